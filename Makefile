@@ -1,0 +1,55 @@
+# `make` lists the targets. Each needs only GNU make, a shell and Python 3.11 or newer.
+PYTHON ?= python3
+VENV   ?= .venv
+OUT    ?= runs/cartpole
+
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PEERS  := $(VENV)/.peers
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test export docs bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY)  ## make .venv and install everything into it
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is not Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@echo "making $(VENV): a few minutes the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) -e '.[dev,docs]'
+	@touch $@
+
+$(PEERS): $(READY)
+	@$(PIP) -e '.[bench]'
+	@touch $@
+
+train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning curve
+	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT)
+	@echo "learning curve: $(OUT)/learning_curve.png"
+
+# A Numba kernel cached earlier does not notice an edit in another cell, so the tests start without any cache.
+test: $(READY)  ## run every notebook and tests/
+	@cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
+	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" $(BIN)/python -m pytest $(ARGS)
+
+export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb
+	@$(BIN)/nbdev_export
+	@$(BIN)/nbdev_clean
+	@$(BIN)/python tools/readme.py
+
+docs: $(READY)  ## build the site into _docs/
+	@$(BIN)/python tools/docs.py
+
+bench: $(PEERS)  ## measure against other replay buffers
+	@set -e; for f in benchmarks/[a-z]*.py; do \
+	  test -e "$$f" || { echo "no benchmarks yet"; exit 0; }; \
+	  echo "== $$f"; $(BIN)/python "$$f"; done
+
+clean:  ## remove what make made, .venv included
+	rm -rf $(VENV) _docs _proc runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

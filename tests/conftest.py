@@ -1,0 +1,14 @@
+"What all tests share"
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption('--nbflags', default='', help='nbdev flags to run although they are skipped by default, such as "slow"')
+
+
+@pytest.fixture(scope='session')
+def root():
+    "The repository's root"
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,190 @@
+"""Build the site into _docs/ from the notebooks: with quarto where it is installed, else with smalldocs.
+
+Both read the same `_quarto.yml` and give the same pages. nbdev prepares the notebooks in _proc/ (it runs the cells that
+import or show signatures, so a chapter that does not import fails here); this script gives them their final names, makes links
+between pages relative, and sees to it that the finished site asks no other host for anything and has no dead links.
+"""
+import ast, html, json, os, posixpath, re, shutil, subprocess, sys, tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import yaml
+from latex2mathml.converter import convert
+from nbdev.config import get_config
+from nbdev.serve import proc_nbs
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = ['Steps', 'Kernels', 'Storage', 'Samplers', 'Memory', 'Pipes', 'Learning', 'Commands', 'All together']
+PAGES = ['CONTRIBUTING.md', 'CHANGELOG.md']
+
+
+# ---- before: notebooks as the renderer wants them
+
+def plain(name):
+    "`31_proportional.ipynb` → `proportional.ipynb`, with or without folders before it"
+    return re.sub(r'(^|/)\d+[a-zA-Z0-9]*_(?=[^/]*\.ipynb)', r'\1', name)
+
+
+def strings(tree, change):
+    "`tree` of lists and dicts with `change` applied to every string in it"
+    if isinstance(tree, str): return change(tree)
+    if isinstance(tree, list): return [strings(o, change) for o in tree]
+    if isinstance(tree, dict): return {k: strings(v, change) for k, v in tree.items()}
+    return tree
+
+
+def relinked(cfg, depth):
+    "A function that rewrites the links of a page `depth` folders down"
+    base = cfg.doc_host + cfg.doc_baseurl.rstrip('/') + '/'
+    source = re.compile(r'\[source\]\(' + re.escape(cfg.git_url) + r'[^)]*\)(\{[^}]*\})?\s*')
+
+    def change(text):
+        text = source.sub('', text) if 'example' in cfg.git_url else text
+        text = text.replace(base, '../' * depth)
+        if re.fullmatch(r'output-file: \S+\n?', text): return ''  # front matter: the files have their final names already
+        text = re.sub(r'\]\(([^)\s]+\.ipynb)', lambda m: f']({plain(m[1])}', text)
+        return re.sub(r'\]\((?:\.\./)+(' + '|'.join(PAGES) + r')', '](' + '../' * depth + r'\1', text)
+    return change
+
+
+def chapters(nbs):
+    "The notebooks of `nbs`, in reading order: lessons of tutorials/ last"
+    found = [p.relative_to(nbs) for p in nbs.rglob('*.ipynb') if not any(o[0] in '._' for o in p.relative_to(nbs).parts)]
+    return sorted(found, key=lambda p: (len(p.parts), p.as_posix()))
+
+
+def sidebar(nbs):
+    "Sections by floor, then the tutorials, in quarto's form"
+    sections = {}
+    for p in chapters(nbs):
+        if p.name == 'index.ipynb': continue
+        number = re.match(r'(\d)\d', p.name)
+        title = 'Tutorials' if len(p.parts) > 1 else FLOORS[int(number[1])] if number else 'More'
+        sections.setdefault(title, []).append(plain(p.as_posix()))
+    contents = ['index.ipynb', *({'section': k, 'contents': v} for k, v in sections.items())]
+    return {'website': {'sidebar': {'contents': [*contents, {'section': 'The project', 'contents': PAGES}]}}}
+
+
+def shown(cell):
+    "An export cell as the site shows it: with its code, unless that is imports only (`exports` in nbdev's words)"
+    code = ''.join(cell['source'])
+    if cell['cell_type'] != 'code' or not re.match(r'#\| ?export *$', code, re.M): return cell
+    if all(isinstance(o, (ast.Import, ast.ImportFrom)) for o in ast.parse(code).body): return cell
+    return {**cell, 'source': re.sub(r'^#\| ?export *$', '#| exports', code, count=1, flags=re.M).splitlines(True)}
+
+
+def with_source(nbs, copy):
+    "A copy of the notebooks in which what is exported shows its code too"
+    shutil.copytree(nbs, copy, ignore=shutil.ignore_patterns('.*'))
+    for p in copy.rglob('*.ipynb'):
+        nb = json.loads(p.read_text(encoding='utf-8'))
+        p.write_text(json.dumps({**nb, 'cells': [shown(o) for o in nb['cells']]}), encoding='utf-8')
+    return copy
+
+
+def prepare(cfg):
+    "_proc/ with everything to render"
+    with tempfile.TemporaryDirectory() as tmp:
+        cache = proc_nbs(path=str(with_source(cfg.nbs_path, Path(tmp)/'nbs')), n_workers=2, force=True)
+    for p in [*cache.rglob('*.ipynb')]:
+        change = relinked(cfg, len(p.relative_to(cache).parts) - 1)
+        p.write_text(json.dumps(strings(json.loads(p.read_text(encoding='utf-8')), change)), encoding='utf-8')
+        p.rename(p.with_name(plain(p.name)))
+    for page in PAGES: shutil.copy(ROOT/page, cache)
+    about = {'project': {'output-dir': cfg.doc_path.name}, 'website': {'title': cfg.title, 'description': cfg.description}}
+    for name, what in [('nbdev.yml', about), ('sidebar.yml', sidebar(cfg.nbs_path))]:
+        (cache/name).write_text(yaml.safe_dump(what, sort_keys=False), encoding='utf-8')
+    return cache
+
+
+def render(cache):
+    if shutil.which('quarto'): cmd = ['quarto', 'render', '--no-cache', '--no-execute']
+    else: cmd = [str(Path(sys.executable).with_name('smalldocs')), 'render', '.']
+    subprocess.run(cmd, cwd=cache, check=True, stdin=subprocess.DEVNULL)
+
+
+# ---- after: a site that needs nobody else
+
+MATHS = re.compile(r'<span class="math (inline|display)">\\[(\[](.*?)\\[)\]]</span>', re.S)
+KATEX = re.compile(r'<(?:link|script)\b[^>]*\bkatex[^>]*>(?:</script>)?', re.I)
+IMPORT = re.compile(r'@import\s+url\(\s*["\']?https?:[^)]*\)\s*;?')
+
+
+def own_maths(page):
+    "Formulas as MathML, which browsers draw by themselves, instead of a script that fetches fonts"
+    def mathml(m): return convert(html.unescape(m[2]).strip(), display='block' if m[1] == 'display' else 'inline')
+    return KATEX.sub('', MATHS.sub(mathml, page))
+
+
+def localise(site):
+    for p in site.rglob('*.html'): p.write_text(own_maths(p.read_text(encoding='utf-8')), encoding='utf-8')
+    for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
+        text = p.read_text(encoding='utf-8')
+        if IMPORT.search(text): p.write_text(IMPORT.sub('', text), encoding='utf-8')
+
+
+class Page(HTMLParser):
+    "What a page loads, where it links to, and what can be linked to in it"
+    def __init__(self, text):
+        super().__init__()
+        self.loads, self.links, self.in_code = [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        a = {k: v or '' for k, v in attrs}
+        self.in_code = tag if tag in ('script', 'style') else None
+        if tag == 'a' and 'href' in a: self.links.append(a['href'])
+        elif tag == 'link':
+            if not {'canonical', 'alternate', 'next', 'prev'} & set(a.get('rel', '').split()): self.loads.append(a.get('href', ''))
+        elif tag != 'a': self.loads += [a[k] for k in ('src', 'srcset', 'data', 'poster') if k in a]
+        self.loads += outside(a.get('style', ''))
+
+    def handle_endtag(self, tag): self.in_code = None
+
+    def handle_data(self, data):
+        if self.in_code == 'style': self.loads += outside(data)
+        elif self.in_code: self.loads += re.findall(r'(?:from|import)\s*\(?["\'](https?:[^"\']+)', data)
+
+
+def outside(css):
+    "Addresses on other hosts that a style sheet fetches"
+    return re.findall(r'(?:url\(\s*|@import\s+)["\']?((?:https?:)?//[^)"\'\s;]+)', css)
+
+
+def is_elsewhere(address): return bool(urlsplit(address).netloc)
+
+
+def missing(site, page, address):
+    "Does a link of `page` lead to a file the site does not have?"
+    path = unquote(urlsplit(address).path)
+    if urlsplit(address).scheme or is_elsewhere(address) or not path: return False
+    target = posixpath.normpath(posixpath.join(page.parent.as_posix(), path))
+    return not ((site/target).is_file() or (site/target/'index.html').is_file())
+
+
+def faults(site):
+    "What is wrong with the finished site, in words"
+    for p in sorted(site.rglob('*.html')):
+        page, name = Page(p.read_text(encoding='utf-8')), p.relative_to(site)
+        yield from (f'{name} loads {o} from another host' for o in page.loads if is_elsewhere(o))
+        yield from (f'{name} links to {o}, which is not there' for o in [*page.links, *page.loads] if missing(site, name, o))
+    for p in sorted(site.rglob('*.css')):
+        yield from (f'{p.relative_to(site)} loads {o} from another host' for o in outside(p.read_text(encoding='utf-8')))
+
+
+def main():
+    os.chdir(ROOT)
+    cfg = get_config()
+    cache = prepare(cfg)
+    render(cache)
+    shutil.rmtree(cfg.doc_path, ignore_errors=True)
+    shutil.move(cache/cfg.doc_path.name, cfg.doc_path)
+    localise(cfg.doc_path)
+    wrong = list(faults(cfg.doc_path))
+    if wrong: sys.exit('\n'.join(wrong))
+    pages = len([*cfg.doc_path.rglob('*.html')])
+    print(f'{cfg.doc_path.name}/index.html: {pages} pages')
+
+
+if __name__ == '__main__': main()

@@ -1,0 +1,61 @@
+"""README.md from nbs/index.ipynb: prose as it stands, code cells as fenced code, stored outputs below them.
+
+    python tools/readme.py           write README.md
+    python tools/readme.py --print   write it to standard output instead
+
+Nothing is executed. Obeyed are `#| hide`, `#| echo: false`, `#| output: false`, `#| include: false` and a leading
+front matter cell or `# Title` with its `> description`.
+"""
+import json, re, sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTE = '<!-- Made from nbs/index.ipynb by `make export`: edit the notebook, not this file. -->'
+
+
+def directives(source):
+    "The `#|` lines on top of a cell, as a dict, and the code below them"
+    head = re.match(r'(?:#\|[^\n]*\n?|\n)*', source)[0]
+    found = re.findall(r'^#\|\s*([\w-]+)\s*:?\s*(.*?)\s*$', head, re.M)
+    return dict(found), source[len(head):].strip()
+
+
+def hidden(options):
+    return ('hide' in options or options.get('include') == 'false' or 'default_exp' in options)
+
+
+def output_text(out):
+    "One stored output as Markdown; None where it has no text"
+    data = out.get('data', {})
+    if 'text/markdown' in data: return ''.join(data['text/markdown']).strip()
+    text = ''.join(out.get('text') or data.get('text/plain') or '').rstrip()
+    return '\n'.join(('    ' + line).rstrip() for line in text.splitlines()) or None
+
+
+def code_cell(cell):
+    options, code = directives(''.join(cell['source']))
+    if hidden(options): return
+    if code and options.get('echo') != 'false': yield f'```python\n{code}\n```'
+    if options.get('output') != 'false': yield from filter(None, map(output_text, cell.get('outputs', [])))
+
+
+def prose_cell(cell):
+    "Markdown with links between notebooks pointing into nbs/, where a reader of the repository finds them"
+    text = ''.join(cell['source']).strip()
+    yield re.sub(r'\]\((?!https?://|#|\.\./)([^)]+\.ipynb)', r'](nbs/\1', text).replace('](../', '](')
+
+
+def readme(nb):
+    "The whole page"
+    parts = []
+    for cell in nb['cells']:
+        if cell['cell_type'] == 'markdown': parts += prose_cell(cell)
+        elif cell['cell_type'] == 'code': parts += code_cell(cell)
+    title, _, rest = parts[0].partition('\n')
+    return '\n\n'.join(filter(None, [title, NOTE, rest.strip(), *parts[1:]])) + '\n'
+
+
+if __name__ == '__main__':
+    page = readme(json.loads((ROOT/'nbs'/'index.ipynb').read_text(encoding='utf-8')))
+    if '--print' in sys.argv[1:]: sys.stdout.buffer.write(page.encode())
+    else: (ROOT/'README.md').write_text(page, encoding='utf-8')
