@@ -44,7 +44,7 @@ class Streams:
         self.__init__()                                       # type: ignore[misc]
         for k, tail in alive: self.tails[self.add(k)] = tail
 
-# %% ../nbs/20_cyclic.ipynb #446ce9c4
+# %% ../nbs/20_cyclic.ipynb #c2b581ed
 def in_ram(name, nbytes): return aligned(nbytes, np.zeros)     # pages are taken when they are first written
 
 N_ADDED, FIRST_ID, N_STALE = range(3)     # places in `counters`
@@ -139,10 +139,26 @@ class CyclicArray:
     def fetch(self, slots, fields=None):
         "The rows in these slots, in this order, as a `Batch` without probabilities"
         pool, kernel = self.reader(fields)
-        buffer = pool.get(len(slots))
+        buffer = pool.fresh(len(slots))                       # sizes vary: a pool would only keep what nobody asks for again
         buffer.slots[:] = slots
         kernel(self.words, buffer.words, len(slots), self.n_added, self.max_sz)
         return pool.batch(buffer, weighted=False)
+
+    def get_state(self):
+        "Everything as plain numbers and arrays: the filled slots, counters, and the streams' newest ids"
+        filled = min(self.n_added, self.max_sz)
+        keys = np.array(list(self.streams.index), np.int64)
+        return dict(layout=self.layout.to_plain(), records=self.words[:filled*self.size//8].view(np.uint8), counters=self.counters.tolist(),
+                    keys=keys, tails=self.streams.tails[:len(keys)])
+
+    def set_state(self, state):
+        "Take over what `get_state` gave, from an array of the same layout and `max_sz`"
+        raw = state['records']
+        if raw.nbytes != min(state['counters'][N_ADDED], self.max_sz)*self.size:
+            raise ValueError(f'state: expected records of {self.size} bytes each, got {raw.nbytes} bytes for {state["counters"][N_ADDED]} steps')
+        self.words[:raw.nbytes//8] = raw.view(np.uint64)
+        for key, tail in zip(state['keys'], state['tails']): self.streams.tails[self.streams.add(key)] = tail
+        self.counters[:] = state['counters']
 
     def row(self, slot):
         "The step in one slot, as numpy values of its own"

@@ -11,7 +11,7 @@ from sys import getrefcount
 import numpy as np
 from .batch import Batch, aligned, carve, column_names, column_plan
 
-# %% ../nbs/12_pool.ipynb #f9d77ac3
+# %% ../nbs/12_pool.ipynb #9a1f8c79
 _COUNTS = sys.implementation.name=='cpython' and getattr(sys, '_is_gil_enabled', lambda: True)()
 
 class Buffer:
@@ -20,7 +20,8 @@ class Buffer:
         self.raw = aligned(column_plan(layout, bs)[1])
         self.words = self.raw.view(np.uint64)
         self.arrays = carve(layout, self.raw, bs)
-        self.slots, self.out = self.arrays[0], self.arrays[1:]
+        self.slots, self.ids, self.probs, self.weights = self.arrays[:4]
+        self.out = self.arrays[1:]
         self.fixed = dict(fixed, _layout=layout, _n=bs, _raw=self.raw, _arrays=self.arrays, _host_ids=self.arrays[1])
         self._counted = [self.raw.base, self.raw, self.words, *self.arrays]
         self._baseline = sum(map(getrefcount, self._counted))
@@ -29,7 +30,7 @@ class Buffer:
         "Is there no batch, tensor, view or array left that refers to these bytes?"
         return _COUNTS and sum(map(getrefcount, self._counted))==self._baseline
 
-# %% ../nbs/12_pool.ipynb #4cf2aa2e
+# %% ../nbs/12_pool.ipynb #524ccb7c
 class Pool:
     "Buffers for batches of one layout, by batch size; `get(bs)` gives one that nobody holds"
     KEEP = 4        # buffers for each batch size
@@ -52,6 +53,10 @@ class Pool:
                 return buffer
         return self._make(ring, bs)
 
+    def fresh(self, bs):
+        "A buffer for `bs` rows that the pool forgets"
+        return Buffer(self.layout, bs, self._fixed)
+
     def batch(self, buffer, weighted=True):
         "The batch whose rows a kernel has written into `buffer`"
         head = 3 if weighted else 1
@@ -67,5 +72,5 @@ class Pool:
     def _make(self, ring, bs):
         self.n_made += 1
         if len(ring) >= self.KEEP: del ring[0]
-        ring.append(Buffer(self.layout, bs, self._fixed))
+        ring.append(self.fresh(bs))
         return ring[-1]

@@ -8,7 +8,7 @@ __all__ = ['Resumable']
 # %% ../nbs/05_sources.ipynb #83fad0ce
 from typing import Any
 
-# %% ../nbs/05_sources.ipynb #68604471
+# %% ../nbs/05_sources.ipynb #c047c476
 class Resumable:
     "The place of a loop over an iterable: `for item in place.over(iterable)` goes on where an earlier loop was left"
     def __init__(self): self.drop()
@@ -17,9 +17,18 @@ class Resumable:
         "Forget the place: the next loop begins anew"
         self._source = self._it = self._serial = None
 
+    @property
+    def fresh(self):
+        "Does the next pull begin anew?"
+        return self._it is None
+
+    def check(self, source):
+        "Forget the place if it is one in another source, or if somebody else has begun a loop over this datapipe"
+        if source is not self._source or _serial(source)!=self._serial: self.drop()
+
     def over(self, source):
         "An iterator over the rest of `source`, or from its beginning if it ended, raised, or is another one than before"
-        if source is not self._source or _serial(source)!=self._serial: self.drop()
+        self.check(source)
         return self._items(source)
 
     def _items(self, source):

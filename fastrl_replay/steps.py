@@ -190,7 +190,7 @@ def _padded(size):
 
 _LINKS = {'_prev': (np.dtype(np.int32), 4), '_next': (np.dtype(np.int32), 4)}
 
-# %% ../nbs/00_steps.ipynb #40dff6ee
+# %% ../nbs/00_steps.ipynb #9dcf21a8
 class Layout:
     "How steps of one type lie in a record and in the columns of a batch"
     def __init__(self, step_type, trees, leaves):
@@ -207,6 +207,28 @@ class Layout:
         leaves: list = []
         trees = [_grow((f,), v, leaves) for f, v in zip(step._fields, step)]
         return cls(type(step), trees, leaves)
+
+    @classmethod
+    def of_dtype(cls, dtype, step_type):
+        "The layout of steps of `step_type` with the fields of a structured numpy dtype; nested ones become dicts"
+        fields = getattr(step_type, '_fields', ())
+        if set(fields)!=set(dtype.names): raise ValueError(f'dtype: expected steps with the fields {dtype.names}, got {step_type.__name__}{fields}')
+        return cls.of(step_type(*(_example(dtype[f]) for f in fields)))
+
+    def to_plain(self):
+        "The layout as plain lists, numbers and strings; `Layout.from_plain` makes it again"
+        leaves = [[o.dtype.str, list(o.shape), str(o.bits_of or '')] for o in self.leaves]
+        return dict(name=self.step_type.__name__, fields=list(self.fields), trees=[_plain_tree(o) for o in self.trees], leaves=leaves)
+
+    @classmethod
+    def from_plain(cls, plain, known=None):
+        "The layout that `to_plain` wrote down; a `ValueError` if it isn't `known`'s"
+        leaves: list = []
+        trees = [_tree_of((f,), o, plain['leaves'], leaves) for f, o in zip(plain['fields'], plain['trees'])]
+        layout = cls(_known_type(plain['name'], tuple(plain['fields'])), trees, leaves)
+        if known is None: return layout
+        if layout!=known or plain['name']!=known.step_type.__name__: raise ValueError(f'state: expected steps of {known}, got {layout}')
+        return known
 
     @cached_property
     def record(self):
@@ -249,6 +271,28 @@ class Layout:
     def __eq__(self, o): return isinstance(o, Layout) and (self.fields, self.trees, self.leaves)==(o.fields, o.trees, o.leaves)
     def __hash__(self): return hash((self.fields, self.leaves))
     def __repr__(self): return f'Layout({self.step_type.__name__}: ' + ', '.join(f'{o.name} {o}' for o in self.leaves) + f'; {self.record.itemsize} bytes)'
+
+def _known_type(name, fields):
+    "SimpleStep, Transition, or a NamedTuple like the one that had this name and these fields"
+    return next((t for t in (SimpleStep, Transition) if (t.__name__, t._fields)==(name, fields)), None) or derived_type(name, fields)
+
+def _example(dt):
+    if dt.names: return {k: _example(dt[k]) for k in dt.names}
+    return np.zeros(dt.shape, dt.base) if dt.shape else dt.type(0)
+
+def _plain_tree(tree):
+    if isinstance(tree, int): return tree
+    kind = 'dict' if isinstance(tree, dict) else 'tuple'
+    return [kind, [[k, _plain_tree(o)] for k, o in _children(tree)]]
+
+def _tree_of(path, plain, described, leaves):
+    "A tree from what `_plain_tree` wrote, appending its leaves"
+    if isinstance(plain, int):
+        dtype, shape, bits = described[plain]
+        leaves.append(Leaf(path, np.dtype(dtype), tuple(shape), getattr(torch, bits.removeprefix('torch.')) if bits else None))
+        return plain
+    kids = {k: _tree_of(path + (k,), o, described, leaves) for k, o in plain[1]}
+    return kids if plain[0]=='dict' else tuple(kids.values())
 
 def _offset(dt, path):
     at = 0

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from ..rng import Rng
 
-# %% ../../nbs/30_uniform.ipynb #f0f7bb4a
+# %% ../../nbs/30_uniform.ipynb #a7fff5ad
 def words_of(rng):
     "The four words of an `Rng`; any other numpy Generator seeds one for this call"
     try: return rng.words
@@ -20,16 +20,24 @@ def words_of(rng):
 def as_slots(slots):
     "`slots` as a contiguous int64[k]; a `ValueError` where they are no list of slot numbers"
     array = np.asarray(slots)
+    if array.ndim==1 and array.dtype==np.int64 and array.flags.c_contiguous: return array
     if array.ndim!=1 or not (array.dtype.kind in 'iu' or not array.size):
         raise ValueError(f'slots: expected whole numbers in one dimension, got {array.dtype} of shape {array.shape}')
-    if array.size and array.min()<0: raise ValueError(f'slots: expected numbers from 0, got {array.min()}')
     return np.ascontiguousarray(array, dtype=np.int64)
 
-def checked_beta(beta):
-    "`beta` as a float; a `ValueError` unless 0 ≤ beta ≤ 1"
-    if not isinstance(beta, (int, float, np.integer, np.floating)) or not 0<=beta<=1:
-        raise ValueError(f'beta: expected a number from 0 to 1, or a schedule of such numbers; got {beta!r}')
-    return float(beta)
+def as_priorities(priorities, m):
+    "`priorities` as float64[m]; a `ValueError` unless there are `m` finite numbers ≥ 0"
+    array = np.ascontiguousarray(priorities, dtype=np.float64)
+    if array.shape!=(m,): raise ValueError(f'priorities: expected {m} numbers, got shape {array.shape}')
+    if not ((array>=0) & (array<np.inf)).all(): raise ValueError('priorities: expected finite numbers ≥ 0')
+    return array
+
+def checked(name, value, most=np.inf):
+    "`value` as a float; a `ValueError` unless it is finite and 0 ≤ value ≤ most"
+    if not isinstance(value, (int, float, np.integer, np.floating)) or not 0<=value<=most or value==np.inf:
+        wanted = 'a finite number ≥ 0' if most==np.inf else f'a number from 0 to {most}, or a schedule of such numbers'
+        raise ValueError(f'{name}: expected {wanted}; got {value!r}')
+    return float(value)
 
 # %% ../../nbs/30_uniform.ipynb #5be9bcbf
 def importance_weights(probs, beta):
@@ -38,7 +46,7 @@ def importance_weights(probs, beta):
     if not (probs>0).all(): raise ValueError('probs: a slot was drawn whose probability is not above 0')
     return (probs.min() / probs)**beta
 
-# %% ../../nbs/30_uniform.ipynb #78f0c476
+# %% ../../nbs/30_uniform.ipynb #9ec170fa
 class Sampler:
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and either `draw` or `draw_into`.
 
@@ -64,17 +72,23 @@ class Sampler:
         if self.max_sz is not None: raise ValueError(f'slots: {n-1} is beyond the {self.max_sz} slots of this memory')
         self._resize(max(n, 2*self.capacity))
 
+    def _fill(self, end):
+        "All slots before `end`, at most `max_sz`, hold something now"
+        end = end if self.max_sz is None else min(end, self.max_sz)
+        self._room(end)
+        self.size = max(self.size, end)
+
     @property
     def beta(self):
         "None (weights of one), a number from 0 to 1, or a schedule: a callable of `n_batches`"
         return self._beta
     @beta.setter
-    def beta(self, value): self._beta = value if value is None or callable(value) else checked_beta(value)
+    def beta(self, value): self._beta = value if value is None or callable(value) else checked('beta', value, 1)
 
     def beta_now(self):
         "The beta of the next batch, a float, or None: a `ValueError` if a schedule leaves [0, 1]"
         beta = self.beta
-        return checked_beta(beta(self.n_batches)) if callable(beta) else beta
+        return checked('beta', beta(self.n_batches), 1) if callable(beta) else beta
 
     def add_run(self, first_slot, m, priorities=None):
         "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written, in this order; `priorities`: None or float64[m] ≥ 0"
@@ -86,7 +100,7 @@ class Sampler:
         slots = as_slots(slots)
         if not len(slots): return
         self._room(int(slots.max()) + 1)
-        self.size = max(self.size, int(slots.max()) + 1)
+        self._fill(int(slots.max()) + 1)
 
     def draw(self, bs, rng):
         "`bs` ≥ 1 slots (int64[bs]) and their probabilities (float32[bs]), in random order"
@@ -105,8 +119,8 @@ class Sampler:
         if drawn.shape!=slots.shape or chances.shape!=probs.shape:
             raise ValueError(f'{type(self).__name__}.draw({len(slots)}): expected as many slots and probs, '
                              f'got shapes {drawn.shape} and {chances.shape}')
-        if as_slots(drawn).max()>=(self.max_sz or np.inf):
-            raise ValueError(f'{type(self).__name__}.draw: slot {drawn.max()} is beyond the {self.max_sz} of this memory')
+        if as_slots(drawn).min()<0 or drawn.max()>=(self.max_sz or np.inf):
+            raise ValueError(f'{type(self).__name__}.draw: slots {drawn.min()} to {drawn.max()}; those of this memory are 0 to {self.max_sz}')
         slots[:], probs[:] = drawn, chances
         weights[:] = 1 if beta is None else importance_weights(chances, beta)
         self.n_batches += 1
@@ -115,14 +129,19 @@ class Sampler:
 
     def get_state(self):
         "All that a sampler of this class needs to go on elsewhere: a dict of numbers, strings, lists and arrays"
-        return dict(kind=type(self).__name__, size=self.size, n_batches=self.n_batches)
+        return dict(kind=type(self).__name__, size=self.size, n_batches=self.n_batches,
+                    beta='a schedule' if callable(self.beta) else self.beta)
 
     def set_state(self, state):
-        "Go on from what `get_state` gave; a `ValueError` if that was another kind of sampler"
+        "Go on from what `get_state` gave; a `ValueError` if that was another kind of sampler, or needs a schedule"
         kind, size = state.get('kind'), int(state['size'])
         if kind!=type(self).__name__: raise ValueError(f'state: expected that of a {type(self).__name__}, got that of a {kind}')
+        beta = state.get('beta', self.beta)
+        if beta=='a schedule' and not callable(self.beta):
+            raise ValueError(f'state: its beta is a schedule, which a state can\'t hold: make the {kind} with that schedule, then load')
         self._room(size)
         self.size, self.n_batches = size, int(state['n_batches'])
+        if 'beta' in state and beta!='a schedule': self.beta = beta
 
     def check_valid(self):
         "True, or an `AssertionError` that says what is broken"
@@ -141,7 +160,7 @@ class Sampler:
         if bs<1: raise ValueError(f'bs: expected at least 1, got {bs}')
         raise ValueError(f'nothing to draw from: the memory is empty (a batch of {bs} was asked)')
 
-# %% ../../nbs/30_uniform.ipynb #ab240d8e
+# %% ../../nbs/30_uniform.ipynb #11f3286d
 _FIVE = ('on_add', 'draw', 'update', 'get_state', 'set_state')
 
 class OwnSampler(Sampler):
@@ -152,10 +171,12 @@ class OwnSampler(Sampler):
         self.inner.on_add(slots, priorities)
     def draw(self, bs, rng): return self.inner.draw(bs, rng)
     def update(self, slots, td_errors): return self.inner.update(slots, td_errors)
+    @property
+    def beta(self): return getattr(self.inner, 'beta', None)
     def beta_now(self):
-        self.beta = getattr(self.inner, 'beta', None)
-        return super().beta_now()
-    def get_state(self): return super().get_state() | dict(inner=self.inner.get_state())
+        beta = super().beta_now()
+        return None if beta is None else checked('beta', beta, 1)
+    def get_state(self): return dict(kind='OwnSampler', size=self.size, n_batches=self.n_batches, inner=self.inner.get_state())
     def set_state(self, state):
         super().set_state(state)
         self.inner.set_state(state['inner'])
@@ -250,7 +271,7 @@ def draw_distinct(slots, probs, weights, words, n, marks):
     for i in range(bs): probs[i], weights[i] = chance, np.float32(1)
     words[0], words[1], words[2], words[3] = state
 
-# %% ../../nbs/30_uniform.ipynb #2c6b2a5d
+# %% ../../nbs/30_uniform.ipynb #3b6f0987
 class Uniform(Sampler):
     "Every filled slot alike: P = 1/n, weights one; with `replace=False` no slot twice in a batch"
     prioritized = False
@@ -263,10 +284,7 @@ class Uniform(Sampler):
 
     def add_run(self, first_slot, m, priorities=None):
         "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written"
-        if self.size==self.max_sz: return
-        end = first_slot+m if self.max_sz is None else min(first_slot+m, self.max_sz)
-        self._room(end)
-        self.size = max(self.size, end)
+        if self.size!=self.max_sz: self._fill(first_slot + m)
 
     def draw_into(self, slots, probs, weights, rng):
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/n, `weights` (float32[bs]) with one; O(bs)"
