@@ -47,7 +47,7 @@ class _TorchDtypes(dict):
 
 _TORCH = _TorchDtypes()
 
-# %% ../nbs/04_batch.ipynb #11504d97
+# %% ../nbs/04_batch.ipynb #25b740ac
 class Batch:
     """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), a dict or tuple of them for a nested field.
 
@@ -72,30 +72,31 @@ class Batch:
         raw = aligned(column_plan(layout, n, False)[1], np.zeros)
         arrays = carve(layout, raw, n, False)
         for a, leaf, v in zip(arrays, layout.leaves, values): a[...] = encode(leaf, v, (n,))
-        return _make(layout, n, _raw=raw, _arrays=arrays)
+        return _make(layout, n, _raw=torch.from_numpy(raw), _arrays=arrays)
 
     @classmethod
-    def _drawn(cls, fixed, names, out):
-        "A batch over a buffer that a kernel has filled: `fixed` attributes, then a tensor for each array in `out`"
+    def _drawn(cls, fixed, names, tensors):
+        "A batch over a buffer that a kernel has filled: `fixed` attributes, then named tensors"
         self = cls.__new__(cls)
         self.__dict__.update(fixed)
-        self.__dict__.update(zip(names, map(torch.from_numpy, out)))
+        self.__dict__.update(zip(names, tensors))
         return self
 
-    def _with_columns(self, leaves):
-        self._set_columns([_tensor(leaf, a) for leaf, a in zip(self._layout.leaves, leaves)])
+    def _knowing(self, attributes):
+        self.__dict__.update(attributes)
         return self
 
-    def _set_columns(self, tensors):
+    def _with_columns(self, tensors):
         trees = self._layout.trees
         self.__dict__.update(zip(column_names(self._layout), tensors if self._layout.flat else [_build(t, tensors) for t in trees]))
+        return self
 
     def __getattr__(self, name):
         # chunks on their way to a memory never need tensors: theirs are made when the first is asked for
         layout = self.__dict__.get('_layout')
         if layout is None or self._arrays is None or name not in column_names(layout):
             raise AttributeError(f'this Batch has no {name!r}' + (f'; its fields are {layout.fields}' if layout else ''))
-        return self._with_columns(_stored(self)).__dict__[name]
+        return self._with_columns([_tensor(leaf, a) for leaf, a in zip(layout.leaves, self._arrays)]).__dict__[name]
 
     @property
     def idxs(self):
@@ -138,7 +139,8 @@ class Batch:
         for name, v in columns.items():
             if name not in now: raise ValueError(f'{name}: expected one of {self._layout.fields}; replace changes columns, it adds none')
             now[name] = _checked_rows(name, v, self._n)
-        return _make(self._layout, self._n, **_kept(self), **dict(zip(column_names(self._layout), now.values())))
+        head = {k: v for k in ('ids', 'probs', 'weights') if (v := getattr(self, k)) is not None}
+        return _make(self._layout, self._n)._knowing(_kept(self) | head | dict(zip(column_names(self._layout), now.values())))
 
     def update_priorities(self, td_errors):
         "Tell the memory that this batch was drawn from its new TD errors (bs,); see `ReplayMemory.update_priorities`"
@@ -146,18 +148,18 @@ class Batch:
         if memory is None:
             raise RuntimeError('update_priorities: this batch was not drawn from a memory that lives in this process; '
                                'call the memory itself, with batch.ids')
-        return memory.update_priorities(self._host_ids, td_errors)
+        return memory.update_priorities(self.ids if self._host_ids is None else self._host_ids, td_errors)
 
     def to(self, device, non_blocking=False):
         "The batch on another device: one copy for all columns"
         device = torch.device(device)
         if all(_is_on(t, device) for t in _flat(self.astuple())): return self
         if self._raw is None: return _each(self, lambda t: t.to(device, non_blocking=non_blocking))
-        return _in_one(self, torch.from_numpy(self._raw).to(device, non_blocking=non_blocking))
+        return _in_one(self, self._raw.to(device, non_blocking=non_blocking))
 
     def pin_memory(self):
         "A copy in page-locked memory, from where it goes to a GPU without waiting"
-        return _each(self, torch.Tensor.pin_memory) if self._raw is None else _in_one(self, torch.from_numpy(self._raw).pin_memory())
+        return _each(self, torch.Tensor.pin_memory) if self._raw is None else _in_one(self, self._raw.pin_memory())
 
     def as_tensordict(self):
         "A `TensorDict` of batch size [bs], with ids, probs and weights where there are any (needs the tensordict package)"
@@ -167,7 +169,7 @@ class Batch:
 
     def __reduce__(self):
         drawn = 0 if self.ids is None else 1 if self.weights is None else 3
-        if self._raw is not None: return _from_buffer, (self._layout, self._n, np.ascontiguousarray(self._raw), drawn, self._max_sz)
+        if self._raw is not None: return _from_buffer, (self._layout, self._n, self._raw.cpu().numpy(), drawn, self._max_sz)
         return _make, (self._layout, self._n), self.__dict__ | dict(_memory=None)
 
     def __repr__(self):
@@ -187,31 +189,33 @@ def _make(layout, n, **attributes):
     new.__dict__.update(attributes, _layout=layout, _n=n)
     return new
 
-# %% ../nbs/04_batch.ipynb #1aa24c5e
-_KEPT = ('ids', 'probs', 'weights', '_memory', '_max_sz', '_host_ids')
-def _kept(batch): return {k: batch.__dict__[k] for k in _KEPT if k in batch.__dict__}
+# %% ../nbs/04_batch.ipynb #43fba7f1
+_KEPT = ('_memory', '_max_sz')
+def _kept(batch):
+    "What a copy of a batch keeps, so that it still knows its way back: the ids stay on the CPU too"
+    host = batch.ids if batch._host_ids is None else batch._host_ids
+    return {k: batch.__dict__[k] for k in _KEPT if k in batch.__dict__} | dict(_host_ids=host)
 
 def _in_one(batch, base):
     "The same batch over the buffer `base`, a tensor on any device"
-    head = batch.ids is not None
-    tensors = _carve_tensor(batch._layout, base, batch._n, head)
-    new = _make(batch._layout, batch._n, **_kept(batch))
-    if head: new.__dict__.update(zip(('ids', 'probs', 'weights') if batch.weights is not None else ('ids',), tensors[1:4]))
-    new._set_columns(tensors[4*head:])
-    return new
+    return _over(batch._layout, batch._n, base, 0 if batch.ids is None else 1 if batch.weights is None else 3)._knowing(_kept(batch))
+
+def _over(layout, n, base, drawn):
+    "A batch whose columns are carved out of the tensor `base`; `drawn`: how many of ids, probs, weights it has"
+    tensors = _carve_tensor(layout, base, n, bool(drawn))
+    head, leaves = (tensors[1:1 + drawn], tensors[4:]) if drawn else ([], tensors)
+    return Batch._drawn(dict(_layout=layout, _n=n, _raw=base), ('ids', 'probs', 'weights'), head)._with_columns(leaves)
 
 def _each(batch, f):
     "The same batch with `f` applied to every tensor"
-    kept = {k: f(v) if isinstance(v, torch.Tensor) else v for k, v in _kept(batch).items()}
-    return _make(batch._layout, batch._n, **kept, **{h: _map(f, v) for h, v in zip(column_names(batch._layout), batch.astuple())})
+    head = {k: f(v) for k in ('ids', 'probs', 'weights') if (v := getattr(batch, k)) is not None}
+    columns = {h: _map(f, v) for h, v in zip(column_names(batch._layout), batch.astuple())}
+    return _make(batch._layout, batch._n)._knowing(_kept(batch) | head | columns)
 
 def _from_buffer(layout, n, raw, drawn, max_sz):
-    "A batch whose columns are carved out of the array `raw`: what pickle calls"
-    arrays = carve(layout, raw, n, bool(drawn))
-    if not drawn: return _make(layout, n, _raw=raw, _arrays=arrays)
-    new = Batch._drawn(dict(_layout=layout, _n=n, _raw=raw, _arrays=arrays, _host_ids=arrays[1], _max_sz=max_sz),
-                       ('ids', 'probs', 'weights')[:drawn], arrays[1:4])
-    return new._with_columns(arrays[4:])
+    "What pickle calls: a batch over the bytes `raw`"
+    if drawn: return _over(layout, n, torch.from_numpy(raw), drawn)._knowing(dict(_max_sz=max_sz))
+    return _make(layout, n, _raw=torch.from_numpy(raw), _arrays=carve(layout, raw, n, False))
 
 def _map(f, v):
     kids = _children(v)
@@ -245,9 +249,8 @@ def _checked_rows(name, v, n):
 
 def _stored(batch):
     "The leaves as arrays of the stored dtypes"
-    leaves = batch._layout.leaves
-    if batch._arrays is not None: return batch._arrays[-len(leaves):]
-    return [_as_array(leaf.name, v)[0] for leaf, v in zip(leaves, _flat(batch.astuple()))]
+    if batch._arrays is not None: return batch._arrays
+    return [_as_array(leaf.name, v)[0] for leaf, v in zip(batch._layout.leaves, _flat(batch.astuple()))]
 
 def _readable(batch):
     "The leaves as arrays that numpy can compute with"

@@ -44,7 +44,7 @@ class Streams:
         self.__init__()                                       # type: ignore[misc]
         for k, tail in alive: self.tails[self.add(k)] = tail
 
-# %% ../nbs/20_cyclic.ipynb #c2b581ed
+# %% ../nbs/20_cyclic.ipynb #db96001b
 def in_ram(name, nbytes): return aligned(nbytes, np.zeros)     # pages are taken when they are first written
 
 N_ADDED, FIRST_ID, N_STALE = range(3)     # places in `counters`
@@ -142,7 +142,7 @@ class CyclicArray:
         buffer = pool.fresh(len(slots))                       # sizes vary: a pool would only keep what nobody asks for again
         buffer.slots[:] = slots
         kernel(self.words, buffer.words, len(slots), self.n_added, self.max_sz)
-        return pool.batch(buffer, weighted=False)
+        return pool.fetched(buffer)
 
     def get_state(self):
         "Everything as plain numbers and arrays: the filled slots, counters, and the streams' newest ids"

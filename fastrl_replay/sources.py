@@ -8,14 +8,15 @@ __all__ = ['Resumable']
 # %% ../nbs/05_sources.ipynb #83fad0ce
 from typing import Any
 
-# %% ../nbs/05_sources.ipynb #c047c476
+# %% ../nbs/05_sources.ipynb #4e3096e5
 class Resumable:
     "The place of a loop over an iterable: `for item in place.over(iterable)` goes on where an earlier loop was left"
     def __init__(self): self.drop()
 
     def drop(self):
         "Forget the place: the next loop begins anew"
-        self._source = self._it = self._serial = None
+        self._source = self._serial = None
+        self._it: Any = None
 
     @property
     def fresh(self):

@@ -20,7 +20,7 @@ def explore(u, eps, n_actions):
     scaled = np.minimum(u*(n_actions/eps) if eps > 0 else u, n_actions - 1)     # u/eps may be rounded up to 1
     return np.where(u < eps, scaled.astype(np.int64), -1)
 
-# %% ../../nbs/53_agents.ipynb #667c43f5
+# %% ../../nbs/53_agents.ipynb #a879147e
 _ACTIVATIONS: dict[type, Any] = {nn.ReLU: lambda x: np.maximum(x, 0, out=x), nn.Tanh: lambda x: np.tanh(x, out=x), nn.Identity: lambda x: x}
 
 def _hooked(m): return m._forward_hooks or m._forward_pre_hooks or 'forward' in m.__dict__
@@ -34,15 +34,16 @@ def _plain(m):
 class _Stack:
     "A plain stack of linear layers, evaluated by numpy on the parameters' own memory"
     def __init__(self, model):
-        self.model, self.layers, self.steps = model, tuple(model), []
+        self.model, self.layers = model, tuple(model)
+        self.steps: list[Any] = []
         for m in self.layers:
             if type(m) is not nn.Linear:
                 self.steps.append((m, None, None, 0, 0, None, _ACTIVATIONS[type(m)]))
                 continue
             w, b = m.weight, m.bias
             self.steps.append((m, w, b, w.data_ptr(), b.data_ptr(), w.detach().numpy().T, b.detach().numpy()))
-        self.n_in, self.n_out = ([m for m in self.layers if type(m) is nn.Linear][i] for i in (0, -1))
-        self.n_in, self.n_out = self.n_in.in_features, self.n_out.out_features
+        linear = [m for m in self.layers if type(m) is nn.Linear]
+        self.n_in, self.n_out = linear[0].in_features, linear[-1].out_features
 
     @classmethod
     def of(cls, model):
@@ -67,22 +68,24 @@ class _Stack:
                 x += then
         return x
 
-# %% ../../nbs/53_agents.ipynb #b2516e8f
+# %% ../../nbs/53_agents.ipynb #687e8676
 _FEW = 16       # rows up to which numpy is the faster way
 
 class EpsilonGreedy:
     """`agent(states) -> actions` (n,), int64: with probability `eps` any action, else the one of the greatest Q-value (Mnih et al. 2015).
 
-    `model` maps stacked float states (n, …) to Q-values (n, n_actions); it is asked without gradients, on the device and in the dtype of its
-    parameters, and the agent always uses its current weights. `eps` is a number in [0, 1] or a schedule of `n_steps`, the number of
-    states asked about before this call. All randomness comes from `seed`."""
+    `model` maps stacked float states (n, …) to Q-values (n, n_actions). It is asked without gradients, on the device and in the
+    dtype of its parameters, with its current weights. `eps` is a number in [0, 1] or a schedule of `n_steps`, the number of states
+    asked about before this call. All randomness comes from `seed`. A `ValueError` names a wrong `eps` or a wrong shape of Q-values."""
     _stack: _Stack | None = None
     _bound: nn.Module | None = None
     _param: torch.Tensor | None = None
 
     def __init__(self, model, eps, seed=None):
-        if not callable(check_schedule('eps', eps)) and not 0 <= eps <= 1: raise ValueError(f'eps: expected a number from 0 to 1, got {eps}')
-        self.model, self.eps, self.n_steps, self.n_actions, self.rng = model, eps, 0, None, Rng(seed)
+        if not callable(check_schedule('eps', eps)) and not 0 <= eps <= 1:
+            raise ValueError(f'eps: expected a number from 0 to 1, got {eps}')
+        self.model, self.eps, self.n_steps, self.rng = model, eps, 0, Rng(seed)
+        self.n_actions: Any = None          # known once the model was asked
 
     def eps_now(self):
         "The probability with which the next action will be any action"
