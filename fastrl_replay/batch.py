@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['column_plan', 'aligned', 'carve', 'Batch', 'column_names']
 
-# %% ../nbs/04_batch.ipynb #8bab506e
+# %% ../nbs/04_batch.ipynb #ea8f0334
+from typing import Any
 import numpy as np
 import torch
 from .steps import Layout, encode, _as_array, _build, _children, _like, _BITS
@@ -47,7 +48,7 @@ class _TorchDtypes(dict):
 
 _TORCH = _TorchDtypes()
 
-# %% ../nbs/04_batch.ipynb #25b740ac
+# %% ../nbs/04_batch.ipynb #21ec64e8
 class Batch:
     """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), a dict or tuple of them for a nested field.
 
@@ -58,7 +59,11 @@ class Batch:
     weights: torch.Tensor | None = None
     _layout: Layout
     _n: int
-    _raw = _arrays = _host_ids = _memory = _max_sz = None
+    _raw: Any = None
+    _arrays: Any = None
+    _host_ids: Any = None
+    _memory: Any = None
+    _max_sz: Any = None
 
     @classmethod
     def of(cls, step):
@@ -115,12 +120,12 @@ class Batch:
 
     def __getitem__(self, k):
         if isinstance(k, str): return self.columns(k)[0]
-        if isinstance(k, slice): return Batch._of_leaves(self._layout, [a[k] for a in _stored(self)])
+        if isinstance(k, slice): return _each(self, lambda t: t[k].clone(), len(range(*k.indices(self._n))))
         return self._layout.step([a[k] for a in _readable(self)])
 
     def columns(self, *names):
         "The columns of these names, as a tuple; a `KeyError` names what is not there"
-        where = dict(ids='ids', idxs='idxs', probs='probs', weights='weights') | dict(zip(self._layout.fields, column_names(self._layout)))
+        where = {k: k for k in ('ids', 'idxs', 'probs', 'weights')} | dict(zip(self._layout.fields, column_names(self._layout)))
         for o in names:
             if o not in where: raise KeyError(f'{o!r}: no such column; there are {tuple(where)}')
         return tuple(getattr(self, where[o]) for o in names)
@@ -137,7 +142,8 @@ class Batch:
         "A batch with other columns in the places of these fields; ids, weights and the way back to the memory are kept"
         now = self.astuple()._asdict()
         for name, v in columns.items():
-            if name not in now: raise ValueError(f'{name}: expected one of {self._layout.fields}; replace changes columns, it adds none')
+            if name not in now:
+                raise ValueError(f'{name}: expected one of {self._layout.fields}; replace changes columns, it adds none')
             now[name] = _checked_rows(name, v, self._n)
         head = {k: v for k in ('ids', 'probs', 'weights') if (v := getattr(self, k)) is not None}
         return _make(self._layout, self._n)._knowing(_kept(self) | head | dict(zip(column_names(self._layout), now.values())))
@@ -189,7 +195,7 @@ def _make(layout, n, **attributes):
     new.__dict__.update(attributes, _layout=layout, _n=n)
     return new
 
-# %% ../nbs/04_batch.ipynb #43fba7f1
+# %% ../nbs/04_batch.ipynb #034d2080
 _KEPT = ('_memory', '_max_sz')
 def _kept(batch):
     "What a copy of a batch keeps, so that it still knows its way back: the ids stay on the CPU too"
@@ -206,11 +212,12 @@ def _over(layout, n, base, drawn):
     head, leaves = (tensors[1:1 + drawn], tensors[4:]) if drawn else ([], tensors)
     return Batch._drawn(dict(_layout=layout, _n=n, _raw=base), ('ids', 'probs', 'weights'), head)._with_columns(leaves)
 
-def _each(batch, f):
-    "The same batch with `f` applied to every tensor"
+def _each(batch, f, n=None):
+    "The same batch with `f` applied to every tensor (and then of `n` rows)"
     head = {k: f(v) for k in ('ids', 'probs', 'weights') if (v := getattr(batch, k)) is not None}
     columns = {h: _map(f, v) for h, v in zip(column_names(batch._layout), batch.astuple())}
-    return _make(batch._layout, batch._n)._knowing(_kept(batch) | head | columns)
+    kept = _kept(batch) if n is None else _kept(batch) | dict(_host_ids=None)
+    return _make(batch._layout, batch._n if n is None else n)._knowing(kept | head | columns)
 
 def _from_buffer(layout, n, raw, drawn, max_sz):
     "What pickle calls: a batch over the bytes `raw`"

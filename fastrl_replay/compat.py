@@ -33,7 +33,7 @@ def _find_base():
 
 IterDataPipe: Any = _find_base()    # the base class of every pipe
 
-# %% ../nbs/02_compat.ipynb #9921977e
+# %% ../nbs/02_compat.ipynb #403440a0
 def datapipe(name):
     "Class decorator: pipes get the method `name`, which puts the class behind them; `ValueError` if another class has the name"
     def register(cls):
@@ -42,7 +42,7 @@ def datapipe(name):
             raise ValueError(f'{name!r} is the functional form of another pipe already: choose another name')
         def form(source, *args, **kwargs): return cls(source, *args, **kwargs)
         functools.update_wrapper(form, cls, assigned=('__doc__',), updated=())
-        form._pipe = cls.__qualname__
+        form._pipe = cls.__qualname__      # type: ignore[attr-defined]
         IterDataPipe.functions[name] = form
         return cls
     return register
@@ -51,5 +51,5 @@ def refuse_worker(what):
     "Raise a `RuntimeError` if this is a DataLoader's worker process, where a memory would be a useless copy"
     info = get_worker_info()
     if info is None: return
-    raise RuntimeError(f'{what} is being iterated in worker {info.id} of a DataLoader: each worker would fill and sample a copy of its own, '
-                       'and the memory in the main process would stay empty. Use replay.loader() or num_workers=0')
+    raise RuntimeError(f'{what} is being iterated in worker {info.id} of a DataLoader: each worker would fill and sample a copy of its '
+                       'own, and the memory in the main process would stay empty. Use replay.loader() or num_workers=0')

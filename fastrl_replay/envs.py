@@ -39,7 +39,7 @@ def _maker(step_type, stacked=False):
     if not stacked: return lambda values: step_type._make(pick((*values, *constant)))
     return lambda values: step_type._make(pick((*values, *(_map(lambda v: [v]*len(values[3]), o) for o in constant))))
 
-# %% ../nbs/46_envs.ipynb #e4459a48
+# %% ../nbs/46_envs.ipynb #6b3e644c
 def _own(v):
     "A copy of an observation or action that nobody else writes to"
     if type(v) is np.ndarray: return v.copy()
@@ -50,6 +50,7 @@ def _own(v):
 
 def _map(f, v, *others):
     "`f` of the leaves of equally nested values"
+    if type(v) is np.ndarray: return f(v, *others)
     kids = _children(v)
     return f(v, *others) if kids is None else _like(v, [_map(f, o, *(w[k] for w in others)) for k, o in kids])
 
@@ -61,7 +62,7 @@ def _put_rows(old, mask, new):
     "`old` with the rows of `mask` from `new`: a copy"
     return _map(lambda a, b: np.where(mask.reshape(-1, *[1]*(np.ndim(a) - 1)), b, a), old, new)
 
-# %% ../nbs/46_envs.ipynb #2ca8b26a
+# %% ../nbs/46_envs.ipynb #b8b12915
 def _fit(space, v, n, name='actions'):
     "The actions `v` of an agent for `n` environments, as the action space wants them, stacked"
     if isinstance(space, gym.spaces.Dict): return {k: _fit(s, v[k], n, f'{name}.{k}') for k, s in space.spaces.items()}
@@ -75,13 +76,21 @@ def _fit(space, v, n, name='actions'):
         raise ValueError(f'{name}: expected whole numbers for {space}, got {str(a):.60}')
     return a.reshape(shape).astype(space.dtype)
 
+def _number(reward):
+    "A reward as a float: environments return ints, floats, arrays of one"
+    try: return float(reward)
+    except TypeError:
+        a = np.asarray(reward)
+        if a.size!=1 or a.dtype.kind not in 'biuf': raise TypeError(f'reward: expected one number, got {reward!r:.60}') from None
+        return float(a.item())
+
 def _single_row(space, v):
     "The only action of a stacked batch of one, as a single environment takes it"
     if isinstance(space, gym.spaces.Dict): return {k: _single_row(s, v[k]) for k, s in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple): return tuple(_single_row(s, o) for s, o in zip(space.spaces, v))
     return int(v[0]) if isinstance(space, gym.spaces.Discrete) else v[0]
 
-# %% ../nbs/46_envs.ipynb #ecbde52a
+# %% ../nbs/46_envs.ipynb #db56a380
 class _Stream:
     "What environments have in common: a name, seeds, an agent's answers"
     def __init__(self, env, made, seeds):
@@ -128,19 +137,19 @@ class _Single(_Stream):
         action = self.action(agent, obs)
         self.obs = None                                    # an environment that raises costs its episode
         new, reward, terminated, truncated, _ = self.env.step(_own(action))
-        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        reward, terminated, truncated = _number(reward), bool(terminated), bool(truncated)
         self.total += reward
         values = (obs, action, _own(new), terminated, truncated, reward, self.total, self.env_id, self.proc_id, self.step_n, self.episode_n)
         if terminated or truncated: self.episode_n, self.step_n = self.episode_n + 1, 0
         else: self.step_n, self.obs = self.step_n + 1, _own(new)
         return self.make(values)
 
-# %% ../nbs/46_envs.ipynb #3a339fbb
+# %% ../nbs/46_envs.ipynb #b4cd1394
 def _next_step(env, new, ended, info): return new, _own(new)
 
 def _same_step(env, new, ended, info):
     "The true last observations in the rows of `ended`, and the observations that the next step begins from"
-    if not ended.any(): return new, _own(new)
+    if not np.count_nonzero(ended): return new, _own(new)
     if 'final_obs' not in info: raise ValueError(f'{env}: an episode ended in autoreset mode SAME_STEP, and info has no final_obs')
     last, following = info['final_obs'], _own(new)
     if not isinstance(last, np.ndarray) or last.dtype!=object: return _put_rows(new, ended, last), following
@@ -150,7 +159,7 @@ def _same_step(env, new, ended, info):
 
 def _disabled(env, new, ended, info):
     new = _own(new)
-    if not ended.any(): return new, _own(new)
+    if not np.count_nonzero(ended): return new, _own(new)
     first, _ = env.reset(options=dict(reset_mask=ended.copy()))
     return new, _put_rows(new, ended, first)
 
@@ -163,18 +172,39 @@ def _mode(env):
         raise ValueError(f"{env}: metadata['autoreset_mode'] is {mode!r}: expected one of {[str(o) for o in AutoresetMode]}; without "
                          'it there is no telling which observation ends an episode') from None
 
-# %% ../nbs/46_envs.ipynb #8e138692
+# %% ../nbs/46_envs.ipynb #fe0b2950
+class _Fresh(gym.Wrapper):
+    "An environment whose observations are never written to again"
+    def reset(self, **kw):
+        "As the environment's, with a copy of the observation"
+        obs, info = self.env.reset(**kw)
+        return _own(obs), info
+
+    def step(self, action):
+        "As the environment's, with a copy of the observation"
+        obs, *rest = self.env.step(action)
+        return _own(obs), *rest
+
+def _keep_last(env):
+    inner = env.unwrapped
+    if isinstance(inner, gym.vector.SyncVectorEnv): inner.envs = [e if isinstance(e, _Fresh) else _Fresh(e) for e in inner.envs]
+
+# %% ../nbs/46_envs.ipynb #0abddb55
+_ALL = slice(None)
+
 class _Vector(_Stream):
     "The streams of a vector environment"
     def __init__(self, env, made, seeds):
         super().__init__(env, made, seeds)
         self.n, self.mode, self.layout = env.num_envs, _mode(env), None
+        if self.mode is AutoresetMode.SAME_STEP: _keep_last(env)
 
     def begin(self, ids, episodes, make, proc_id):
         "Set the streams' numbers, their next episodes, and how a step of columns is made"
         self.ids, self.episode_n, self.make = np.array(ids), np.array(episodes), make
         self.proc_ids = np.full(self.n, proc_id)
-        self.step_n, self.total, self.over = np.zeros(self.n, np.int64), np.zeros(self.n), np.zeros(self.n, bool)
+        self.step_n, self.total = np.zeros(self.n, np.int64), np.zeros(self.n)
+        self.over, self.resetting = np.zeros(self.n, bool), False       # copies whose next call but resets them; are there any?
 
     def next_episodes(self):
         "The numbers of the episodes that a reset would begin now"
@@ -183,7 +213,8 @@ class _Vector(_Stream):
     def start(self):
         obs = self.first_obs()
         self.episode_n[:] = self.next_episodes()
-        self.step_n[:], self.total[:], self.over[:] = 0, 0., False
+        self.step_n[:], self.total[:] = 0, 0.
+        self.over, self.resetting = np.zeros(self.n, bool), False
         return obs
 
     def step(self, agent):
@@ -198,31 +229,34 @@ class _Vector(_Stream):
         actions = self.env.action_space.sample() if agent is None else _fit(self.env.single_action_space, agent(_own(obs)), self.n)
         self.obs = None
         new, reward, terminated, truncated, info = self.env.step(_own(actions))
-        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
-        live, ended = ~self.over, (terminated | truncated) & ~self.over
+        terminated, truncated, reward = np.asarray(terminated, bool), np.asarray(truncated, bool), np.asarray(reward)
+        rows = np.flatnonzero(~self.over) if self.resetting else _ALL
+        ended = (terminated | truncated) & ~self.over
         last, following = _MODES[self.mode](self.env, new, ended, info)
-        self.total += reward
-        flags_and_sums = terminated, truncated, np.asarray(reward), self.total
-        chunk = self.chunk((obs, actions, last, *flags_and_sums, self.ids, self.proc_ids, self.step_n, self.episode_n), live)
-        self.count(live, ended)
+        self.total[rows] += reward[rows]
+        sums = reward, self.total, self.ids, self.proc_ids, self.step_n, self.episode_n
+        chunk = self.chunk((obs, actions, last, terminated, truncated, *sums), rows)
+        self.count(rows, ended)
         self.obs = following
         return chunk
 
-    def count(self, live, ended):
-        "Step and episode numbers for the next call"
-        self.step_n += live
-        self.step_n[ended], self.total[ended] = 0, 0.
-        self.episode_n += ended
-        if self.mode is AutoresetMode.NEXT_STEP: self.over, self.total[self.over] = ended, 0.
+    def count(self, rows, ended):
+        "Step and episode numbers for the next call, and what that will reset"
+        self.step_n[rows] += 1
+        any_ended = np.count_nonzero(ended) > 0
+        if any_ended:
+            self.step_n[ended], self.total[ended] = 0, 0.
+            self.episode_n += ended
+        if self.mode is AutoresetMode.NEXT_STEP: self.over, self.resetting = ended, any_ended
 
-    def chunk(self, values, live):
-        "The rows of `live` as a `Batch`, or None where there are none"
-        if not live.all():
-            if not live.any(): return None
-            rows = np.flatnonzero(live)
-            values = [_map(lambda a: a[rows], v) for v in values]
+    def chunk(self, values, rows):
+        "These rows as a `Batch`, or None where there are none"
         step = self.make(values)
         if self.layout is None: self.layout = Layout.of(_map(lambda a: a[0], step))
-        batch = Batch._of_leaves(self.layout, self.layout.values(step))
-        if 'env_id' not in step._fields: batch._streams = self.ids[live]
+        leaves = list(step) if self.layout.flat else self.layout.values(step)
+        if rows is not _ALL:
+            if not len(rows): return None
+            leaves = [[v[i] for i in rows] if isinstance(v, list) else v[rows] for v in leaves]
+        batch = Batch._of_leaves(self.layout, leaves)
+        if 'env_id' not in step._fields: batch._streams = self.ids[rows]
         return batch

@@ -41,10 +41,17 @@ def living(ids, td, first_id, n_added, max_sz, table, slots, values):
             values[m - kept] = td[i]
     return kept, n_stale
 
-# %% ../nbs/14_ids.ipynb #0e0d4c66
+# %% ../nbs/14_ids.ipynb #aac995c9
+def _numbers(name, v):
+    "A tensor, array or list as an array"
+    if hasattr(v, 'detach'): v = v.detach().cpu()
+    if getattr(v, 'is_floating_point', lambda: False)() and v.element_size() < 4: v = v.float()      # bfloat16 has no numpy twin
+    try: return np.asarray(v)
+    except (ValueError, TypeError) as e: raise ValueError(f'{name}: expected numbers in one dimension, got {v!r:.60} ({e})') from None
+
 def as_ids(ids, name='ids'):
     "`ids` (tensor, array or list of whole numbers) as int64[m]"
-    a = np.asarray(ids.detach().cpu() if hasattr(ids, 'detach') else ids)
+    a = _numbers(name, ids)
     if a.size==0: a = a.astype(np.int64)
     if a.ndim!=1 or a.dtype.kind not in 'iu':
         raise TypeError(f'{name}: expected whole numbers in one dimension, got {a.dtype} of shape {a.shape}')
@@ -52,12 +59,13 @@ def as_ids(ids, name='ids'):
 
 def as_errors(td, m):
     "`td` (tensor, array or list) as float32[m] or float64[m]; a column (m, 1) is taken for what it is"
-    a = np.asarray(td.detach().float().cpu() if hasattr(td, 'detach') else td)
+    a = _numbers('td_errors', td)
     if a.dtype not in (np.float32, np.float64):
         if a.dtype.kind not in 'fiub': raise TypeError(f'td_errors: expected numbers, got {a.dtype}')
         a = a.astype(np.float64)
     if a.shape not in ((m,), (m, 1)):
-        raise ValueError(f'td_errors: expected one for each of {m} ids, got shape {a.shape}; take the errors of single transitions, not their mean')
+        raise ValueError(f'td_errors: expected one for each of {m} ids, got shape {a.shape}; '
+                         'take the errors of single transitions, not their mean')
     return np.ascontiguousarray(a).reshape(-1)
 
 def resolve(ids, td_errors, first_id, n_added, max_sz):

@@ -6,7 +6,7 @@
 __all__ = ['prefetch', 'AHEAD', 'fetch_plain', 'fetch_source', 'compiled', 'fetch_kernel', 'put_source', 'put_kernel',
            'put_arguments']
 
-# %% ../nbs/10_kernels.ipynb #fe744eb3
+# %% ../nbs/10_kernels.ipynb #d7ab6235
 import hashlib
 import importlib.util
 import os
@@ -14,13 +14,14 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 import numpy as np
 from fastcore.xdg import xdg_cache_home
 from llvmlite import ir
-from numba import config, njit, types
+from numba import config, types
 from numba.extending import intrinsic
 
-# %% ../nbs/10_kernels.ipynb #31965bdd
+# %% ../nbs/10_kernels.ipynb #a8e12ec4
 def _prefetch_nothing(arr, i):
     "Prefetch does nothing where nothing is compiled"
 
@@ -36,7 +37,7 @@ def _prefetch(typingctx, arr, i):
         return ctx.get_dummy_value()
     return types.void(arr, types.int64), codegen
 
-prefetch = _prefetch_nothing if config.DISABLE_JIT else _prefetch
+prefetch: Any = _prefetch_nothing if getattr(config, 'DISABLE_JIT', 0) else _prefetch
 
 # %% ../nbs/10_kernels.ipynb #f01c3ebf
 def fetch_plain(records, layout, slots, columns):
@@ -46,8 +47,8 @@ def fetch_plain(records, layout, slots, columns):
         for key in leaf.path: field = field[str(key)]
         col[...] = field[slots]
 
-# %% ../nbs/10_kernels.ipynb #3e7a96cd
-AHEAD = 32      # rows between a prefetch and its use: enough to cover a miss, few enough to stay in the first-level cache
+# %% ../nbs/10_kernels.ipynb #66109216
+AHEAD = 32      # rows between a prefetch and its use: enough to cover a miss, few enough to stay in the first cache
 
 def _views(layout, arrays):
     "Lines of source that view `arrays` in every word size the leaves need"
@@ -74,17 +75,20 @@ def fetch_source(layout, offsets, size):
         starts += [f'c{k} = at // {w}', f'at += (m*{leaf.nbytes} + 63) // 64 * 64']
         body += _copy('out', 'records', f'u(c{k} + i*{n})', f'b*u({8//w}) + u({at//w})', leaf)
     pre = [f'prefetch(records, slots[{{}}]*{W} + {8*line})' for line in _lines_used(offsets, layout.leaves)]
-    return _HEADER + _indent(0, '@njit("void(uint64[::1], uint64[::1], int64, int64, int64)", cache=True)', 'def fetch(records, out, m, n, max_sz):') + \
-        _indent(1, 'slots = out[:m].view(np.int64)', 'ids = out.view(np.int64)', *_views(layout, ['records', 'out']), 'at = (m*8 + 63)//64*64', 'ids_at = at // 8',
-                'at *= 2', 'at += (m*4 + 63)//64*64 * 2', *starts, 'cursor = n % max_sz', f'for i in range(min(m, {AHEAD})):') + \
+    return _HEADER + \
+        _indent(0, '@njit("void(uint64[::1], uint64[::1], int64, int64, int64)", cache=True)', 'def fetch(records, out, m, n, max_sz):') + \
+        _indent(1, 'slots = out[:m].view(np.int64)', 'ids = out.view(np.int64)', *_views(layout, ['records', 'out']),
+                'at = (m*8 + 63)//64*64', 'ids_at = at // 8', 'at *= 2', 'at += (m*4 + 63)//64*64 * 2', *starts,
+                'cursor = n % max_sz', f'for i in range(min(m, {AHEAD})):') + \
         _indent(2, *[p.format('i') for p in pre]) + _indent(1, 'for i in range(m):', f'    if i + {AHEAD} < m:') + \
         _indent(3, *[p.format(f'i + {AHEAD}') for p in pre]) + \
-        _indent(2, 'slot = slots[i]', f'b = u(slot)*u({W})', 'ids[ids_at + i] = n - cursor + slot - (0 if slot < cursor else max_sz)', *body)
+        _indent(2, 'slot = slots[i]', f'b = u(slot)*u({W})', 'ids[ids_at + i] = n - cursor + slot - (0 if slot < cursor else max_sz)',
+                *body)
 
 _HEADER = 'import numpy as np\nfrom numba import njit\n\nfrom fastrl_replay.kernels import prefetch\n\nu = np.uint64\n\n'
 def _indent(depth, *lines): return ''.join('    '*depth + o + '\n' for o in lines)
 
-# %% ../nbs/10_kernels.ipynb #a0d811e0
+# %% ../nbs/10_kernels.ipynb #c9601e3d
 def _write_once(path, source):
     if path.exists() and path.read_text()==source: return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +105,7 @@ def compiled(name, source):
     except OSError:                                     # a read-only home: this process compiles for itself
         path = Path(tempfile.mkdtemp(prefix='fastrl_replay_'))/f'{key}.py'
         _write_once(path, source)
-    spec = importlib.util.spec_from_file_location(f'fastrl_replay_{key}', path)
+    spec: Any = importlib.util.spec_from_file_location(f'fastrl_replay_{key}', path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)   # Numba's cache looks the module up by name
     spec.loader.exec_module(module)
     return getattr(module, name)
@@ -112,13 +116,18 @@ def fetch_kernel(layout, part=None):
     offsets = dict(zip((o.path for o in layout.leaves), layout.offsets()))
     return compiled('fetch', fetch_source(part, [offsets[o.path] for o in part.leaves], layout.record.itemsize))
 
-# %% ../nbs/10_kernels.ipynb #9ade1957
+# %% ../nbs/10_kernels.ipynb #078a775b
 def _column_type(leaf):
     "How a chunk's column reaches the kernel: `(Numba type, dtype to view it as or None)`"
     if leaf.bits_of is None and (leaf.dtype.kind in 'biu' or leaf.dtype in (np.float32, np.float64)):
         name = 'boolean' if leaf.dtype.kind=='b' else leaf.dtype.name
         return f'{name}[{", ".join([":"]*len(leaf.shape) + ["::1"])}]', None
     return f'uint{8*leaf.word}[::1]', np.dtype(f'u{leaf.word}')
+
+def _misfit(k, leaf):
+    "An expression: is the column `k` of another shape than `leaf` asks for?"
+    if _column_type(leaf)[1] is not None: return f'c{k}.shape[0] != m*{leaf.nbytes // leaf.word}'
+    return ' or '.join(f'c{k}.shape[{d}] != {n}' for d, n in enumerate(('m', *leaf.shape)))
 
 def put_source(layout, offsets, size, links):
     "Source of the kernel that puts a chunk's columns into records of `size` bytes, whose two links lie at `links`"
@@ -129,14 +138,20 @@ def put_source(layout, offsets, size, links):
         lines = _copy('records', 'F', f'b*u({8//leaf.word}) + u({at//leaf.word})', f'u(i*{leaf.nbytes//leaf.word})', leaf)
         body += [o.replace(f'F{leaf.word}[' if leaf.word != 8 else 'F[', f'f{k}[') for o in lines]
     sig = ', '.join(['uint64[::1]', 'int64[::1]', 'int64[::1]', 'int64', 'int64'] + [_column_type(o)[0] for o in layout.leaves])
-    return _HEADER + _indent(0, f'@njit("void({sig})", cache=True)', f'def put(records, tails, streams, n, max_sz, {", ".join(names)}):') + \
-        _indent(1, *_views(layout, ['records']), 'links = records.view(np.int32)', *flat, 'slot = n % max_sz', 'for i in range(streams.shape[0]):') + \
-        _indent(2, f'b = u(slot)*u({W})', *body, 'tail = tails[streams[i]]', 'back = n + i - tail if tail >= 0 and n + i - tail < max_sz else 0',
-                f'if back: links[u(tail % max_sz)*u({2*W}) + u({links[1]//4})] = back', f'links[u(2)*b + u({links[0]//4})] = back',
-                f'links[u(2)*b + u({links[1]//4})] = 0', 'tails[streams[i]] = n + i', 'slot = slot + 1 if slot + 1 < max_sz else 0')
+    head = f'@njit("boolean({sig})", cache=True)', f'def put(records, tails, streams, n, max_sz, {", ".join(names)}):'
+    return _HEADER + _indent(0, *head) + \
+        _indent(1, 'm = streams.shape[0]', *[f'if {_misfit(k, o)}: return False' for k, o in enumerate(layout.leaves)]) + \
+        _indent(1, *_views(layout, ['records']), 'links = records.view(np.int32)', *flat, 'slot = n % max_sz', 'for i in range(m):') + \
+        _indent(2, f'b = u(slot)*u({W})', *body, 'back = n + i - tails[streams[i]]', 'if back >= max_sz or back > n + i: back = 0',
+                'if back:', '    last = u(slot - back if back <= slot else slot - back + max_sz)',
+                f'    links[last*u({2*W}) + u({links[1]//4})] = back', f'links[u(2)*b + u({links[0]//4})] = back',
+                f'links[u(2)*b + u({links[1]//4})] = 0', 'tails[streams[i]] = n + i', 'slot = slot + 1 if slot + 1 < max_sz else 0') + \
+        _indent(1, 'return True')
 
 def put_kernel(layout):
-    "The kernel `put(records, tails, streams, n, max_sz, *columns)` for records of `layout`"
+    """The kernel `put(records, tails, streams, n, max_sz, *columns)` for records of `layout`.
+
+    Its signature is fixed, so a column of another dtype is a `TypeError`; for one of another shape it returns False."""
     links = [layout.record.fields[o][1] for o in ('_prev', '_next')]
     return compiled('put', put_source(layout, layout.offsets(), layout.record.itemsize, links))
 

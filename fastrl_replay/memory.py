@@ -5,30 +5,37 @@
 # %% auto #0
 __all__ = ['chunk_columns', 'ReplayMemory']
 
-# %% ../nbs/40_memory.ipynb #3870e12e
+# %% ../nbs/40_memory.ipynb #34432015
 import operator
 import threading
 import weakref
+from multiprocessing.context import get_spawning_popen
+from typing import Any
 import numpy as np
 import torch
 from fastcore.basics import patch
 from .batch import Batch, _first_row, _stored
-from .cyclic import N_STALE, CyclicArray, check_array, episode_ids
-from .ids import as_ids, resolve
+from .cyclic import CyclicArray, check_array, episode_ids
+from .ids import _numbers, as_ids, resolve
 from .rng import Rng
 from .samplers.uniform import Uniform, as_sampler
-from .steps import Layout, encode
+from .packing import accepted
+from .steps import Layout, _rounded, encode
 
-# %% ../nbs/40_memory.ipynb #2ebeae21
-def _fits(leaf, v, m): return v.__class__ is np.ndarray and v.dtype is leaf.dtype and v.shape==(m, *leaf.shape)
+# %% ../nbs/40_memory.ipynb #471488c3
+_WIDEST = dict(b=np.bool_, i=np.int64, u=np.int64, f=np.float64)
 
-def _columns_of(layout, values, m):
-    return [v if _fits(leaf, v, m) and leaf.bits_of is None else encode(leaf, v, (m,)) for leaf, v in zip(layout.leaves, values)]
+def _of_numbers(leaf, col):
+    "One array from plain numbers, if all are of types that fit without a look at each"
+    a: Any = np.fromiter(col, _WIDEST[leaf.dtype.kind], len(col))
+    return _rounded(leaf, a) if leaf.dtype.kind=='f' else encode(leaf, a, (len(col),))
 
 def _stacked(leaf, col):
     "One array from a leaf's value in each of several steps"
-    try: return encode(leaf, np.array(col), (len(col),))
-    except (ValueError, TypeError, RuntimeError): pass           # not of one kind: each value is looked at alone
+    try:
+        if leaf.shape==() and leaf.bits_of is None and accepted(leaf).issuperset(map(type, col)): return _of_numbers(leaf, col)
+        return encode(leaf, np.array(col), (len(col),))
+    except (ValueError, TypeError, RuntimeError, OverflowError): pass           # not of one kind: each value is looked at alone
     out = np.empty((len(col), *leaf.shape), leaf.dtype)
     for k, v in enumerate(col):
         try: out[k] = encode(leaf, v)
@@ -36,9 +43,11 @@ def _stacked(leaf, col):
     return out
 
 def _from_list(layout, steps):
-    own = all(o.__class__ is layout.step_type for o in steps)
+    own = {layout.step_type}.issuperset(map(type, steps))
     cols = zip(*(steps if own and layout.flat else [layout.values(o) for o in steps]))
     return [_stacked(leaf, col) for leaf, col in zip(layout.leaves, cols)], len(steps)
+
+def _encoded(layout, values, m): return [encode(leaf, v, (m,)) for leaf, v in zip(layout.leaves, values)]
 
 def _is_step(o): return isinstance(o, tuple) and hasattr(o, '_fields')
 
@@ -50,26 +59,26 @@ def _example_of(chunk):
 def chunk_columns(layout, chunk):
     "The columns of a `Batch`, a list of steps or a step of stacked arrays, one for each leaf, and the number of rows"
     if isinstance(chunk, Batch):
-        if chunk._layout==layout and chunk._arrays is not None: return _stored(chunk), len(chunk)
-        return _columns_of(layout, layout.values(chunk.astuple()), len(chunk)), len(chunk)
+        values = layout.values(chunk.astuple())
+        return _stored(chunk) if chunk._layout==layout and chunk._arrays is not None else _encoded(layout, values, len(chunk)), len(chunk)
     if not _is_step(chunk): return _from_list(layout, chunk)
     values = layout.values(chunk)
-    m = _rows(layout, values)
-    return _columns_of(layout, values, m), m
+    try: m = len(values[0])
+    except TypeError:
+        raise ValueError(f'{layout.leaves[0].name}: expected an array of rows, got {values[0]!r:.60}; '
+                         'a single step goes in by add') from None
+    return _encoded(layout, values, m), m
 
-def _rows(layout, values):
-    if not np.ndim(values[0].detach().cpu() if isinstance(values[0], torch.Tensor) else values[0]):
-        raise ValueError(f'{layout.leaves[0].name}: expected an array of rows, got {values[0]!r:.60}; a single step goes in by add')
-    return len(values[0])
-
-# %% ../nbs/40_memory.ipynb #54a4cd9f
-def _priorities(given, m):
+# %% ../nbs/40_memory.ipynb #11d28597
+def _priorities(name, given, m):
     "Given priorities as float64[m], or None; a `ValueError` unless they are finite and not negative"
     if given is None: return None
-    p = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given, np.float64).reshape(-1)
-    if len(p)!=m: raise ValueError(f'priorities: expected one for each of {m} steps, got {len(p)}')
-    if not (np.isfinite(p) & (p >= 0)).all():
-        raise ValueError(f'priorities: expected finite numbers ≥ 0, got {p[~(np.isfinite(p) & (p >= 0))][0]}')
+    p = np.asarray(_numbers(name, given))
+    if p.dtype.kind not in 'biuf': raise TypeError(f'{name}: expected numbers, got {p.dtype} {given!r:.60}')
+    if p.shape not in ((m,), (m, 1)): raise ValueError(f'{name}: expected one for each of {m} steps, got shape {p.shape}')
+    p = p.astype(np.float64).reshape(-1)
+    bad = ~(np.isfinite(p) & (p >= 0))
+    if bad.any(): raise ValueError(f'{name}: expected finite numbers ≥ 0, got {p[bad][0]}')
     return p
 
 def _whole(name, v, least):
@@ -78,7 +87,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #1b072c76
+# %% ../nbs/40_memory.ipynb #8ba9cf3f
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -91,39 +100,70 @@ class ReplayMemory:
         self._dtype = _structured(dtype)
         layout = None if step is None else self._layout_of(step)
         self.sampler.attach(self.max_sz)
-        self.rng, self._lock = Rng(seed), threading.RLock()
-        self._array: CyclicArray | None = None
+        self.rng = Rng(seed)
+        self._make_lock()
+        self.n_stale = 0               # priority updates that came too late and were dropped
+        self._array: Any = None        # the CyclicArray, once a step has shown what a record is
         if layout: self._open(layout)
+
+    def _make_lock(self):
+        self._lock = threading.RLock()
+        self._acquire, self._release = self._lock.acquire, self._lock.release
 
     def _layout_of(self, step):
         return Layout.of(step) if self._dtype is None else Layout.of_dtype(self._dtype, type(step))
 
-    def _open(self, layout): self._array = CyclicArray(self.max_sz, layout, _memory=weakref.ref(self))
+    def _open_for(self, step):
+        layout = self._layout_of(step)
+        for leaf, v in zip(layout.leaves, layout.values(step)): encode(leaf, v)       # a first step that doesn't fit opens nothing
+        return self._open(layout)
+
+    def _open(self, layout):
+        self._array = CyclicArray(self.max_sz, layout, _memory=weakref.ref(self))
+        return self._array
 
     def add(self, step, priority=None):
         """Store one step and return its id. With `priority` (finite, ≥ 0), that; else the largest seen so far.
 
         Raises `TypeError` or `ValueError` naming the field that doesn't fit; the memory is then as it was."""
-        p = _priorities(priority, 1)
-        with self._lock:
-            if self._array is None: self._open(self._layout_of(step))
-            id = self._array.put_one(step)
+        p = None if priority is None else _priorities('priority', [priority], 1)
+        self._acquire()          # as `with self._lock`, at half the price
+        try:
+            array = self._array or self._open_for(step)
+            id = array.write(step)
+            if id is None: id = array.put_plain(step)
             self.sampler.add_run(id % self.max_sz, 1, p)
-        return id
+            return id
+        finally: self._release()
 
     def extend(self, chunk, priorities=None):
         """Store a chunk (a `Batch`, a list of steps, or a step of stacked arrays) and return its ids (int64 array).
 
         Of a chunk longer than the memory the newest steps stay. A chunk with anything wrong in it is not stored at all."""
-        if not isinstance(chunk, (Batch, tuple)): chunk = _steps(chunk)
-        if len(chunk)==0: return np.empty(0, np.int64)
         with self._lock:
-            layout = self._array.layout if self._array else self._layout_of(_example_of(chunk))
-            columns, m = chunk_columns(layout, chunk)
-            p, kept = _priorities(priorities, m), min(m, self.max_sz)
-            if self._array is None: self._open(layout)
-            first = self._array.put(columns, m)
-            self.sampler.add_run((first + m - kept) % self.max_sz, kept, None if p is None else p[m - kept:])
+            if priorities is None and self._array is not None:
+                first = self._put_quick(chunk)
+                if first is not None: return np.arange(first, self._array.count.n_added)
+            return self._extend(chunk if isinstance(chunk, (Batch, tuple)) else _steps(chunk), priorities)
+
+    def _put_quick(self, chunk):
+        "Store a chunk that is just as usual and return its first id, or None"
+        array = self._array
+        if chunk.__class__ is Batch: columns = chunk._arrays if chunk._layout is array.layout else None
+        else: columns = chunk if chunk.__class__ is array.layout.step_type and array.layout.flat else None
+        first = None if columns is None else array.put_quick(columns)
+        if first is not None: self.sampler.add_run(first % self.max_sz, array.count.n_added - first, None)
+        return first
+
+    def _extend(self, chunk, priorities):
+        if len(chunk)==0: return np.empty(0, np.int64)
+        layout = self._layout_of(_example_of(chunk)) if self._array is None else self._array.layout
+        columns, m = chunk_columns(layout, chunk)
+        p = _priorities('priorities', priorities, m)
+        if self._array is None: self._open(layout)
+        first = self._array.put(columns, m)
+        for a in range(0 if p is not None else max(0, m - self.max_sz), m, self.max_sz):
+            self.sampler.add_run((first + a) % self.max_sz, min(self.max_sz, m - a), None if p is None else p[a:a + self.max_sz])
         return np.arange(first, first + m)
 
     def sample(self, bs, fields=None):
@@ -136,7 +176,7 @@ class ReplayMemory:
             pool, fetch = array.reader(fields if fields is None else tuple(fields))
             buffer = pool.get(bs)
             self.sampler.draw_into(buffer.slots, buffer.probs, buffer.weights, self.rng)
-            fetch(array.words, buffer.words, bs, array.n_added, self.max_sz)
+            fetch(array.words, buffer.words, bs, array.count.n_added, self.max_sz)
             return pool.batch(buffer)
 
     def update_priorities(self, ids, td_errors):
@@ -148,7 +188,7 @@ class ReplayMemory:
         with self._lock:
             slots, td, n_stale = resolve(ids, td_errors, self.first_id, self.n_added, self.max_sz)
             if self.sampler.prioritized and len(slots): self.sampler.update(slots, td)
-            if n_stale: self._array.counters[N_STALE] += n_stale
+            self.n_stale += n_stale
         return len(slots) if self.sampler.prioritized else 0
 
     def fetch(self, ids):
@@ -164,13 +204,15 @@ class ReplayMemory:
     def recent(self, k):
         "The newest `k` transitions, in the order of time; a `ValueError` if there are fewer"
         k = _whole('k', k, 1)
-        if k > len(self): raise ValueError(f'k: expected at most the {len(self)} transitions stored, got {k}')
-        return self.fetch(np.arange(self.n_added - k, self.n_added))
+        with self._lock:
+            if k > len(self): raise ValueError(f'k: expected at most the {len(self)} transitions stored, got {k}')
+            return self.fetch(np.arange(self.n_added - k, self.n_added))
 
     def episode(self, id):
         "What is still stored of the episode of transition `id`, in the order of time, as a `Batch`"
-        self.fetch([id])
-        return self.fetch(episode_ids(self._array, operator.index(id)))
+        with self._lock:
+            self.fetch([id])
+            return self.fetch(episode_ids(self._array, operator.index(id)))
 
     def _stocked(self):
         if self._array is None or not len(self._array): raise ValueError('the memory is empty: add steps before drawing')
@@ -187,37 +229,59 @@ class ReplayMemory:
         "The id of the oldest transition stored"
         return 0 if self._array is None else self._array.first_id
     @property
-    def n_stale(self):
-        "How many priority updates came too late and were dropped"
-        return 0 if self._array is None else int(self._array.counters[N_STALE])
-    @property
     def nbytes(self):
         "Bytes allocated for records (the sampler's own are not counted)"
         return 0 if self._array is None else self._array.nbytes
 
     def __getitem__(self, k):
         if isinstance(k, str): raise TypeError(f'memory[{k!r}]: expected a slot or a slice of slots; columns belong to a Batch')
-        slots = self._slots()[k]
-        if isinstance(k, slice): return self._stocked().fetch(slots)
-        return self._array.row(int(slots))
+        with self._lock:
+            slots = self._slots()[k]
+            return self._stocked().fetch(slots) if isinstance(k, slice) else self._array.row(int(slots))
 
-    def __iter__(self): return (self._array.row(int(o)) for o in self._slots())
+    def __iter__(self):
+        for k in range(len(self)): yield self[k]
+
     def _slots(self): return np.sort(np.arange(self.first_id, self.n_added) % self.max_sz)
 
     def check_valid(self):
         "True, or an `AssertionError` that says what is out of order"
-        if self._array is not None: check_array(self._array)
-        assert self.sampler.size==min(self.n_added, self.max_sz), f'the sampler knows {self.sampler.size} slots, of {len(self)} filled'
-        return self.sampler.check_valid()
+        with self._lock:
+            if self._array is not None: check_array(self._array)
+            filled = min(self.n_added, self.max_sz)
+            assert self.sampler.size==filled, f'the sampler knows {self.sampler.size} slots, of {filled} filled'
+            return self.sampler.check_valid()
+
+    def __reduce_ex__(self, protocol):
+        # a worker that is being spawned would only refuse to use its copy: it gets none
+        return (_Elsewhere, ()) if get_spawning_popen() is not None else super().__reduce_ex__(protocol)
+
+    def __getstate__(self):
+        array = self._array
+        return dict(max_sz=self.max_sz, sampler=self.sampler, rng=self.rng, n_stale=self.n_stale, _dtype=self._dtype,
+                    _array=None if array is None else (array.layout, array.get_state()))
+
+    def __setstate__(self, state):
+        saved = state.pop('_array')
+        self.__dict__.update(state)
+        self._make_lock()
+        self._array = None
+        if saved is not None: self._open(saved[0]).set_state(saved[1])
 
     def __repr__(self):
-        what = repr(self._array.layout) if self._array else 'no step seen yet'
+        what = repr(self._array.layout) if self._array is not None else 'no step seen yet'
         return f'ReplayMemory({len(self):,} of {self.max_sz:,}; {what}; {self.sampler!r})'
 
-# %% ../nbs/40_memory.ipynb #e876685a
+class _Elsewhere:
+    "What a spawned process gets in the place of a memory"
+    def __getattr__(self, name):
+        raise RuntimeError('this memory lives in another process: iterate the replay in the process where it was made')
+
+# %% ../nbs/40_memory.ipynb #3f6b1a15
 def _steps(chunk):
     try: steps = list(chunk)
-    except TypeError: raise TypeError(f'chunk: expected a Batch or a list of steps, got {type(chunk).__name__} {chunk!r:.60}') from None
+    except TypeError:
+        raise TypeError(f'chunk: expected a Batch or a list of steps, got {type(chunk).__name__} {chunk!r:.60}') from None
     if steps and not _is_step(steps[0]):
         raise TypeError(f'chunk: expected a list of NamedTuples, got one of {type(steps[0]).__name__} {steps[0]!r:.60}')
     return steps
@@ -225,10 +289,10 @@ def _steps(chunk):
 def _structured(dtype):
     if dtype is None: return None
     dtype = np.dtype(dtype)
-    if dtype.names is None: raise TypeError(f'dtype: expected a structured dtype with a field for each of the step\'s, got {dtype}')
+    if dtype.names is None: raise TypeError(f'dtype: expected a structured dtype with the step\'s fields, got {dtype}')
     return dtype
 
-# %% ../nbs/40_memory.ipynb #ef491e41
+# %% ../nbs/40_memory.ipynb #d0056416
 def _as_plain(v):
     "Arrays as tensors, all the way down"
     if isinstance(v, dict): return {k: _as_plain(o) for k, o in v.items()}
@@ -242,18 +306,20 @@ def _as_arrays(v):
 def state_dict(self:ReplayMemory):
     "All that the memory holds and knows, as tensors, numbers and strings"
     with self._lock:
-        state = dict(format=1, max_sz=self.max_sz, sampler=self.sampler.get_state(), rng=self.rng.get_state(),
+        state = dict(format=1, max_sz=self.max_sz, n_stale=self.n_stale, sampler=self.sampler.get_state(), rng=self.rng.get_state(),
                      array=None if self._array is None else self._array.get_state())
-    return _as_plain(state)
+        return _as_plain(state)
 
 @patch
 def load_state_dict(self:ReplayMemory, state):
     """Go on from a `state_dict`. A `ValueError` says what differs: format, `max_sz`, the step's fields, the kind of sampler.
 
-    A memory that has seen no step takes the step type from the state: `SimpleStep`, `Transition`, or a NamedTuple like the one it was."""
+    A memory that has seen no step takes the step type from the state: ours, or a NamedTuple like the one it was."""
+    if not isinstance(state, dict): raise TypeError(f'state: expected a dict, as state_dict gives it; got {type(state).__name__}')
     state = _as_arrays(state)
     if state.get('format')!=1: raise ValueError(f'state: expected format 1, got {state.get("format")!r}')
-    if state['max_sz']!=self.max_sz: raise ValueError(f'max_sz: this memory has {self.max_sz}, the state was saved from one of {state["max_sz"]}')
+    if state['max_sz']!=self.max_sz:
+        raise ValueError(f'max_sz: this memory has {self.max_sz}, the state was saved from one of {state["max_sz"]}')
     saved, array = state['array'], None
     if saved is not None:
         layout = Layout.from_plain(saved['layout'], self._array and self._array.layout)
@@ -265,5 +331,5 @@ def load_state_dict(self:ReplayMemory, state):
         except Exception:
             self.sampler.set_state(before)
             raise
-        self._array = array
+        self._array, self.n_stale = array, int(state['n_stale'])
         self.rng.set_state(state['rng'])

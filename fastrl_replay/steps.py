@@ -37,7 +37,7 @@ class SimpleStep(NamedTuple):
     step_n: Any = 0             # within its episode, from 0
     episode_n: Any = 0          # within its stream, from 0
 
-# %% ../nbs/00_steps.ipynb #22ce1d38
+# %% ../nbs/00_steps.ipynb #3649681d
 LOOSE = frozenset({'reward', 'total_reward', 'discount'})
 "Fields stored as float32 whatever comes: environments return ints, floats and doubles here"
 
@@ -51,22 +51,28 @@ class Leaf(NamedTuple):
     bits_of: torch.dtype | None = None  # where numpy has no such dtype: stored as its bits
 
     @property
-    def name(self): return '.'.join(map(str, self.path))
+    def name(self):
+        "As errors call it: 'state.camera'"
+        return '.'.join(map(str, self.path))
     @property
-    def nbytes(self): return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+    def nbytes(self):
+        "Bytes in each record"
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
     @property
-    def loose(self): return len(self.path)==1 and self.path[0] in LOOSE
+    def loose(self):
+        "Is it one of the fields that are float32 whatever comes?"
+        return len(self.path)==1 and self.path[0] in LOOSE
     @property
-    def word(self): return next(w for w in (8, 4, 2, 1) if self.nbytes % w==0)
+    def word(self):
+        "The widest word, in bytes, that divides it"
+        return next(w for w in (8, 4, 2, 1) if self.nbytes % w==0)
     def __str__(self): return f'{self.bits_of or self.dtype}{list(self.shape) or ""}'
 
-# %% ../nbs/00_steps.ipynb #6a94d86b
+# %% ../nbs/00_steps.ipynb #c51eca18
 def _as_array(name, v):
     "`v` as an array of plain numbers, and the torch dtype that its bits stand for, if numpy has none"
-    if isinstance(v, torch.Tensor):
-        v = v.detach().cpu()
-        if v.dtype in _BITS: return v.contiguous().view(getattr(torch, _BITS[v.dtype].name)).numpy(), v.dtype
-        return v.numpy(), None
+    if isinstance(v, torch.Tensor): return _tensor_as_array(name, v)
+    if isinstance(v, np.ma.MaskedArray): raise TypeError(f'{name}: expected an array, got a masked one; fill it')
     try: a = np.asarray(v)
     except ValueError as e:
         raise ValueError(f'{name}: expected an array of one shape, got a ragged {type(v).__name__} ({e}); '
@@ -76,35 +82,47 @@ def _as_array(name, v):
                         'encode it as numbers or drop the field')
     return (a if a.dtype.isnative else a.astype(a.dtype.newbyteorder('='))), None
 
+def _tensor_as_array(name, v):
+    try:
+        v = v.detach().cpu().resolve_conj().resolve_neg()
+        if v.dtype in _BITS: return v.contiguous().view(getattr(torch, _BITS[v.dtype].name)).numpy(), v.dtype
+        return v.numpy(), None
+    except (TypeError, RuntimeError, NotImplementedError) as e:
+        raise TypeError(f'{name}: expected a dense tensor of numbers, got {v.layout} {v.dtype} on {v.device} ({e})') from None
+
 def _kind(v, a): return f'an array of {a.dtype}' if isinstance(v, (np.ndarray, np.generic, list)) else f'{type(v).__name__} {v!r:.40}'
 
-def _python_floats(v): return type(v) is float or isinstance(v, list)
+def _python_floats(v, a): return type(v) is float or isinstance(v, list) and a.dtype==np.float64
 
-# %% ../nbs/00_steps.ipynb #acb874a5
+# %% ../nbs/00_steps.ipynb #602177c8
 def _leaf(path, v):
     "The `Leaf` that the example value `v` asks for"
     name = '.'.join(map(str, path))
     a, bits = _as_array(name, v)
-    dtype = np.dtype(np.float32) if _python_floats(v) and a.dtype==np.float64 else a.dtype
+    dtype = np.dtype(np.float32) if _python_floats(v, a) else a.dtype
+    if type(v) is int and dtype!=np.int64: raise ValueError(f'{name}: expected a whole number within int64, got {v}; make it a float')
     leaf = Leaf(path, dtype, a.shape, bits)
     if leaf.nbytes==0: raise ValueError(f'{name}: expected at least one number, got shape {a.shape}; drop the field')
     if not leaf.loose: return leaf
     if a.dtype.kind=='c': raise TypeError(f'{name}: expected a real number, got {a.dtype}')
     return leaf._replace(dtype=np.dtype(np.float32), bits_of=None)
 
-# %% ../nbs/00_steps.ipynb #33c86162
+# %% ../nbs/00_steps.ipynb #9130e410
 def encode(leaf, v, lead=()):
     """The value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`.
 
     Raises `ValueError` (shape, ragged, a number that does not fit) or `TypeError` (kind of value), naming the field."""
+    if v.__class__ is np.ndarray and v.dtype is leaf.dtype and v.shape==lead + leaf.shape and leaf.bits_of is None: return v
+    if leaf.loose and v.__class__ is int and abs(v) < 2**127: v = float(v)
     a, bits = _as_array(leaf.name, v)
     if a.shape != lead + leaf.shape:
-        raise ValueError(f'{leaf.name}: expected shape {lead + leaf.shape}, got {a.shape}; every step of a memory has the same shapes')
+        raise ValueError(f'{leaf.name}: expected shape {lead + leaf.shape}, got {a.shape}; '
+                         'every step of a memory has the same shapes')
     if leaf.loose and bits is not None: return v.detach().cpu().float().numpy()
     if bits is leaf.bits_of and a.dtype==leaf.dtype: return a
     if leaf.bits_of is not None: return _encode_bits(leaf, v)
     if bits is not None: raise _lossy(leaf, bits)
-    return _cast(leaf, a, _python_floats(v))
+    return _cast(leaf, a, _python_floats(v, a))
 
 def _cast(leaf, a, rounds):
     if leaf.loose and a.dtype.kind!='c' or rounds and leaf.dtype.kind in 'fc': return _rounded(leaf, a)
@@ -119,21 +137,21 @@ def _cast(leaf, a, rounds):
 
 def _rounded(leaf, a):
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
-    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+    if not np.isfinite(b).all() and not np.array_equal(np.isfinite(a), np.isfinite(b)):
         raise ValueError(f'{leaf.name}: expected a number within {leaf.dtype}, got {str(a):.60}, which overflows; scale it')
     return b
 
 def _encode_bits(leaf, v):
     t = torch.as_tensor(v).detach().cpu()
     b = t.to(leaf.bits_of)
-    if not (_python_floats(v) or torch.equal(b.to(t.dtype), t)): raise _lossy(leaf, t.dtype)
+    if not (_python_floats(v, np.asarray(v)) or torch.equal(b.to(t.dtype), t)): raise _lossy(leaf, t.dtype)
     return b.contiguous().view(getattr(torch, leaf.dtype.name)).numpy()
 
 def _lossy(leaf, dtype):
     return TypeError(f'{leaf.name}: expected {leaf}, got dtype {dtype}, which would lose precision; '
                      'cast it yourself, or give the memory a wider dtype')
 
-# %% ../nbs/00_steps.ipynb #bf9a6c46
+# %% ../nbs/00_steps.ipynb #476cbc68
 def _children(v):
     "Keys and values of a dict or tuple, or None for a leaf"
     if isinstance(v, dict): return list(v.items())
@@ -150,15 +168,18 @@ def _grow(path, v, leaves):
     if kids is None:
         leaves.append(_leaf(path, v))
         return len(leaves) - 1
-    if not kids: raise ValueError(f'{".".join(map(str, path))}: expected something in it, got an empty {type(v).__name__}')
+    name = '.'.join(map(str, path))
+    if not kids: raise ValueError(f'{name}: expected something in it, got an empty {type(v).__name__}')
+    if len({str(k) for k, _ in kids}) < len(kids): raise ValueError(f'{name}: expected keys that differ as strings, got {list(v)}')
     return _like(v, [_grow(path + (k,), o, leaves) for k, o in kids])
 
 def _gather(tree, v, name, out):
     "Append the leaf values of `v`, in the tree's order"
     if isinstance(tree, int): return out.append(v)
-    if not isinstance(v, dict if isinstance(tree, dict) else tuple) or len(v)!=len(tree) or (isinstance(tree, dict) and v.keys()!=tree.keys()):
-        keys = list(tree) if isinstance(tree, dict) else f'{len(tree)} values'
-        raise ValueError(f'{name}: expected a {type(tree).__name__} of {keys}, got {type(v).__name__} {v!r:.60}')
+    keys = list(tree) if isinstance(tree, dict) else f'{len(tree)} values'
+    if not (isinstance(v, dict) and v.keys()==tree.keys() if isinstance(tree, dict) else isinstance(v, tuple) and len(v)==len(tree)):
+        raise ValueError(f'{name}: expected a {type(tree).__name__} of {keys}, got {type(v).__name__} {v!r:.60}; '
+                         'every step of a memory has the same structure')
     for k, sub in _children(tree): _gather(sub, v[k], f'{name}.{k}', out)
 
 def _build(tree, values):
@@ -190,7 +211,7 @@ def _padded(size):
 
 _LINKS = {'_prev': (np.dtype(np.int32), 4), '_next': (np.dtype(np.int32), 4)}
 
-# %% ../nbs/00_steps.ipynb #9dcf21a8
+# %% ../nbs/00_steps.ipynb #139f4ff6
 class Layout:
     "How steps of one type lie in a record and in the columns of a batch"
     def __init__(self, step_type, trees, leaves):
@@ -206,13 +227,14 @@ class Layout:
             raise TypeError(f'step: expected a NamedTuple such as Transition or SimpleStep, got {type(step).__name__} {step!r:.60}')
         leaves: list = []
         trees = [_grow((f,), v, leaves) for f, v in zip(step._fields, step)]
-        return cls(type(step), trees, leaves)
+        return _same_object(cls(type(step), trees, leaves))
 
     @classmethod
     def of_dtype(cls, dtype, step_type):
         "The layout of steps of `step_type` with the fields of a structured numpy dtype; nested ones become dicts"
         fields = getattr(step_type, '_fields', ())
-        if set(fields)!=set(dtype.names): raise ValueError(f'dtype: expected steps with the fields {dtype.names}, got {step_type.__name__}{fields}')
+        if set(fields)!=set(dtype.names):
+            raise ValueError(f'dtype: expected steps with the fields {dtype.names}, got {step_type.__name__}{fields}')
         return cls.of(step_type(*(_example(dtype[f]) for f in fields)))
 
     def to_plain(self):
@@ -225,7 +247,7 @@ class Layout:
         "The layout that `to_plain` wrote down; a `ValueError` if it isn't `known`'s"
         leaves: list = []
         trees = [_tree_of((f,), o, plain['leaves'], leaves) for f, o in zip(plain['fields'], plain['trees'])]
-        layout = cls(_known_type(plain['name'], tuple(plain['fields'])), trees, leaves)
+        layout = _same_object(cls(_known_type(plain['name'], tuple(plain['fields'])), trees, leaves))
         if known is None: return layout
         if layout!=known or plain['name']!=known.step_type.__name__: raise ValueError(f'state: expected steps of {known}, got {layout}')
         return known
@@ -246,11 +268,16 @@ class Layout:
         t = type(step)
         return t is self.step_type or (getattr(t, '_fields', None)==self.fields and t.__name__==self.step_type.__name__)
 
-    def values(self, step):
-        "The leaf values of one step (or of a step of stacked arrays), as they came"
+    def check_type(self, step):
+        "A `TypeError` unless `step` is of this layout's type"
         if not self.same_type(step):
             raise TypeError(f'step: expected {self.step_type.__name__}{self.fields}, got {type(step).__name__} {step!r:.80}; '
                             'a memory holds one type of step')
+
+    def values(self, step):
+        "The leaf values of one step (or of a step of stacked arrays), as they came"
+        self.check_type(step)
+        if self.flat: return list(step)
         out: list = []
         for f, tree, v in zip(self.fields, self.trees, step): _gather(tree, v, f, out)
         return out
@@ -261,6 +288,7 @@ class Layout:
 
     def select(self, fields):
         "The layout of some of the fields, in the order given"
+        if isinstance(fields, str) or not fields: raise ValueError(f'fields: expected some of {self.fields}, in a list, got {fields!r}')
         for f in fields:
             if f not in self.fields: raise ValueError(f'fields: no field {f!r}; there are {self.fields}')
         if tuple(fields)==self.fields: return self
@@ -270,7 +298,16 @@ class Layout:
 
     def __eq__(self, o): return isinstance(o, Layout) and (self.fields, self.trees, self.leaves)==(o.fields, o.trees, o.leaves)
     def __hash__(self): return hash((self.fields, self.leaves))
-    def __repr__(self): return f'Layout({self.step_type.__name__}: ' + ', '.join(f'{o.name} {o}' for o in self.leaves) + f'; {self.record.itemsize} bytes)'
+    def __repr__(self):
+        leaves = ', '.join(f'{o.name} {o}' for o in self.leaves)
+        return f'Layout({self.step_type.__name__}: {leaves}; {self.record.itemsize} bytes)'
+
+_layouts: dict = {}
+
+def _same_object(layout):
+    "The one `Layout` object for equal layouts of one step type: comparing then costs nothing"
+    if len(_layouts) > 1000: _layouts.clear()
+    return _layouts.setdefault((layout.step_type, layout), layout)
 
 def _known_type(name, fields):
     "SimpleStep, Transition, or a NamedTuple like the one that had this name and these fields"
@@ -306,7 +343,7 @@ def _renumber(tree, leaves, out):
     out.append(leaves[tree])
     return len(out) - 1
 
-# %% ../nbs/00_steps.ipynb #98c1fb8e
+# %% ../nbs/00_steps.ipynb #6838d843
 class _Derived(type):
     "The class of step types made at run time"
 
@@ -316,11 +353,11 @@ def derived_type(name, fields, defaults=()):
 
 @cache
 def _derive(name, fields, defaults):
-    base = namedtuple(name, fields, defaults=defaults)
+    base = namedtuple(name, fields, defaults=defaults)      # type: ignore[misc]
     return _Derived(name, (base,), dict(__slots__=(), _derived=(name, fields, defaults), __module__=__name__))
 
 def part_type(step_type, fields):
     "The type of a step that has only `fields` of `step_type`"
     return derived_type(step_type.__name__, fields)
 
-copyreg.pickle(_Derived, lambda t: (derived_type, t._derived))
+copyreg.pickle(_Derived, lambda t: (derived_type, t._derived))      # type: ignore[attr-defined]

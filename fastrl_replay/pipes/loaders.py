@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Facade', 'same', 'make_loader', 'as_node']
 
-# %% ../../nbs/55_loaders.ipynb #25913499
+# %% ../../nbs/55_loaders.ipynb #256ee215
+from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from ..batch import Batch
 
-# %% ../../nbs/55_loaders.ipynb #3b98b9fd
+# %% ../../nbs/55_loaders.ipynb #dab259f0
 class Facade(IterableDataset):
     "What a DataLoader sees of a pipe: something to iterate, without a length; the pipe itself is `.pipe`"
     def __init__(self, pipe): self.pipe = pipe
@@ -20,15 +20,15 @@ def same(item):
     "The item, as it is"
     return item
 
-def make_loader(pipe, **kw):
+def make_loader(pipe, **kw: Any):
     "A DataLoader that hands on the batches of `pipe` as they come; `kw` go to the DataLoader, but for those that can't work here"
     for name in ('batch_size', 'shuffle', 'sampler', 'batch_sampler', 'drop_last'):
         if name in kw: raise ValueError(f'{name}: a replay yields whole batches already; set bs on the replay')
     if kw.get('num_workers', 0):
         raise ValueError('num_workers: a replay lives in the learner\'s process, where priorities come back; each worker would fill and '
                          'sample a copy of its own. Leave num_workers at 0')
-    kw = dict(collate_fn=same, generator=torch.Generator().manual_seed(0)) | kw
-    return DataLoader(Facade(pipe), batch_size=None, **kw)
+    options: dict[str, Any] = dict(collate_fn=same, generator=torch.Generator().manual_seed(0)) | kw      # a seed nobody uses
+    return DataLoader(Facade(pipe), batch_size=None, **options)
 
 # %% ../../nbs/55_loaders.ipynb #7117f417
 def as_node(pipe):

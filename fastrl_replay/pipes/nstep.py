@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['NStep']
 
-# %% ../../nbs/51_nstep.ipynb #13a5b5c0
+# %% ../../nbs/51_nstep.ipynb #ec4b74ef
 import numbers
 from collections import deque
 from typing import Any
 import numpy as np
 from numba import njit
 from ..steps import Layout, Leaf, encode
-from ..batch import Batch, aligned, carve, column_plan, _make, _stored
+from ..batch import Batch, aligned, column_plan, _from_buffer, _make, _stored
 from ..compat import IterDataPipe, datapipe
-from ..sources import Resumable
+from ..sources import Resumable, pickled_state
 from ..windows import _LAST, _StepWindows, _places
 
-# %% ../../nbs/51_nstep.ipynb #306fd97a
+# %% ../../nbs/51_nstep.ipynb #c8852728
 @njit(cache=True)
 def _walk(start, length, following, rewards, own, powers):
     "Last row, reward and discount of the window of `length` rows that begins at row `start`"
@@ -59,7 +59,12 @@ def _scan(streams, n_streams, ends, step_n, episode_n, rewards, own, powers):
                 length[s] -= 1
     return first[:found], last[:found], total[:found], weight[:found], cut[:found], np.flatnonzero(pending)
 
-# %% ../../nbs/51_nstep.ipynb #2f991e6f
+@njit(cache=True)
+def _bounds(streams):
+    "The least and the greatest stream number"
+    return streams.min(), streams.max()
+
+# %% ../../nbs/51_nstep.ipynb #3475220d
 class _Columns:
     "The chunks of one layout: which leaf is what, and the layout that comes out"
     def __init__(self, layout):
@@ -85,8 +90,8 @@ class _Columns:
 
     def scan(self, arrays, streams, powers, ends=None):
         "What `_scan` finds in these rows"
-        def get(f, dt, otherwise=0): return self.column(arrays, f, otherwise).astype(dt)
-        least, most = int(streams.min()), int(streams.max())
+        def get(f, dt, otherwise=0): return np.asarray(self.column(arrays, f, otherwise), dt)
+        least, most = _bounds(streams)
         if most - least > 4*len(streams) + 1000: least, most, streams = 0, len(streams), np.unique(streams, return_inverse=True)[1]
         if ends is None: ends = get('terminated', bool) | get('truncated', bool)
         return _scan(streams - least, most - least + 1, ends, get('step_n', np.int64), get('episode_n', np.int64),
@@ -95,15 +100,15 @@ class _Columns:
     def gather(self, arrays, first, last, total, weight, cut):
         "The n-step transitions as a `Batch`"
         n = len(first)
-        raw = aligned(column_plan(self.out, n, False)[1], np.zeros)
-        made = carve(self.out, raw, n, False)
-        for a, o, from_last in zip(arrays, made, self.from_last): o[...] = a[last if from_last else first]
+        batch = _from_buffer(self.out, n, aligned(column_plan(self.out, n, False)[1], np.zeros), 0, None)
+        made = batch._arrays
+        for a, o, from_last in zip(arrays, made, self.from_last): a.take(last if from_last else first, 0, o, 'clip')
         made[self.at['reward']][...] = total
         made[self.at.get('discount', -1)][...] = weight
         made[self.at['truncated']][...] |= cut
-        return _make(self.out, n, _raw=raw, _arrays=made)
+        return batch
 
-# %% ../../nbs/51_nstep.ipynb #5c10fe15
+# %% ../../nbs/51_nstep.ipynb #fffea77c
 class _RowWindows:
     "The open windows of streams that come in chunks: rows that wait, in the order of their arrival"
     columns: Any = None         # the `_Columns` of the last chunk
@@ -122,7 +127,7 @@ class _RowWindows:
             arrays = [np.concatenate(o) for o in zip(self.arrays, arrays)]
             streams = np.concatenate([self.streams, streams])
         *found, waiting = columns.scan(arrays, streams, self.powers)
-        self._keep(columns, [a[waiting] for a in arrays], streams[waiting], len(batch))
+        self._keep(columns, [a.take(waiting, 0) for a in arrays], streams[waiting], len(batch))
         return columns.gather(arrays, *found) if len(found[0]) else None
 
     def close_all(self):
@@ -146,7 +151,6 @@ class _RowWindows:
 
     def hand_over(self):
         "What waits, as pairs of stream and step; nothing waits then"
-        if not len(self): return []
         rows = _make(self.columns.layout, len(self), _arrays=self.arrays)
         pairs = list(zip(self.streams.tolist(), rows))
         self._keep(self.columns, self.arrays, self.streams[:0], 0)
@@ -171,7 +175,7 @@ def _stream_numbers(columns, arrays, batch):
     if 'env_id' in columns.at: return arrays[columns.at['env_id']].astype(np.int64)
     return np.asarray(getattr(batch, '_streams', range(len(batch))), np.int64)
 
-# %% ../../nbs/51_nstep.ipynb #68e5c373
+# %% ../../nbs/51_nstep.ipynb #4ec1c642
 @datapipe('n_step')
 class NStep(IterDataPipe):
     """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the episode's end, `discount` = γᵐ, the next
@@ -195,6 +199,7 @@ class NStep(IterDataPipe):
         self._ready: deque[Any] = deque()
 
     def __iter__(self): return self._run()
+    __getstate__ = pickled_state
 
     def _run(self):
         ready = self._ready
@@ -209,7 +214,8 @@ class NStep(IterDataPipe):
         return () if made is None else (made,)
 
     def _single(self, item):
-        for stream, step in self._rows.hand_over(): self._steps.add(step, stream)
+        if len(self._rows):
+            for stream, step in self._rows.hand_over(): self._steps.add(step, stream)
         if not isinstance(item, list): return self._steps.add(item)
         for step in item: self._steps.places(step)      # a list with something wrong in it changes nothing
         made = [o for row, step in enumerate(item) for o in self._steps.add(step, row)]

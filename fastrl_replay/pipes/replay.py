@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['batches_due', 'ExperienceReplay', 'PrioritizedReplay']
 
-# %% ../../nbs/52_replay.ipynb #12787d89
+# %% ../../nbs/52_replay.ipynb #3938517e
 from fractions import Fraction
 from numbers import Rational
 from ..batch import Batch
@@ -14,6 +14,7 @@ from ..memory import ReplayMemory, _whole
 from .loaders import make_loader
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
+from ..sources import Resumable, pickled_state
 
 # %% ../../nbs/52_replay.ipynb #97a4836e
 def _ratio(steps_per_batch):
@@ -27,7 +28,7 @@ def batches_due(n, min_sz, ratio):
     "How many batches should have been drawn after `n` steps, one every `ratio` (a `Fraction`) from step `min_sz` on"
     return 0 if n < min_sz else 1 + (n - min_sz)*ratio.denominator // ratio.numerator
 
-# %% ../../nbs/52_replay.ipynb #e86dfb17
+# %% ../../nbs/52_replay.ipynb #3ab277ff
 @datapipe('experience_replay')
 class ExperienceReplay(IterDataPipe):
     """Stores the steps of `source_datapipe` (typed steps, lists or `Batch`es of them) and yields uniformly drawn `Batch`es of `bs`.
@@ -36,15 +37,15 @@ class ExperienceReplay(IterDataPipe):
     `replace`: may a transition stand twice in a batch? `return_idxs`: yield `(batch, idxs)`. `freeze_memory`: draw for ever from
     what is there, never pulling the source. `learn`, if given, gets this pipe as `learn.experience_replay`. Other arguments go to
     the `ReplayMemory` (`sampler`, `step`, `dtype`). Everything random comes from `seed`."""
-    def __init__(self, source_datapipe, learn=None, bs=1, max_sz=100, return_idxs=False, *, min_sz=None, steps_per_batch=1, replace=False,
-                 seed=None, freeze_memory=False, sampler=None, **memory_options):
+    def __init__(self, source_datapipe, learn=None, bs=1, max_sz=100, return_idxs=False, *, min_sz=None, steps_per_batch=1,
+                 replace=False, seed=None, freeze_memory=False, sampler=None, **memory_options):
         if sampler is not None and replace: raise ValueError('replace: a sampler of your own decides that itself; leave replace out')
         self.source_datapipe, self.return_idxs, self.freeze_memory = source_datapipe, return_idxs, freeze_memory
         self.bs, self.min_sz = _whole('bs', bs, 1), _whole('min_sz', bs if min_sz is None else min_sz, 1)
         self.steps_per_batch = _ratio(steps_per_batch)
         self.memory = ReplayMemory(max_sz, Uniform(replace) if sampler is None else sampler, seed=seed, **memory_options)
         if sampler is None and not replace: self._check_room()
-        self.n_batches = 0
+        self.n_batches, self._place = 0, Resumable()
         if learn is not None: learn.experience_replay = self
 
     def _check_room(self):
@@ -55,19 +56,21 @@ class ExperienceReplay(IterDataPipe):
 
     def __iter__(self):
         refuse_worker(type(self).__name__)
-        while self.freeze_memory: yield self.sample()
-        source = iter(self.source_datapipe)
+        self._place.check(self.source_datapipe)
         while True:
-            while self.n_batches < batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch):
+            while self.freeze_memory: yield self.sample()
+            if self.n_batches < batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch):
                 self.n_batches += 1
                 yield self.sample()
-            try: item = next(source)
-            except StopIteration: return
-            self._put(item)
+            elif not self._pull(): return
 
-    def _put(self, item):
+    def _pull(self):
+        "Store the next item of the source; False at its end"
+        try: item = self._place.pull(self.source_datapipe)
+        except StopIteration: return False
         if isinstance(item, (Batch, list)): self.memory.extend(item)
         else: self.memory.add(item)
+        return True
 
     def add(self, step, priority=None):
         "Store one step, as `ReplayMemory.add`; a `RuntimeError` if the memory is frozen"
@@ -95,6 +98,7 @@ class ExperienceReplay(IterDataPipe):
         "A DataLoader over this pipe, without a length and with a random generator of its own; `kw` go to the DataLoader"
         return make_loader(self, **kw)
 
+    def __getstate__(self): return pickled_state(self)
     def __len__(self): return len(self.memory)
     def __bool__(self): return True
     @property
@@ -114,22 +118,24 @@ class ExperienceReplay(IterDataPipe):
         "Go on from a `state_dict`; a `ValueError` unless the memory holds the transitions it held then"
         here = [self.memory.first_id, self.memory.n_added]
         if list(state['ids'])!=here:
-            raise ValueError(f'state: expected a memory of ids {state["ids"][0]} to {state["ids"][1] - 1}, got one of {here[0]} to {here[1] - 1}; '
-                             'load the memory first')
+            raise ValueError(f'state: expected a memory of ids {state["ids"][0]} to {state["ids"][1] - 1}, '
+                             f'got one of {here[0]} to {here[1] - 1}; load the memory first')
         if state['source'] is not None: self.source_datapipe.load_state_dict(state['source'])
         self.n_batches, self.memory.sampler.n_batches = int(state['n_batches']), int(state['sampler_batches'])
         self.memory.rng.set_state(state['rng'])
 
-    def __repr__(self): return f'{type(self).__name__}(bs={self.bs}, min_sz={self.min_sz}, steps_per_batch={self.steps_per_batch}; {self.memory!r})'
+    def __repr__(self):
+        return f'{type(self).__name__}(bs={self.bs}, min_sz={self.min_sz}, steps_per_batch={self.steps_per_batch}; {self.memory!r})'
 
-# %% ../../nbs/52_replay.ipynb #ff09db65
+# %% ../../nbs/52_replay.ipynb #a830e6b6
 @datapipe('prioritized_replay')
 class PrioritizedReplay(ExperienceReplay):
     """`ExperienceReplay` whose transitions are drawn in proportion to p^alpha, p = |td error| + eps (Schaul et al. 2016, section 3.3).
 
     `beta` (a number, or a schedule of the batches drawn so far) shapes the importance weights; `batch.update_priorities(td_errors)`
     takes the errors back. Draws are with replacement by nature, so there is no `replace`."""
-    def __init__(self, source_datapipe, learn=None, bs=1, max_sz=100, return_idxs=False, *, alpha=.6, beta=.4, eps=1e-6, normalize='batch', **kw):
+    def __init__(self, source_datapipe, learn=None, bs=1, max_sz=100, return_idxs=False, *, alpha=.6, beta=.4, eps=1e-6,
+                 normalize='batch', **kw):
         if 'replace' in kw: raise TypeError('replace: prioritized draws are always with replacement; leave it out')
         sampler = Proportional(alpha=alpha, beta=beta, eps=eps, normalize=normalize)
         super().__init__(source_datapipe, learn, bs, max_sz, return_idxs, sampler=sampler, **kw)

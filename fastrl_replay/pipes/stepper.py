@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GymStepper']
 
-# %% ../../nbs/50_stepper.ipynb #4c5ecd88
+# %% ../../nbs/50_stepper.ipynb #5fafc1c4
 import numbers
 import gymnasium as gym
 import numpy as np
@@ -15,9 +15,9 @@ from torch.utils.data import get_worker_info
 from ..steps import SimpleStep
 from ..compat import IterDataPipe, datapipe
 from ..envs import _Single, _Vector, _check_step_type, _maker
-from ..sources import Resumable
+from ..sources import Resumable, pickled_state
 
-# %% ../../nbs/50_stepper.ipynb #9501182a
+# %% ../../nbs/50_stepper.ipynb #521d51fd
 _MOST = 1000        # environments that one pass over a source may make
 
 def _is_env(item): return not isinstance(item, type) and callable(getattr(item, 'step', None)) and callable(getattr(item, 'reset', None))
@@ -31,14 +31,14 @@ def _make_env(item, n):
         if isinstance(e, gym.error.DependencyNotInstalled): raise
         raise ValueError(f'gym_stepper: unknown environment {item!r}: {e}') from None
 
-def _sync(functions): return gym.vector.SyncVectorEnv(functions, autoreset_mode=AutoresetMode.SAME_STEP)
+def _sync(functions): return gym.vector.SyncVectorEnv(functions, autoreset_mode=AutoresetMode.DISABLED)
 
 def _make_vec(item, n):
-    "The environment's own vector form, if it has one; else copies, reset in the same step: no call is wasted"
+    "The environment's own vector form, if it has one; else copies that the stepper resets: no call is wasted on that"
     spec = gym.envs.registry.get(item) if isinstance(item, str) else item
     own = spec is None or 'vectorization_mode' in spec.kwargs or (spec.vector_entry_point is not None and not spec.additional_wrappers)
     if own: return gym.make_vec(item, n)
-    return gym.make_vec(item, n, vectorization_mode='sync', vector_kwargs=dict(autoreset_mode=AutoresetMode.SAME_STEP))
+    return gym.make_vec(item, n, vectorization_mode='sync', vector_kwargs=dict(autoreset_mode=AutoresetMode.DISABLED))
 
 def _check_item(item, n):
     kinds = 'an id, a spec, a function that makes an environment, an environment or a vector environment'
@@ -109,7 +109,7 @@ class _World:
 
     def __reduce__(self): return _World, (self.state(),)
 
-# %% ../../nbs/50_stepper.ipynb #cce9cbd4
+# %% ../../nbs/50_stepper.ipynb #4d7f56ee
 @datapipe('gym_stepper')
 class GymStepper(IterDataPipe):
     """Steps of gymnasium environments, for ever: `step_type`s of one environment, or chunks (`Batch`) of a vector environment.
@@ -137,6 +137,7 @@ class GymStepper(IterDataPipe):
         self._world = _World()
 
     def __iter__(self): return self._run()
+    __getstate__ = pickled_state
 
     def _run(self):
         self._world.place.check(self.source_datapipe)

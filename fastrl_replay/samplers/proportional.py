@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['Proportional']
 
-# %% ../../nbs/31_proportional.ipynb #f2a22f9a
+# %% ../../nbs/31_proportional.ipynb #a34c9e2f
 import numpy as np
 from numba import njit
 from ..kernels import prefetch
-from ..sumtree import find, first_leaf, lows_of, new_tree, power, priorities_of, resum_many, resum_run
+from ..sumtree import ends_at, find, first_leaf, leaf_numbers, leaf_of, lows_at, new_tree, power, resum_many, resum_run
 from .uniform import Sampler, advance, as_priorities, as_slots, checked, shuffle, words_of
 
-# %% ../../nbs/31_proportional.ipynb #e078774e
+# %% ../../nbs/31_proportional.ipynb #4be1637e
 @njit(cache=True, error_model='numpy')
 def weigh(leaves, total, lowest, beta, probs, weights):
     "P = leaf / total and w = (N·P)^-beta / max w = (lowest leaf / leaf)^beta: N and the total cancel"
@@ -22,7 +22,7 @@ def weigh(leaves, total, lowest, beta, probs, weights):
 @njit(cache=True, error_model='numpy')
 def draw_proportional(slots, probs, weights, words, tree, n, beta):
     "Draw `slots` from the mass of the first `n` leaves, stratified, in random order, and their `probs` and `weights`"
-    bs, first, total = slots.shape[0], first_leaf(tree), tree[3]
+    bs, first, total = slots.shape[0], first_leaf(tree), tree[7]
     state = (words[0], words[1], words[2], words[3])
     leaves = np.empty(bs)
     stratum = (total if total > 0. else np.float64(n)) / bs
@@ -36,16 +36,16 @@ def draw_proportional(slots, probs, weights, words, tree, n, beta):
     words[0], words[1], words[2], words[3] = state
     lowest = np.inf
     for i in range(bs):
-        leaves[i] = tree[np.uint64(first + slots[i])] if total > 0. else 1.
+        leaves[i] = tree[np.uint64(leaf_of(first, slots[i]))] if total > 0. else 1.
         lowest = min(lowest, leaves[i])
-    if lows_of(tree).shape[0] and total > 0.: lowest = lows_of(tree)[3]       # normalize='memory'
+    if lows_at(tree) and total > 0.: lowest = tree[lows_at(tree) + 7]          # normalize='memory'
     weigh(leaves, total if total > 0. else np.float64(n), lowest, beta, probs, weights)
 
-# %% ../../nbs/31_proportional.ipynb #f7954a36
+# %% ../../nbs/31_proportional.ipynb #62a7a040
 @njit(cache=True, error_model='numpy')
 def write_priorities(tree, slots, values, n, alpha, eps):
     "p = |value| + eps for `slots`, the last of duplicates; returns 0, or, with nothing changed, 1: a value isn't finite, 2: a slot ≥ n"
-    k, first, priorities = slots.shape[0], first_leaf(tree), priorities_of(tree)
+    k, first = slots.shape[0], first_leaf(tree)
     fresh, leaves, finite, inside = np.empty(k), np.empty(k), True, True
     for i in range(k):
         fresh[i] = abs(np.float64(values[i])) + eps
@@ -53,14 +53,15 @@ def write_priorities(tree, slots, values, n, alpha, eps):
         inside &= (slots[i] >= 0) & (slots[i] < n)
     if not (finite and inside): return 1 if inside else 2
     for i in range(k):
-        prefetch(tree, first + slots[i])
-        prefetch(priorities, slots[i])
+        leaf = leaf_of(first, slots[i])
+        prefetch(tree, leaf)
+        prefetch(tree, (leaf >> 3) + 6)
     for i in range(k): leaves[i] = power(fresh[i], alpha)
     for i in range(k):
-        slot = np.uint64(slots[i])
-        priorities[slot], tree[np.uint64(first) + slot] = fresh[i], leaves[i]
+        leaf = np.uint64(leaf_of(first, slots[i]))
+        tree[leaf], tree[leaf + np.uint64(4)] = leaves[i], fresh[i]
     largest = tree[2]
-    for i in range(k): largest = max(largest, priorities[np.uint64(slots[i])])
+    for i in range(k): largest = max(largest, tree[np.uint64(leaf_of(first, slots[i]) + 4)])
     tree[2] = largest
     resum_many(tree, slots)
     return 0
@@ -68,11 +69,12 @@ def write_priorities(tree, slots, values, n, alpha, eps):
 @njit(cache=True, error_model='numpy')
 def write_run(tree, slot, m, alpha, given):
     "The priorities `given` (float64[m], or of length 0: the largest seen) for the `m` slots from `slot` on, over the end to 0"
-    capacity, first, priorities, largest, start = np.int64(tree[1]), first_leaf(tree), priorities_of(tree), tree[2], slot
-    leaf = power(largest, alpha)
+    capacity, first, largest, start = np.int64(tree[1]), first_leaf(tree), tree[2], slot
+    usual = power(largest, alpha)
     for i in range(m):
         p = given[i] if given.shape[0] else largest
-        priorities[slot], tree[first + slot] = p, (power(p, alpha) if given.shape[0] else leaf)
+        leaf = leaf_of(first, slot)
+        tree[leaf], tree[leaf + 4] = (power(p, alpha) if given.shape[0] else usual), p
         tree[2] = max(tree[2], p)
         slot = slot + 1 if slot + 1 < capacity else 0
     resum_run(tree, start, min(start + m, capacity))
@@ -81,13 +83,16 @@ def write_run(tree, slot, m, alpha, given):
 @njit(cache=True, error_model='numpy')
 def write_leaves(tree, n, alpha):
     "All leaves from the priorities of the first `n` slots, none after them, and all sums"
-    capacity, first, priorities = np.int64(tree[1]), first_leaf(tree), priorities_of(tree)
-    for slot in range(n): tree[first + slot] = power(priorities[slot], alpha)
-    priorities[n:] = 0.
-    tree[first + n:first + capacity] = 0.
-    resum_run(tree, 0, capacity)
+    first = first_leaf(tree)
+    for slot in range(n):
+        leaf = leaf_of(first, slot)
+        tree[leaf] = power(tree[leaf + 4], alpha)
+    for slot in range(n, np.int64(tree[1])):
+        leaf = leaf_of(first, slot)
+        tree[leaf] = tree[leaf + 4] = 0.
+    resum_run(tree, 0, np.int64(tree[1]))
 
-# %% ../../nbs/31_proportional.ipynb #4940f627
+# %% ../../nbs/31_proportional.ipynb #998dfae6
 _NONE = np.empty(0)
 
 class Proportional(Sampler):
@@ -118,14 +123,14 @@ class Proportional(Sampler):
     @property
     def priorities(self):
         "A copy of the priorities of all filled slots (float64[size]), before exponentiation"
-        return _NONE if self._tree is None else priorities_of(self._tree)[:self.size].copy()
+        return _NONE if self._tree is None else self._tree[leaf_numbers(self._tree)[:self.size] + 4]
 
     def _resize(self, capacity): self._build(capacity, self.priorities, self.largest)
 
     def _build(self, capacity, priorities, largest):
         super()._resize(capacity)
         self._tree = new_tree(capacity, lows=self.normalize=='memory')
-        priorities_of(self._tree)[:len(priorities)] = priorities
+        self._tree[leaf_numbers(self._tree)[:len(priorities)] + 4] = priorities
         self._tree[2] = largest
         write_leaves(self._tree, len(priorities), self._alpha)
 
@@ -172,11 +177,11 @@ class Proportional(Sampler):
     def check_valid(self):
         "True, or an `AssertionError` that says what is broken; O(N)"
         if self._tree is None: return super().check_valid()
-        twin, tree, first = new_tree(self.capacity, lows=self.normalize=='memory'), self._tree, first_leaf(self._tree)
-        priorities_of(twin)[:self.size], twin[2] = self.priorities, self.largest
+        twin, tree = new_tree(self.capacity, lows=self.normalize=='memory'), self._tree
+        twin[leaf_numbers(twin)[:self.size] + 4], twin[2] = self.priorities, self.largest
         write_leaves(twin, self.size, self._alpha)
         assert tree.ctypes.data % 64 == 0, 'the tree is not aligned'
-        assert np.isfinite(tree[:first+self.capacity]).all() and tree[:first+self.capacity].min() >= 0, 'a node is negative or not finite'
+        assert (tree[3:ends_at(tree)] >= 0).all() and tree[7] < np.inf, 'a node is negative or not finite'
         assert tree.shape == twin.shape and (tree == twin).all(), 'a leaf or a node is not what the priorities make it'
         assert not self.size or self.largest >= self.priorities.max(), 'a priority is above the largest seen'
         return super().check_valid()

@@ -1,0 +1,357 @@
+"""`ReplayMemory` beside a naive twin, through thousands of random calls, with every invariant checked after each."""
+import numpy as np
+import pytest
+import torch
+
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.steps import SimpleStep
+from twins import CHUNKS, KINDS, Odd, Only, Twin, as_row, column_bytes, dressed, row_bytes, stacked, step_bytes
+
+SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional, normalized=lambda: Proportional(.9, 1., .01, 'memory'))
+
+
+class Pair:
+    "A memory and its twin, on which the same things are done"
+    def __init__(self, kind, max_sz, sampler, seed):
+        self.rng, self.world, self.make, self.kind = np.random.default_rng(seed), {}, KINDS[kind], kind
+        self.memory = ReplayMemory(max_sz, SAMPLERS[sampler](), seed=seed)
+        own = self.memory.sampler
+        self.twin = Twin(max_sz, isinstance(own, Proportional), getattr(own, 'alpha', .6), getattr(own, 'eps', 0))
+        self.replaces = self.twin.prioritized or own.replace
+        self.held = []
+
+    def steps(self, m): return [self.make(self.rng, self.world) for _ in range(m)]
+    def dressed(self, step): return dressed(self.rng, step) if self.twin.n_added else step      # the first one sets the dtypes
+    def given(self, m): return [None, self.rng.exponential(2., m)][self.rng.integers(2)]
+
+    def add(self):
+        [step], p = self.steps(1), self.given(1)
+        priority = None if p is None else [p[0], float(p[0]), torch.tensor(p[0])][self.rng.integers(3)]
+        assert self.memory.add(self.dressed(step), priority)==self.twin.add(step, None if p is None else p[0])
+
+    def extend(self):
+        most = 2*self.memory.max_sz + 2 if self.rng.random() < .1 else 6
+        steps = self.steps(self.rng.integers(1, min(most, 150)))
+        form, p = self.rng.choice(list(CHUNKS)), self.given(len(steps))
+        chunk = CHUNKS[form](list(map(self.dressed, steps)) if form in ('list', 'tuple', 'generator') else steps)
+        ids = self.memory.extend(chunk, p)
+        assert ids.dtype==np.int64 and ids.tolist()==self.twin.extend(steps, p)
+
+    def sample(self):
+        n = len(self.twin.ids)
+        if not n: return
+        bs = int(self.rng.integers(1, 2*n + 2 if self.replaces and n < 50 else min(n, 60) + 1))
+        batch = self.memory.sample(bs)
+        self.check_drawn(batch, bs)
+        self.held = [*self.held[-5:], (batch, list(map(self.twin.steps.__getitem__, batch.ids.tolist())))]
+
+    def check_drawn(self, batch, bs):
+        ids, probs, max_sz = batch.ids.tolist(), self.twin.probs(), self.memory.max_sz
+        assert len(batch)==len(ids)==bs and set(ids) <= set(self.twin.ids)
+        assert self.replaces or len(set(ids))==bs
+        assert batch.idxs.tolist()==[i % max_sz for i in ids]
+        assert column_bytes(batch)==[step_bytes(self.twin.steps[i]) for i in ids]
+        np.testing.assert_allclose(batch.probs.numpy(), [probs[i] for i in ids], rtol=1e-5)
+        assert batch.weights.dtype==torch.float32 and batch.probs.dtype==torch.float32
+        if not self.twin.prioritized:
+            assert batch.weights.tolist()==[1.]*bs
+            return
+        beta, least = self.memory.sampler.beta, [p for p in probs.values() if p]
+        chances = np.array([probs[i] for i in ids])
+        largest = min(least) if self.memory.sampler.normalize=='memory' else chances.min()
+        np.testing.assert_allclose(batch.weights.numpy(), (largest/chances)**beta, rtol=1e-5)
+
+    def update(self):
+        if not self.twin.n_added: return
+        low = max(0, self.twin.first_id - 5) if self.rng.random() < .7 else self.twin.first_id
+        ids = self.rng.integers(low, self.twin.n_added, size=self.rng.integers(0, 12))
+        td = self.rng.standard_normal(len(ids)).astype([np.float32, np.float64][self.rng.integers(2)])
+        if self.rng.random() < .2: td[:] = 0
+        forms = [(ids, td), (ids.tolist(), td.tolist()), (torch.from_numpy(ids), torch.from_numpy(td)), (ids.astype(np.int32), td[:, None])]
+        assert self.memory.update_priorities(*forms[self.rng.integers(4)])==self.twin.update(ids.tolist(), td)
+
+    def update_held(self):
+        "The errors of a batch drawn some time ago: part of it is stale, some of it stands there twice"
+        if not self.held: return
+        batch, _ = self.held[self.rng.integers(len(self.held))]
+        td = self.rng.standard_normal(len(batch)).astype(np.float32)
+        assert batch.update_priorities(torch.from_numpy(td))==self.twin.update(batch.ids.tolist(), td)
+
+    def fetch(self):
+        if not self.twin.n_added: return
+        ids = self.rng.choice(self.twin.ids, self.rng.integers(1, 9))
+        self.check_fetched(self.memory.fetch([ids, ids.tolist(), torch.from_numpy(ids)][self.rng.integers(3)]), ids.tolist())
+
+    def check_fetched(self, batch, ids):
+        assert batch.ids.tolist()==ids and batch.probs is None and batch.weights is None
+        assert column_bytes(batch)==[step_bytes(self.twin.steps[i]) for i in ids]
+
+    def recent(self):
+        if not self.twin.n_added: return
+        k = int(self.rng.integers(1, len(self.twin.ids) + 1))
+        self.check_fetched(self.memory.recent(k), list(self.twin.ids)[-k:])
+
+    def episode(self):
+        fields = set(self.twin.steps[0]._fields) if self.twin.n_added else set()
+        if 'episode_n' not in fields and not {'terminated', 'truncated'} <= fields: return
+        id = int(self.rng.choice(self.twin.ids))
+        self.check_fetched(self.memory.episode(id), self.twin.episode(id))
+
+    def look(self):
+        "By slot: one, some, all"
+        memory, ids = self.memory, self.twin.by_slot
+        if not ids: return
+        k = int(self.rng.integers(len(ids)))
+        assert row_bytes(memory[k])==as_row(self.twin.steps[ids[k]])
+        a, b, c = sorted(self.rng.integers(-len(ids), len(ids) + 3, size=3).tolist())
+        self.check_fetched(memory[a:c:1 + abs(b) % 3], ids[a:c:1 + abs(b) % 3])
+        if len(ids) < 100: assert [row_bytes(o) for o in memory]==[as_row(self.twin.steps[i]) for i in ids]
+
+    def check(self):
+        memory, twin = self.memory, self.twin
+        assert memory.check_valid()
+        assert (len(memory), memory.n_added, memory.first_id, memory.n_stale)==(len(twin.ids), twin.n_added, twin.first_id, twin.n_stale)
+
+    def check_all(self):
+        memory, twin = self.memory, self.twin
+        if not twin.n_added: return
+        self.check_fetched(memory.fetch(list(twin.ids)), list(twin.ids))
+        records = memory._array.records
+        for i in twin.ids:
+            back, ahead = (int(records[o][i % memory.max_sz]) for o in ('_prev', '_next'))
+            assert (back if i - back >= twin.first_id else 0, ahead)==twin.links(i), f'links of {i}'
+        for batch, steps in self.held: assert column_bytes(batch)==list(map(step_bytes, steps)), 'a batch changed while it was held'
+        if twin.prioritized:
+            assert memory.sampler.priorities.tolist()==[twin.priority[i] for i in twin.by_slot]
+            assert memory.sampler.largest==twin.largest
+
+    DO = (add, extend, sample, update, update_held, fetch, recent, episode, look)
+
+    def run(self, n):
+        for k, op in enumerate(self.rng.choice(len(self.DO), n, p=[.3, .15, .15, .1, .08, .06, .05, .06, .05])):
+            self.DO[op](self)
+            self.check()
+            if k % 50==0: self.check_all()
+        self.check_all()
+
+
+@pytest.mark.parametrize('sampler', SAMPLERS)
+@pytest.mark.parametrize('max_sz', [1, 2, 3, 7, 64, 1000])
+def test_beside_the_twin(max_sz, sampler): Pair('simple', max_sz, sampler, seed=max_sz).run(250)
+
+@pytest.mark.parametrize('kind', [o for o in KINDS if o!='simple'])
+def test_every_kind_of_step_beside_the_twin(kind):
+    Pair(kind, 7, 'proportional', seed=1).run(150)
+    Pair(kind, 30, 'uniform', seed=2).run(150)
+
+
+def test_alpha_set_later_re_exponentiates_what_is_stored():
+    pair = Pair('only', 20, 'proportional', seed=3)
+    for alpha in (0., .3, 1., 2.5):
+        pair.run(60)
+        pair.memory.sampler.alpha = pair.twin.alpha = alpha
+    pair.run(60)
+
+
+@pytest.mark.parametrize('sampler', SAMPLERS)
+def test_the_same_seed_gives_the_same_batches_and_another_seed_others(sampler):
+    def drawn(seed):
+        memory, rng = ReplayMemory(50, SAMPLERS[sampler](), seed=seed), np.random.default_rng(0)
+        out = []
+        for k in range(30):
+            memory.extend([KINDS['only'](rng, {}) for _ in range(5)], rng.random(5))
+            batch = memory.sample(4 + k % 3 - (k==0))
+            batch.update_priorities(rng.random(len(batch)))
+            out.append([o.tolist() for o in (batch.ids, batch.probs, batch.weights, batch.x)])
+        return out
+    assert drawn(5)==drawn(5)
+    assert drawn(5)!=drawn(6)
+    assert drawn(None)!=drawn(None)
+
+
+def test_extend_is_add_step_by_step_but_for_the_streams_of_rows():
+    rng = np.random.default_rng(0)
+    steps, p = [KINDS['simple'](rng, world) for world in [{}] for _ in range(57)], rng.random(57)*3
+    for m in (1, 10, 57):
+        one, many = (ReplayMemory(20, Proportional(), seed=0) for _ in range(2))
+        for o, q in zip(steps, p): one.add(o, q)
+        for k in range(0, 57, m): many.extend(steps[k:k+m], p[k:k+m])
+        assert column_bytes(one.recent(20))==column_bytes(many.recent(20))
+        for i in range(37, 57): assert one.episode(i).ids.tolist()==many.episode(i).ids.tolist()
+        assert one.sampler.largest==many.sampler.largest
+        assert one.sampler.priorities.tolist()==many.sampler.priorities.tolist()
+
+
+def test_nothing_random_is_taken_from_the_global_generators():
+    import random
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()     # noqa: NPY002
+    pair = Pair('only', 20, 'proportional', seed=None)
+    for _ in range(30):
+        pair.memory.add(Only(np.zeros(3, np.int32)))
+        pair.memory.sample(3)
+    assert before==(random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())     # noqa: NPY002
+
+
+@pytest.mark.parametrize('sampler', SAMPLERS)
+@pytest.mark.parametrize('max_sz,n', [(30, 47), (64, 64), (10, 7)])
+def test_every_slot_is_drawn_as_often_as_it_should(sampler, max_sz, n):
+    "Chi-square over all slots, the newest and the oldest included, before the memory is full and after it wrapped around"
+    memory = ReplayMemory(max_sz, SAMPLERS[sampler](), seed=11)
+    rng = np.random.default_rng(2)
+    for i in range(n): memory.add(Only(np.full(3, i, np.int32)), float(rng.random() + .1))
+    batches = [memory.sample(5) for _ in range(2000)]
+    counts = np.bincount(np.concatenate([b.ids.numpy() for b in batches]) - memory.first_id, minlength=len(memory))
+    p = getattr(memory.sampler, 'priorities', np.ones(len(memory)))**getattr(memory.sampler, 'alpha', 0)
+    expected = 10000 * (p/p.sum())[np.arange(memory.first_id, memory.n_added) % max_sz]
+    chi2 = ((counts - expected)**2/expected).sum()
+    assert chi2 < len(memory) + 5*np.sqrt(2*len(memory)), f'chi² {chi2:.0f} for {len(memory)} slots'
+    assert counts.min() > 0
+
+
+@pytest.mark.parametrize('sampler', SAMPLERS)
+def test_the_order_of_rows_says_nothing(sampler):
+    "Slot, age and priority are uncorrelated with the place in the batch"
+    memory, rng = ReplayMemory(100, SAMPLERS[sampler](), seed=4), np.random.default_rng(0)
+    for i in range(130): memory.add(Only(np.full(3, i, np.int32)), float(rng.random()))
+    batches = [memory.sample(40) for _ in range(700)]
+    place = np.tile(np.arange(40), 700)
+    ids, probs = (np.concatenate([getattr(b, o).numpy() for b in batches]) for o in ('ids', 'probs'))
+    for what in (ids, ids % 100, probs + 1e-9*rng.random(len(probs))):
+        assert abs(np.corrcoef(place, what)[0, 1]) < 5/np.sqrt(len(place))
+    first = np.array([b.ids[0].item() for b in batches])
+    last = np.array([b.ids[-1].item() for b in batches])
+    assert abs(np.corrcoef(first, last)[0, 1]) < 5/np.sqrt(len(batches))
+    assert (first < last).mean()==pytest.approx(.5, abs=.1)
+
+
+def test_draws_without_replacement_at_every_size():
+    memory = ReplayMemory(40, seed=0)
+    for i in range(55): memory.add(Only(np.full(3, i, np.int32)))
+    for bs in range(1, 41):
+        for _ in range(5): assert len(set(memory.sample(bs).ids.tolist()))==bs
+    assert sorted(memory.sample(40).ids.tolist())==list(range(15, 55))
+
+
+def test_prioritized_draws_are_stratified():
+    "Each of bs equal slices of the mass gives one row: a leaf that fills k slices stands k times in the batch, give or take one"
+    memory, rng = ReplayMemory(16, Proportional(alpha=1.), seed=0), np.random.default_rng(5)
+    p = rng.random(16)
+    memory.extend([Only(np.zeros(3, np.int32))]*16, p)
+    for bs in (1, 7, 32, 50):
+        for _ in range(50):
+            counts = np.bincount(memory.sample(bs).ids.numpy(), minlength=16)
+            assert (np.abs(counts - bs*p/p.sum()) < 2).all()
+
+
+def test_a_transition_without_priority_is_drawn_only_if_there_is_no_other():
+    memory = ReplayMemory(8, Proportional(alpha=.6), seed=0)
+    memory.extend([Only(np.zeros(3, np.int32))]*8, np.zeros(8))
+    assert set(memory.sample(64).ids.tolist())==set(range(8))           # all zero: uniform
+    np.testing.assert_array_equal(memory.sample(64).probs, np.float32(1/8))
+    memory.add(Only(np.zeros(3, np.int32)), 1e-12)
+    assert set(memory.sample(64).ids.tolist())=={8}
+
+
+def test_old_priorities_never_touch_a_newer_transition():
+    memory = ReplayMemory(4, Proportional(eps=0.), seed=0)
+    ids = memory.extend([Only(np.zeros(3, np.int32))]*4)
+    memory.extend([Only(np.ones(3, np.int32))]*2)
+    assert memory.update_priorities(ids, [7., 7., 3., 2.])==2
+    assert (memory.n_stale, memory.sampler.largest)==(2, 3.)
+    assert memory.sampler.priorities.tolist()==[1., 1., 3., 2.]
+    assert memory.update_priorities([3, 3, 0, 3], [9., 8., 100., .5])==1
+    assert (memory.n_stale, memory.sampler.largest, memory.sampler.priorities.tolist())==(3, 3., [1., 1., 3., .5])
+
+
+def test_under_uniform_priorities_are_checked_and_change_nothing():
+    memory = ReplayMemory(4, seed=0)
+    ids = memory.extend([Only(np.zeros(3, np.int32))]*6)
+    assert memory.update_priorities(ids, np.ones(6))==0
+    assert memory.n_stale==2
+
+
+def test_td_errors_keep_double_precision():
+    memory = ReplayMemory(4, Proportional(eps=0.), seed=0)
+    memory.extend([Only(np.zeros(3, np.int32))]*4)
+    for form in (list, np.array, lambda v: torch.tensor(v, dtype=torch.float64)):
+        memory.update_priorities([0, 1], form([1/3, 1e300]))
+        assert memory.sampler.priorities.tolist()==[1/3, 1e300, 1., 1.]
+        memory.update_priorities([0, 1], [1., 1.])
+
+
+def test_streams_that_are_over_are_forgotten():
+    "One stream for every episode is no leak, whichever way the steps come in"
+    one, many = (ReplayMemory(4, seed=0) for _ in range(2))
+    def step(i): return SimpleStep(np.zeros(2, np.float32), 0, np.zeros(2, np.float32), env_id=i)
+    for i in range(1000): one.add(step(i))
+    for i in range(0, 1000, 4): many.extend([step(i + k) for k in range(4)])
+    for memory in (one, many):
+        memory.check_valid()
+        assert sum(o.numel()*o.element_size() for o in memory.state_dict()['array'].values() if isinstance(o, torch.Tensor)) < 10_000
+
+
+def test_a_memory_copies_at_once_and_hands_out_nothing_of_its_own():
+    "An environment that reuses its buffer, and a user who writes into what was read"
+    memory, state = ReplayMemory(10, seed=0), np.zeros(3, np.int32)
+    for i in range(5):
+        state[:] = i
+        if i % 2: memory.add(Only(state))
+        else: memory.extend([Only(state)])
+    state[:] = 77
+    for o in (memory[0], next(iter(memory))): o.x[:] = 88
+    for o in (memory.fetch([0, 1]), memory[0:3], memory.recent(5), memory.sample(5)): o.x.fill_(99)
+    memory.state_dict()['array']['records'].zero_()
+    assert memory.recent(5).x[:, 0].tolist()==[0, 1, 2, 3, 4]
+
+
+def test_two_memories_of_one_process_and_of_one_step_type_share_nothing():
+    a, b = (ReplayMemory(10, Proportional(), seed=0) for _ in range(2))
+    a.extend([Only(np.full(3, 1, np.int32))]*10)
+    b.extend([Only(np.full(3, 2, np.int32))]*10)
+    held = [(m, m.sample(6)) for _ in range(10) for m in (a, b)]
+    a.update_priorities([1], [5.])
+    assert (a.sampler.largest, b.sampler.largest)==(pytest.approx(5.), 1.)
+    for m, batch in held: assert (batch.x==(1 if m is a else 2)).all()
+    assert held[0][1].update_priorities(np.full(6, 9.)) and b.sampler.largest==1.
+
+
+def test_fields_chosen_for_a_batch():
+    memory, rng = ReplayMemory(10, seed=0), np.random.default_rng(0)
+    memory.extend([KINDS['odd'](rng, {}) for _ in range(10)])
+    whole = ReplayMemory(10, seed=0)
+    whole.load_state_dict(memory.state_dict())
+    part, full = memory.sample(5, fields=['weights', 'ids', 'columns']), whole.sample(5)
+    assert part.step_type._fields==('weights', 'ids', 'columns')
+    assert part.ids.tolist()==full.ids.tolist()
+    for f in part.step_type._fields: assert torch.equal(part[f], full[f])
+
+
+def test_a_dtype_may_be_given():
+    dtype = np.dtype([('count', 'i2'), ('ids', 'f8'), ('to', '?'), ('weights', 'f4'), ('index', 'i4'), ('replace', 'u1', (3,)), ('probs', 'f4'),
+                      ('columns', 'f2'), ('step_type', [('a', 'f4'), ('b', 'i8')])])
+    memory = ReplayMemory(5, dtype=dtype, seed=0)
+    memory.add(Odd(ids=.1, replace=[1, 2, 255], to=True, weights=.5, index=3, count=4, probs=.25, columns=.5, step_type=dict(a=.1, b=2)))
+    batch = memory.recent(1)
+    got = {f: mapped_dtypes(batch[f]) for f in Odd._fields}
+    assert got==dict(ids=torch.float64, replace=torch.uint8, to=torch.bool, weights=torch.float32, index=torch.int32, count=torch.int16,
+                     probs=torch.float32, columns=torch.float16, step_type=dict(a=torch.float32, b=torch.int64))
+    assert batch['ids'].item()==.1
+
+def mapped_dtypes(v): return {k: mapped_dtypes(o) for k, o in v.items()} if isinstance(v, dict) else v.dtype
+
+
+def test_len_is_never_falsy_and_an_empty_memory_answers():
+    memory = ReplayMemory(5)
+    assert memory and len(memory)==0 and list(memory)==[] and memory.n_added==memory.first_id==memory.n_stale==memory.nbytes==0
+    assert memory.check_valid() and 'ReplayMemory' in repr(memory)
+    assert memory.extend([]).tolist()==[] and memory.update_priorities([], [])==0
+
+
+def test_a_chunk_much_longer_than_the_memory():
+    memory = ReplayMemory(3, Proportional(eps=0.), seed=0)
+    ids = memory.extend(stacked([Only(np.full(3, i, np.int32)) for i in range(100)]), np.arange(100.))
+    assert ids.tolist()==list(range(100)) and (len(memory), memory.first_id)==(3, 97)
+    assert memory.recent(3).x[:, 0].tolist()==[97, 98, 99]
+    assert memory.check_valid()

@@ -1,0 +1,59 @@
+"Schedules: both ends exactly, monotone between, written down and read again"
+import json, pickle
+
+import pytest
+from hypothesis import given, strategies as st
+
+from fastrl_replay.schedules import ExponentialSchedule, LinearSchedule, check_schedule, schedule_from, schedule_state, value_at
+
+numbers = st.floats(-1e6, 1e6)
+positive = st.floats(1e-6, 1e6)
+lengths = st.integers(1, 10**9)
+
+
+@given(numbers, numbers, lengths)
+def test_linear_ends_are_exact(start, end, n):
+    s = LinearSchedule(start, end, n)
+    assert s(0) == start and s(n) == end and s(n + 1) == end and s(10*n) == end and s(-1) == start
+
+
+@given(positive, positive, lengths)
+def test_exponential_ends_are_exact(start, end, n):
+    s = ExponentialSchedule(start, end, n)
+    assert s(0) == start and s(n) == end and s(n + 5) == end
+
+
+@given(numbers, numbers, lengths, st.floats(0, 1))
+def test_linear_stays_between_its_ends(start, end, n, part):
+    v = LinearSchedule(start, end, n)(int(part*n))
+    slack = 1e-9*(abs(start) + abs(end) + 1)
+    assert min(start, end) - slack <= v <= max(start, end) + slack
+
+
+@given(positive, positive, lengths)
+def test_saved_as_json_and_loaded(start, end, n):
+    for s in (LinearSchedule(start, end, n), ExponentialSchedule(start, end, n)):
+        assert schedule_from(json.loads(json.dumps(schedule_state(s)))) == s
+        assert pickle.loads(pickle.dumps(s)) == s
+
+
+def test_middle(): assert LinearSchedule(1., 0., 4)(1) == .75 and ExponentialSchedule(1., .01, 2)(1) == pytest.approx(.1)
+
+
+@pytest.mark.parametrize('args', [(1, 0, 0), (1, 0, -3), (1, 0, 2.5), (1, 0, None), (float('nan'), 0, 9), (1, float('inf'), 9), ('1', 0, 9),
+                                  (None, 0, 9), (1, 0, True)])
+@pytest.mark.parametrize('kind', [LinearSchedule, ExponentialSchedule])
+def test_bad_arguments_are_named(kind, args):
+    with pytest.raises(ValueError, match=rf'{kind.__name__}: (start|end|n): expected'): kind(*args)
+
+
+def test_a_ratio_needs_positive_ends():
+    with pytest.raises(ValueError, match='above 0'): ExponentialSchedule(1., 0., 9)
+
+
+def test_number_or_schedule():
+    assert value_at(.3, 99) == .3 and value_at(lambda k: k + 1, 99) == 100
+    assert check_schedule('beta', .4) == .4
+    for bad in ('x', None, [1], True):
+        with pytest.raises(TypeError, match='beta: expected'): check_schedule('beta', bad)
+    with pytest.raises(ValueError, match='beta: expected'): check_schedule('beta', float('nan'))
