@@ -11,15 +11,22 @@ import numpy as np
 import torch
 from .steps import Layout, encode, _as_array, _build, _children, _like, _BITS
 
-# %% ../nbs/04_batch.ipynb #324506f6
+# %% ../nbs/04_batch.ipynb #fdc2a593
 _HEAD = (np.dtype(np.int64), np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.float32))   # idxs, ids, probs, weights
 
 def column_plan(layout, bs, head=True):
     "Offset, dtype and shape of each column of a batch of `bs` rows in its buffer, and the buffer's size in bytes"
+    plans = layout.__dict__.setdefault('_plans', {})         # chunks of one size come by the thousand
+    if (bs, head) not in plans:
+        if len(plans) > 99: plans.clear()
+        plans[bs, head] = _column_plan(layout, bs, head)
+    return plans[bs, head]
+
+def _column_plan(layout, bs, head):
     plan, at = [], 0
-    for dt, shape in [(o, ()) for o in _HEAD]*head + [(o.dtype, o.shape) for o in layout.leaves]:
+    for dt, shape, nbytes in [(o, (), o.itemsize) for o in _HEAD]*head + [(o.dtype, o.shape, o.nbytes) for o in layout.leaves]:
         plan.append((at, dt, (bs,) + shape))
-        at += -(-bs * dt.itemsize * int(np.prod(shape, dtype=np.int64)) // 64) * 64
+        at += -(-bs * nbytes // 64) * 64
     return plan, at
 
 def aligned(nbytes, make=np.empty):
@@ -30,8 +37,7 @@ def aligned(nbytes, make=np.empty):
 
 def carve(layout, raw, bs, head=True):
     "The columns of a batch of `bs` rows, as arrays that view the buffer `raw`"
-    return [raw[at:at + dt.itemsize*int(np.prod(shape, dtype=np.int64))].view(dt).reshape(shape)
-            for at, dt, shape in column_plan(layout, bs, head)[0]]
+    return [np.ndarray(shape, dt, raw, at) for at, dt, shape in column_plan(layout, bs, head)[0]]
 
 # %% ../nbs/04_batch.ipynb #07e5a5d4
 def _carve_tensor(layout, base, bs, head):
@@ -48,7 +54,7 @@ class _TorchDtypes(dict):
 
 _TORCH = _TorchDtypes()
 
-# %% ../nbs/04_batch.ipynb #21ec64e8
+# %% ../nbs/04_batch.ipynb #1d86fe5f
 class Batch:
     """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), a dict or tuple of them for a nested field.
 
@@ -62,6 +68,8 @@ class Batch:
     _raw: Any = None
     _arrays: Any = None
     _host_ids: Any = None
+    _address: Any = None       # of a chunk's buffer
+    _streams: Any = None       # int64[n]: whose step each row is, where a chunk's rows are not the same streams each time
     _memory: Any = None
     _max_sz: Any = None
 
@@ -77,7 +85,7 @@ class Batch:
         raw = aligned(column_plan(layout, n, False)[1], np.zeros)
         arrays = carve(layout, raw, n, False)
         for a, leaf, v in zip(arrays, layout.leaves, values): a[...] = encode(leaf, v, (n,))
-        return _make(layout, n, _raw=torch.from_numpy(raw), _arrays=arrays)
+        return _make(layout, n, _raw=torch.from_numpy(raw), _arrays=arrays, _address=raw.ctypes.data)
 
     @classmethod
     def _drawn(cls, fixed, names, tensors):
@@ -175,8 +183,9 @@ class Batch:
 
     def __reduce__(self):
         drawn = 0 if self.ids is None else 1 if self.weights is None else 3
-        if self._raw is not None: return _from_buffer, (self._layout, self._n, self._raw.cpu().numpy(), drawn, self._max_sz)
-        return _make, (self._layout, self._n), self.__dict__ | dict(_memory=None)
+        if self._raw is None: return _from_leaves, _plain_leaves(self)
+        raw = self._raw.data.cpu().numpy()         # `.data`: a holder of its own, which the buffer's pool can see
+        return _from_buffer, (self._layout, self._n, raw, drawn, self._max_sz, self._streams)
 
     def __repr__(self):
         kind = 'chunk' if self.ids is None else 'fetched' if self.weights is None else 'drawn'
@@ -195,7 +204,7 @@ def _make(layout, n, **attributes):
     new.__dict__.update(attributes, _layout=layout, _n=n)
     return new
 
-# %% ../nbs/04_batch.ipynb #034d2080
+# %% ../nbs/04_batch.ipynb #5e15b0cb
 _KEPT = ('_memory', '_max_sz')
 def _kept(batch):
     "What a copy of a batch keeps, so that it still knows its way back: the ids stay on the CPU too"
@@ -219,10 +228,21 @@ def _each(batch, f, n=None):
     kept = _kept(batch) if n is None else _kept(batch) | dict(_host_ids=None)
     return _make(batch._layout, batch._n if n is None else n)._knowing(kept | head | columns)
 
-def _from_buffer(layout, n, raw, drawn, max_sz):
+def _from_buffer(layout, n, raw, drawn, max_sz, streams=None):
     "What pickle calls: a batch over the bytes `raw`"
     if drawn: return _over(layout, n, torch.from_numpy(raw), drawn)._knowing(dict(_max_sz=max_sz))
-    return _make(layout, n, _raw=torch.from_numpy(raw), _arrays=carve(layout, raw, n, False))
+    return _make(layout, n, _raw=torch.from_numpy(raw), _arrays=carve(layout, raw, n, False), _address=raw.ctypes.data, _streams=streams)
+
+def _plain_leaves(batch):
+    "What `_from_leaves` needs: every tensor as an array, and what its bits stand for"
+    def plain(t): return _as_array('batch', t)
+    head = {k: plain(v) for k in ('ids', 'probs', 'weights') if (v := getattr(batch, k)) is not None}
+    return batch._layout, batch._n, head, [plain(t) for t in _flat(batch.astuple())], batch._max_sz
+
+def _from_leaves(layout, n, head, leaves, max_sz):
+    def tensor(a, bits): return torch.from_numpy(a) if bits is None else torch.from_numpy(a).view(bits)
+    tensors = {k: tensor(*v) for k, v in head.items()}
+    return _make(layout, n, _max_sz=max_sz)._knowing(tensors)._with_columns([tensor(*v) for v in leaves])
 
 def _map(f, v):
     kids = _children(v)

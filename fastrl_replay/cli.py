@@ -5,20 +5,19 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'Refused', 'parse_options', 'make_env', 'train', 'main']
 
-# %% ../nbs/70_cli.ipynb #b08e4beb
+# %% ../nbs/70_cli.ipynb #10ea8b17
 import json
 import os
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 from fastcore.script import Param, anno_parser, call_parse
 from . import __version__
 
-# %% ../nbs/70_cli.ipynb #37e3cb7a
+# %% ../nbs/70_cli.ipynb #56505b58
 class Refused(Exception):
     "A mistake in what was asked for, in a sentence"
 
@@ -26,7 +25,7 @@ def parse_options(command, args):
     "What `args` (a list of strings) say about the arguments of the function `command`, as a dict; `Refused` where they make no sense"
     def refuse(message) -> NoReturn: raise Refused(f'{message} (see fastrl_replay {command.__name__} --help)')
     parser = anno_parser(command.__wrapped__, prog=f'fastrl_replay {command.__name__}')
-    parser.error = refuse               # type: ignore[method-assign]
+    parser.error = refuse
     return {k: v for k, v in vars(parser.parse_args(args)).items() if k not in ('pdb', 'xtra')}
 
 # %% ../nbs/70_cli.ipynb #8947c47b
@@ -66,7 +65,7 @@ def _n_batches(o):
     "How many batches are due after `steps` steps, a window of n steps in each environment being open"
     return 1 + int((o['steps'] - (o['n'] - 1)*o['n_envs'] - _first_batch(o))/o['steps_per_batch'])
 
-# %% ../nbs/70_cli.ipynb #2ea84df6
+# %% ../nbs/70_cli.ipynb #514a5bf7
 def _pipe(o, agent, seeds):
     "stepper → n-step → replay"
     from fastrl_replay.pipes import nstep, replay, stepper      # noqa: F401   (they bring the functional forms)
@@ -83,7 +82,7 @@ def _learner(o, env, seeds):
     model = q_network(env.observation_space, int(env.action_space.n), o['hidden'], seeds['weights'])
     agent = EpsilonGreedy(model, LinearSchedule(o['eps_start'], o['eps_end'], o['eps_steps']), seeds['agent'])
     learn = DQNLearner(model, _pipe(o, agent, seeds).loader(), o['gamma'], LinearSchedule(o['lr'], o['lr_end'], _n_batches(o)),
-                       o['double'], o['target_sync'], o['device'] or None)
+                       o['double'], o['target_sync'], o['device'])
     best = BestWeights(lambda: make_env(o['env']), min(o['every'], _n_batches(o)), o['select'], o['confirm'], seeds['chosen'],
                        o['average'], o['goal'], o['patience'])
     return learn, best
@@ -99,7 +98,7 @@ def _run(o, env):
                   seconds=round(time.perf_counter() - start, 2), selection_score=float(best.score), arguments=o)
     return result, learn.plot(best.history)
 
-# %% ../nbs/70_cli.ipynb #0cd7f1e3
+# %% ../nbs/70_cli.ipynb #185e2c08
 def _folder(path):
     "The folder `path`, made if need be, and tried"
     folder = Path(path)
@@ -141,13 +140,13 @@ def train(
     eps_start: float = 1.,          # share of random actions at the beginning
     eps_end: float = .05,           # and later
     eps_steps: int = 10_000,        # when it has come down
-    every: int = 500,               # batches between two looks at how well the weights play
+    every: int = 250,               # batches between two looks at how well the weights play
     select: int = 20,               # greedy episodes in each look
     confirm: int = 80,              # more of them for weights that may be the best so far
     average: float = .005,          # share of the newest weights in the running mean that plays (0: no mean)
-    patience: int = 6,              # looks without a better one after which training ends (0: it doesn't)
+    patience: int = 10,              # looks without a better one after which training ends (0: it doesn't)
     goal: float = None,             # but not below this mean return (default: the environment's own threshold)
-    device: str = '',               # where the network lives: cpu, cuda (default: cpu)
+    device: str = 'cpu',            # where the network lives
 ):
     "Train a double DQN, keep its best weights, evaluate them, and write learning_curve.png and result.json"
     options = dict(locals())
@@ -170,20 +169,21 @@ def _train(o):
     print(f'learning curve: {folder/"learning_curve.png"}')
     return result
 
-# %% ../nbs/70_cli.ipynb #1078ffe9
-COMMANDS: dict[str, Callable[..., Any]] = dict(train=train)
+# %% ../nbs/70_cli.ipynb #09f0ef4e
+COMMANDS: dict[str, Any] = dict(train=train)
 
 def _help():
     "What there is, a line for each command"
     lines = [f'  {name:8} {f.__doc__}' for name, f in COMMANDS.items()]
-    return '\n'.join(['usage: fastrl_replay COMMAND [OPTIONS]', '', *lines, '', 'fastrl_replay COMMAND --help lists its options; fastrl_replay --version'])
+    return '\n'.join(['usage: fastrl_replay COMMAND [OPTIONS]', '       fastrl_replay --version', '', *lines, '',
+                      'fastrl_replay COMMAND --help lists its options'])
 
 def _dispatch(args):
     name = args[0] if args else None
     if name in ('-h', '--help', 'help'): print(_help())
     elif name=='--version': print(f'fastrl_replay {__version__}')
     elif name in COMMANDS: COMMANDS[name].__wrapped__(**parse_options(COMMANDS[name], args[1:]))
-    else: raise Refused(f'expected a command ({", ".join(COMMANDS)}), got {"none" if name is None else repr(name)} (see fastrl_replay --help)')
+    else: raise Refused(f'expected a command ({", ".join(COMMANDS)}), got {name!r} (see fastrl_replay --help)')
 
 def _complain(what, status):
     print(f'fastrl_replay: {" ".join(str(what).split())}', file=sys.stderr)

@@ -33,7 +33,7 @@ def _find_base():
 
 IterDataPipe: Any = _find_base()    # the base class of every pipe
 
-# %% ../nbs/02_compat.ipynb #403440a0
+# %% ../nbs/02_compat.ipynb #53f03cb7
 def datapipe(name):
     "Class decorator: pipes get the method `name`, which puts the class behind them; `ValueError` if another class has the name"
     def register(cls):
@@ -42,6 +42,7 @@ def datapipe(name):
             raise ValueError(f'{name!r} is the functional form of another pipe already: choose another name')
         def form(source, *args, **kwargs): return cls(source, *args, **kwargs)
         functools.update_wrapper(form, cls, assigned=('__doc__',), updated=())
+        if '_is_child_datapipe' not in cls.__dict__: cls._is_child_datapipe = False      # spares torch a failing look-up for each item
         form._pipe = cls.__qualname__      # type: ignore[attr-defined]
         IterDataPipe.functions[name] = form
         return cls

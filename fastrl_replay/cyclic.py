@@ -5,27 +5,27 @@
 # %% auto #0
 __all__ = ['Streams', 'in_ram', 'Count', 'CyclicArray', 'episode_ids', 'check_array']
 
-# %% ../nbs/20_cyclic.ipynb #31f10999
+# %% ../nbs/20_cyclic.ipynb #07d4f527
 from collections import deque
 from collections.abc import Callable
 import numpy as np
 from .batch import aligned
-from .kernels import fetch_kernel, put_arguments, put_kernel
+from .kernels import fetch_kernel, put_arguments, put_kernels
 from .packing import writer
 from .pool import Pool
 from .steps import encode
 
-# %% ../nbs/20_cyclic.ipynb #d699a852
+# %% ../nbs/20_cyclic.ipynb #008d9b44
 class Streams:
     "The id of the newest record of each stream, by key"
     def __init__(self):
         self.index: dict[int, int] = {}
         self.limit = 64          # streams to know before the forgotten ones are looked for
         self._set_tails(np.full(64, -1, np.int64))
-        self._last: tuple = (None, None)
+        self._last: tuple = (None, 0, None)      # what was asked last, and the answer
 
     def _set_tails(self, tails):
-        self.tails, self.tail = tails, memoryview(tails)     # an array for kernels, a view that Python reads quickly
+        self.tails, self.tail, self.address = tails, memoryview(tails), tails.ctypes.data     # the view is what Python reads quickly
 
     def add(self, key, first_id=0):
         "The place of stream `key` in `tails`; a new stream gets a new one"
@@ -36,28 +36,29 @@ class Streams:
         return at
 
     def of(self, keys, first_id):
-        "The places in `tails` of an array of keys"
+        "The address of the places in `tails` of an array of keys"
         raw = keys.tobytes()
         if raw != self._last[0]: self._find(raw, keys.tolist(), first_id)
         return self._last[1]
 
     def rows(self, start, stop):
-        "The places in `tails` of streams that are rows of a chunk"
+        "The same for streams that are rows of a chunk"
         if self._last[0] != (start, stop): self._find((start, stop), range(start, stop), 0)
         return self._last[1]
 
     def _find(self, asked, keys, first_id):
         if len(self.index) + len(keys) > self.limit: self.forget(first_id)
-        self._last = asked, np.array([self.add(k) for k in keys], np.int64)
+        places = np.array([self.add(k) for k in keys], np.int64)
+        self._last = asked, places.ctypes.data, places
 
     def forget(self, first_id):
         "Drop the streams that have no record left, so that a stream for every episode is no leak"
         alive = {k: int(self.tails[at]) for k, at in self.index.items() if self.tails[at] >= first_id}
-        self.index, self._last, self.limit = {}, (None, None), max(64, 4*len(alive))
+        self.index, self._last, self.limit = {}, (None, 0, None), max(64, 4*len(alive))
         self.tails[:] = -1
         for k, tail in alive.items(): self.tails[self.add(k)] = tail
 
-# %% ../nbs/20_cyclic.ipynb #9abfb017
+# %% ../nbs/20_cyclic.ipynb #8fbff827
 def _never(step): return None
 
 def in_ram(name, nbytes): return aligned(nbytes, np.zeros)     # pages are taken when they are first written
@@ -80,7 +81,8 @@ class CyclicArray:
         self.streams, self._key = Streams(), self._stream_leaf()
         self.write = writer(layout, self._key, rows=memoryview(raw), links=memoryview(raw.view(np.int32)), count=self.count,
                             streams=self.streams, max_sz=max_sz) or _never
-        self._put, self._arguments = put_kernel(layout), put_arguments(layout)
+        (self._put, self._put_batch), self._arguments = put_kernels(layout), put_arguments(layout)
+        self.address = raw.ctypes.data
         self._loose = [(k, leaf.dtype) for k, leaf in enumerate(layout.leaves) if leaf.loose]
         self._fixed = dict(fixed, _max_sz=max_sz)
         self._readers: dict[tuple | None, tuple] = {}
@@ -125,21 +127,34 @@ class CyclicArray:
         try:
             m, n = len(columns[0]), self.count.n_added
             if m > self.max_sz or any(columns[k].dtype is not dt for k, dt in self._loose): return None
-            streams = self.streams.rows(0, m) if self._key is None else self._streams_of(columns[self._key])
-            if not self._put(self.words, self.streams.tails, streams, n, self.max_sz, *columns): return None
+            streams = self._places(m, 0, columns)
+            if not self._put(self.address, self.streams.address, streams, m, n, self.max_sz, *columns): return None
         except (TypeError, AttributeError, IndexError): return None
         return self._counted(n, m)
 
-    def put(self, columns, m):
-        "Store a chunk of `m` rows, given as one array for each leaf, right in dtype and shape; the first row's id is returned"
+    def put_batch(self, batch):
+        "Store a `Batch` of this very layout, and return its first id; None for any other, and nothing has changed"
+        m, n = batch._n, self.count.n_added
+        if batch._layout is not self.layout or batch._address is None or m > self.max_sz: return None
+        streams = self._places(m, 0, batch._arrays, batch._streams)
+        self._put_batch(self.address, self.streams.address, streams, m, n, self.max_sz, batch._address)
+        return self._counted(n, m)
+
+    def put(self, columns, m, keys=None):
+        """Store a chunk of `m` rows, given as one array for each leaf, right in dtype and shape; the first row's id is returned.
+
+        `keys` (int64[m]) says whose step each row is, where there is no `env_id` and it isn't simply the row's number."""
         n, skip = self.count.n_added, max(0, m - self.max_sz)
         if skip: columns = [c[skip:] for c in columns]
-        streams = self.streams.rows(skip, m) if self._key is None else self._streams_of(columns[self._key])
-        if not self._put(self.words, self.streams.tails, streams, n + skip, self.max_sz, *self._arguments(columns)):
+        streams = self._places(m, skip, columns, None if keys is None else keys[skip:])
+        if not self._put(self.address, self.streams.address, streams, m - skip, n + skip, self.max_sz, *self._arguments(columns)):
             raise ValueError(f'columns: expected {m} rows of {self.layout}')
         return self._counted(n, m)
 
-    def _streams_of(self, keys):
+    def _places(self, m, skip, columns, keys=None):
+        "The address of each row's place in the table of streams"
+        if self._key is not None: keys = columns[self._key]
+        elif keys is None: return self.streams.rows(skip, m)
         if keys.dtype.kind not in 'iub': raise TypeError(f'env_id: expected whole numbers, got {keys.dtype}')
         return self.streams.of(keys, self.count.first_id)
 
@@ -159,7 +174,7 @@ class CyclicArray:
         pool, kernel = self.reader(fields)
         buffer = pool.fresh(len(slots))                       # sizes vary: a pool would only keep what nobody asks for again
         buffer.slots[:] = slots
-        kernel(self.words, buffer.words, len(slots), self.n_added, self.max_sz)
+        kernel(self.address, buffer.address, len(slots), self.n_added, self.max_sz)
         return pool.fetched(buffer)
 
     def get_state(self):

@@ -189,7 +189,7 @@ def _keep_last(env):
     inner = env.unwrapped
     if isinstance(inner, gym.vector.SyncVectorEnv): inner.envs = [e if isinstance(e, _Fresh) else _Fresh(e) for e in inner.envs]
 
-# %% ../nbs/46_envs.ipynb #0abddb55
+# %% ../nbs/46_envs.ipynb #f750e7cc
 _ALL = slice(None)
 
 class _Vector(_Stream):
@@ -243,7 +243,7 @@ class _Vector(_Stream):
     def count(self, rows, ended):
         "Step and episode numbers for the next call, and what that will reset"
         self.step_n[rows] += 1
-        any_ended = np.count_nonzero(ended) > 0
+        any_ended = bool(np.count_nonzero(ended))
         if any_ended:
             self.step_n[ended], self.total[ended] = 0, 0.
             self.episode_n += ended

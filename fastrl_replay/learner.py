@@ -21,13 +21,13 @@ from .pipes.agents import EpsilonGreedy
 from .schedules import check_schedule, value_at
 from .steps import _children, _like
 
-# %% ../nbs/60_learner.ipynb #ab4db55a
+# %% ../nbs/60_learner.ipynb #8b5b96c9
 def q_targets(batch, model, target, gamma=.99, double=True):
     """What Q(s, a) ought to be: r + discount · Q_target(s′, a′), and r alone where the task terminated; float tensor (bs,), no gradient.
 
-    a′ is `model`'s choice (van Hasselt et al. 2016, *Deep Reinforcement Learning with Double Q-learning*, equation 4), or with
-    `double=False` `target`'s own (Mnih et al. 2015, *Human-level control …*, Methods, algorithm 1). `discount` is the batch's column of that name (n-step
-    returns bring γᵐ), else `gamma`. A truncated transition is bootstrapped like any other (Pardo et al. 2018, section 3)."""
+    a′ is `model`'s choice (van Hasselt et al. 2016, *Deep Reinforcement Learning with Double Q-learning*, equation 4); with
+    `double=False` it is `target`'s own (Mnih et al. 2015, *Human-level control …*, Methods, algorithm 1). `discount` is the batch's
+    column of that name (n-step returns bring γᵐ), else `gamma`. A truncated transition is bootstrapped like any other."""
     with torch.no_grad():
         states = _as_input(batch.next_state, target)
         rated = target(states)
@@ -117,20 +117,22 @@ def _inputs(space):
                                                               'wrap the environment in gymnasium\'s FlattenObservation')
     return int(np.prod(space.shape)), [] if len(space.shape)==1 else [nn.Flatten()]
 
-# %% ../nbs/60_learner.ipynb #c6db6566
+# %% ../nbs/60_learner.ipynb #23015a3e
 _AT_ONCE = 128        # episodes that are played side by side
 
 def evaluate(model, env_id, episodes=20, seed=0, max_steps=27_000):
     """Undiscounted returns of the greedy policy, float64 (episodes,).
 
-    `env_id`: an id, a spec, or a function that makes an environment. Episode k begins with the k-th number of `np.random.SeedSequence(seed)`, so
-    the first returns of a longer evaluation are those of a shorter one. `max_steps` ends an episode that nothing else ends (27,000 is
-    half an hour of Atari: Mnih et al. 2015, Methods). Evaluation mode (`model.eval()`) is on meanwhile. A `ValueError` for an id that gymnasium doesn't know."""
+    `env_id`: an id, a spec, or a function that makes an environment. Episode k begins with the k-th number of
+    `np.random.SeedSequence(seed)`, so the first returns of a longer evaluation are those of a shorter one. `max_steps` ends an episode
+    that nothing else ends (27,000 are half an hour of Atari). The model is in evaluation mode meanwhile. A `ValueError` for an
+    id that gymnasium doesn't know."""
     seeds = np.random.SeedSequence(seed).generate_state(episodes).tolist()
     envs = [_make_env(env_id) for _ in seeds[:_AT_ONCE]]
     was_training = model.training
     model.eval()
-    try: return np.array([r for k in range(0, episodes, _AT_ONCE) for r in _play(envs, EpsilonGreedy(model, 0.), seeds[k:k + _AT_ONCE], max_steps)])
+    rounds = [seeds[k:k + _AT_ONCE] for k in range(0, episodes, _AT_ONCE)]
+    try: return np.array([r for some in rounds for r in _play(envs, EpsilonGreedy(model, 0.), some, max_steps)])
     finally:
         model.train(was_training)
         for env in envs: env.close()
@@ -159,14 +161,16 @@ def _stack(states):
     kids = _children(states[0])
     return np.stack(states) if kids is None else _like(states[0], [_stack([s[k] for s in states]) for k, _ in kids])
 
-# %% ../nbs/60_learner.ipynb #04f0b203
+# %% ../nbs/60_learner.ipynb #e38c0ea9
 def _smooth(values, k):
     "The mean of every `k` values in a row (fewer, if there are fewer)"
     k = max(1, min(k, len(values)))
     return np.convolve(values, np.ones(k)/k, 'valid')
 
 def plot_training(steps, returns, losses, evaluations=(), smooth=20):
-    "Returns against transitions stored, with the mean of `smooth` in a row; `evaluations`: pairs of transitions and return; beside it the loss. A figure"
+    """A figure: `returns` against `steps` (transitions stored), with the mean of `smooth` in a row, and the loss beside it.
+
+    `evaluations`: pairs of transitions stored and mean return, such as `BestWeights.history`."""
     import matplotlib.pyplot as plt
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout='constrained')
     left.plot(steps, returns, '.', ms=3, alpha=.4, label='training episode')
@@ -179,7 +183,7 @@ def plot_training(steps, returns, losses, evaluations=(), smooth=20):
     right.set(xlabel='batches', ylabel='loss (mean of 100)')
     return fig
 
-# %% ../nbs/60_learner.ipynb #7a1164cc
+# %% ../nbs/60_learner.ipynb #705f1652
 _LOOK = 100       # batches between two looks at how the episodes went
 
 class DQNLearner:
@@ -195,7 +199,8 @@ class DQNLearner:
         if target_sync < 1: raise ValueError(f'target_sync: expected a number of batches ≥ 1, got {target_sync!r}')
         self.device = _place(model, device)
         self.model, self.target = model, copy.deepcopy(model).requires_grad_(False)
-        self.dl, self.gamma, self.lr, self.double, self.target_sync, self.max_norm = dl, gamma, check_schedule('lr', lr), double, target_sync, max_norm
+        self.dl, self.gamma, self.lr, self.double = dl, gamma, check_schedule('lr', lr), double
+        self.target_sync, self.max_norm = target_sync, max_norm
         self.optimizer = torch.optim.Adam(model.parameters(), value_at(lr, 0), fused=self.device.type in ('cpu', 'cuda'))
         self.n_batches, self.losses, self._episodes = 0, [], _Episodes()
 
@@ -207,9 +212,10 @@ class DQNLearner:
         with _progress(n_batches) as bar:
             for i, batch in enumerate(_take(self.dl, n_batches), 1):
                 self.update(batch)
-                if i % _LOOK==0: bar.comment = self._summary()
+                if self.n_batches % _LOOK==0: bar.comment = self._summary()
                 bar.update(i)
                 if watch is not None and watch(self): break
+        self._episodes.look()
         return self
 
     def update(self, batch):
@@ -271,16 +277,17 @@ def _place(model, device):
     if device is not None: model.to(device)
     return next((p.device for p in model.parameters()), torch.device(device or 'cpu'))
 
-# %% ../nbs/60_learner.ipynb #f52e8eba
+# %% ../nbs/60_learner.ipynb #be3185e7
 class BestWeights:
-    """Watches a fit and keeps the weights that play best, on episodes that serve nothing else: `learn.fit(n, best)`, then `best.restore(learn)`.
+    """Watches a fit and keeps the weights that play best, on episodes that serve nothing else.
 
-    After every `every` batches the running mean of the weights, over some 1/`average` batches (`average=0`: the weights themselves), plays
-    `episodes` greedy episodes, and `confirm` more if those went as well as the best so far; the mean of all is the score. The fit ends when the best `score` is
-    at least `goal` and the last `patience` looks brought no better one (0: it never does).
+    `learn.fit(n, best)`, then `best.restore(learn)`. After every `every` batches the running mean of the weights, over some 1/`average`
+    batches (`average=0`: the weights themselves), plays `episodes` greedy episodes, and `confirm` more if those went better than the best
+    score so far; the mean of all is the new score. The fit ends when the best `score` is at least `goal` and the last `patience`
+    looks brought no better one (0: it doesn't).
 
     `history`: transitions stored and mean return, for each look."""
-    def __init__(self, env_id, every=500, episodes=20, confirm=80, seed=1, average=.005, goal=-np.inf, patience=0):
+    def __init__(self, env_id, every=250, episodes=20, confirm=80, seed=1, average=.005, goal=-np.inf, patience=0):
         if every < 1 or episodes < 1: raise ValueError(f'BestWeights: expected every ≥ 1 and episodes ≥ 1, got {every!r} and {episodes!r}')
         if not 0 <= average <= 1: raise ValueError(f'BestWeights: average: expected a number from 0 to 1, got {average!r}')
         self.env_id, self.every, self.episodes, self.confirm, self.seed = env_id, every, episodes, confirm, seed
@@ -294,7 +301,7 @@ class BestWeights:
         returns = evaluate(model, self.env_id, self.episodes, self.seed)
         self.history.append((learn.n_steps, returns.mean()))
         self.since += 1
-        if returns.mean() >= self.score: self._consider(model, returns)
+        if returns.mean() > self.score: self._consider(model, returns)
         return bool(self.patience) and self.score >= self.goal and self.since >= self.patience
 
     def _averaged(self, model):

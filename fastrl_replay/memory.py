@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['chunk_columns', 'ReplayMemory']
 
-# %% ../nbs/40_memory.ipynb #34432015
+# %% ../nbs/40_memory.ipynb #83bf2960
 import operator
 import threading
 import weakref
@@ -20,9 +20,9 @@ from .ids import _numbers, as_ids, resolve
 from .rng import Rng
 from .samplers.uniform import Uniform, as_sampler
 from .packing import accepted
-from .steps import Layout, _rounded, encode
+from .steps import Layout, _rounded, encode, shown
 
-# %% ../nbs/40_memory.ipynb #471488c3
+# %% ../nbs/40_memory.ipynb #d986c6f2
 _WIDEST = dict(b=np.bool_, i=np.int64, u=np.int64, f=np.float64)
 
 def _of_numbers(leaf, col):
@@ -65,16 +65,16 @@ def chunk_columns(layout, chunk):
     values = layout.values(chunk)
     try: m = len(values[0])
     except TypeError:
-        raise ValueError(f'{layout.leaves[0].name}: expected an array of rows, got {values[0]!r:.60}; '
+        raise ValueError(f'{layout.leaves[0].name}: expected an array of rows, got {shown(values[0])}; '
                          'a single step goes in by add') from None
     return _encoded(layout, values, m), m
 
-# %% ../nbs/40_memory.ipynb #11d28597
+# %% ../nbs/40_memory.ipynb #aaf932cb
 def _priorities(name, given, m):
     "Given priorities as float64[m], or None; a `ValueError` unless they are finite and not negative"
     if given is None: return None
     p = np.asarray(_numbers(name, given))
-    if p.dtype.kind not in 'biuf': raise TypeError(f'{name}: expected numbers, got {p.dtype} {given!r:.60}')
+    if p.dtype.kind not in 'biuf': raise TypeError(f'{name}: expected numbers, got {p.dtype} {shown(given)}')
     if p.shape not in ((m,), (m, 1)): raise ValueError(f'{name}: expected one for each of {m} steps, got shape {p.shape}')
     p = p.astype(np.float64).reshape(-1)
     bad = ~(np.isfinite(p) & (p >= 0))
@@ -87,7 +87,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #8ba9cf3f
+# %% ../nbs/40_memory.ipynb #3619954f
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -140,20 +140,20 @@ class ReplayMemory:
         """Store a chunk (a `Batch`, a list of steps, or a step of stacked arrays) and return its ids (int64 array).
 
         Of a chunk longer than the memory the newest steps stay. A chunk with anything wrong in it is not stored at all."""
-        with self._lock:
-            if priorities is None and self._array is not None:
-                first = self._put_quick(chunk)
-                if first is not None: return np.arange(first, self._array.count.n_added)
-            return self._extend(chunk if isinstance(chunk, (Batch, tuple)) else _steps(chunk), priorities)
+        self._acquire()
+        try:
+            array, first = self._array, None
+            if array is not None and priorities is None: first = self._put_quick(array, chunk)
+            if first is None: return self._extend(chunk if isinstance(chunk, (Batch, tuple)) else _steps(chunk), priorities)
+            n = array.count.n_added
+            self.sampler.add_run(first % self.max_sz, n - first, None)
+            return np.arange(first, n)
+        finally: self._release()
 
-    def _put_quick(self, chunk):
+    def _put_quick(self, array, chunk):
         "Store a chunk that is just as usual and return its first id, or None"
-        array = self._array
-        if chunk.__class__ is Batch: columns = chunk._arrays if chunk._layout is array.layout else None
-        else: columns = chunk if chunk.__class__ is array.layout.step_type and array.layout.flat else None
-        first = None if columns is None else array.put_quick(columns)
-        if first is not None: self.sampler.add_run(first % self.max_sz, array.count.n_added - first, None)
-        return first
+        if chunk.__class__ is Batch: return array.put_batch(chunk)
+        return array.put_quick(chunk) if chunk.__class__ is array.layout.step_type and array.layout.flat else None
 
     def _extend(self, chunk, priorities):
         if len(chunk)==0: return np.empty(0, np.int64)
@@ -161,7 +161,7 @@ class ReplayMemory:
         columns, m = chunk_columns(layout, chunk)
         p = _priorities('priorities', priorities, m)
         if self._array is None: self._open(layout)
-        first = self._array.put(columns, m)
+        first = self._array.put(columns, m, chunk._streams if isinstance(chunk, Batch) else None)
         for a in range(0 if p is not None else max(0, m - self.max_sz), m, self.max_sz):
             self.sampler.add_run((first + a) % self.max_sz, min(self.max_sz, m - a), None if p is None else p[a:a + self.max_sz])
         return np.arange(first, first + m)
@@ -176,7 +176,7 @@ class ReplayMemory:
             pool, fetch = array.reader(fields if fields is None else tuple(fields))
             buffer = pool.get(bs)
             self.sampler.draw_into(buffer.slots, buffer.probs, buffer.weights, self.rng)
-            fetch(array.words, buffer.words, bs, array.count.n_added, self.max_sz)
+            fetch(array.address, buffer.address, bs, array.count.n_added, self.max_sz)
             return pool.batch(buffer)
 
     def update_priorities(self, ids, td_errors):
@@ -277,22 +277,23 @@ class _Elsewhere:
     def __getattr__(self, name):
         raise RuntimeError('this memory lives in another process: iterate the replay in the process where it was made')
 
-# %% ../nbs/40_memory.ipynb #3f6b1a15
+# %% ../nbs/40_memory.ipynb #3720f8f1
 def _steps(chunk):
     try: steps = list(chunk)
     except TypeError:
-        raise TypeError(f'chunk: expected a Batch or a list of steps, got {type(chunk).__name__} {chunk!r:.60}') from None
+        raise TypeError(f'chunk: expected a Batch or a list of steps, got {type(chunk).__name__} {shown(chunk)}') from None
     if steps and not _is_step(steps[0]):
-        raise TypeError(f'chunk: expected a list of NamedTuples, got one of {type(steps[0]).__name__} {steps[0]!r:.60}')
+        raise TypeError(f'chunk: expected a list of NamedTuples, got one of {type(steps[0]).__name__} {shown(steps[0])}')
     return steps
 
 def _structured(dtype):
     if dtype is None: return None
-    dtype = np.dtype(dtype)
+    try: dtype = np.dtype(dtype)
+    except TypeError as e: raise TypeError(f'dtype: expected a structured dtype, got {dtype!r:.40} ({e})') from None
     if dtype.names is None: raise TypeError(f'dtype: expected a structured dtype with the step\'s fields, got {dtype}')
     return dtype
 
-# %% ../nbs/40_memory.ipynb #d0056416
+# %% ../nbs/40_memory.ipynb #8e2a1c2e
 def _as_plain(v):
     "Arrays as tensors, all the way down"
     if isinstance(v, dict): return {k: _as_plain(o) for k, o in v.items()}
@@ -317,6 +318,8 @@ def load_state_dict(self:ReplayMemory, state):
     A memory that has seen no step takes the step type from the state: ours, or a NamedTuple like the one it was."""
     if not isinstance(state, dict): raise TypeError(f'state: expected a dict, as state_dict gives it; got {type(state).__name__}')
     state = _as_arrays(state)
+    lacking = {'format', 'max_sz', 'n_stale', 'sampler', 'rng', 'array'} - state.keys()
+    if lacking: raise ValueError(f'state: expected what state_dict gives; {", ".join(sorted(lacking))} is missing')
     if state.get('format')!=1: raise ValueError(f'state: expected format 1, got {state.get("format")!r}')
     if state['max_sz']!=self.max_sz:
         raise ValueError(f'max_sz: this memory has {self.max_sz}, the state was saved from one of {state["max_sz"]}')
@@ -325,11 +328,13 @@ def load_state_dict(self:ReplayMemory, state):
         layout = Layout.from_plain(saved['layout'], self._array and self._array.layout)
         array = CyclicArray(self.max_sz, layout, _memory=weakref.ref(self))
         array.set_state(saved)
+    rng = Rng(0)
+    rng.set_state(state['rng'])                    # whatever can fail, fails before anything has changed
+    n_stale = int(state['n_stale'])
     with self._lock:
         before = self.sampler.get_state()
         try: self.sampler.set_state(state['sampler'])
         except Exception:
             self.sampler.set_state(before)
             raise
-        self._array, self.n_stale = array, int(state['n_stale'])
-        self.rng.set_state(state['rng'])
+        self._array, self.n_stale, self.rng = array, n_stale, rng

@@ -5,35 +5,39 @@
 # %% auto #0
 __all__ = ['Holders', 'Buffer', 'CountedBuffer', 'Pool']
 
-# %% ../nbs/12_pool.ipynb #74b57189
+# %% ../nbs/12_pool.ipynb #412ac8e7
 import sys
 from sys import getrefcount
+from typing import Any
 import numpy as np
 import torch
-from .batch import Batch, _carve_tensor, aligned, carve, column_names, column_plan
+from .batch import _TORCH, Batch, aligned, carve, column_names, column_plan
 
-# %% ../nbs/12_pool.ipynb #0b144752
-_storage_count = getattr(torch._C, '_storage_Use_Count', None)
+# %% ../nbs/12_pool.ipynb #ba6e6c4a
+_storage_count: Any = getattr(torch._C, '_storage_Use_Count', None)
 
 class Holders:
-    "Counts who holds the storage of the tensor `base`: tensors and whatever has them, and Python's own storage object"
-    def __init__(self, base):
-        self._storage = base.untyped_storage()
-        self._key = self._storage._cdata
+    "Counts who holds the storages of some tensors: other tensors and whatever has them, and Python's own storage objects"
+    def __init__(self, tensors):
+        self._storages = [t.untyped_storage() for t in tensors]
+        self._keys = [o._cdata for o in self._storages]
         self._baseline = 0
         self._baseline = self.more()
 
     def more(self):
-        "How many more there are than at the beginning"
-        return _storage_count(self._key) + getrefcount(self._storage) - self._baseline       # type: ignore[misc]
+        "How many more there are than at the beginning: 0, or some other number, also if a storage has moved"
+        counts = sum(map(_storage_count, self._keys)) + sum(map(getrefcount, self._storages))
+        return counts + sum(map(_storage_address, self._storages)) - self._baseline
+
+_storage_address = torch.UntypedStorage.data_ptr
 
 def _sees(hold):
-    base = torch.ones(4)
-    holders = Holders(base)
+    base = torch.from_numpy(np.ones(4, np.float32))
+    holders = Holders([base])
     held = hold(base)
     while_held = holders.more()
     del held
-    return while_held > 0 and holders.more()==0
+    return while_held != 0 and holders.more()==0
 
 _WAYS = (lambda t: t.data, lambda t: t.data[1:], lambda t: t.data.numpy()[1:], lambda t: t.data.untyped_storage(),
          lambda t: (t.data * torch.ones(4, requires_grad=True)).sum())
@@ -41,15 +45,29 @@ _BY_STORAGE = _storage_count is not None and all(map(_sees, _WAYS))
 _BY_REFERENCE = sys.implementation.name=='cpython' and getattr(sys, '_is_gil_enabled', lambda: True)()
 _new_tensor = torch.Tensor.data.__get__       # type: ignore[attr-defined]   # t.data, as a function
 
+def _templates(layout, raw, bs):
+    "A tensor over all of `raw` (which int64 columns share) and one for each other dtype; and a tensor for each column but the slots"
+    columns = list(zip(column_plan(layout, bs)[0], [None]*4 + [o.bits_of for o in layout.leaves]))[1:]
+    spans: dict = {}
+    for (at, dt, shape), _ in columns:
+        first, last = spans.get(dt, (at, at))
+        spans[dt] = min(first, at), max(last, at + dt.itemsize*int(np.prod(shape)))
+    spans[np.dtype(np.int64)] = 0, raw.nbytes
+    bases = {dt: torch.from_numpy(raw[a:b]) for dt, (a, b) in sorted(spans.items(), key=lambda o: (o[0] != np.int64, o[1]))}
+    def template(at, dt, shape, bits):
+        start = at - spans[dt][0]
+        return bases[dt][start:start + dt.itemsize*int(np.prod(shape))].view(bits or _TORCH[dt]).view(shape).data
+    return list(bases.values()), [template(*plan, bits) for plan, bits in columns]
+
 class Buffer:
     "Memory for one batch of `bs` rows, as bytes for kernels (`words`) and as fresh tensors (`tensors()`: ids, probs, weights, leaves)"
     def __init__(self, layout, bs, fixed):
         raw = aligned(column_plan(layout, bs)[1])
-        base, self.words = torch.from_numpy(raw), raw.view(np.uint64)
+        self.words, self.address = raw.view(np.uint64), raw.ctypes.data
         self.slots, self.ids, self.probs, self.weights = carve(layout, raw, bs)[:4]
-        self.fixed = dict(fixed, _layout=layout, _n=bs, _raw=base)
-        self._templates = _carve_tensor(layout, base, bs, True)[1:]
-        self._holders = Holders(base)
+        self._bases, self._templates = _templates(layout, raw, bs)
+        self.fixed = dict(fixed, _layout=layout, _n=bs, _raw=self._bases[0])
+        self._holders = Holders(self._bases)
 
     def tensors(self):
         "New tensors over the columns"
@@ -63,7 +81,7 @@ class CountedBuffer(Buffer):
     "A `Buffer` for a torch that does not count a storage's holders: Python counts the references to each column's array"
     def __init__(self, layout, bs, fixed):
         raw = aligned(column_plan(layout, bs)[1])
-        self.words, arrays = raw.view(np.uint64), carve(layout, raw, bs)
+        self.words, self.address, arrays = raw.view(np.uint64), raw.ctypes.data, carve(layout, raw, bs)
         self.slots, self.ids, self.probs, self.weights = arrays[:4]
         self.fixed = dict(fixed, _layout=layout, _n=bs)
         self._arrays, self._bits = arrays[1:], [None]*3 + [o.bits_of for o in layout.leaves]

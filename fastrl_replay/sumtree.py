@@ -6,7 +6,8 @@
 __all__ = ['count_reached', 'new_tree', 'first_leaf', 'leaf_of', 'ends_at', 'lows_at', 'leaf_numbers', 'resum_low', 'four_sums',
            'resum', 'resum_level', 'resum_some', 'resum_run', 'resum_many', 'find_leaf', 'find_block', 'find', 'power']
 
-# %% ../nbs/11_sumtree.ipynb #27e2411d
+# %% ../nbs/11_sumtree.ipynb #4e5d63e6
+from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import config, njit, types
@@ -122,7 +123,7 @@ def resum_many(tree, slots):
         if right - left >= slots.shape[0]: resum_some(tree, nodes)
         else: resum_level(tree, left, right)
 
-# %% ../nbs/11_sumtree.ipynb #b5aaecf4
+# %% ../nbs/11_sumtree.ipynb #0fbfeabe
 def _count_reached_plain(ends, i, target): return np.uint64((ends[int(i):int(i)+8] <= target).sum())
 
 @intrinsic
@@ -137,7 +138,8 @@ def _count_reached(typingctx, ends, i, target):
         return builder.zext(builder.call(count, [builder.bitcast(reached, ir.IntType(8))]), ir.IntType(64))
     return types.uint64(ends, types.uint64, types.float64), codegen
 
-count_reached = _count_reached_plain if config.DISABLE_JIT else _count_reached    # of ends[i] … ends[i+7], how many are ≤ target
+# of ends[i] … ends[i+7], how many are ≤ target
+count_reached: Any = _count_reached_plain if getattr(config, 'DISABLE_JIT', 0) else _count_reached
 
 _BELOW = 1 - 2.**-53         # x*_BELOW is the next number below x
 
@@ -170,23 +172,23 @@ def find_block(tree, targets, slots):
 
 @njit(cache=True)
 def find(tree, targets, slots):
-    "For each target (float64[bs], in [0, sum]) the slot whose stretch of the line holds it, into `slots` (int64[bs]); `targets` become the leaves"
+    "Into `slots` (int64[bs]) those whose stretches of the line hold the `targets` (float64[bs], in [0, sum]), which become the leaves"
     for at in range(0, slots.shape[0], 256): find_block(tree, targets[at:at+256], slots[at:at+256])
 
-# %% ../nbs/11_sumtree.ipynb #ecc57258
+# %% ../nbs/11_sumtree.ipynb #d56deac6
 @njit(cache=True, error_model='numpy', forceinline=True)
 def power(x, exponent):
     "x^exponent (float64; x ≥ 0, exponent ≥ 0) within a few units of the last place, held between 2⁻¹⁰⁰⁰ and 2⁹⁸⁰ for x > 0; 0⁰ = 1"
     bits = np.float64(max(x, 1e-300)).view(np.int64)
     whole = (bits - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)                       # x = m·2^whole, √½ ≤ m < √2
     m = np.int64(bits - (whole << np.int64(52))).view(np.float64)
-    whole = np.int64(whole + np.int64(0x4338000000000000)).view(np.float64) - 6755399441055744.     # as a float: 1.5·2⁵² shows integers in its low bits
+    n = np.int64(whole + np.int64(0x4338000000000000)).view(np.float64) - 6755399441055744.   # a float: 1.5·2⁵² + n has n in its low bits
     s = (m - 1.)/(m + 1.)                                                               # log₂ m = 2/ln 2 · (s + s³/3 + s⁵/5 + …)
     z = s*s
     z2, z4 = z*z, (z*z)*(z*z)
     series = (1/9 + z*(1/11) + z2*(1/13 + z*(1/15))) + z4*(1/17 + z*(1/19))
     log = 2.8853900817779268*s*((1. + z*(1/3)) + z2*(1/5 + z*(1/7)) + z4*series)
-    y = min(max(exponent*(whole + log), -1000.), 980.)
+    y = min(max(exponent*(n + log), -1000.), 980.)
     near = y + 6755399441055744.
     f = (y - (near - 6755399441055744.))*0.6931471805599453                             # 2^y = 2^near · e^f, |f| ≤ ln 2 / 2
     f2, f4 = f*f, (f*f)*(f*f)

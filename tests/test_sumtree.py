@@ -84,7 +84,8 @@ def test_zeros_are_never_found(n):
         if rng.random() < .5: weights[rng.integers(0, n):][1:] = 0.
         if not weights.any(): continue
         tree, borders = grown(weights), np.append(0., weights.cumsum())
-        targets = np.concatenate([borders, np.nextafter(borders, np.inf), np.maximum(np.nextafter(borders, -np.inf), 0), [tree[7]*(1 + 1e-9), 2*tree[7]]])
+        left, right = np.maximum(np.nextafter(borders, -np.inf), 0), np.nextafter(borders, np.inf)
+        targets = np.concatenate([borders, left, right, [tree[7]*(1 + 1e-9), 2*tree[7]]])
         assert (weights[found(tree, targets)] > 0).all()
 
 

@@ -92,7 +92,7 @@ class Odd(NamedTuple):          # names that a tuple, a batch or a memory uses f
 class Only(NamedTuple):
     x: Any
 
-Wide = namedtuple('Wide', [f'field_{k}' for k in range(30)])
+Wide = namedtuple('Wide', [f'field_{k}' for k in range(12)])
 
 
 def _floats(rng, *shape): return rng.standard_normal(shape).astype(np.float32)
@@ -125,7 +125,7 @@ def odd(rng, world):
                complex(rng.random(), 2.), rng.integers(9, size=2), _floats(rng, 1), np.uint64(2**64 - 1 - int(rng.integers(5))))
 
 def only(rng, world): return Only(rng.integers(9, size=3, dtype=np.int32))
-def wide(rng, world): return Wide(*(np.float32(rng.random()) if k % 3 else bool(k % 2) for k in range(30)))
+def wide(rng, world): return Wide(*(np.float32(rng.random()) if k % 3 else bool(k % 2) for k in range(12)))
 
 KINDS = dict(transition=transition, simple=simple, nested=nested, image=image, brain=brain, odd=odd, only=only, wide=wide)
 

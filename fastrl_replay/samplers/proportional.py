@@ -92,7 +92,7 @@ def write_leaves(tree, n, alpha):
         tree[leaf] = tree[leaf + 4] = 0.
     resum_run(tree, 0, np.int64(tree[1]))
 
-# %% ../../nbs/31_proportional.ipynb #998dfae6
+# %% ../../nbs/31_proportional.ipynb #d326a340
 _NONE = np.empty(0)
 
 class Proportional(Sampler):
@@ -160,7 +160,7 @@ class Proportional(Sampler):
         if not len(slots): return
         wrong = 2 if self._tree is None else write_priorities(self._tree, slots, td, self.size, self._alpha, self.eps)
         if wrong==1: raise ValueError('td_errors: expected finite numbers, got NaN or infinity; nothing was changed')
-        if wrong: raise ValueError(f'slots: {slots.max()} is beyond the {self.size} that are filled; nothing was changed')
+        if wrong: raise ValueError(f'slots: expected numbers from 0 to {self.size-1}, got {slots.min()} to {slots.max()}')
 
     def get_state(self):
         "Options, counters, and the priorities of all filled slots"

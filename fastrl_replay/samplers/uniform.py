@@ -46,7 +46,7 @@ def importance_weights(probs, beta):
     if not (probs>0).all(): raise ValueError('probs: a slot was drawn whose probability is not above 0')
     return (probs.min() / probs)**beta
 
-# %% ../../nbs/30_uniform.ipynb #9ec170fa
+# %% ../../nbs/30_uniform.ipynb #8f72711f
 class Sampler:
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and either `draw` or `draw_into`.
 
@@ -120,7 +120,7 @@ class Sampler:
             raise ValueError(f'{type(self).__name__}.draw({len(slots)}): expected as many slots and probs, '
                              f'got shapes {drawn.shape} and {chances.shape}')
         if as_slots(drawn).min()<0 or drawn.max()>=(self.max_sz or np.inf):
-            raise ValueError(f'{type(self).__name__}.draw: slots {drawn.min()} to {drawn.max()}; those of this memory are 0 to {self.max_sz}')
+            raise ValueError(f'{type(self).__name__}.draw: slots {drawn.min()} to {drawn.max()}, in a memory of {self.max_sz}')
         slots[:], probs[:] = drawn, chances
         weights[:] = 1 if beta is None else importance_weights(chances, beta)
         self.n_batches += 1
@@ -160,7 +160,7 @@ class Sampler:
         if bs<1: raise ValueError(f'bs: expected at least 1, got {bs}')
         raise ValueError(f'nothing to draw from: the memory is empty (a batch of {bs} was asked)')
 
-# %% ../../nbs/30_uniform.ipynb #11f3286d
+# %% ../../nbs/30_uniform.ipynb #afc1762a
 _FIVE = ('on_add', 'draw', 'update', 'get_state', 'set_state')
 
 class OwnSampler(Sampler):
@@ -173,6 +173,8 @@ class OwnSampler(Sampler):
     def update(self, slots, td_errors): return self.inner.update(slots, td_errors)
     @property
     def beta(self): return getattr(self.inner, 'beta', None)
+    @beta.setter
+    def beta(self, value): self.inner.beta = value
     def beta_now(self):
         beta = super().beta_now()
         return None if beta is None else checked('beta', beta, 1)

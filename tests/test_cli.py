@@ -1,0 +1,222 @@
+"The command, run as a user runs it"
+import json, os, signal, subprocess, sys, time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import fastrl_replay
+from fastrl_replay import cli
+
+RUN = 'import sys; from fastrl_replay.cli import main; sys.exit(main())'
+SHORT = ['--steps', '400', '--min_sz', '100', '--bs', '16', '--episodes', '3', '--select', '2', '--confirm', '1', '--hidden', '16']
+
+
+def command(*args, code=RUN, **kw):
+    env = os.environ | dict(PYTHONWARNINGS='default', MPLBACKEND='nonesuch')       # a desktop's settings must not matter
+    return subprocess.run([sys.executable, '-c', code, *map(str, args)], capture_output=True, text=True, env=env, timeout=120, **kw)
+
+
+def refused(ran):
+    "The one line of a run that failed"
+    assert ran.returncode not in (0, None) and ran.stdout == '', ran
+    assert ran.stderr.startswith('fastrl_replay: ') and ran.stderr.endswith('\n') and ran.stderr.count('\n') == 1, ran.stderr
+    return ran.stderr
+
+
+def inside(capfd, *args):
+    "The same in this process, which has everything imported already"
+    code = cli.main([str(o) for o in args])
+    said = capfd.readouterr()
+    return subprocess.CompletedProcess(args, code, said.out, said.err)
+
+
+# ---- a run
+
+@pytest.fixture(scope='module')
+def ran(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('run')/'made'/'for it'
+    done_well = command('train', 'CartPole-v1', '--memory', 'prioritized', '--seed', '3', '--out', folder, *SHORT)
+    return folder, done_well
+
+
+def test_a_run_leaves_a_picture_and_numbers(ran):
+    folder, run = ran
+    assert (run.returncode, run.stderr) == (0, '')
+    assert sorted(o.name for o in folder.iterdir()) == ['learning_curve.png', 'result.json']
+    assert (folder/'learning_curve.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
+
+
+def test_a_run_says_how_it_went_and_where_the_picture_lies(ran):
+    folder, run = ran
+    result = json.loads((folder/'result.json').read_text())
+    assert f'mean evaluation return: {result["mean_return"]:.1f}' in run.stdout
+    assert str(folder/'learning_curve.png') in run.stdout
+    assert '\r' not in run.stdout and len(run.stdout.splitlines()) < 6
+
+
+def test_the_numbers(ran):
+    result = json.loads((ran[0]/'result.json').read_text())
+    assert len(result['returns']) == 3 and result['mean_return'] == pytest.approx(np.mean(result['returns']))
+    assert result['seed'] == 3 and result['seconds'] > 0
+    assert result['batches'] == 1 + (400 - 2 - 100)//2 and 398 - 1 <= result['steps'] <= 400
+    options = result['arguments']
+    assert options['env'] == 'CartPole-v1' and options['memory'] == 'prioritized' and options['goal'] == 475
+    assert options['bs'] == 16 and options['gamma'] == .99 and options['double'] is True
+
+
+def test_the_same_seed_gives_the_same_returns(ran, tmp_path, capfd):
+    first = json.loads((ran[0]/'result.json').read_text())
+    assert inside(capfd, 'train', '--seed', 3, '--out', tmp_path, *SHORT).returncode == 0
+    again = json.loads((tmp_path/'result.json').read_text())
+    assert again['returns'] == first['returns'] and again['selection_score'] == first['selection_score']
+
+
+@pytest.mark.parametrize('args', [
+    ['Acrobot-v1', '--memory', 'uniform'], ['Taxi-v3', '--no-double'], ['Blackjack-v1'], ['FrozenLake-v1', '--n_envs', '3'],
+    ['CartPole-v1', '--steps', '60'], ['CartPole-v1', '--n_envs', '4', '--n', '1', '--average', '0']])
+def test_other_environments_and_settings(args, tmp_path, capfd):
+    run = inside(capfd, 'train', *SHORT, *args, '--out', tmp_path)
+    assert run.returncode == 0, run.stderr
+    result = json.loads((tmp_path/'result.json').read_text())
+    assert len(result['returns']) == 3 and np.isfinite(result['mean_return'])
+
+
+def test_the_global_generators_are_left_alone(tmp_path, capfd):
+    import random, torch
+    torch.manual_seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()      # noqa: NPY002
+    inside(capfd, 'train', *SHORT, '--out', tmp_path)
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()       # noqa: NPY002
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+# ---- mistakes
+
+@pytest.mark.parametrize('args,says', [
+    ([], 'expected a command (train'),
+    (['trian'], "'trian'"),
+    (['--sed', '1'], "'--sed'"),
+    (['train', '--lerning_rate', '1'], '--lerning_rate'),
+    (['train', 'CartPole-v1', 'Acrobot-v1'], 'Acrobot-v1'),
+    (['train', '--steps', 'many'], "'many'"),
+    (['train', '--steps'], '--steps'),
+    (['train', '--steps', '0'], '--steps'),
+    (['train', '--steps', '-7'], '--steps'),
+    (['train', '--steps', '100'], '--bs'),
+    (['train', '--memory', 'vivid'], "'vivid'"),
+    (['train', '--seed', '-1'], '--seed'),
+    (['train', '--seed', '1.5'], '--seed'),
+    (['train', '--gamma', '7'], 'gamma'),
+    (['train', '--lr', 'nan'], 'finite'),
+    (['train', '--alpha', '-1'], 'alpha'),
+    (['train', '--max_sz', '0'], 'max_sz'),
+    (['train', '--steps_per_batch', '0'], '--steps_per_batch'),
+    (['train', '--n', '0'], '--n'),
+    (['train', '--n_envs', '0'], '--n_envs'),
+    (['train', '--target_sync', '0'], 'target_sync'),
+    (['train', '--eps_end', '-2'], 'eps'),
+    (['train', '--average', '3'], 'average'),
+    (['train', '--device', 'abacus'], 'abacus'),
+    (['train', 'CartPoll-v1'], 'CartPoll-v1'),
+    (['train', ''], 'environment'),
+    (['train', 'no_such_module:Env-v0'], 'no_such_module'),
+    (['train', 'Pendulum-v1'], 'Discrete'),
+])
+def test_a_mistake_gets_one_line(args, says, tmp_path, capfd):
+    run = inside(capfd, *args, *(['--out', tmp_path/'out'] if args[:1]==['train'] else []))
+    assert says in refused(run)
+    assert not (tmp_path/'out'/'result.json').exists()
+
+
+@pytest.mark.parametrize('args,says', [(['train', 'CartPoll-v1'], 'CartPoll'), (['nonsense'], 'nonsense'), (['train', '--bs'], '--bs')])
+def test_and_in_a_process_of_its_own(args, says, tmp_path):
+    assert says in refused(command(*args, cwd=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_typo_is_answered_before_torch_is_loaded():
+    code = 'import sys; from fastrl_replay.cli import main; main(); main(["--help"]); sys.exit("torch" in sys.modules)'
+    assert command('nonsense', code=code).returncode == 0
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capfd):
+    (tmp_path/'file').write_text('')
+    assert 'file' in refused(inside(capfd, 'train', '--out', tmp_path/'file'))
+    assert 'inner' in refused(inside(capfd, 'train', '--out', tmp_path/'file'/'inner'))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason='root may write anywhere')
+def test_a_folder_without_permission(tmp_path, capfd):
+    tmp_path.chmod(0o500)
+    assert 'Permission denied' in refused(inside(capfd, 'train', '--out', tmp_path/'out'))
+
+
+def test_a_disk_that_fills_up(tmp_path, capfd, monkeypatch):
+    def full(*args): raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(cli, '_write', full)
+    run = inside(capfd, 'train', *SHORT, '--out', tmp_path)
+    assert run.returncode == 1 and 'No space left' in run.stderr and run.stderr.count('\n') == 1
+
+
+def test_an_environment_that_breaks(tmp_path, capfd, monkeypatch):
+    class Broken(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+        def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}
+        def step(self, action): raise ZeroDivisionError('the simulator\nfell over')
+    monkeypatch.setitem(gym.registry, 'Broken-v0', gym.envs.registration.EnvSpec('Broken-v0', entry_point=Broken))
+    assert 'ZeroDivisionError: the simulator fell over' in refused(inside(capfd, 'train', 'Broken-v0', *SHORT, '--out', tmp_path))
+
+
+def test_an_environment_whose_actions_begin_elsewhere(tmp_path, capfd, monkeypatch):
+    class Late(gym.Env):
+        observation_space, action_space = gym.spaces.Discrete(3, start=2), gym.spaces.Discrete(2, start=5)
+        def reset(self, *, seed=None, options=None): self.t = 0; return 2, {}
+        def step(self, action):
+            assert self.action_space.contains(action), action
+            self.t += 1
+            return 2 + self.t % 3, float(action==6), self.t==4, False, {}
+    monkeypatch.setitem(gym.registry, 'Late-v0', gym.envs.registration.EnvSpec('Late-v0', entry_point=Late))
+    run = inside(capfd, 'train', 'Late-v0', *SHORT, '--steps', '1000', '--out', tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path/'result.json').read_text())['returns'] == [4.]*3
+
+
+@pytest.mark.skipif(os.name != 'posix', reason='signals')
+def test_ctrl_c_gets_one_line(tmp_path):
+    with subprocess.Popen([sys.executable, '-c', RUN, 'train', '--steps', '10000000', '--patience', '0', '--out', str(tmp_path/'out')],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
+        while not (tmp_path/'out').exists() and p.poll() is None: time.sleep(.05)
+        time.sleep(2.)
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=60)
+    assert (p.returncode, out, err) == (130, '', 'fastrl_replay: interrupted\n')
+
+
+# ---- what it says of itself
+
+def test_version(capfd):
+    assert inside(capfd, '--version').stdout == f'fastrl_replay {fastrl_replay.__version__}\n'
+
+
+@pytest.mark.parametrize('args', [['--help'], ['-h'], ['help']])
+def test_help_lists_the_commands(args, capfd):
+    run = inside(capfd, *args)
+    assert run.returncode == 0 and all(name in run.stdout for name in cli.COMMANDS)
+
+
+def test_every_option_has_a_default_and_help():
+    helped = command('train', '--help').stdout
+    parser = cli.anno_parser(cli.train.__wrapped__)
+    for action in parser._actions:
+        if action.dest in ('help', 'pdb', 'xtra'): continue
+        assert not action.required and action.help, action
+        assert action.default is not None or 'default' in action.help
+        assert action.option_strings==[] or action.option_strings[0] in helped
+
+
+def test_the_command_is_installed():
+    script = os.path.join(os.path.dirname(sys.executable), 'fastrl_replay')
+    if not os.path.exists(script): pytest.skip('not installed as a package')
+    run = subprocess.run([script, '--version'], capture_output=True, text=True)
+    assert run.stdout.startswith('fastrl_replay ')

@@ -1,0 +1,405 @@
+"The learner's arithmetic, against worlds and sums small enough to check by hand"
+import copy
+import itertools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fastrl_replay.batch import Batch
+from fastrl_replay.learner import BestWeights, DQNLearner, OneHot, evaluate, plot_training, q_network, q_targets
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.pipes.agents import EpsilonGreedy
+from fastrl_replay.pipes.nstep import NStep
+from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
+from fastrl_replay.pipes.stepper import GymStepper
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.schedules import LinearSchedule
+from fastrl_replay.steps import SimpleStep, Transition, derived_type
+
+
+class Table(nn.Module):
+    "Q-values of numbered states"
+    def __init__(self, q):
+        super().__init__()
+        self.q = nn.Parameter(torch.as_tensor(q, dtype=torch.float32).clone())
+    def forward(self, s): return self.q[s.long()]
+
+
+def rows(*steps): return Batch.of(type(steps[0])(*(np.array(o) for o in zip(*steps))))
+def T(s=0, a=0, r=1., t=1, terminated=False, truncated=False): return Transition(s, a, r, t, terminated, truncated)
+
+
+# ---- targets
+
+MODEL, TARGET = Table([[0., 0.], [3., 2.]]), Table([[0., 0.], [10., 20.]])      # the model prefers 0, the target 1
+
+
+@pytest.mark.parametrize('double,future', [(True, 10.), (False, 20.)])
+def test_who_picks_and_who_rates(double, future):
+    assert q_targets(rows(T()), MODEL, TARGET, .5, double).tolist() == [1 + .5*future]
+
+
+def test_an_end_is_no_cut():
+    batch = rows(T(), T(terminated=True), T(truncated=True), T(terminated=True, truncated=True))
+    assert q_targets(batch, MODEL, TARGET, .5).tolist() == [6., 1., 6., 1.]
+
+
+def test_the_next_state_of_an_end_may_be_garbage():
+    assert q_targets(rows(T(terminated=True)), MODEL, Table([[0., 0.], [np.nan, np.nan]]), .5).tolist() == [1.]
+
+
+def test_the_discount_column_counts():
+    step = derived_type('Discounted', (*Transition._fields, 'discount'))
+    assert q_targets(rows(step(*T(), .25), step(*T(), .5)), MODEL, TARGET, gamma=.9).tolist() == [1 + .25*10, 1 + .5*10]
+
+
+def test_targets_carry_no_gradient():
+    assert not q_targets(rows(T()), MODEL, TARGET).requires_grad
+
+
+# ---- one update
+
+def drawn(memory, weights=None):
+    "A batch with the importance weights given"
+    batch = memory.sample(len(memory))
+    if weights is not None: batch.weights = torch.as_tensor(weights, dtype=torch.float32)
+    return batch
+
+
+def loss_of(weights):
+    memory = ReplayMemory(2, Proportional(), seed=0)
+    memory.extend(rows(T(r=1.), T(r=1.)))
+    learn = DQNLearner(Table(np.zeros((2, 2))), [drawn(memory, weights)], gamma=0.)
+    learn.fit(1)
+    return learn.losses[0], learn
+
+
+def test_weights_scale_the_loss_and_the_gradient():
+    ones, _ = loss_of([1., 1.])
+    assert ones == pytest.approx(.5)                       # smooth L1 of an error of 1
+    assert loss_of([.5, .5])[0] == pytest.approx(.25)
+    assert loss_of([1., 0.])[0] == pytest.approx(.25)
+
+
+def test_weights_go_row_by_row():
+    memory = ReplayMemory(2, Uniform(), seed=0)
+    memory.extend(rows(T(a=0), T(a=1)))
+    model = Table(np.zeros((2, 2)))
+    batch = drawn(memory)
+    batch.weights = (batch.action==1).float()
+    DQNLearner(model, [batch], gamma=0.).fit(1)
+    assert model.q[0, 0] == 0 and model.q[0, 1] > 0
+
+
+def test_without_weights_the_mean():
+    learn = DQNLearner(Table(np.zeros((2, 2))), [rows(T(), T(r=3.))], gamma=0.)
+    learn.fit(1)
+    assert learn.losses == [pytest.approx((.5 + 2.5)/2)]
+
+
+def test_priorities_are_the_errors_from_before_the_update():
+    memory = ReplayMemory(4, Proportional(eps=0.), seed=0)
+    memory.extend(rows(*(T(r=float(r)) for r in (1, 2, 3, 4))))
+    batch = memory.sample(16)
+    DQNLearner(Table(np.zeros((2, 2))), [batch], gamma=0.).fit(1)
+    want = np.ones(4)
+    want[batch.ids.numpy()] = batch.reward.numpy()
+    assert np.array_equal(memory.sampler.priorities, want)
+
+
+def test_a_batch_without_a_memory_is_fine():
+    learn = DQNLearner(Table(np.zeros((2, 2))), [rows(T())])
+    assert learn.fit(5).n_batches == 5 and learn.returns == [] and learn.n_steps == 0
+
+
+def test_pairs_of_batch_and_slots_are_fine():
+    replay = ExperienceReplay([SimpleStep(0, 0, 1)]*20, bs=2, max_sz=20, return_idxs=True, seed=0)
+    assert DQNLearner(Table(np.zeros((2, 2))), replay.loader()).fit(4).n_batches == 4
+
+
+def test_the_target_is_copied_every_so_often():
+    learn = DQNLearner(Table(np.zeros((2, 2))), [rows(T())], target_sync=3)
+    same = []
+    for _ in range(7):
+        learn.fit(1)
+        same.append(torch.equal(learn.model.q, learn.target.q))
+    assert same == [False, False, True, False, False, True, False]
+    assert not any(p.requires_grad for p in learn.target.parameters())
+
+
+def test_the_learning_rate_may_be_a_schedule():
+    learn = DQNLearner(Table(np.zeros((2, 2))), [rows(T())], lr=LinearSchedule(.1, .01, 10))
+    rates = []
+    learn.fit(12, lambda o: rates.append(o.optimizer.param_groups[0]['lr']))
+    assert rates[0] == .1 and rates[5] == pytest.approx(.055) and rates[-1] == .01
+
+
+def test_the_gradient_is_clipped():
+    model = Table(np.zeros((2, 2)))
+    learn = DQNLearner(model, [rows(T(r=1e6))], max_norm=1e-3)
+    learn.fit(1)
+    assert model.q.grad.norm() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_double_model_gets_double_states():
+    class Only64(nn.Linear):
+        def forward(self, x):
+            assert x.dtype==torch.float64
+            return super().forward(x)
+    s = np.zeros((1, 3), np.uint8)
+    DQNLearner(Only64(3, 2, dtype=torch.float64), [Batch.of(Transition(s, [0], [1.], s, [False], [False]))]).fit(2)
+
+
+# ---- a whole world
+
+ROOMS, GAMMA = 6, .9
+
+
+def corridor():
+    "All transitions of a corridor, and its Q* by value iteration; the right end pays 1"
+    def go(s, a): return (max(s - 1, 0) if a==0 else s + 1), (1. if a==1 and s==ROOMS - 1 else -.05)
+    steps = [(s, a, *go(s, a)[::-1], go(s, a)[0]==ROOMS) for s in range(ROOMS) for a in (0, 1)]
+    q = np.zeros((ROOMS + 1, 2))
+    for _ in range(300):
+        for s, a, r, t, terminated in steps: q[s, a] = r + GAMMA*(not terminated)*q[t].max()
+    return [Transition(s, a, r, t, e, truncated=bool(s % 2)) for s, a, r, t, e in steps], q[:ROOMS]
+
+
+@pytest.mark.parametrize('sampler,double', [(Uniform(replace=True), True), (Proportional(), True), (Proportional(), False)])
+def test_q_star_is_found(sampler, double):
+    steps, q = corridor()
+    memory = ReplayMemory(100, sampler, seed=0)
+    memory.extend(steps)
+    model = Table(np.zeros((ROOMS + 1, 2)))
+    batches = (memory.sample(32) for _ in itertools.count())
+    DQNLearner(model, batches, gamma=GAMMA, lr=LinearSchedule(.1, 1e-4, 700), target_sync=5, double=double).fit(700)
+    assert np.abs(model.q.detach().numpy()[:ROOMS] - q).max() < 2e-3
+
+
+# ---- the loop
+
+def test_fit_goes_on_where_it_stopped():
+    def after(*fits):
+        replay = ExperienceReplay(GymStepper(['CartPole-v1'], seed=3), bs=8, max_sz=500, seed=3)
+        learn = DQNLearner(q_network(gym.spaces.Box(-1, 1, (4,)), 2, 16, seed=3), replay.loader(), lr=1e-3)
+        for n in fits: learn.fit(n)
+        return learn.losses, learn.returns, learn.return_steps, learn.n_steps
+    assert after(60) == after(25, 0, 35)
+
+
+def test_a_finite_loader_begins_again():
+    seen = []
+    class Spy(DQNLearner):
+        def update(self, batch):
+            seen.append(float(batch.reward[0]))
+            super().update(batch)
+    Spy(Table(np.zeros((2, 2))), [rows(T(r=1.)), rows(T(r=2.))]).fit(5)
+    assert seen == [1., 2., 1., 2., 1.]
+
+
+def test_no_batch_is_pulled_in_vain():
+    source = iter([rows(T()) for _ in range(5)])
+    DQNLearner(Table(np.zeros((2, 2))), source).fit(3)
+    assert len(list(source)) == 2
+
+
+def test_an_empty_loader_is_an_error():
+    with pytest.raises(ValueError, match='the loader gave no batch'): DQNLearner(Table(np.zeros((2, 2))), []).fit(1)
+
+
+def test_watch_may_end_the_fit():
+    learn = DQNLearner(Table(np.zeros((2, 2))), [rows(T())])
+    assert learn.fit(100, lambda o: o.n_batches==7).n_batches == 7
+
+
+def test_a_log_stays_short(capsys):
+    DQNLearner(Table(np.zeros((2, 2))), [rows(T())]).fit(300)
+    assert capsys.readouterr() == ('', '')
+
+
+@pytest.mark.parametrize('bad,match', [(dict(target_sync=0), 'target_sync'), (dict(lr='fast'), 'lr'), (dict(lr=float('nan')), 'lr')])
+def test_bad_arguments(bad, match):
+    with pytest.raises((ValueError, TypeError), match=match): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
+
+
+# ---- returns
+
+def episodes_of(pipe, n):
+    "(steps, return) of each episode, by hand"
+    ended, steps = [], 0
+    for step in itertools.islice(pipe, n):
+        for o in (step if isinstance(step, Batch) else [step]):
+            steps += 1
+            if o.terminated or o.truncated: ended.append(float(o.total_reward))
+    return ended
+
+
+@pytest.mark.parametrize('n_envs', [1, 3])
+@pytest.mark.parametrize('n', [1, 3])
+def test_returns_are_those_of_the_stream(n, n_envs):
+    def stepper(): return GymStepper(['CartPole-v1'], seed=5, n_envs=n_envs)
+    replay = PrioritizedReplay(NStep(stepper(), n=n, gamma=.9), bs=4, max_sz=1000, steps_per_batch=n_envs, seed=0)
+    learn = DQNLearner(q_network(gym.spaces.Box(-1, 1, (4,)), 2, 8, seed=0), replay.loader())
+    for _ in range(7): learn.fit(50)                  # looks at odd moments: episodes' ends are seen in parts
+    want = episodes_of(stepper(), 600)
+    got = learn.returns
+    assert len(got) > 10
+    assert sorted(got) == sorted(want[:len(got)]) if n_envs > 1 else got == want[:len(got)]
+    assert learn.return_steps == sorted(learn.return_steps)
+    assert learn.n_steps == replay.memory.n_added
+
+
+def test_returns_that_were_overwritten_are_lost_quietly():
+    replay = ExperienceReplay(GymStepper(['CartPole-v1'], seed=5), bs=4, max_sz=10, seed=0)
+    learn = DQNLearner(q_network(gym.spaces.Box(-1, 1, (4,)), 2, 8, seed=0), replay.loader())
+    learn.fit(300)
+    assert 0 < len(learn.returns) and learn.n_steps == replay.memory.n_added
+
+
+def test_the_plot_has_what_there_is():
+    for args in (([], [], []), ([10, 20], [1., 2.], [.5]), ([10], [1.], [.5]*200, [(5, 1.), (9, 2.)])):
+        fig = plot_training(*args)
+        assert [ax.get_xlabel() for ax in fig.axes] == ['transitions', 'batches']
+
+
+# ---- evaluation
+
+def by_hand(model, seeds):
+    env, out = gym.make('CartPole-v1'), []
+    for seed in seeds:
+        s, total, over = env.reset(seed=int(seed))[0], 0., False
+        while not over:
+            with torch.no_grad(): a = int(model(torch.from_numpy(s)[None]).argmax())
+            s, r, terminated, truncated, _ = env.step(a)
+            total, over = total + r, terminated or truncated
+        out.append(total)
+    return out
+
+
+def net(seed=0): return q_network(gym.spaces.Box(-1, 1, (4,)), 2, 16, seed)
+
+
+def test_evaluation_is_a_greedy_episode_for_each_seed():
+    seeds = np.random.SeedSequence(9).generate_state(6)
+    for k in range(3): assert evaluate(net(k), 'CartPole-v1', 6, seed=9).tolist() == by_hand(net(k), seeds)
+
+
+def test_evaluation_leaves_training_alone():
+    def train(between):
+        torch.manual_seed(0)
+        np.random.seed(0)       # noqa: NPY002   (the global generator: nobody may use it)
+        model = net()
+        agent = EpsilonGreedy(model, .5, seed=1)
+        replay = ExperienceReplay(GymStepper(['CartPole-v1'], agent=agent, seed=1), bs=8, max_sz=500, seed=1)
+        learn = DQNLearner(model, replay.loader(), lr=1e-3)
+        learn.fit(30)
+        between(learn)
+        learn.fit(30)
+        return learn.losses, torch.rand(1).item(), np.random.rand()       # noqa: NPY002
+    assert train(lambda learn: None) == train(lambda learn: learn.evaluate('CartPole-v1', 5, seed=3))
+
+
+def test_evaluation_turns_dropout_off_and_on_again():
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(.9), nn.Linear(16, 2))
+    assert evaluate(model, 'CartPole-v1', 4).tolist() == evaluate(model, 'CartPole-v1', 4).tolist()
+    assert model.training and evaluate(model.eval(), 'CartPole-v1', 1) is not None and not model.training
+
+
+def test_an_episode_that_never_ends_is_ended():
+    class Endless(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
+        def reset(self, *, seed=None, options=None): return np.zeros(4, np.float32), {}
+        def step(self, action): return np.zeros(4, np.float32), 1, False, False, {}
+    assert evaluate(net(), Endless, 2, max_steps=7).tolist() == [7., 7.]
+
+
+def test_nested_observations():
+    class Nested(gym.Env):
+        observation_space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,)), b=gym.spaces.Tuple([gym.spaces.Discrete(3)]))
+        action_space = gym.spaces.Discrete(2)
+        def reset(self, *, seed=None, options=None): self.t = 0; return self.look(), {}
+        def look(self): return dict(a=np.full(2, self.t, np.float32), b=(self.t % 3,))
+        def step(self, action): self.t += 1; return self.look(), 1., self.t==5, False, {}
+
+    class Net(nn.Module):
+        def __init__(self): super().__init__(); self.lin = nn.Linear(3, 2)
+        def forward(self, s): return self.lin(torch.cat([s['a'], s['b'][0][:, None]], 1))
+    assert evaluate(Net(), Nested, 3).tolist() == [5.]*3
+    replay = ExperienceReplay(GymStepper([Nested], seed=0), bs=4, max_sz=50, seed=0)
+    assert DQNLearner(Net(), replay.loader()).fit(10).n_batches == 10
+
+
+def test_an_unknown_environment():
+    with pytest.raises(ValueError, match='CartPoll'): evaluate(net(), 'CartPoll-v1')
+
+
+# ---- networks
+
+def test_a_network_depends_on_its_seed_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = net(7)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(3)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), net(7).parameters()))
+    assert not torch.equal(one[0].weight, net(8)[0].weight)
+
+
+def test_one_hot():
+    assert OneHot(3, start=1)(torch.tensor([1., 3.])).tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert OneHot(3)(torch.tensor([[2], [0]])).shape == (2, 3)
+
+
+# ---- the best weights
+
+def fitted(watch, n=40):
+    replay = PrioritizedReplay(GymStepper(['CartPole-v1'], seed=0), bs=8, max_sz=500, seed=0)
+    learn = DQNLearner(net(), replay.loader(), lr=.01)
+    learn.fit(n, watch)
+    return learn
+
+
+def test_the_weights_kept_are_those_that_scored():
+    seen = {}
+    best = BestWeights('CartPole-v1', every=10, episodes=3, confirm=2, seed=4, average=0)
+    def watch(learn):
+        over = best(learn)
+        if learn.n_batches % 10==0: seen[learn.n_batches] = copy.deepcopy(learn.model)
+        return over
+    learn = fitted(watch)
+    assert [n for n, _ in best.history] == [17, 27, 37, 47]
+    scores = {n: (evaluate(m, 'CartPole-v1', 3, seed=4).mean(), evaluate(m, 'CartPole-v1', 5, seed=4).mean()) for n, m in seen.items()}
+    assert [r for _, r in best.history] == [a for a, _ in scores.values()]
+    score, kept = -np.inf, None
+    for n, (few, many) in scores.items():
+        if few > score and many > score: score, kept = many, n
+    assert best.score == score
+    best.restore(learn)
+    assert all(torch.equal(a, b) for a, b in zip(learn.model.parameters(), seen[kept].parameters()))
+
+
+def test_the_mean_of_the_weights_is_a_running_one():
+    best, weights = BestWeights('CartPole-v1', every=1000, average=.25), []
+    def watch(learn):
+        weights.append(learn.model[0].weight.detach().clone())
+        return best(learn)
+    fitted(watch, 5)
+    want = weights[0]
+    for w in weights[1:]: want = want + .25*(w - want)
+    assert torch.allclose(best._mean[0].weight, want)
+
+
+@pytest.mark.parametrize('goal,stops', [(0., True), (1e9, False)])
+def test_patience(goal, stops):
+    class Frozen(BestWeights):
+        def _averaged(self, model): return self.__dict__.setdefault('same', copy.deepcopy(model))
+    best = Frozen('CartPole-v1', every=5, episodes=2, confirm=0, patience=3, goal=goal)
+    assert fitted(best, 60).n_batches == (20 if stops else 60)
+
+
+def test_nothing_to_restore():
+    with pytest.raises(RuntimeError, match='nothing to restore'): BestWeights('CartPole-v1').restore(None)

@@ -1,0 +1,451 @@
+"Uniform and proportional sampling beside naive twins; the protocol, its errors, its state"
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from fastrl_replay.rng import Rng, below, unit
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.uniform import OwnSampler, Sampler, Uniform, as_sampler, importance_weights
+
+SIZES = [1, 2, 3, 5, 8, 13, 64, 65, 100, 257]
+
+
+def chi2(counts, expected): return ((counts - expected)**2/expected).sum()
+def limit(freedom): return freedom + 4*np.sqrt(2*freedom) + 8          # far in the tail, for seeds that are fixed
+
+
+def filled(sampler, n, max_sz=None):
+    sampler.attach(max_sz or n)
+    sampler.add_run(0, n)
+    return sampler
+
+
+def batch(sampler, bs, rng):
+    slots, probs, weights = np.empty(bs, np.int64), np.empty(bs, np.float32), np.empty(bs, np.float32)
+    sampler.draw_into(slots, probs, weights, rng)
+    return slots, probs, weights
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    return all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def unchanged(sampler, f, says, rng=None, error=ValueError):
+    "`f` raises, names `says`, and leaves the sampler and the generator as they were"
+    before, words = sampler.get_state(), rng and rng.get_state()
+    with pytest.raises(error, match=says): f()
+    assert same(sampler.get_state(), before) and (rng and rng.get_state()) == words and sampler.check_valid()
+
+
+# ---- uniform
+
+@pytest.mark.parametrize('n', SIZES)
+def test_distinct_slots_for_every_batch_size(n):
+    sampler, rng = filled(Uniform(), n, n + 7), Rng(n)
+    for bs in {*range(1, min(n, 20) + 1), n//2, n//2 + 1, n - 1, n} - {0}:
+        for _ in range(20):
+            slots, probs, weights = batch(sampler, bs, rng)
+            assert len(set(slots)) == bs and slots.min() >= 0 and slots.max() < n
+            assert (probs == np.float32(1/n)).all() and (weights == 1).all()
+            assert sampler.check_valid()
+
+
+@pytest.mark.parametrize('bs,n', [(1, 4), (2, 4), (3, 4), (4, 4), (2, 5), (3, 5), (2, 7)])
+def test_all_orders_are_equally_likely(bs, n):
+    sampler, rng = filled(Uniform(), n), Rng(17)
+    orders = dict.fromkeys(itertools.permutations(range(n), bs), 0)
+    for _ in range(300*len(orders)): orders[tuple(sampler.draw(bs, rng)[0].tolist())] += 1
+    assert chi2(np.array(list(orders.values())), 300) < limit(len(orders) - 1)
+
+
+@pytest.mark.parametrize('bs,replace', [(50, False), (600, False), (50, True), (1500, True)])
+def test_each_slot_alike(bs, replace):
+    sampler, rng = filled(Uniform(replace), 1000), Rng(5)
+    counts = sum(np.bincount(sampler.draw(bs, rng)[0], minlength=1000) for _ in range(200_000//bs))
+    assert chi2(counts, counts.sum()/1000) < limit(999)
+
+
+def test_the_generator_is_the_shared_one():
+    a, b = Rng(3), Rng(3)
+    slots = filled(Uniform(True), 1000).draw(100, a)[0]
+    assert slots.tolist() == [int(below(b.words, np.uint64(1000))) for _ in range(100)]
+    assert a.get_state() == b.get_state()
+
+
+def test_uniform_refusals():
+    sampler, rng = filled(Uniform(), 5, 8), Rng(0)
+    unchanged(sampler, lambda: sampler.draw(6, rng), r'batch of 6 .* 5 transitions.*min_sz.*replace=True', rng)
+    unchanged(sampler, lambda: sampler.draw(0, rng), 'at least 1', rng)
+    unchanged(sampler, lambda: sampler.draw(-1, rng), 'at least 1', rng)
+    unchanged(sampler, lambda: batch(sampler, 0, rng), 'at least 1', rng)
+    unchanged(sampler, lambda: sampler.draw(1.5, rng), 'interpreted as an integer', rng, TypeError)
+    unchanged(sampler, lambda: sampler.attach(8), 'one sampler serves one')
+    for empty in (Uniform(), Uniform(True), Proportional()):
+        for f in (lambda o: None, lambda o: o.attach(3)):
+            f(empty)
+            with pytest.raises(ValueError, match='empty'): empty.draw(1, rng)
+
+
+def test_update_changes_nothing_under_uniform():
+    sampler = filled(Uniform(), 5)
+    before = sampler.get_state()
+    sampler.update(np.arange(3), np.ones(3))
+    assert same(sampler.get_state(), before) and not sampler.prioritized and Proportional.prioritized
+
+
+@pytest.mark.parametrize('make', [Uniform, Proportional])
+def test_without_a_memory_a_sampler_grows(make):
+    sampler, rng = make(), Rng(0)
+    for k in range(200):
+        sampler.on_add(np.array([k]), None)
+        assert sampler.size == k + 1 and sampler.check_valid()
+    assert set(np.concatenate([sampler.draw(100, rng)[0] for _ in range(50)])) == set(range(200))
+    with pytest.raises(ValueError, match='one sampler'): sampler.attach(500)
+    other = filled(make(), 3, 5)
+    unchanged(other, lambda: other.on_add([5], None), 'beyond the 5')
+    unchanged(other, lambda: other.on_add([[1, 2]], None), 'one dimension')
+    unchanged(other, lambda: other.on_add([.5], None), 'whole numbers')
+
+
+@pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional])
+def test_one_seed_one_sequence(make):
+    def run(seed):
+        sampler, rng = filled(make(), 50, 80), Rng(seed)
+        for k in range(20):
+            sampler.add_run((50 + k*7) % 80, 7)
+            slots = sampler.draw(9, rng)[0]
+            sampler.update(slots, np.sin(slots))
+            yield slots.tolist()
+    assert list(run(1)) == list(run(1)) != list(run(2))
+
+
+def test_any_numpy_generator_serves():
+    sampler = filled(Uniform(), 10)
+    a, b = (sampler.draw(5, np.random.default_rng(4))[0] for _ in range(2))
+    assert (a == b).all() and len(set(a)) == 5
+
+
+# ---- the protocol
+
+class Five:
+    "A sampler of one's own: the first slots, with given probabilities"
+    def __init__(self, probs=None): self.slots, self.probs, self.errors = [], probs, {}
+    def on_add(self, slots, priorities): self.slots += [int(s) for s in slots]
+    def draw(self, bs, rng): return self.slots[:bs], (self.probs or [.5]*bs)[:bs]
+    def update(self, slots, td_errors): self.errors.update(zip(slots.tolist(), td_errors.tolist()))
+    def get_state(self): return dict(slots=list(self.slots))
+    def set_state(self, state): self.slots = list(state['slots'])
+
+
+def test_five_methods_are_enough():
+    own = as_sampler(Five(probs=[.1, .2, .4]))
+    own.attach(5)
+    own.add_run(3, 4)
+    assert own.inner.slots == [3, 4, 0, 1]
+    slots, probs, weights = batch(own, 3, Rng(0))
+    assert slots.tolist() == [3, 4, 0] and np.allclose(probs, [.1, .2, .4]) and (weights == 1).all()
+    own.inner.beta = 1.
+    assert np.allclose(batch(own, 3, Rng(0))[2], [1, .5, .25])
+    own.inner.beta = lambda n: n/4                            # the third batch: ½
+    assert np.allclose(batch(own, 3, Rng(0))[2], np.array([1, .5, .25])**.5)
+    own.update(np.array([0]), np.array([7.]))
+    assert own.inner.errors == {0: 7.} and own.check_valid() and 'Five' in repr(own)
+    again = as_sampler(Five())
+    again.attach(5)
+    again.set_state(own.get_state())
+    assert again.inner.slots == own.inner.slots and (again.size, again.n_batches) == (5, 3)
+
+
+def test_what_is_no_sampler():
+    for bad in (None, 3, object(), Five, np.random.default_rng(0)):
+        with pytest.raises(TypeError, match='on_add'): as_sampler(bad)
+    own = Five()
+    del Five.update
+    try:
+        with pytest.raises(TypeError, match='lacks update'): as_sampler(own)
+    finally: Five.update = lambda self, slots, td_errors: None
+    u = Uniform()
+    assert as_sampler(u) is u and isinstance(as_sampler(Five()), OwnSampler)
+
+
+@pytest.mark.parametrize('drawn,probs,says', [
+    ([0, 1], [.5, .5, .5], 'as many'), ([0, 1, 2], [.5], 'as many'), ([0, 1, 9], [.5]*3, 'slots 0 to 9'),
+    ([0, 1, -1], [.5]*3, 'slots -1 to 1'),    ([0., .5, 1.], [.5]*3, 'whole numbers'), ([0, 1, 2], [.5, .5, 0.], 'not above 0'),
+    ([0, 1, 2], [.5, .5, np.nan], 'not above 0')])
+def test_a_faulty_sampler_is_told(drawn, probs, says):
+    class Faulty(Sampler):
+        def draw(self, bs, rng): return np.array(drawn), np.array(probs)
+    sampler = filled(Faulty(), 4)
+    sampler.beta = .5
+    unchanged(sampler, lambda: batch(sampler, 3, Rng(0)), says)
+
+
+def test_a_sampler_without_a_draw():
+    class Mute(Sampler): pass
+    with pytest.raises(NotImplementedError, match='Mute has neither'): filled(Mute(), 3).draw(1, Rng(0))
+
+
+def test_importance_weights():
+    p = np.array([.5, .1, .2])
+    for beta in (0., .4, 1.):
+        w = (77*p)**-beta
+        assert np.allclose(importance_weights(p, beta), w/w.max())
+
+
+@pytest.mark.parametrize('make', [Uniform, Proportional])
+def test_a_state_of_another_kind_or_size(make):
+    sampler = filled(make(), 4, 5)
+    state = sampler.get_state()
+    unchanged(sampler, lambda: sampler.set_state({**state, 'kind': 'Other'}), 'that of a Other')
+    big = filled(make(), 9).get_state()
+    unchanged(sampler, lambda: sampler.set_state(big), 'beyond the 5')
+
+
+# ---- proportional
+
+class Twin:
+    "Proportional prioritization in plain Python"
+    def __init__(self, max_sz, alpha, eps): self.p, self.max_sz, self.alpha, self.eps, self.largest = [], max_sz, alpha, eps, 1.
+    def add(self, first, m, given):
+        values = [self.largest]*m if given is None else given
+        for k in range(m):
+            slot = (first + k) % self.max_sz
+            if slot == len(self.p): self.p.append(None)
+            self.p[slot] = float(values[k])
+        self.largest = max([self.largest, *map(float, values)])
+    def update(self, slots, td):
+        last = dict(zip(slots.tolist(), td.tolist()))
+        for s, d in last.items(): self.p[s] = abs(d) + self.eps
+        self.largest = max(self.largest, *(self.p[s] for s in last))
+    def probs(self):
+        leaves = np.array([p**self.alpha for p in self.p])
+        return leaves/leaves.sum() if leaves.any() else np.full(len(leaves), 1/len(leaves))
+    def weights(self, slots, beta, normalize):
+        probs = self.probs()
+        w = (len(probs)*probs[slots])**-beta
+        return w/(w.max() if normalize == 'batch' else ((len(probs)*probs[probs > 0])**-beta).max())
+
+
+def expected_slots(probs, bs, words):
+    "The stratified draw from the same random words, through cumulative sums; and how far each lies from a border"
+    u = (np.arange(bs) + [unit(words) for _ in range(bs)])/bs
+    cumulative = probs.cumsum()
+    slots = np.minimum(np.searchsorted(cumulative, u*cumulative[-1], 'right'), np.flatnonzero(probs)[-1])
+    return slots, np.abs(cumulative[:, None] - u*cumulative[-1]).min(0)
+
+
+def compare(sampler, twin, rng, bs, beta, normalize):
+    before = Rng(0)
+    before.set_state(rng.get_state())
+    slots, probs, weights = batch(sampler, bs, rng)
+    right = twin.probs()
+    want, margin = expected_slots(right, bs, before.words)
+    got = np.sort(slots)
+    assert (got == np.sort(want)).all() or margin.min() < 1e-12
+    assert np.allclose(probs, right[slots], rtol=1e-6, atol=1e-37) and (right[slots] > 0).all()
+    assert np.allclose(weights, twin.weights(slots, beta, normalize), rtol=1e-5, atol=1e-37)
+
+
+@pytest.mark.parametrize('max_sz,alpha,eps,normalize', [(1, .6, 1e-6, 'batch'), (2, 1., 0., 'memory'), (5, .6, 1e-6, 'batch'),
+    (13, .7, 0., 'memory'),                                                        (100, .6, 1e-3, 'batch'), (257, 1.5, 0., 'memory'),
+    (1000, .4, 1e-6, 'batch')])
+def test_beside_the_twin(max_sz, alpha, eps, normalize):
+    rng, chance = Rng(max_sz), np.random.default_rng(max_sz)
+    sampler, twin, n = Proportional(alpha, .5, eps, normalize), Twin(max_sz, alpha, eps), 0
+    sampler.attach(max_sz)
+    for _ in range(250):
+        what = chance.random()
+        if what < .35 or not twin.p:
+            m = int(chance.integers(1, min(max_sz, 40) + 1))
+            given = None if chance.random() < .6 else np.where(chance.random(m) < .3, 0., chance.exponential(2, m))
+            if n and chance.random() < .5:
+                slots = (n + np.arange(m)) % max_sz
+                sampler.on_add(slots, given)
+            else: sampler.add_run(n % max_sz, m, given)
+            twin.add(n % max_sz, m, given)
+            n += m
+        elif what < .65:
+            k = int(chance.integers(1, 2*len(twin.p) + 2))
+            slots, td = chance.integers(0, len(twin.p), k), chance.normal(size=k)*(chance.random(k) < .7)
+            td = td.astype(np.float32) if chance.random() < .3 else td
+            sampler.update(slots, td); twin.update(slots, td)
+        elif what < .7:
+            sampler.alpha = twin.alpha = [0., alpha, 1.][chance.integers(3)]
+        else: compare(sampler, twin, rng, int(chance.integers(1, 60)), .5, normalize)
+        assert sampler.check_valid() and sampler.size == len(twin.p)
+        assert sampler.priorities.tolist() == twin.p and sampler.largest == twin.largest
+
+
+def test_24_decades():
+    chance, rng = np.random.default_rng(0), Rng(0)
+    for alpha in (.6, 1.):
+        sampler, twin = filled(Proportional(alpha, 1., 0.), 1000), Twin(1000, alpha, 0.)
+        twin.add(0, 1000, None)
+        for _ in range(20):
+            slots, td = chance.integers(0, 1000, 700), 10**chance.uniform(-12, 12, 700)
+            sampler.update(slots, td); twin.update(slots, td)
+            compare(sampler, twin, rng, 256, 1., 'batch')
+        assert sampler.check_valid()
+
+
+@pytest.mark.parametrize('bs', [1, 7, 64, 1000])
+def test_frequencies_after_wrap_around(bs):
+    "Each count within its stratified bound, and all of them by chi²"
+    n, chance, rng = 333, np.random.default_rng(1), Rng(1)
+    sampler = filled(Proportional(eps=0.), n)
+    sampler.add_run(300, 100)
+    td = np.where(chance.random(n) < .1, 0, chance.exponential(1, n))
+    sampler.update(np.arange(n), td)
+    batches = 200_000//bs if bs > 1 else 20_000
+    counts = sum(np.bincount(sampler.draw(bs, rng)[0], minlength=n) for _ in range(batches))
+    expected = batches*bs*td**.6/(td**.6).sum()
+    assert (np.abs(counts - expected) <= batches).all() and not counts[td == 0].any()
+    assert chi2(counts[td > 0], expected[td > 0]) < limit((td > 0).sum() - 1)
+
+
+def test_rows_come_in_random_order():
+    sampler, rng = filled(Proportional(), 6), Rng(2)
+    counts = np.zeros((6, 6))
+    for _ in range(6000): counts[np.arange(6), sampler.draw(6, rng)[0]] += 1
+    assert chi2(counts, 1000) < limit(25)
+
+
+def test_all_zero_is_uniform():
+    sampler, rng = filled(Proportional(eps=0.), 10, 16), Rng(0)
+    sampler.update(np.arange(10), np.zeros(10))
+    slots, probs, weights = batch(sampler, 20, rng)
+    assert np.bincount(slots).tolist() == [2]*10 and np.allclose(probs, .1) and (weights == 1).all()
+    sampler.add_run(10, 1, np.zeros(1))
+    assert set(sampler.draw(11, rng)[0]) == set(range(11))
+    sampler.update([3], [1e-9])
+    assert set(sampler.draw(20, rng)[0]) == {3}
+
+
+def test_the_largest_so_far():
+    sampler = filled(Proportional(eps=.5), 4)
+    sampler.update([0, 0, 1], [99., 1., -3.])                # 99 lost against 1: never seen
+    assert sampler.largest == 3.5
+    sampler.add_run(0, 2)
+    assert sampler.priorities.tolist() == [3.5, 3.5, 1, 1]
+    sampler.update([0, 1, 2, 3], [0.]*4)
+    sampler.add_run(2, 1)
+    assert sampler.priorities.tolist() == [.5, .5, 3.5, .5]       # never decays
+    sampler.on_add([3], [8.])
+    sampler.add_run(0, 1)
+    assert sampler.priorities.tolist() == [8, .5, 3.5, 8]         # what is given counts as seen, and has no eps added
+    small = filled(Proportional(), 2)
+    small.update([0, 1], [.1, .1])
+    small.add_run(0, 1)
+    assert small.priorities[0] == 1.
+
+
+def test_alpha_on_a_living_memory():
+    sampler, rng = filled(Proportional(), 50), Rng(0)
+    sampler.update(np.arange(50), np.linspace(0, 5, 50)**9)
+    before = sampler._tree.copy()
+    sampler.alpha = 0
+    assert np.allclose(sampler.draw(9, rng)[1], 1/50)
+    sampler.alpha = 2.5
+    assert sampler.check_valid()
+    p = sampler.priorities**2.5
+    slots, probs, _ = batch(sampler, 9, rng)
+    assert np.allclose(probs, (p/p.sum())[slots])
+    sampler.alpha = .6
+    assert (sampler._tree == before).all()
+
+
+def test_beta_schedule_counts_batches():
+    seen, rng = [], Rng(0)
+    sampler = filled(Proportional(beta=lambda n: seen.append(n) or min(1., n/4)), 3)
+    sampler.update([0, 1, 2], [0., 1., 2.])
+    for _ in range(3): sampler.draw(5, rng)
+    weights = batch(sampler, 5, rng)[2]
+    assert seen == [0, 1, 2, 3] and sampler.n_batches == 4
+    p = (np.array([0., 1, 2]) + 1e-6)**.6
+    assert np.isclose(weights.min(), (p[1]/p[2])**.75) or np.isclose(weights.min(), (p[0]/p[2])**.75)
+    bad = filled(Proportional(beta=lambda n: 1.1 if n else .5), 3)
+    bad.draw(1, rng)
+    before, words = bad.n_batches, rng.get_state()
+    with pytest.raises(ValueError, match='beta'): bad.draw(1, rng)
+    assert bad.n_batches == before and rng.get_state() == words
+
+
+@pytest.mark.parametrize('options', [dict(alpha=-.1), dict(alpha=np.nan), dict(alpha=np.inf), dict(alpha='a'), dict(beta=-.1),
+    dict(beta=1.1),
+    dict(beta=np.nan),                                     dict(beta='b'), dict(eps=-1.), dict(eps=np.inf), dict(normalize='max')])
+def test_options_out_of_range(options):
+    with pytest.raises(ValueError, match=next(iter(options))): Proportional(**options)
+    sampler = filled(Proportional(), 3)
+    (name, value), = options.items()
+    if name in ('alpha', 'beta'): unchanged(sampler, lambda: setattr(sampler, name, value), name)
+
+
+@pytest.mark.parametrize('slots,td,says', [
+    ([0, 1], [1., np.nan], 'NaN'), ([0, 1], [np.inf, 1.], 'infinity'), ([0, 1], [-np.inf, 1.], 'infinity'), ([0, 1], [1.], 'shape'),
+    ([0], [1., 2.], 'shape'),    ([0, 1], [[1.], [2.]], 'shape'), ([0, 7], [1., 2.], 'from 0 to 6'),
+    ([0, -1], [1., 2.], 'from 0 to 6'), ([0, .5], [1., 2.], 'whole')])
+def test_a_bad_update_changes_nothing(slots, td, says):
+    sampler = filled(Proportional(), 7, 9)
+    sampler.update(np.arange(7), np.arange(7.))
+    before = sampler._tree.copy()
+    unchanged(sampler, lambda: sampler.update(slots, td), says)
+    unchanged(sampler, lambda: sampler.update(slots, np.array(td, np.float32)), says)
+    assert (sampler._tree == before).all()
+    sampler.update([], [])
+    assert (sampler._tree == before).all()
+
+
+@pytest.mark.parametrize('given', [[1., np.nan], [1., -1.], [np.inf, 1.], [1.], [[1., 2.]]])
+def test_bad_given_priorities_change_nothing(given):
+    sampler = filled(Proportional(), 3, 9)
+    unchanged(sampler, lambda: sampler.on_add([3, 4], given), 'priorities')
+
+
+@pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional, lambda: Proportional(1., .7, 0., 'memory')])
+def test_a_state_goes_on_elsewhere(make):
+    a, b, rng, twin = filled(make(), 30, 40), make(), Rng(1), Rng(1)
+    a.update(np.arange(30), np.arange(30.)**3)
+    a.draw(3, Rng(0))
+    state = a.get_state()
+    json.dumps({k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in state.items()})
+    b.attach(40)
+    b.add_run(0, 40)                                          # more than the state holds: forgotten
+    b.update(np.arange(40), np.ones(40))
+    b.set_state(state)
+    assert same(b.get_state(), state) and b.check_valid() and repr(a) == repr(b)
+    for k in range(30):
+        for o in a, b:
+            o.add_run((30 + 3*k) % 40, 3)
+            o.update(np.arange(k, k + 3) % 30, np.full(3, k + .5))
+        assert all((x == y).all() for x, y in zip(batch(a, 9, rng), batch(b, 9, twin)))
+    assert same(a.get_state(), b.get_state())
+
+
+def test_a_state_with_a_schedule_asks_for_it():
+    schedule = lambda n: .5
+    state = filled(Proportional(beta=schedule), 3).get_state()
+    unchanged(plain := filled(Proportional(), 3), lambda: plain.set_state(state), 'schedule')
+    again = filled(Proportional(beta=schedule), 3)
+    again.set_state(state)
+    assert again.beta is schedule
+
+
+def test_the_checks_can_fail():
+    sampler = filled(Proportional(normalize='memory'), 30)
+    sampler.check_valid()
+    for at in (7, 9, int(sampler._tree[0]), int(sampler._tree[0]) + 4, -1):
+        broken = filled(Proportional(normalize='memory'), 30)
+        broken._tree[at] += .5 if np.isfinite(broken._tree[at]) else -np.inf
+        with pytest.raises(AssertionError): broken.check_valid()
+    uniform = filled(Uniform(), 30)
+    uniform._marks[0] = 4
+    with pytest.raises(AssertionError, match='marks'): uniform.check_valid()
+    twin, rng = Twin(30, .6, 1e-6), Rng(0)
+    twin.add(0, 30, None)
+    compare(sampler, twin, rng, 9, .4, 'memory')
+    twin.p[4] = 2.
+    with pytest.raises(AssertionError): compare(sampler, twin, rng, 200, .4, 'memory')
+
