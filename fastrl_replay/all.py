@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/80_all.ipynb #3416b68a
+# %% ../nbs/80_all.ipynb #47ff7c35
 from .steps import *
 from .schedules import *
 from .compat import *
@@ -17,6 +17,7 @@ from .samplers.proportional import *
 from .memory import *
 from .pipes.stepper import *
 from .pipes.nstep import *
+from .pipes.agents import *
 from .pipes.replay import *
 from .pipes.loaders import *
 from .learner import *

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'Refused', 'parse_options', 'make_env', 'train', 'main']
 
-# %% ../nbs/70_cli.ipynb #10ea8b17
+# %% ../nbs/70_cli.ipynb #4c6c9f09
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -42,7 +43,7 @@ def make_env(env_id):
     if not states.is_np_flattenable: raise Refused(f'environment {env_id!r}: expected observations of a fixed size, got {states}')
     return gym.wrappers.FlattenObservation(env)
 
-# %% ../nbs/70_cli.ipynb #d3dff865
+# %% ../nbs/70_cli.ipynb #95c506f3
 _MEMORIES = dict(uniform='experience_replay', prioritized='prioritized_replay')
 _RANDOM = ('weights', 'agent', 'env', 'memory', 'chosen', 'reported')
 
@@ -55,6 +56,8 @@ def _check(o):
     "Refuse numbers that nobody further down would notice, or only late"
     for k in ('steps', 'bs', 'hidden', 'n_envs', 'n', 'every', 'select', 'episodes'):
         if o[k] < 1: raise Refused(f'--{k}: expected a number ≥ 1, got {o[k]}')
+    for k in ('eps_start', 'eps_end'):
+        if not 0 <= o[k] <= 1: raise Refused(f'--{k}: expected a number from 0 to 1, got {o[k]}')
     if not o['steps_per_batch'] > 0: raise Refused(f'--steps_per_batch: expected a number above 0, got {o["steps_per_batch"]}')
     if o['steps'] < _first_batch(o) + o['n']*o['n_envs']:
         raise Refused(f'--steps: {o["steps"]} are too few for a batch of {o["bs"]}; give more, or a smaller --bs')
@@ -98,7 +101,7 @@ def _run(o, env):
                   seconds=round(time.perf_counter() - start, 2), selection_score=float(best.score), arguments=o)
     return result, learn.plot(best.history)
 
-# %% ../nbs/70_cli.ipynb #185e2c08
+# %% ../nbs/70_cli.ipynb #55649cc0
 def _folder(path):
     "The folder `path`, made if need be, and tried"
     folder = Path(path)
@@ -142,7 +145,7 @@ def train(
     eps_steps: int = 10_000,        # when it has come down
     every: int = 250,               # batches between two looks at how well the weights play
     select: int = 20,               # greedy episodes in each look
-    confirm: int = 80,              # more of them for weights that may be the best so far
+    confirm: int = 180,             # more of them for weights that may be the best so far
     average: float = .005,          # share of the newest weights in the running mean that plays (0: no mean)
     patience: int = 10,              # looks without a better one after which training ends (0: it doesn't)
     goal: float = None,             # but not below this mean return (default: the environment's own threshold)
@@ -169,7 +172,7 @@ def _train(o):
     print(f'learning curve: {folder/"learning_curve.png"}')
     return result
 
-# %% ../nbs/70_cli.ipynb #09f0ef4e
+# %% ../nbs/70_cli.ipynb #68dada4c
 COMMANDS: dict[str, Any] = dict(train=train)
 
 def _help():
@@ -189,9 +192,17 @@ def _complain(what, status):
     print(f'fastrl_replay: {" ".join(str(what).split())}', file=sys.stderr)
     return status
 
+def _leave(*_):
+    "End the process at once, on Ctrl-C"
+    if sys.stdout.isatty(): print(flush=True)        # the bar's line
+    _complain('interrupted', 130)
+    sys.stderr.flush()
+    os._exit(130)
+
 def main(args=None):
     """Run `args` (a list of strings; None: those of the process). The exit status: 0; 2 for a mistake in the arguments; 1 for anything
     else that went wrong; 130 after Ctrl-C. Each but 0 comes with one line on stderr."""
+    if args is None: signal.signal(signal.SIGINT, _leave)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')

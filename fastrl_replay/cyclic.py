@@ -15,7 +15,7 @@ from .packing import writer
 from .pool import Pool
 from .steps import encode
 
-# %% ../nbs/20_cyclic.ipynb #008d9b44
+# %% ../nbs/20_cyclic.ipynb #5d1f765d
 class Streams:
     "The id of the newest record of each stream, by key"
     def __init__(self):
@@ -25,7 +25,8 @@ class Streams:
         self._last: tuple = (None, 0, None)      # what was asked last, and the answer
 
     def _set_tails(self, tails):
-        self.tails, self.tail, self.address = tails, memoryview(tails), tails.ctypes.data     # the view is what Python reads quickly
+        self.tails, self.tail = tails, memoryview(tails)         # an array, and a view of it that Python reads quickly
+        self.address, self.n = tails.ctypes.data, len(tails)
 
     def add(self, key, first_id=0):
         "The place of stream `key` in `tails`; a new stream gets a new one"
@@ -58,10 +59,12 @@ class Streams:
         self.tails[:] = -1
         for k, tail in alive.items(): self.tails[self.add(k)] = tail
 
-# %% ../nbs/20_cyclic.ipynb #8fbff827
+# %% ../nbs/20_cyclic.ipynb #ee0fd06d
 def _never(step): return None
 
-def in_ram(name, nbytes): return aligned(nbytes, np.zeros)     # pages are taken when they are first written
+def in_ram(name, nbytes):
+    "Bytes in memory, whose pages are taken when they are first written"
+    return aligned(nbytes, np.zeros)
 
 class Count:
     "Which ids are living: `first_id ≤ id < n_added`"
@@ -86,6 +89,7 @@ class CyclicArray:
         self._loose = [(k, leaf.dtype) for k, leaf in enumerate(layout.leaves) if leaf.loose]
         self._fixed = dict(fixed, _max_sz=max_sz)
         self._readers: dict[tuple | None, tuple] = {}
+        self._odd_chunks = 0
 
     @property
     def n_added(self):
@@ -125,19 +129,26 @@ class CyclicArray:
     def put_quick(self, columns):
         "Store a chunk whose columns are just as they should be, and return its first id; None for any other, and nothing has changed"
         try:
-            m, n = len(columns[0]), self.count.n_added
-            if m > self.max_sz or any(columns[k].dtype is not dt for k, dt in self._loose): return None
-            streams = self._places(m, 0, columns)
-            if not self._put(self.address, self.streams.address, streams, m, n, self.max_sz, *columns): return None
-        except (TypeError, AttributeError, IndexError): return None
+            m, n, streams = len(columns[0]), self.count.n_added, self.streams
+            if self._odd_chunks or m > self.max_sz: return self._not_quick()
+            for k, dt in self._loose:
+                if columns[k].dtype is not dt: return None
+            places = self._places(m, 0, columns)
+            if not self._put(self.address, streams.address, streams.n, places, m, n, self.max_sz, *columns): return None
+        except (AttributeError, IndexError): return None
+        except TypeError:
+            self._odd_chunks = 100         # Numba's refusal is slow: where one column is unusual, the next ones will be
+            return None
         return self._counted(n, m)
+
+    def _not_quick(self): self._odd_chunks = max(0, self._odd_chunks - 1)
 
     def put_batch(self, batch):
         "Store a `Batch` of this very layout, and return its first id; None for any other, and nothing has changed"
         m, n = batch._n, self.count.n_added
         if batch._layout is not self.layout or batch._address is None or m > self.max_sz: return None
-        streams = self._places(m, 0, batch._arrays, batch._streams)
-        self._put_batch(self.address, self.streams.address, streams, m, n, self.max_sz, batch._address)
+        places = self._places(m, 0, batch._arrays, batch._streams)
+        self._put_batch(self.address, self.streams.address, self.streams.n, places, m, n, self.max_sz, batch._address)
         return self._counted(n, m)
 
     def put(self, columns, m, keys=None):
@@ -146,8 +157,8 @@ class CyclicArray:
         `keys` (int64[m]) says whose step each row is, where there is no `env_id` and it isn't simply the row's number."""
         n, skip = self.count.n_added, max(0, m - self.max_sz)
         if skip: columns = [c[skip:] for c in columns]
-        streams = self._places(m, skip, columns, None if keys is None else keys[skip:])
-        if not self._put(self.address, self.streams.address, streams, m - skip, n + skip, self.max_sz, *self._arguments(columns)):
+        places, streams = self._places(m, skip, columns, None if keys is None else keys[skip:]), self.streams
+        if not self._put(self.address, streams.address, streams.n, places, m - skip, n + skip, self.max_sz, *self._arguments(columns)):
             raise ValueError(f'columns: expected {m} rows of {self.layout}')
         return self._counted(n, m)
 

@@ -135,7 +135,7 @@ def fetch_kernel(layout, part=None):
     offsets = dict(zip((o.path for o in layout.leaves), layout.offsets()))
     return compiled('fetch', fetch_source(part, [offsets[o.path] for o in part.leaves], layout.record.itemsize))
 
-# %% ../nbs/10_kernels.ipynb #46881266
+# %% ../nbs/10_kernels.ipynb #caac5a69
 def _column_type(leaf):
     "How a chunk's column reaches the kernel: `(Numba type, dtype to view it as or None)`"
     if leaf.bits_of is None and (leaf.dtype.kind in 'biu' or leaf.dtype in (np.float32, np.float64)):
@@ -161,12 +161,12 @@ def _put_body(layout, offsets, size, links):
                 f'links[u(2)*b + u({links[1]//4})] = 0', 'tails[streams[i]] = n + i', 'slot = slot + 1 if slot + 1 < max_sz else 0') + \
         _indent(1, 'return True')
 
-_PLACES = ['records_at', 'tails_at', 'streams_at', 'm', 'n', 'max_sz']
+_PLACES = ['records_at', 'tails_at', 'n_tails', 'streams_at', 'm', 'n', 'max_sz']
 def _put_head(layout, size, more, types):
     signature = ', '.join(['int64']*len(_PLACES) + types)
     return _HEADER + _indent(0, f'@njit("boolean({signature})", cache=True)', f'def put({", ".join(_PLACES + more)}):') + \
         _indent(1, f'records, streams = array_at(records_at, max_sz*{size//8}), array_at(streams_at, m).view(np.int64)',
-                'tails = array_at(tails_at, streams.max() + 1).view(np.int64)')
+                'tails = array_at(tails_at, n_tails).view(np.int64)')
 
 def put_source(layout, offsets, size, links):
     "Source of the kernel that puts a chunk's columns, given as arrays, into records"
@@ -184,7 +184,7 @@ def put_batch_source(layout, offsets, size, links):
     return _put_head(layout, size, ['chunk_at'], ['int64']) + _indent(1, *starts) + _put_body(layout, offsets, size, links)
 
 def put_kernels(layout):
-    """The kernels `put(records_at, tails_at, streams_at, m, n, max_sz, *columns)` and the same with the address of a batch's buffer.
+    """The kernels `put(records_at, tails_at, n_tails, streams_at, m, n, max_sz, *columns)` and the same with a batch's buffer's address.
 
     The signature is fixed, so a column of another dtype is a `TypeError`; for one of another shape the kernel returns False."""
     links = [layout.record.fields[o][1] for o in ('_prev', '_next')]

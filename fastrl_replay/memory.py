@@ -87,7 +87,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #3619954f
+# %% ../nbs/40_memory.ipynb #a73a7b74
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -129,7 +129,8 @@ class ReplayMemory:
         p = None if priority is None else _priorities('priority', [priority], 1)
         self._acquire()          # as `with self._lock`, at half the price
         try:
-            array = self._array or self._open_for(step)
+            array = self._array
+            if array is None: array = self._open_for(step)
             id = array.write(step)
             if id is None: id = array.put_plain(step)
             self.sampler.add_run(id % self.max_sz, 1, p)
@@ -170,10 +171,10 @@ class ReplayMemory:
         """Draw `bs` transitions as a `Batch`, rows in random order; with `fields`, only these columns.
 
         Raises `ValueError` where there is nothing to draw, bs < 1, or, without replacement, where bs is more than there is."""
-        if bs.__class__ is not int or bs < 1: bs = _whole('bs', bs, 1)
+        if bs.__class__ is not int or not 0 < bs < 2**31: bs = _whole('bs', bs, 1)
         with self._lock:
             array = self._stocked()
-            pool, fetch = array.reader(fields if fields is None else tuple(fields))
+            pool, fetch = array.reader(fields if fields is None else _field_names(fields))
             buffer = pool.get(bs)
             self.sampler.draw_into(buffer.slots, buffer.probs, buffer.weights, self.rng)
             fetch(array.address, buffer.address, bs, array.count.n_added, self.max_sz)
@@ -277,7 +278,7 @@ class _Elsewhere:
     def __getattr__(self, name):
         raise RuntimeError('this memory lives in another process: iterate the replay in the process where it was made')
 
-# %% ../nbs/40_memory.ipynb #3720f8f1
+# %% ../nbs/40_memory.ipynb #31748337
 def _steps(chunk):
     try: steps = list(chunk)
     except TypeError:
@@ -285,6 +286,10 @@ def _steps(chunk):
     if steps and not _is_step(steps[0]):
         raise TypeError(f'chunk: expected a list of NamedTuples, got one of {type(steps[0]).__name__} {shown(steps[0])}')
     return steps
+
+def _field_names(fields):
+    if isinstance(fields, (list, tuple)): return tuple(fields)
+    raise TypeError(f'fields: expected a list of field names, got {type(fields).__name__} {shown(fields)}')
 
 def _structured(dtype):
     if dtype is None: return None

@@ -22,7 +22,7 @@ def pack_plain(layout, step, prev):
     row['_prev'] = prev
     return row.tobytes()
 
-# %% ../nbs/13_packing.ipynb #bf2ccaa0
+# %% ../nbs/13_packing.ipynb #65d4ad88
 _INTS = frozenset((int, bool, np.bool_, *(np.dtype(c).type for c in 'bBhHiIlLqQ')))
 _LOOSE_TYPES = _INTS | {float, np.float16, np.float32, np.float64}
 _CODES = {np.dtype(c): c for c in '?bBhHiIqQefd'}
@@ -68,10 +68,10 @@ _WRITE = """def write(step):
     try: row = to_bytes({args})
     except (OverflowError, StructError): return None
     if at < 0: at = streams.add({key}, count.first_id)
-    if n >= max_sz: count.first_id = max(count.first_id, n + 1 - max_sz)
+    if n - count.first_id >= max_sz: count.first_id = n + 1 - max_sz
     start = n % max_sz*size
     rows[start:start + size] = row
-    if prev: links[(n - prev) % max_sz*(size//4) + next_at] = prev
+    if prev: links[(n - prev) % max_sz*link_step + next_at] = prev
     streams.tail[at] = n
     count.n_added = n + 1
     return n
@@ -85,7 +85,8 @@ def writer(layout, key=None, **scope):
     if not known: return None
     fmt, order = _format(layout)
     scope |= dict(ndarray=np.ndarray, to_bytes=struct.Struct(fmt).pack, StructError=struct.error, values=layout.values,
-                  step_type=layout.step_type, size=layout.record.itemsize, next_at=layout.record.fields['_next'][1] // 4)
+                  step_type=layout.step_type, size=layout.record.itemsize, link_step=layout.record.itemsize // 4,
+                  next_at=layout.record.fields['_next'][1] // 4)
     for k, leaf in enumerate(layout.leaves): scope |= {f'D{k}': leaf.dtype, f'S{k}': leaf.shape, f'T{k}': accepted(leaf)}
     exec(writer_source(layout, order, key), scope)
     return scope['write']

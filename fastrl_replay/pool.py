@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from .batch import _TORCH, Batch, aligned, carve, column_names, column_plan
 
-# %% ../nbs/12_pool.ipynb #ba6e6c4a
+# %% ../nbs/12_pool.ipynb #c24b21d1
 _storage_count: Any = getattr(torch._C, '_storage_Use_Count', None)
 
 class Holders:
@@ -54,10 +54,11 @@ def _templates(layout, raw, bs):
         spans[dt] = min(first, at), max(last, at + dt.itemsize*int(np.prod(shape)))
     spans[np.dtype(np.int64)] = 0, raw.nbytes
     bases = {dt: torch.from_numpy(raw[a:b]) for dt, (a, b) in sorted(spans.items(), key=lambda o: (o[0] != np.int64, o[1]))}
-    def template(at, dt, shape, bits):
+    def template(plan, bits):
+        at, dt, shape = plan
         start = at - spans[dt][0]
         return bases[dt][start:start + dt.itemsize*int(np.prod(shape))].view(bits or _TORCH[dt]).view(shape).data
-    return list(bases.values()), [template(*plan, bits) for plan, bits in columns]
+    return list(bases.values()), [template(plan, bits) for plan, bits in columns]
 
 class Buffer:
     "Memory for one batch of `bs` rows, as bytes for kernels (`words`) and as fresh tensors (`tensors()`: ids, probs, weights, leaves)"

@@ -111,7 +111,7 @@ def _leaf(path, v):
     if a.dtype.kind=='c': raise TypeError(f'{name}: expected a real number, got {a.dtype}')
     return leaf._replace(dtype=np.dtype(np.float32), bits_of=None)
 
-# %% ../nbs/00_steps.ipynb #a349cafd
+# %% ../nbs/00_steps.ipynb #9d922c6e
 def encode(leaf, v, lead=()):
     """The value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`.
 
@@ -130,14 +130,26 @@ def encode(leaf, v, lead=()):
 
 def _cast(leaf, a, rounds):
     if leaf.loose and a.dtype.kind!='c' or rounds and leaf.dtype.kind in 'fc': return _rounded(leaf, a)
+    if a.dtype.kind in 'iu' and leaf.dtype.kind in 'fc': return _whole_as_float(leaf, a)
     if np.can_cast(a.dtype, leaf.dtype): return a.astype(leaf.dtype)
     if a.dtype.kind=='c' or a.ndim and a.dtype.kind=='f': raise _lossy(leaf, a.dtype)
     with np.errstate(all='ignore'): b = a.astype(leaf.dtype)
     with np.errstate(all='ignore'): back = b.astype(a.dtype)
     if not np.array_equal(back, a, equal_nan=a.dtype.kind=='f') or not np.array_equal(b < 0, a < 0):      # −1 is no 255
-        raise ValueError(f'{leaf.name}: expected {leaf}, got {a.dtype} {shown(a)}, which does not fit without loss; '
-                         'cast it yourself, or give the memory a wider dtype')
+        raise _misfit(leaf, a)
     return b
+
+def _whole_as_float(leaf, a):
+    "Whole numbers as floats, if the floats are the same numbers"
+    most = 2**(np.finfo(leaf.dtype).nmant + 1)
+    with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
+    if not a.size or int(a.max()) <= most and int(a.min()) >= -most: return b
+    if not np.isfinite(b).all() or any(int(x)!=int(y.real) for x, y in zip(a.flat, b.flat)): raise _misfit(leaf, a)
+    return b
+
+def _misfit(leaf, a):
+    return ValueError(f'{leaf.name}: expected {leaf}, got {a.dtype} {shown(a)}, which does not fit without loss; '
+                      'cast it yourself, or give the memory a wider dtype')
 
 def _rounded(leaf, a):
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)

@@ -35,7 +35,7 @@ def seen(v):
     return float.hex(v) if isinstance(v, float) else v
 
 
-def check_resume(make, run, steps=(0, 1, 7, 40), after=25, through=through_torch, save=lambda o: o.state_dict(), load=lambda o, s: o.load_state_dict(s)):
+def check_resume(make, run, steps=(0, 1, 12), after=12, through=through_torch, save=lambda o: o.state_dict(), load=lambda o, s: o.load_state_dict(s)):
     "For each number of steps before the save: what follows is the same in the original, undisturbed, and in a fresh object that loaded"
     for k in steps:
         undisturbed, original = make(), make()
@@ -56,7 +56,7 @@ def check_resume(make, run, steps=(0, 1, 7, 40), after=25, through=through_torch
 def check_constant_size(make, run, save=lambda o: o.state_dict(), factor=1.5):
     "The state is plain data (JSON) and doesn't grow with the steps"
     sizes = []
-    for k in (20, 400):
+    for k in (20, 200):
         obj = make()
         run(obj, k)
         sizes.append(len(json.dumps(save(obj))))

@@ -94,7 +94,7 @@ def test_random_holders_over_many_draws(either_pool):
     "Every draw something of some batches is kept, and let go later; all that is kept still reads as it did"
     memory, rng, held = filled(sampler=Proportional()), np.random.default_rng(0), []
     ways = [HOLDS[o] for o in HOLDS if o not in ('autograd', 'iterator')]
-    for k in range(1500):
+    for k in range(700):
         batch = memory.sample(int(rng.choice([2, 5, 16])))
         if rng.random() < .3: held.append((ways[rng.integers(len(ways))](batch), batch.ids.tolist()))
         if rng.random() < .1: memory.add(transition(memory.n_added))
@@ -312,8 +312,11 @@ def test_a_pickled_batch_is_as_large_as_its_columns():
 def test_a_batch_is_handed_to_and_from_a_worker():
     memory = filled()
     batches = [memory.sample(5), memory.recent(3)]
-    for got, sent in zip(DataLoader(batches, batch_size=None, num_workers=1, multiprocessing_context='fork'), batches):
+    it = iter(DataLoader(batches, batch_size=None, num_workers=1, multiprocessing_context='fork'))
+    for sent in batches:
+        got = next(it)
         assert column_bytes(got)==column_bytes(sent) and torch.equal(got.ids, sent.ids)
+    it._shutdown_workers()
 
 
 def test_to_another_device():
@@ -457,7 +460,7 @@ def test_threads(sampler):
             time.sleep(1e-5)
     threads = [threading.Thread(target=run, args=(f,)) for f in (add, draw, update, look, save)]
     for t in threads: t.start()
-    over.wait(1.5)
+    over.wait(1)
     over.set()
     for t in threads: t.join()
     assert not errors, errors

@@ -10,11 +10,11 @@ import pytest
 LIB = 'fastrl_replay'
 FLOORS = {
     0: ['steps', 'schedules', 'compat', 'rng', 'batch', 'sources'],
-    1: ['kernels', 'sumtree', 'pool', 'packing'],
+    1: ['kernels', 'sumtree', 'pool', 'packing', 'ids'],
     2: ['cyclic', 'frames'],
-    3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank'],
-    4: ['memory', 'checkpoint'],
-    5: ['pipes.stepper', 'pipes.nstep', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights'],
+    3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
+    4: ['memory', 'checkpoint', 'windows', 'envs'],
+    5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights'],
     6: ['learner', 'show'],
     7: ['cli'],
     8: ['all'],

@@ -71,9 +71,9 @@ def memory_of(kind, sampler, max_sz=20):
 def test_a_memory(sampler): check_resume(memory_of('simple', SAMPLERS[sampler]), use)
 
 @pytest.mark.parametrize('kind', [o for o in KINDS if o!='simple'])
-def test_a_memory_of_any_kind_of_step(kind): check_resume(memory_of(kind, Proportional), use, steps=(1, 12), after=10)
+def test_a_memory_of_any_kind_of_step(kind): check_resume(memory_of(kind, Proportional), use, steps=(9,), after=8)
 
-def test_a_memory_with_a_sampler_of_the_users_own(): check_resume(memory_of('only', Own), use, steps=(1, 12), after=10)
+def test_a_memory_with_a_sampler_of_the_users_own(): check_resume(memory_of('only', Own), use, steps=(9,), after=8)
 
 
 def test_a_state_is_a_copy_and_shares_nothing():

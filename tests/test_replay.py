@@ -14,7 +14,6 @@ from fastrl_replay.compat import IterDataPipe
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.loaders import Facade
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
-from fastrl_replay.steps import Transition
 from harness import seen
 from test_harness import Own, Stream
 from twins import Only, column_bytes, stacked
@@ -27,6 +26,10 @@ def chunks(sizes, form=list):
         yield form([only(i + k) for k in range(m)]) if m else only(i)
         i += m or 1
 def batch_of(steps): return Batch.of(stacked(steps))
+
+class Pipe(IterDataPipe):
+    source = None
+    def __iter__(self): yield from type(self).source()
 
 class Counted:
     "A list as an iterable that counts what was pulled"
@@ -41,7 +44,7 @@ class Counted:
 RATIOS = [1, 2, 3, 7, 50, .5, .25, .1, .3, 1.5, 2.5, 1/3, Fraction(2, 3), np.float32(.5), np.float64(2.5), np.int64(3)]
 
 @pytest.mark.parametrize('ratio', RATIOS, ids=str)
-@pytest.mark.parametrize('min_sz', [1, 4, 13, 90])
+@pytest.mark.parametrize('min_sz', [1, 13, 90])
 def test_exactly_as_many_batches_as_are_due(ratio, min_sz):
     "After each step: 1 + ⌊(n − min_sz)/ratio⌋, with the ratio as it is written: a tenth is a tenth"
     exact = Fraction(ratio) if isinstance(ratio, int | np.integer | Fraction) else Fraction(str(float(ratio)))
@@ -144,8 +147,7 @@ def test_sources_of_every_form_mixed():
         yield batch_of([only(3), only(4), only(5)])
         yield []
         yield only(6)
-    class Pipe(IterDataPipe):
-        def __iter__(self): yield from source()
+    Pipe.source = staticmethod(source)
     for s in (list(source()), tuple(source()), source(), Pipe(), Counted(source()), DataLoader(Pipe(), batch_size=None, collate_fn=lambda o: o)):
         replay = ExperienceReplay(s, bs=1, max_sz=100, seed=0)
         assert len(list(replay))==7 and [int(o.x[0]) for o in replay.memory]==list(range(7))
@@ -239,7 +241,6 @@ def test_a_sampler_of_the_users_own():
     replay = ExperienceReplay(Stream('only', chunk=4), bs=6, max_sz=30, min_sz=5, seed=0, sampler=own)
     for batch, _ in zip(replay, range(40)):
         assert batch.probs.tolist()==[np.float32(1/6)]*6 and batch.weights.tolist()==[1.]*6
-        assert (batch.ids==replay.memory.n_added - 1).sum() >= 1 or True
         batch.update_priorities(np.ones(6))
     assert own.size==30 and own.n_updates > 0 and replay.memory.check_valid()
     assert replay.memory.sampler.inner is own
@@ -283,10 +284,10 @@ def test_what_others_draw_from_the_global_generators_changes_nothing():
 def test_every_slot_in_time_newest_and_oldest_included():
     replay = ExperienceReplay(Stream('only'), bs=3, max_sz=30, min_sz=30, seed=3)
     ages = np.zeros(30)
-    for batch, _ in zip(replay, range(3000)):
+    for batch, _ in zip(replay, range(1500)):
         ages[replay.memory.n_added - 1 - batch.ids.numpy()] += 1
         assert len(set(batch.ids.tolist()))==3
-    assert ((ages - 300)**2/300).sum() < 30 + 5*np.sqrt(60)
+    assert ((ages - 150)**2/150).sum() < 30 + 5*np.sqrt(60)
 
 
 def test_three_hundred_of_a_thousand_without_one_repeated():
@@ -340,22 +341,28 @@ def test_a_large_memory_costs_a_loader_nothing():
     assert not dumped
 
 
-@pytest.mark.parametrize('ctx', ['fork', 'spawn'])
-@pytest.mark.parametrize('facade', [False, True])
-@pytest.mark.parametrize('make', [ExperienceReplay, PrioritizedReplay])
-def test_a_worker_process_is_refused(ctx, facade, make):
-    if ctx=='spawn' and (facade or make is PrioritizedReplay): pytest.skip('seconds for each, and the same code')
+def first_of(loader):
+    "The first item, with the workers ended before anything else happens"
+    it = iter(loader)
+    try: return next(it)
+    finally: it._shutdown_workers()
+
+
+@pytest.mark.parametrize('make,ctx,wrap', [(ExperienceReplay, 'fork', lambda o: o), (PrioritizedReplay, 'fork', Facade), (ExperienceReplay, 'spawn', lambda o: o)],
+                         ids=['pipe, fork', 'facade, fork', 'pipe, spawn'])
+def test_a_worker_process_is_refused(make, ctx, wrap):
     replay = make([only(i) for i in range(30)], bs=2, seed=0)
-    loader = DataLoader(Facade(replay) if facade else replay, batch_size=None, num_workers=1, multiprocessing_context=ctx, timeout=60)
-    with pytest.raises(RuntimeError, match='(?s)worker.*num_workers=0'): next(iter(loader))
+    loader = DataLoader(wrap(replay), batch_size=None, num_workers=1, multiprocessing_context=ctx, timeout=60)
+    with pytest.raises(RuntimeError, match='(?s)worker.*num_workers=0'): first_of(loader)
     assert len(replay)==0
     assert len(list(replay.loader()))==29
 
 
 def test_a_frozen_one_is_refused_there_too():
-    replay = ExperienceReplay([], bs=2, seed=0, freeze_memory=True)
+    replay = ExperienceReplay([], bs=2, seed=0)
     replay.memory.extend([only(i) for i in range(5)])
-    with pytest.raises(RuntimeError, match='worker'): next(iter(DataLoader(replay, batch_size=None, num_workers=1, multiprocessing_context='fork')))
+    replay.freeze_memory = True
+    with pytest.raises(RuntimeError, match='worker'): first_of(DataLoader(replay, batch_size=None, num_workers=1, multiprocessing_context='fork'))
 
 
 def test_a_memory_of_ones_own_beside_the_pipe():
@@ -371,4 +378,3 @@ def test_a_memory_of_ones_own_beside_the_pipe():
 def test_repr_says_something():
     text = repr(PrioritizedReplay(Stream(), bs=4, seed=0))
     assert 'PrioritizedReplay' in text and 'bs=4' in text and len(text) < 1000
-    assert isinstance(Transition(*range(6)), tuple)

@@ -108,7 +108,7 @@ class _Columns:
         made[self.at['truncated']][...] |= cut
         return batch
 
-# %% ../../nbs/51_nstep.ipynb #fffea77c
+# %% ../../nbs/51_nstep.ipynb #a82a0e61
 class _RowWindows:
     "The open windows of streams that come in chunks: rows that wait, in the order of their arrival"
     columns: Any = None         # the `_Columns` of the last chunk
@@ -166,14 +166,14 @@ class _RowWindows:
 
     def _check(self, columns, batch):
         if columns is not self.columns: raise ValueError(f'n_step: expected {self.columns.layout}, as before; got {columns.layout}')
-        if 'env_id' in columns.at or len(batch)==self.chunk_rows or hasattr(batch, '_streams'): return
+        if 'env_id' in columns.at or len(batch)==self.chunk_rows or batch._streams is not None: return
         raise ValueError(f'n_step: a chunk of {len(batch)} rows after one of {self.chunk_rows}: without env_id a row is known by its place '
                          'alone, and the places have shifted; use a step type with a field env_id')
 
 def _stream_numbers(columns, arrays, batch):
     "The stream of each row: `env_id`, else what the stepper noted, else the row's place"
     if 'env_id' in columns.at: return arrays[columns.at['env_id']].astype(np.int64)
-    return np.asarray(getattr(batch, '_streams', range(len(batch))), np.int64)
+    return np.arange(len(batch)) if batch._streams is None else batch._streams
 
 # %% ../../nbs/51_nstep.ipynb #4ec1c642
 @datapipe('n_step')
