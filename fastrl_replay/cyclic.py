@@ -15,7 +15,7 @@ from .packing import writer
 from .pool import Pool
 from .steps import encode
 
-# %% ../nbs/20_cyclic.ipynb #5d1f765d
+# %% ../nbs/20_cyclic.ipynb #c766f213
 class Streams:
     "The id of the newest record of each stream, by key"
     def __init__(self):
@@ -52,6 +52,11 @@ class Streams:
         places = np.array([self.add(k) for k in keys], np.int64)
         self._last = asked, places.ctypes.data, places
 
+    def unlearn(self, known):
+        "Forget all but the first `known` streams, whose first records were never stored"
+        while len(self.index) > known: self.tails[self.index.popitem()[1]] = -1
+        self._last = None, 0, None
+
     def forget(self, first_id):
         "Drop the streams that have no record left, so that a stream for every episode is no leak"
         alive = {k: int(self.tails[at]) for k, at in self.index.items() if self.tails[at] >= first_id}
@@ -59,7 +64,7 @@ class Streams:
         self.tails[:] = -1
         for k, tail in alive.items(): self.tails[self.add(k)] = tail
 
-# %% ../nbs/20_cyclic.ipynb #ee0fd06d
+# %% ../nbs/20_cyclic.ipynb #d3c1f097
 def _never(step): return None
 
 def in_ram(name, nbytes):
@@ -90,6 +95,7 @@ class CyclicArray:
         self._fixed = dict(fixed, _max_sz=max_sz)
         self._readers: dict[tuple | None, tuple] = {}
         self._odd_chunks = 0
+        self.whole = self.reader()             # as asked for most
 
     @property
     def n_added(self):
@@ -128,18 +134,20 @@ class CyclicArray:
 
     def put_quick(self, columns):
         "Store a chunk whose columns are just as they should be, and return its first id; None for any other, and nothing has changed"
+        streams, known = self.streams, len(self.streams.index)
         try:
-            m, n, streams = len(columns[0]), self.count.n_added, self.streams
+            m, n = len(columns[0]), self.count.n_added
             if self._odd_chunks or m > self.max_sz: return self._not_quick()
             for k, dt in self._loose:
                 if columns[k].dtype is not dt: return None
             places = self._places(m, 0, columns)
-            if not self._put(self.address, streams.address, streams.n, places, m, n, self.max_sz, *columns): return None
+            if self._put(self.address, streams.address, streams.n, places, m, n, self.max_sz, *columns): return self._counted(n, m)
+            streams.unlearn(known)
         except (AttributeError, IndexError): return None
         except TypeError:
+            streams.unlearn(known)
             self._odd_chunks = 100         # Numba's refusal is slow: where one column is unusual, the next ones will be
-            return None
-        return self._counted(n, m)
+        return None
 
     def _not_quick(self): self._odd_chunks = max(0, self._odd_chunks - 1)
 

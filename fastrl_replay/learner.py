@@ -277,14 +277,14 @@ def _place(model, device):
     if device is not None: model.to(device)
     return next((p.device for p in model.parameters()), torch.device(device or 'cpu'))
 
-# %% ../nbs/60_learner.ipynb #be3185e7
+# %% ../nbs/60_learner.ipynb #fcc46ae0
 class BestWeights:
     """Watches a fit and keeps the weights that play best, on episodes that serve nothing else.
 
     `learn.fit(n, best)`, then `best.restore(learn)`. After every `every` batches the running mean of the weights, over some 1/`average`
-    batches (`average=0`: the weights themselves), plays `episodes` greedy episodes, and `confirm` more if those went better than the best
-    score so far; the mean of all is the new score. The fit ends when the best `score` is at least `goal` and the last `patience`
-    looks brought no better one (0: it doesn't).
+    batches (`average=0`: the weights themselves), plays `episodes` greedy episodes. If those went better than the best score so far, and
+    reach `goal`, it plays `confirm` more; the mean of all is the new score, if it still is better. The fit ends when the best `score` is
+    at least `goal` and the last `patience` looks brought no better one (0: it doesn't).
 
     `history`: transitions stored and mean return, for each look."""
     def __init__(self, env_id, every=250, episodes=20, confirm=80, seed=1, average=.005, goal=-np.inf, patience=0):
@@ -314,8 +314,8 @@ class BestWeights:
         return self._mean
 
     def _consider(self, model, returns):
-        "Play the second round; keep the weights if they are the best so far"
-        if self.confirm: returns = evaluate(model, self.env_id, self.episodes + self.confirm, self.seed)
+        "Play the second round, if it matters; keep the weights if they are the best so far"
+        if self.confirm and returns.mean() >= self.goal: returns = evaluate(model, self.env_id, self.episodes + self.confirm, self.seed)
         if returns.mean() <= self.score: return
         self.score, self.since, self.weights = returns.mean(), 0, copy.deepcopy(model.state_dict())
 

@@ -87,7 +87,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #a73a7b74
+# %% ../nbs/40_memory.ipynb #3f325fb2
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -172,13 +172,16 @@ class ReplayMemory:
 
         Raises `ValueError` where there is nothing to draw, bs < 1, or, without replacement, where bs is more than there is."""
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = _whole('bs', bs, 1)
-        with self._lock:
-            array = self._stocked()
-            pool, fetch = array.reader(fields if fields is None else _field_names(fields))
+        self._acquire()
+        try:
+            array = self._array
+            if array is None or not array.count.n_added: return self._stocked()
+            pool, fetch = array.whole if fields is None else array.reader(_field_names(fields))
             buffer = pool.get(bs)
             self.sampler.draw_into(buffer.slots, buffer.probs, buffer.weights, self.rng)
             fetch(array.address, buffer.address, bs, array.count.n_added, self.max_sz)
             return pool.batch(buffer)
+        finally: self._release()
 
     def update_priorities(self, ids, td_errors):
         """Give transitions new priorities from their TD errors; the number of distinct living transitions changed is returned.

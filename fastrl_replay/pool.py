@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from .batch import _TORCH, Batch, aligned, carve, column_names, column_plan
 
-# %% ../nbs/12_pool.ipynb #c24b21d1
+# %% ../nbs/12_pool.ipynb #c1402c87
 _storage_count: Any = getattr(torch._C, '_storage_Use_Count', None)
 
 class Holders:
@@ -26,8 +26,8 @@ class Holders:
 
     def more(self):
         "How many more there are than at the beginning: 0, or some other number, also if a storage has moved"
-        counts = sum(map(_storage_count, self._keys)) + sum(map(getrefcount, self._storages))
-        return counts + sum(map(_storage_address, self._storages)) - self._baseline
+        storages = self._storages
+        return sum(map(_storage_address, storages), sum(map(getrefcount, storages), sum(map(_storage_count, self._keys), -self._baseline)))
 
 _storage_address = torch.UntypedStorage.data_ptr
 
@@ -98,7 +98,7 @@ class CountedBuffer(Buffer):
         "Is there no tensor, view or array left that refers to these bytes?"
         return _BY_REFERENCE and sum(map(getrefcount, self._counted))==self._baseline
 
-# %% ../nbs/12_pool.ipynb #718f5431
+# %% ../nbs/12_pool.ipynb #2c885397
 class Pool:
     "Buffers for batches of one layout, by batch size; `get(bs)` gives one that nobody holds"
     KEEP = 4        # buffers for each batch size
@@ -106,7 +106,7 @@ class Pool:
     kind: type[Buffer] = Buffer if _BY_STORAGE else CountedBuffer      # what this torch and this Python allow
 
     def __init__(self, layout, **fixed):
-        self.layout = layout
+        self.layout, self._flat = layout, layout.flat
         self._fixed = fixed        # attributes that every batch gets: the way back to its memory
         self.names = ('ids', 'probs', 'weights') + column_names(layout)
         self._buffers: dict[int, list[Buffer]] = {}
@@ -116,9 +116,11 @@ class Pool:
         "A buffer for `bs` rows, no part of which is in use"
         ring = self._buffers.get(bs)
         if ring is None: ring = self._new_size(bs)
-        for k, buffer in enumerate(ring):
+        for buffer in ring:
             if buffer.is_free():
-                if k != len(ring) - 1: ring.append(ring.pop(k))
+                if buffer is not ring[-1]:
+                    ring.remove(buffer)
+                    ring.append(buffer)
                 return buffer
         return self._make(ring, bs)
 
@@ -128,7 +130,7 @@ class Pool:
 
     def batch(self, buffer):
         "The batch whose rows a kernel has written into `buffer`"
-        if self.layout.flat: return Batch._drawn(buffer.fixed, self.names, buffer.tensors())
+        if self._flat: return Batch._drawn(buffer.fixed, self.names, buffer.tensors())
         head, leaves = (tensors := list(buffer.tensors()))[:3], tensors[3:]
         return Batch._drawn(buffer.fixed, self.names[:3], head)._with_columns(leaves)
 

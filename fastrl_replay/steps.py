@@ -111,7 +111,7 @@ def _leaf(path, v):
     if a.dtype.kind=='c': raise TypeError(f'{name}: expected a real number, got {a.dtype}')
     return leaf._replace(dtype=np.dtype(np.float32), bits_of=None)
 
-# %% ../nbs/00_steps.ipynb #9d922c6e
+# %% ../nbs/00_steps.ipynb #44205ae3
 def encode(leaf, v, lead=()):
     """The value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`.
 
@@ -143,7 +143,7 @@ def _whole_as_float(leaf, a):
     "Whole numbers as floats, if the floats are the same numbers"
     most = 2**(np.finfo(leaf.dtype).nmant + 1)
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
-    if not a.size or int(a.max()) <= most and int(a.min()) >= -most: return b
+    if not a.size or int(a.max()) <= most and int(a.min()) >= -most and np.isfinite(b).all(): return b
     if not np.isfinite(b).all() or any(int(x)!=int(y.real) for x, y in zip(a.flat, b.flat)): raise _misfit(leaf, a)
     return b
 

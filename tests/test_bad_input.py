@@ -443,3 +443,36 @@ class TestReplay:
         replay = ExperienceReplay([], bs=2, seed=0)
         for kw in (dict(num_workers=1), dict(batch_size=4), dict(shuffle=True), dict(drop_last=True)):
             with pytest.raises(ValueError, match=next(iter(kw))): replay.loader(**kw)
+
+
+def flat(i, **changed):
+    made = SimpleStep(np.full(2, i, np.float32), i, np.full(2, i, np.float32), False, False, float(i), 0., i % 3, 0, i, 0)
+    return made._replace(**changed)
+
+FLAT = {
+    'rows missing': dict(action=np.arange(3)), 'rows too many': dict(action=np.arange(5)), 'shape': dict(state=np.zeros((4, 3), np.float32)),
+    'fewer dimensions': dict(state=np.zeros(8, np.float32)), 'dtype': dict(state=np.zeros((4, 2))), 'lossy': dict(action=np.full(4, 2**63, np.uint64)),
+    'None': dict(action=None), 'a number': dict(reward=1.), 'strings': dict(terminated=np.array(list('abcd'))), 'objects': dict(action=np.array([None]*4)),
+    'overflow': dict(reward=np.full(4, 1e300)), 'ragged': dict(state=[[1., 2.]]*3 + [[1.]]), 'half bad': dict(truncated=np.array([0, 1, 2, 0])),
+    'streams missing': dict(env_id=np.arange(70, 73)), 'streams as floats': dict(env_id=np.arange(70, 74) + .5), 'streams as text': dict(env_id=np.array(list('abcd'))),
+    'streams in two dimensions': dict(env_id=np.arange(70, 74)[:, None]), 'first field short': dict(state=np.zeros((3, 2), np.float32)),
+    'first field a number': dict(state=3.), 'next field nothing': dict(next_state=np.zeros((4, 0), np.float32)), 'Python list of dicts': dict(state=[{}]*4),
+}
+
+@pytest.mark.parametrize('case', FLAT)
+@pytest.mark.parametrize('sampler', [Uniform, Proportional])
+def test_a_bad_chunk_from_streams_never_seen(case, sampler):
+    "Not even the names of its streams stay behind; what went in before, in the quickest way, changes nothing about it"
+    memory = ReplayMemory(10, sampler(), seed=0)
+    columns = SimpleStep(*(np.stack([np.asarray(v) for v in vs]) for vs in zip(*[flat(i) for i in range(50, 54)])))
+    good = columns._replace(reward=columns.reward.astype(np.float32), total_reward=columns.total_reward.astype(np.float32))
+    memory.extend([flat(i) for i in range(4)])
+    new = good._replace(env_id=np.arange(70, 74))
+    for _ in range(2):
+        [field] = FLAT[case]
+        with unchanged(memory, BAD, 'expected' if 'first field' in case else field): memory.extend(new._replace(**FLAT[case]))
+        assert len(memory.extend(good))==4 and memory.check_valid()          # the good one still goes in
+        assert memory.recent(4).state[:, 0].tolist()==[50., 51., 52., 53.]
+    with unchanged(memory, BAD, field): memory.extend([flat(1, env_id=80), flat(2, env_id=81, **{field: 'nonsense'})])
+    with unchanged(memory, BAD, field): memory.add(flat(2, **dict(env_id=82) | {field: 'nonsense'}))
+    assert memory.extend(SimpleStep(*(o[:0] for o in good))).tolist()==[] and memory.check_valid()

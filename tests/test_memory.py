@@ -1,4 +1,7 @@
 """`ReplayMemory` beside a naive twin, through thousands of random calls, with every invariant checked after each."""
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep
-from twins import CHUNKS, KINDS, Odd, Only, Twin, as_row, column_bytes, dressed, row_bytes, stacked, step_bytes
+from twins import CHUNKS, KINDS, Odd, Only, Twin, as_row, column_bytes, dressed, row_bytes, stacked
 
 SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional, normalized=lambda: Proportional(.9, 1., .01, 'memory'))
 
@@ -45,14 +48,14 @@ class Pair:
         bs = int(self.rng.integers(1, 2*n + 2 if self.replaces and n < 50 else min(n, 60) + 1))
         batch = self.memory.sample(bs)
         self.check_drawn(batch, bs)
-        self.held = [*self.held[-5:], (batch, list(map(self.twin.steps.__getitem__, batch.ids.tolist())))]
+        self.held = [*self.held[-5:], (batch, [self.twin.bytes[i] for i in batch.ids.tolist()])]
 
     def check_drawn(self, batch, bs):
         ids, probs, max_sz = batch.ids.tolist(), self.twin.probs(), self.memory.max_sz
         assert len(batch)==len(ids)==bs and set(ids) <= set(self.twin.ids)
         assert self.replaces or len(set(ids))==bs
         assert batch.idxs.tolist()==[i % max_sz for i in ids]
-        assert column_bytes(batch)==[step_bytes(self.twin.steps[i]) for i in ids]
+        assert column_bytes(batch)==[self.twin.bytes[i] for i in ids]
         np.testing.assert_allclose(batch.probs.numpy(), [probs[i] for i in ids], rtol=1e-5)
         assert batch.weights.dtype==torch.float32 and batch.probs.dtype==torch.float32
         if not self.twin.prioritized:
@@ -86,7 +89,7 @@ class Pair:
 
     def check_fetched(self, batch, ids):
         assert batch.ids.tolist()==ids and batch.probs is None and batch.weights is None
-        assert column_bytes(batch)==[step_bytes(self.twin.steps[i]) for i in ids]
+        assert column_bytes(batch)==[self.twin.bytes[i] for i in ids]
 
     def recent(self):
         if not self.twin.n_added: return
@@ -122,7 +125,7 @@ class Pair:
         for i in twin.ids:
             back, ahead = (int(records[o][i % memory.max_sz]) for o in ('_prev', '_next'))
             assert (back if i - back >= twin.first_id else 0, ahead)==twin.links(i), f'links of {i}'
-        for batch, steps in self.held: assert column_bytes(batch)==list(map(step_bytes, steps)), 'a batch changed while it was held'
+        for batch, rows in self.held: assert column_bytes(batch)==rows, 'a batch changed while it was held'
         if twin.prioritized:
             assert memory.sampler.priorities.tolist()==[twin.priority[i] for i in twin.by_slot]
             assert memory.sampler.largest==twin.largest
@@ -355,3 +358,48 @@ def test_a_chunk_much_longer_than_the_memory():
     assert ids.tolist()==list(range(100)) and (len(memory), memory.first_id)==(3, 97)
     assert memory.recent(3).x[:, 0].tolist()==[97, 98, 99]
     assert memory.check_valid()
+
+
+@pytest.mark.parametrize('n', [63, 64, 65, 200, 1000])
+@pytest.mark.parametrize('form', ['list', 'stacked', 'batch', 'adds'])
+@pytest.mark.parametrize('key', ['env_id', 'row'])
+def test_many_streams(n, form, key):
+    "More of them than anybody prepared for, all at once, some coming back, some forgotten meanwhile"
+    if form=='adds' and key=='row': return
+    memory, twin = ReplayMemory(5*n//2, seed=0), Twin(5*n//2)
+    for turn, shift in enumerate((0, 0, n//3, 5*n, 0)):
+        rows = [(turn*n + i, (i + shift)*1000 - 7) for i in range(n)]
+        steps = [SimpleStep(np.full(2, k, np.float32), 0, np.zeros(2, np.float32), env_id=e) if key=='env_id' else Only(np.full(3, k, np.int32)) for k, e in rows]
+        if form=='adds':
+            for o in steps: assert memory.add(o)==twin.add(o)
+        else: assert memory.extend(CHUNKS[form](steps)).tolist()==twin.extend(steps)
+        assert memory.check_valid()
+        records = memory._array.records
+        for i in twin.ids:
+            back, ahead = (int(records[o][i % memory.max_sz]) for o in ('_prev', '_next'))
+            assert (back if i - back >= twin.first_id else 0, ahead)==twin.links(i), f'links of {i}'
+
+
+@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=['deepcopy', 'pickle'])
+@pytest.mark.parametrize('sampler', [Uniform, Proportional])
+def test_a_copied_memory_is_another_one(sampler, how):
+    "Equal, and nothing done to one reaches the other"
+    rng, world = np.random.default_rng(0), {}
+    def steps(m): return [KINDS['simple'](rng, world) for _ in range(m)]
+    memory = ReplayMemory(20, sampler(), seed=0)
+    memory.extend(steps(27), rng.random(27))
+    memory.sample(4)
+    other = how(memory)
+    kept = column_bytes(memory.recent(20))
+    assert column_bytes(other.recent(20))==kept and other.check_valid() and (other.n_added, other.first_id)==(27, 7)
+    other.extend(steps(15))
+    other.update_priorities(np.arange(30, 40), np.full(10, 50.))
+    other.sample(8)
+    del other
+    assert column_bytes(memory.recent(20))==kept and memory.n_added==27 and memory.check_valid()
+    a, b = memory.sample(8), how(memory).sample(8)
+    assert a.ids.tolist()!=b.ids.tolist()                # it goes on where the other is now, and
+    other = how(memory)
+    assert memory.sample(8).ids.tolist()==other.sample(8).ids.tolist()
+    del memory
+    assert other.check_valid() and len(other.sample(8))==8

@@ -166,7 +166,7 @@ class Twin:
     "A memory as one would write it in ten minutes, if speed and space didn't matter: everything is kept for ever"
     def __init__(self, max_sz, prioritized=False, alpha=.6, eps=1e-6):
         self.max_sz, self.prioritized, self.alpha, self.eps = max_sz, prioritized, alpha, eps
-        self.steps, self.prev, self.next, self.newest = [], {}, {}, {}
+        self.steps, self.bytes, self.prev, self.next, self.newest = [], [], {}, {}, {}
         self.priority, self.largest, self.n_stale = {}, 1., 0
 
     @property
@@ -181,6 +181,7 @@ class Twin:
     def add(self, step, priority=None, row=0):
         id = len(self.steps)
         self.steps.append(step)
+        self.bytes.append(step_bytes(step))
         stream = int(step.env_id) if 'env_id' in step._fields else row
         before = self.newest.get(stream)
         if before is not None: self.prev[id], self.next[before] = before, id

@@ -1,0 +1,48 @@
+"Interleaved timing on one core: ratios of medians within one run are what counts, not microseconds"
+import gc
+import os
+import platform
+import statistics
+import time
+
+
+def pin(core=None):
+    "Run on one core (the last allowed, unless given), so that caches stay one's own"
+    if hasattr(os, 'sched_setaffinity'): os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if core is None else core})
+
+
+def machine():
+    "The processor and the versions that matter, in a line"
+    import numba
+    import numpy
+    import torch
+    cpu = platform.processor() or 'unknown processor'
+    if os.path.exists('/proc/cpuinfo'):
+        with open('/proc/cpuinfo') as f: cpu = next((line.split(':')[1].strip() for line in f if line.startswith('model name')), cpu)
+    return f'{cpu}; Python {platform.python_version()}, numpy {numpy.__version__}, numba {numba.__version__}, torch {torch.__version__}'
+
+
+def once(f, n):
+    "Seconds for each of `n` calls, garbage collection off"
+    gc.disable()
+    start = time.perf_counter()
+    f(n)
+    spent = time.perf_counter() - start
+    gc.enable()
+    return spent / n
+
+
+def interleaved(cases, reps=15):
+    "Median µs per operation of `cases` {name: (function of n, n)}, run in turn `reps` times after a warm-up"
+    for f, n in cases.values(): f(max(2, n // 10))
+    spent = {name: [] for name in cases}
+    for _ in range(reps):
+        for name, (f, n) in cases.items(): spent[name].append(once(f, n)*1e6)
+    return {name: statistics.median(v) for name, v in spent.items()}
+
+
+def table(title, rows, head):
+    "Print rows of numbers under a heading, aligned"
+    print(f'\n{title}')
+    widths = [max(len(str(r[k])) for r in [head, *rows]) for k in range(len(head))]
+    for row in [head, *rows]: print('  '.join(str(o).rjust(w) for o, w in zip(row, widths)), flush=True)
