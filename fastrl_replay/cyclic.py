@@ -15,7 +15,7 @@ from .packing import writer
 from .pool import Pool
 from .steps import encode
 
-# %% ../nbs/20_cyclic.ipynb #c766f213
+# %% ../nbs/20_cyclic.ipynb #5b0a969e
 class Streams:
     "The id of the newest record of each stream, by key"
     def __init__(self):
@@ -48,7 +48,9 @@ class Streams:
         return self._last[1]
 
     def _find(self, asked, keys, first_id):
-        if len(self.index) + len(keys) > self.limit: self.forget(first_id)
+        if len(self.index) + len(keys) > self.limit:
+            self.forget(first_id)
+            self.limit = max(self.limit, len(self.index) + len(keys))        # none of these may be forgotten half-way
         places = np.array([self.add(k) for k in keys], np.int64)
         self._last = asked, places.ctypes.data, places
 

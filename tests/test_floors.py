@@ -10,8 +10,8 @@ import pytest
 LIB = 'fastrl_replay'
 FLOORS = {
     0: ['steps', 'schedules', 'compat', 'rng', 'batch', 'sources'],
-    1: ['kernels', 'sumtree', 'pool', 'packing', 'ids'],
-    2: ['cyclic', 'frames'],
+    1: ['kernels', 'sumtree', 'pool', 'packing', 'ids', 'blocks'],
+    2: ['cyclic', 'chunks', 'frames'],
     3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
     4: ['memory', 'checkpoint', 'windows', 'envs'],
     5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights'],

@@ -403,3 +403,15 @@ def test_patience(goal, stops):
 
 def test_nothing_to_restore():
     with pytest.raises(RuntimeError, match='nothing to restore'): BestWeights('CartPole-v1').restore(None)
+
+
+def test_the_second_round_is_for_those_who_reach_the_goal(monkeypatch):
+    from fastrl_replay import learner
+    asked, scores = [], iter([10., 50., 40., 40., 60.])
+    def played(model, env_id, episodes, seed):
+        asked.append(episodes)
+        return np.full(episodes, next(scores))
+    monkeypatch.setattr(learner, 'evaluate', played)
+    best = BestWeights('CartPole-v1', every=10, episodes=3, confirm=2, goal=45.)
+    fitted(best, 30)           # 10: below the goal; 50: again, and 40 then, still better than 10; 40: not better
+    assert asked == [3, 3, 5, 3] and best.score == 40.

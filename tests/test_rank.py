@@ -1,0 +1,284 @@
+"Sorted blocks and rank-based sampling beside `sorted()`, over thousands of random operations on blocks small and large"
+import json
+
+import numpy as np
+import pytest
+
+from fastrl_replay import blocks
+from fastrl_replay.blocks import BIRTH, BLOCK, BLOCKS, HEAD, SIZE, START, WIDTH, change, check_blocks, entries_of, new_blocks, slots_at
+from fastrl_replay.rng import Rng, unit
+from fastrl_replay.samplers.rank import RankBased, key_of
+
+
+def rank_based(width=128, **kw):
+    sampler = RankBased(**kw)
+    sampler._width = width
+    return sampler
+
+
+def filled(sampler, n, max_sz=None):
+    sampler.attach(max_sz or n)
+    sampler.add_run(0, n)
+    return sampler
+
+
+def batch(sampler, bs, rng):
+    slots, probs, weights = np.empty(bs, np.int64), np.empty(bs, np.float32), np.empty(bs, np.float32)
+    sampler.draw_into(slots, probs, weights, rng)
+    return slots, probs, weights
+
+
+def same(a, b): return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def unchanged(sampler, f, says, rng=None, error=ValueError):
+    before, words = sampler.get_state(), rng and rng.get_state()
+    with pytest.raises(error, match=says): f()
+    assert same(sampler.get_state(), before) and (rng and rng.get_state()) == words and sampler.check_valid()
+
+
+class Twin:
+    "Ranks by `sorted`: the largest first, of equals the older"
+    def __init__(self, max_sz): self.p, self.age, self.max_sz, self.born, self.largest = {}, {}, max_sz, 0, 1.
+    def add(self, slots, given):
+        p = self.largest
+        for k, s in enumerate(slots.tolist()):
+            self.p[s], self.age[s] = p if given is None else float(given[k]), self.born
+            self.born += 1
+        self.largest = max(self.largest, *(self.p[s] for s in slots.tolist()))
+    def update(self, slots, td):
+        for s, d in zip(slots.tolist(), td.tolist()): self.p[s] = abs(d)
+        self.largest = max(self.largest, *(self.p[s] for s in slots.tolist()))
+    def order(self): return sorted(self.p, key=lambda s: (-self.p[s], self.age[s]))
+
+
+def probabilities(n, alpha): return np.arange(1., n + 1)**-alpha / (np.arange(1., n + 1)**-alpha).sum()
+
+
+def compare(sampler, twin, rng, bs, alpha, beta):
+    "The same random words through cumulative sums and a sorted list"
+    before = Rng(0)
+    before.set_state(rng.get_state())
+    slots, probs, weights = batch(sampler, bs, rng)
+    order, right = np.array(twin.order()), probabilities(len(twin.p), alpha)
+    u = (np.arange(bs) + [unit(before.words) for _ in range(bs)])/bs
+    ranks = np.minimum(np.searchsorted(right.cumsum(), u*right.cumsum()[-1], 'right'), len(right) - 1)
+    margin = np.abs(right.cumsum()[:, None] - u*right.cumsum()[-1]).min()
+    assert (np.sort(slots) == np.sort(order[ranks])).all() or margin < 1e-12
+    rank_of = np.empty(len(order), int)
+    rank_of[order] = np.arange(len(order))
+    assert np.allclose(probs, right[rank_of[slots]], rtol=1e-5)
+    w = (len(right)*right[rank_of[slots]])**-beta
+    assert np.allclose(weights, w/w.max(), rtol=1e-5)
+
+
+VALUES = {
+    'spread': lambda chance, m: 10**chance.uniform(-12, 12, m),
+    'ties': lambda chance, m: chance.integers(0, 3, m).astype(float),
+    'all alike': lambda chance, m: np.full(m, 1.),
+    'rising': lambda chance, m: np.sort(chance.random(m)) + chance.integers(0, 5),
+    'falling': lambda chance, m: -np.sort(chance.random(m)),
+}
+
+
+@pytest.mark.parametrize('kind', VALUES)
+@pytest.mark.parametrize('max_sz,width', [(1, 4), (2, 4), (7, 4), (50, 4), (333, 8), (1000, 128)])
+def test_beside_sorted(max_sz, width, kind):
+    rng, chance, value = Rng(max_sz), np.random.default_rng(max_sz), VALUES[kind]
+    alpha, beta = chance.choice([0., .4, .7, 1., 1.3]), chance.choice([0., .5, 1.])
+    sampler, twin, n = rank_based(width, alpha=alpha, beta=beta), Twin(max_sz), 0
+    sampler.attach(max_sz)
+    for _ in range(150):
+        what = chance.random()
+        if what < .4 or not twin.p:
+            m = int(chance.integers(1, min(max_sz, 60) + 1))
+            given, slots = None if chance.random() < .6 else np.abs(value(chance, m)), (n + np.arange(m)) % max_sz
+            if chance.random() < .5: sampler.add_run(n % max_sz, m, given)
+            else: sampler.on_add(slots, given)
+            twin.add(slots, given)
+            n += m
+        elif what < .75:
+            k = int(chance.integers(1, 2*len(twin.p) + 2))
+            slots, td = chance.integers(0, len(twin.p), k), value(chance, k)
+            sampler.update(slots, td); twin.update(slots, td)
+        else: compare(sampler, twin, rng, int(chance.integers(1, 2*max_sz + 20)), alpha, beta)
+        assert sampler.check_valid() and sampler.largest == twin.largest
+        assert np.argsort(sampler.ranks).tolist() == twin.order()
+        assert sampler.priorities.tolist() == [twin.p[s] for s in range(len(twin.p))]
+
+
+def test_scattered_slots_and_growth():
+    "Without a memory, slots come in any order and a sampler grows"
+    sampler, twin, chance = rank_based(8), Twin(None), np.random.default_rng(0)
+    for k in range(0, 400, 20):
+        slots = chance.permutation(np.arange(k, k + 20)) if chance.random() < .5 else np.arange(k, k + 20)
+        given = chance.integers(0, 4, 20).astype(float)
+        sampler.on_add(slots, given); twin.add(slots, given)
+        assert sampler.check_valid() and np.argsort(sampler.ranks).tolist() == twin.order()
+    with pytest.raises(ValueError, match='one sampler'): sampler.attach(500)
+
+
+def test_blocks_stay_within_bounds():
+    "Whatever comes, no more blocks than were allocated, and no neighbours that ought to be one"
+    chance, n = np.random.default_rng(0), 2000
+    arrays = new_blocks(n, np.empty(0, np.int64), np.empty(0, np.int64), width=8)
+    directory, most = arrays[3], 0
+    for round in range(60):
+        slots = chance.permutation(n)[:chance.integers(1, n)] if round else np.arange(n)
+        keys = -np.sort(chance.integers(0, 10**chance.integers(1, 9), len(slots)))[::chance.choice([-1, 1])].copy()
+        change(*arrays, slots, keys, bool(chance.random() < .3) or not round)
+        check_blocks(*arrays, n)
+        most = max(most, directory[HEAD, BLOCKS])
+    assert most <= 4*n//8 + 1 < directory.shape[1]
+
+
+def test_the_first_fill_leaves_full_blocks():
+    "Equal priorities, one after the other: every block but the last is full"
+    sampler = filled(rank_based(16), 1000)
+    sizes = sampler._directory[SIZE, :sampler._directory[HEAD, BLOCKS]]
+    assert (sizes[:-1] == 16).all()
+
+
+def test_all_slots_at_all_ranks():
+    chance = np.random.default_rng(0)
+    arrays = new_blocks(500, np.empty(0, np.int64), np.empty(0, np.int64), width=8)
+    change(*arrays, np.arange(500), -chance.integers(0, 50, 500), True)
+    found = np.empty(500, np.int64)
+    slots_at(arrays[1], arrays[3], np.arange(1, 501), found)
+    assert (found == arrays[1][entries_of(arrays[3])]).all() and sorted(found) == list(range(500))
+
+
+def test_births_are_wide():
+    "Past 2³² insertions, and far past, the older still come first"
+    for born in (2**32 - 5, 2**33 - 5, 2**62):
+        sampler = filled(rank_based(4), 20)
+        sampler._directory[HEAD, blocks.BORN] = born
+        for k in range(30): sampler.add_run(k % 20, 1)
+        assert (np.argsort(sampler.ranks) == (np.arange(20) + 10) % 20).all() and sampler.check_valid()
+        again = rank_based(4)
+        again.attach(20)
+        again.set_state(sampler.get_state())
+        assert (again.ranks == sampler.ranks).all()
+
+
+@pytest.mark.parametrize('a,b', [(0., 5e-324), (1., np.nextafter(1., 2)), (1e-300, 1e300), (np.nextafter(3., 0), 3.), (0., 1.)])
+def test_keys_resolve_every_double(a, b):
+    assert key_of(a) > key_of(b) and key_of(-b) == key_of(b) <= 0
+    sampler = filled(RankBased(), 2)
+    sampler.update([0, 1], [a, b])
+    assert sampler.ranks.tolist() == [2, 1] and sampler.priorities.tolist() == [a, b]
+
+
+@pytest.mark.parametrize('alpha', [0., .3, .7, .99, 1., 1 + 1e-9, 1.5, 2.5])
+@pytest.mark.parametrize('n', [1, 2, 10, 3000])
+def test_ranks_by_the_formula_are_exact(n, alpha):
+    "Every border of the mass table, from both sides"
+    from fastrl_replay.samplers.rank import ranks_at
+    sampler, rng = filled(RankBased(alpha=alpha), n), Rng(0)
+    sampler.draw(1, rng)
+    mass, ranks = sampler._mass, np.empty(2*n - 1, np.int64)
+    inner = mass[1:n]
+    targets = np.sort(np.concatenate([inner, np.nextafter(inner, 0), [0.]]))
+    ranks_at(targets, mass, n, alpha, ranks)
+    assert (ranks == np.minimum(np.searchsorted(mass[1:n+1], targets, 'right') + 1, n)).all()
+    assert sampler.check_valid()
+
+
+@pytest.mark.parametrize('bs', [1, 7, 64, 1000])
+def test_frequencies_after_wrap_around(bs):
+    n, chance, rng = 333, np.random.default_rng(1), Rng(1)
+    sampler = filled(rank_based(16), n)
+    sampler.add_run(300, 100)
+    sampler.update(np.arange(n), chance.normal(size=n))
+    batches = 200_000//bs if bs > 1 else 20_000
+    counts = sum(np.bincount(sampler.draw(bs, rng)[0], minlength=n) for _ in range(batches))
+    expected = batches*bs*probabilities(n, .7)[sampler.ranks - 1]
+    assert (np.abs(counts - expected) <= batches).all()
+    assert ((counts - expected)**2/expected).sum() < n + 4*np.sqrt(2*n)
+
+
+def test_rows_come_in_random_order():
+    sampler, rng = filled(RankBased(alpha=0.), 6), Rng(2)
+    counts = np.zeros((6, 6))
+    for _ in range(6000): counts[np.arange(6), sampler.draw(6, rng)[0]] += 1
+    assert ((counts - 1000)**2/1000).sum() < 25 + 4*np.sqrt(50) + 8
+
+
+def test_alpha_on_a_living_memory():
+    sampler, twin, rng = filled(RankBased(), 50), Twin(50), Rng(0)
+    twin.add(np.arange(50), None)
+    for alpha in (.7, 0., 2., .7):
+        sampler.alpha = alpha
+        compare(sampler, twin, rng, 30, alpha, .5)
+        assert sampler.check_valid()
+
+
+def test_beta_schedule_counts_batches():
+    seen, rng = [], Rng(0)
+    sampler = filled(RankBased(beta=lambda n: seen.append(n) or 1.), 9)
+    for _ in range(3): weights = batch(sampler, 30, rng)[2]
+    assert seen == [0, 1, 2] and weights.max() == 1 and sampler.n_batches == 3
+    bad = filled(RankBased(beta=lambda n: -1.), 3)
+    unchanged(bad, lambda: bad.draw(1, rng), 'beta', rng)
+
+
+def test_refusals():
+    sampler, rng = filled(RankBased(), 7, 9), Rng(0)
+    sampler.update(np.arange(7), np.arange(7.))
+    for slots, td, says in (([0, 1], [1., np.nan], 'NaN'), ([0, 1], [np.inf, 1.], 'infinity'), ([0, 1], [1.], 'shape'), ([0], [1., 2.], 'shape'),
+                            ([0, 7], [1., 2.], 'from 0 to 6'), ([0, -1], [1., 2.], 'from 0 to 6'), ([0, .5], [1., 2.], 'whole')):
+        unchanged(sampler, lambda: sampler.update(slots, td), says)
+    for given in ([1., np.nan], [1., -1.], [np.inf, 1.], [1.]): unchanged(sampler, lambda: sampler.on_add([7, 8], given), 'priorities')
+    unchanged(sampler, lambda: sampler.on_add([9]), 'beyond the 9')
+    unchanged(sampler, lambda: sampler.draw(0, rng), 'at least 1', rng)
+    unchanged(sampler, lambda: sampler.attach(9), 'one sampler')
+    for bad in (-.1, np.nan, np.inf, 'a'):
+        with pytest.raises(ValueError, match='alpha'): RankBased(alpha=bad)
+        unchanged(sampler, lambda: setattr(sampler, 'alpha', bad), 'alpha')
+    with pytest.raises(ValueError, match='beta'): RankBased(beta=1.5)
+    with pytest.raises(ValueError, match='empty'): RankBased().draw(1, rng)
+    with pytest.raises(ValueError, match='2³¹'): RankBased().attach(2**31)
+    sampler.update([], [])
+
+
+def test_a_state_goes_on_elsewhere():
+    a, b, rng, twin = filled(rank_based(4), 30, 40), rank_based(4, alpha=.1, beta=.1), Rng(1), Rng(1)
+    a.update(np.arange(30), np.arange(30.)**3 % 7)
+    state = a.get_state()
+    json.dumps({k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in state.items()})
+    b.attach(40)
+    b.add_run(0, 40)
+    b.set_state(state)
+    assert same(b.get_state(), state) and b.check_valid() and repr(a) == repr(b)
+    for k in range(30):
+        for o in a, b:
+            o.add_run((30 + 3*k) % 40, 3)
+            o.update(np.arange(k, k + 3) % 30, np.full(3, k + .5))
+        assert all((x == y).all() for x, y in zip(batch(a, 9, rng), batch(b, 9, twin)))
+    assert same(a.get_state(), b.get_state())
+    unchanged(a, lambda: a.set_state({**state, 'births': [1]}), 'births')
+    unchanged(a, lambda: a.set_state({**state, 'kind': 'Uniform'}), 'that of a Uniform')
+    empty = RankBased()
+    empty.set_state(RankBased().get_state())
+    assert empty.check_valid() and empty.ranks.tolist() == []
+
+
+@pytest.mark.parametrize('row,at,by', [(START, 3, 10**17), (BIRTH, 2, 5), (SIZE, 2, 1), (BLOCK, 2, 1), (HEAD, WIDTH, 1), (HEAD, blocks.BORN, -5), (HEAD, blocks.FIRST, 10**18)])
+def test_the_checks_can_fail(row, at, by):
+    sampler = filled(rank_based(8), 100)
+    if row != BIRTH: sampler.update(np.arange(100), np.random.default_rng(0).random(100))
+    assert sampler.check_valid()
+    sampler._directory[row, at] += by
+    with pytest.raises((AssertionError, IndexError)): sampler.check_valid()
+
+
+def test_a_wrong_place_is_noticed():
+    for array in 'keys', 'slots', 'table', 'mass':
+        sampler, rng = filled(rank_based(8), 100), Rng(0)
+        sampler.draw(5, rng)
+        sampler._mass[50] += 1e-3 if array == 'mass' else 0
+        keys, slots, table, _ = sampler._blocks
+        if array == 'keys': keys[5] -= 1
+        if array == 'slots': slots[[3, 4]] = slots[[4, 3]]
+        if array == 'table': table[7, 0] -= 1
+        with pytest.raises(AssertionError): sampler.check_valid()
