@@ -112,7 +112,7 @@ def place_of(keys, slots, table, directory, b, key, birth):
         else: n = middle
     return at
 
-# %% ../nbs/15_blocks.ipynb #81b3d6b2
+# %% ../nbs/15_blocks.ipynb #31d06d09
 @njit(cache=True)
 def open_block(directory, b, key, birth):
     "A new, empty block before block `b`, beginning at (key, birth)"
@@ -124,9 +124,9 @@ def open_block(directory, b, key, birth):
 
 @njit(cache=True)
 def merge(keys, slots, directory, b):
-    "Take the entries of block `b+1` into block `b`, if together they fill no more than half a block"
+    "Take the entries of block `b+1` into block `b`, if together they fill no more than half a block or one is empty"
     width, n, m, last = directory[HEAD, WIDTH], directory[SIZE, b], directory[SIZE, b + 1], directory[HEAD, BLOCKS] - 1
-    if 2*(n + m) > width: return
+    if 2*(n + m) > width and n and m: return
     number, flat, columns = directory[BLOCK, b + 1], directory.reshape(-1), directory.shape[1]
     slide(keys, number*width, directory[BLOCK, b]*width + n, m)
     slide(slots, number*width, directory[BLOCK, b]*width + n, m)
@@ -177,7 +177,7 @@ def remove(keys, slots, table, directory, b, slot):
     if b + 1 < directory[HEAD, BLOCKS]: merge(keys, slots, directory, b)
     if b > 0: merge(keys, slots, directory, b - 1)
 
-# %% ../nbs/15_blocks.ipynb #258628cd
+# %% ../nbs/15_blocks.ipynb #d92e51c6
 @njit(cache=True)
 def take_out(keys, slots, table, directory, changed, wanted, births, blocks):
     "Remove the entries of the slots `changed`, as far as they are in; the other arrays are scratch (int64[k])"
@@ -196,11 +196,12 @@ def put_in(keys, slots, table, directory, changed, wanted, births, blocks):
     "Insert the slots `changed` with the keys `wanted` and the `births`, the last of duplicates; `blocks` is scratch (int64[k])"
     k = changed.shape[0]
     blocks_of(directory, wanted, births, blocks)
-    for i in range(k - 1, max(k - 1 - _AHEAD, -1), -1): fetch_block(keys, slots, directory, blocks[i])
-    for i in range(k - 1, -1, -1):
+    for i in range(k): table[changed[i], 0] = i + 1
+    for i in range(min(k, _AHEAD)): fetch_block(keys, slots, directory, blocks[i])
+    for i in range(k):
         slot = changed[i]
-        if i >= _AHEAD: fetch_block(keys, slots, directory, blocks[i - _AHEAD])
-        if table[slot, 0] > 0:
+        if i + _AHEAD < k: fetch_block(keys, slots, directory, blocks[i + _AHEAD])
+        if table[slot, 0] == i + 1:
             table[slot, 0], table[slot, 1] = wanted[i], births[i]
             insert(keys, slots, table, directory, blocks[i], slot)
             directory[HEAD, FIRST] = min(directory[HEAD, FIRST], wanted[i])

@@ -43,8 +43,9 @@ def make_env(env_id):
     if not states.is_np_flattenable: raise Refused(f'environment {env_id!r}: expected observations of a fixed size, got {states}')
     return gym.wrappers.FlattenObservation(env)
 
-# %% ../nbs/70_cli.ipynb #95c506f3
-_MEMORIES = dict(uniform='experience_replay', prioritized='prioritized_replay')
+# %% ../nbs/70_cli.ipynb #44287ab6
+_MEMORIES = dict(uniform='experience_replay', prioritized='prioritized_replay', rank='rank_replay')
+_PRIORITIES = dict(uniform={}, prioritized=dict(alpha=.6, beta=.4), rank=dict(alpha=.7, beta=.5))       # Schaul et al. 2016, table 3
 _RANDOM = ('weights', 'agent', 'env', 'memory', 'chosen', 'reported')
 
 def _seeds(seed):
@@ -68,13 +69,13 @@ def _n_batches(o):
     "How many batches are due after `steps` steps, a window of n steps in each environment being open"
     return 1 + int((o['steps'] - (o['n'] - 1)*o['n_envs'] - _first_batch(o))/o['steps_per_batch'])
 
-# %% ../nbs/70_cli.ipynb #514a5bf7
+# %% ../nbs/70_cli.ipynb #3099edb2
 def _pipe(o, agent, seeds):
     "stepper → n-step → replay"
     from fastrl_replay.pipes import nstep, replay, stepper      # noqa: F401   (they bring the functional forms)
     pipe = stepper.GymStepper([lambda: make_env(o['env'])], agent=agent, seed=seeds['env'], n_envs=o['n_envs'])
     how = dict(bs=o['bs'], max_sz=o['max_sz'], min_sz=_first_batch(o), steps_per_batch=o['steps_per_batch'], seed=seeds['memory'])
-    if o['memory']!='uniform': how |= dict(alpha=o['alpha'], beta=o['beta'])
+    how |= {k: o[k] for k in _PRIORITIES[o['memory']]}
     return getattr(pipe.n_step(n=o['n'], gamma=o['gamma']), _MEMORIES[o['memory']])(**how)
 
 def _learner(o, env, seeds):
@@ -87,7 +88,7 @@ def _learner(o, env, seeds):
     learn = DQNLearner(model, _pipe(o, agent, seeds).loader(), o['gamma'], LinearSchedule(o['lr'], o['lr_end'], _n_batches(o)),
                        o['double'], o['target_sync'], o['device'])
     best = BestWeights(lambda: make_env(o['env']), min(o['every'], _n_batches(o)), o['select'], o['confirm'], seeds['chosen'],
-                       o['average'], o['goal'], o['patience'])
+                       o['average'], float('-inf') if o['goal'] is None else o['goal'], o['patience'])
     return learn, best
 
 def _run(o, env):
@@ -101,7 +102,7 @@ def _run(o, env):
                   seconds=round(time.perf_counter() - start, 2), selection_score=float(best.score), arguments=o)
     return result, learn.plot(best.history)
 
-# %% ../nbs/70_cli.ipynb #55649cc0
+# %% ../nbs/70_cli.ipynb #412dd394
 def _folder(path):
     "The folder `path`, made if need be, and tried"
     folder = Path(path)
@@ -131,8 +132,8 @@ def train(
     steps_per_batch: float = 2.,    # steps between two batches
     max_sz: int = 50_000,           # transitions the memory holds
     min_sz: int = 1_000,            # steps before the first batch (at most half of all)
-    alpha: float = .6,              # exponent of the priorities
-    beta: float = .4,               # exponent of the importance weights
+    alpha: float = None,            # exponent of the priorities (default: .6, with rank .7)
+    beta: float = None,             # exponent of the importance weights (default: .4, with rank .5)
     n: int = 3,                     # steps in a return
     gamma: float = .99,             # discount
     lr: float = .02,                # learning rate at the beginning
@@ -148,12 +149,18 @@ def train(
     confirm: int = 180,             # more of them for weights that may be the best so far
     average: float = .005,          # share of the newest weights in the running mean that plays (0: no mean)
     patience: int = 10,              # looks without a better one after which training ends (0: it doesn't)
-    goal: float = None,             # but not below this mean return (default: the environment's own threshold)
+    goal: float = None,             # but not below this mean return (default: the environment's threshold; none: to the end)
     device: str = 'cpu',            # where the network lives
 ):
     "Train a double DQN, keep its best weights, evaluate them, and write learning_curve.png and result.json"
     options = dict(locals())
     return _train(options)
+
+def _filled(o, env):
+    "The options, with what the memory and the environment have to say about those not given"
+    threshold = env.spec.reward_threshold if env.spec else None
+    own = _PRIORITIES[o['memory']] | (dict(patience=0) if threshold is None else dict(goal=threshold))
+    return o | {k: v for k, v in own.items() if o[k] is None or k=='patience' and o['goal'] is None}
 
 def _train(o):
     _check(o)
@@ -162,9 +169,7 @@ def _train(o):
     import torch
     matplotlib.use('agg')
     torch.set_num_threads(1)           # networks this small are slower on two
-    threshold = env.spec.reward_threshold if env.spec else None
-    if o['goal'] is None: o = o | dict(goal=threshold, patience=0 if threshold is None else o['patience'])
-    result, figure = _run(o, env)
+    result, figure = _run(_filled(o, env), env)
     _write(folder, result, figure)
     low, high = min(result['returns']), max(result['returns'])
     print(f'{result["steps"]:,} steps, {result["batches"]:,} batches, {result["seconds"]:.0f} s')

@@ -66,7 +66,7 @@ class Streams:
         self.tails[:] = -1
         for k, tail in alive.items(): self.tails[self.add(k)] = tail
 
-# %% ../nbs/20_cyclic.ipynb #d3c1f097
+# %% ../nbs/20_cyclic.ipynb #d5fd7396
 def _never(step): return None
 
 def in_ram(name, nbytes):
@@ -201,10 +201,11 @@ class CyclicArray:
     def get_state(self):
         "Everything as plain numbers and arrays: the filled slots, counters, and the streams' newest ids"
         filled = min(self.n_added, self.max_sz)
-        keys = np.array(list(self.streams.index), np.int64)
+        known = [(k, self.streams.tail[at]) for k, at in self.streams.index.items() if self.streams.tail[at] >= max(0, self.first_id)]
+        keys, tails = np.array(known, np.int64).reshape(-1, 2).T
         records = self.words[:filled*self.size//8].view(np.uint8)
         return dict(layout=self.layout.to_plain(), records=records, counters=[self.n_added, self.first_id],
-                    keys=keys, tails=self.streams.tails[:len(keys)])
+                    keys=keys, tails=tails)
 
     def set_state(self, state):
         "Take over what `get_state` gave, from an array of the same layout and `max_sz`"

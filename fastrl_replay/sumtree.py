@@ -53,14 +53,17 @@ def leaf_numbers(tree):
     slots = np.arange(int(tree[1]))
     return int(tree[0]) + slots + (slots & -4)
 
-# %% ../nbs/11_sumtree.ipynb #4d5fe335
-@njit(cache=True)
-def resum_low(tree, lows, node):
-    "Make the low of `node` from its children"
-    low, group, first = np.inf, 8*(node - 6), first_leaf(tree)
-    for child in range(group, group + (8 if group < first else 4)):
-        candidate = tree[lows + child] if group < first else tree[child]
-        if 0. < candidate < low: low = candidate
+# %% ../nbs/11_sumtree.ipynb #36b7d532
+@njit(cache=True, forceinline=True)
+def resum_low(tree, first, lows, node):
+    "Make the low of `node` from its children's (all three numbers uint64)"
+    group, low = (node - np.uint64(6)) << np.uint64(3), np.inf
+    if group < first:
+        for q in range(8): low = min(low, tree[lows + group + np.uint64(q)])
+    else:
+        for q in range(4):
+            leaf = tree[group + np.uint64(q)]
+            low = min(low, leaf if leaf > 0. else np.inf)
     tree[lows + node] = low
 
 @njit(cache=True, forceinline=True)
@@ -89,20 +92,20 @@ def resum(tree, first, ends, node):
 @njit(cache=True)
 def resum_level(tree, left, right):
     "Make the nodes `left` … `right`, neighbours, and their lows"
-    first, ends, lows = np.uint64(first_leaf(tree)), np.uint64(ends_at(tree)), lows_at(tree)
+    first, ends, lows = np.uint64(first_leaf(tree)), np.uint64(ends_at(tree)), np.uint64(lows_at(tree))
     for node in range(left, right + 1): resum(tree, first, ends, np.uint64(node))
     if lows:
-        for node in range(left, right + 1): resum_low(tree, lows, node)
+        for node in range(left, right + 1): resum_low(tree, first, lows, np.uint64(node))
 
 @njit(cache=True)
 def resum_some(tree, nodes):
     "Turn `nodes` (uint64[k], of one level) into their parents, and make those and their lows"
-    first, ends, lows = np.uint64(first_leaf(tree)), np.uint64(ends_at(tree)), lows_at(tree)
+    first, ends, lows = np.uint64(first_leaf(tree)), np.uint64(ends_at(tree)), np.uint64(lows_at(tree))
     for i in range(nodes.shape[0]):
         nodes[i] = (nodes[i] >> np.uint64(3)) + np.uint64(6)
         resum(tree, first, ends, nodes[i])
     if lows:
-        for i in range(nodes.shape[0]): resum_low(tree, lows, np.int64(nodes[i]))
+        for i in range(nodes.shape[0]): resum_low(tree, first, lows, nodes[i])
 
 @njit(cache=True)
 def resum_run(tree, start, stop):

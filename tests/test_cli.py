@@ -63,6 +63,17 @@ def test_the_numbers(ran):
     options = result['arguments']
     assert options['env'] == 'CartPole-v1' and options['memory'] == 'prioritized' and options['goal'] == 475
     assert options['bs'] == 16 and options['gamma'] == .99 and options['double'] is True
+    assert (options['alpha'], options['beta'], options['patience']) == (.6, .4, 10)
+
+
+def test_what_is_not_given_comes_from_the_memory_and_the_environment():
+    def filled(env_id, **given):
+        env = cli.make_env(env_id)
+        return cli._filled(dict(memory='rank', alpha=None, beta=.3, goal=None, patience=10) | given, env)
+    assert filled('CartPole-v1') == dict(memory='rank', alpha=.7, beta=.3, goal=475, patience=10)
+    assert filled('Acrobot-v1', goal=-80., memory='uniform') == dict(memory='uniform', alpha=None, beta=.3, goal=-80., patience=10)
+    assert filled('Blackjack-v1')['patience'] == 0         # no threshold, so nobody knows when it is good enough
+    assert filled('Blackjack-v1', goal=0.)['patience'] == 10
 
 
 def test_the_same_seed_gives_the_same_returns(ran, tmp_path, capfd):
@@ -73,7 +84,7 @@ def test_the_same_seed_gives_the_same_returns(ran, tmp_path, capfd):
 
 
 @pytest.mark.parametrize('args', [
-    ['Acrobot-v1', '--memory', 'uniform'], ['Taxi-v4', '--no-double'], ['FrozenLake-v1', '--n_envs', '3'],
+    ['Acrobot-v1', '--memory', 'uniform'], ['CartPole-v1', '--memory', 'rank'], ['Taxi-v4', '--no-double'], ['FrozenLake-v1', '--n_envs', '3'],
     ['CartPole-v1', '--steps', '60'], ['CartPole-v1', '--n_envs', '4', '--n', '1', '--average', '0']])
 def test_other_environments_and_settings(args, tmp_path, capfd):
     run = inside(capfd, 'train', *SHORT, *args, '--out', tmp_path)

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['RankBased']
 
-# %% ../../nbs/32_rank.ipynb #1218bb8c
-from typing import Any
+# %% ../../nbs/32_rank.ipynb #198f9d83
 import numpy as np
 from numba import njit
 from ..blocks import BORN, FIRST, HEAD, SPARE, change, check_blocks, entries_of, new_blocks, slots_at
@@ -70,7 +69,7 @@ def write_ranks(keys, slots, table, directory, changed, values, n, fresh):
 def keys_of(priorities): return -np.ascontiguousarray(priorities, dtype=np.float64).view(np.int64)
 def priorities_of(keys): return (-keys).view(np.float64)
 
-# %% ../../nbs/32_rank.ipynb #2bb0090a
+# %% ../../nbs/32_rank.ipynb #85903733
 class RankBased(Sampler):
     """P(i) = rank(i)^-alpha / Σ rank^-alpha, rank 1 the largest |TD error|, exact at all times (Schaul et al. 2016, section 3.3).
 
@@ -114,23 +113,26 @@ class RankBased(Sampler):
 
     def _build(self, capacity, priorities, births, born, largest):
         super()._resize(capacity)
-        self._blocks: Any = new_blocks(capacity, keys_of(priorities), births, self._width)
-        _, self._slots, self._table, self._directory = self._blocks
+        blocks = new_blocks(capacity, keys_of(priorities), births, self._width)
+        self._keys, self._slots, self._table, self._directory = blocks
         self._mass = np.zeros(capacity + 1)
         self._directory[HEAD, BORN], self._directory[HEAD, FIRST] = born, keys_of([largest])[0]
+
+    def _write(self, slots, values, fresh):
+        return write_ranks(self._keys, self._slots, self._table, self._directory, slots, values, self.size, fresh)
 
     def add_run(self, first_slot, m, priorities=None):
         "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"
         if self.size!=self.max_sz: self._fill(first_slot + m)
         slots = np.arange(first_slot, first_slot + m) % self.capacity
-        write_ranks(*self._blocks, slots, np.full(m, self.largest) if priorities is None else priorities, self.size, True)
+        self._write(slots, np.full(m, self.largest) if priorities is None else priorities, True)
 
     def on_add(self, slots, priorities=None):
         "`slots` (int64[m]) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"
         slots = as_slots(slots)
         priorities = np.full(len(slots), self.largest) if priorities is None else as_priorities(priorities, len(slots))
         super().on_add(slots)
-        if len(slots): write_ranks(*self._blocks, slots, priorities, self.size, True)
+        if len(slots): self._write(slots, priorities, True)
 
     def draw_into(self, slots, probs, weights, rng):
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) and `weights` (float32[bs]), in random order"
@@ -143,7 +145,7 @@ class RankBased(Sampler):
         "New TD errors (float[k]) for `slots` (int64[k]), the last of duplicates: a `ValueError`, and no change, where one isn't finite"
         slots, td = as_slots(slots), np.ascontiguousarray(td_errors, dtype=np.float64)
         if td.shape!=slots.shape: raise ValueError(f'td_errors: expected one for each of {len(slots)} slots, got shape {td.shape}')
-        wrong = write_ranks(*self._blocks, slots, td, self.size, False)
+        wrong = self._write(slots, td, False)
         if wrong==1: raise ValueError('td_errors: expected finite numbers, got NaN or infinity; nothing was changed')
         if wrong: raise ValueError(f'slots: expected numbers from 0 to {self.size-1}, got {slots.min()} to {slots.max()}')
 
@@ -165,6 +167,6 @@ class RankBased(Sampler):
         summed = int(self._directory[HEAD, SPARE])
         right = np.append(0, np.cumsum(np.arange(1., summed + 1)**-self.alpha))
         assert np.allclose(self._mass[:summed+1], right, rtol=1e-12, atol=0), 'the mass table is wrong'
-        return check_blocks(*self._blocks, self.size) and super().check_valid()
+        return check_blocks(self._keys, self._slots, self._table, self._directory, self.size) and super().check_valid()
 
     def _options(self): return dict(alpha=self.alpha, beta=self.beta)
