@@ -66,7 +66,7 @@ class Streams:
         self.tails[:] = -1
         for k, tail in alive.items(): self.tails[self.add(k)] = tail
 
-# %% ../nbs/20_cyclic.ipynb #d5fd7396
+# %% ../nbs/20_cyclic.ipynb #eff7b6b1
 def _never(step): return None
 
 def in_ram(name, nbytes):
@@ -158,7 +158,7 @@ class CyclicArray:
         m, n = batch._n, self.count.n_added
         if batch._layout is not self.layout or batch._address is None or m > self.max_sz: return None
         places = self._places(m, 0, batch._arrays, batch._streams)
-        self._put_batch(self.address, self.streams.address, self.streams.n, places, m, n, self.max_sz, batch._address)
+        if not self._put_batch(self.address, self.streams.address, self.streams.n, places, m, n, self.max_sz, batch._address): return None
         return self._counted(n, m)
 
     def put(self, columns, m, keys=None):

@@ -135,7 +135,7 @@ def fetch_kernel(layout, part=None):
     offsets = dict(zip((o.path for o in layout.leaves), layout.offsets()))
     return compiled('fetch', fetch_source(part, [offsets[o.path] for o in part.leaves], layout.record.itemsize))
 
-# %% ../nbs/10_kernels.ipynb #caac5a69
+# %% ../nbs/10_kernels.ipynb #429c079f
 def _column_type(leaf):
     "How a chunk's column reaches the kernel: `(Numba type, dtype to view it as or None)`"
     if leaf.bits_of is None and (leaf.dtype.kind in 'biu' or leaf.dtype in (np.float32, np.float64)):
@@ -166,7 +166,8 @@ def _put_head(layout, size, more, types):
     signature = ', '.join(['int64']*len(_PLACES) + types)
     return _HEADER + _indent(0, f'@njit("boolean({signature})", cache=True)', f'def put({", ".join(_PLACES + more)}):') + \
         _indent(1, f'records, streams = array_at(records_at, max_sz*{size//8}), array_at(streams_at, m).view(np.int64)',
-                'tails = array_at(tails_at, n_tails).view(np.int64)')
+                'tails = array_at(tails_at, n_tails).view(np.int64)', 'for i in range(m):',
+                '    if streams[i] < 0 or streams[i] >= n_tails: return False')
 
 def put_source(layout, offsets, size, links):
     "Source of the kernel that puts a chunk's columns, given as arrays, into records"

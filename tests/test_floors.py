@@ -25,7 +25,9 @@ SIBLINGS = {  # module → those of its own floor it may import
     'batch': {'steps'},
     'sumtree': {'kernels'},
     'samplers.proportional': {'samplers.uniform'},
+    'blocks': {'kernels'},
     'samplers.rank': {'samplers.uniform'},
+    'samplers.more': {'samplers.uniform', 'samplers.proportional'},
     'pipes.replay': {'pipes.loaders'},
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fastrl_replay.rng import Rng, below, unit
+from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import OwnSampler, Sampler, Uniform, as_sampler, importance_weights
 
@@ -110,7 +111,7 @@ def test_without_a_memory_a_sampler_grows(make):
     unchanged(other, lambda: other.on_add([.5], None), 'whole numbers')
 
 
-@pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional])
+@pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional, LAP, Combined, ERE])
 def test_one_seed_one_sequence(make):
     def run(seed):
         sampler, rng = filled(make(), 50, 80), Rng(seed)
@@ -172,8 +173,8 @@ def test_what_is_no_sampler():
 
 
 @pytest.mark.parametrize('drawn,probs,says', [
-    ([0, 1], [.5, .5, .5], 'as many'), ([0, 1, 2], [.5], 'as many'), ([0, 1, 9], [.5]*3, 'slots 0 to 9'),
-    ([0, 1, -1], [.5]*3, 'slots -1 to 1'),    ([0., .5, 1.], [.5]*3, 'whole numbers'), ([0, 1, 2], [.5, .5, 0.], 'not above 0'),
+    ([0, 1], [.5, .5, .5], 'as many'), ([0, 1, 2], [.5], 'as many'), ([0, 1, 9], [.5]*3, 'from 0 to 9'),
+    ([0, 1, -1], [.5]*3, 'from -1 to 1'),    ([0., .5, 1.], [.5]*3, 'whole numbers'), ([0, 1, 2], [.5, .5, 0.], 'not above 0'),
     ([0, 1, 2], [.5, .5, np.nan], 'not above 0')])
 def test_a_faulty_sampler_is_told(drawn, probs, says):
     class Faulty(Sampler):
@@ -404,7 +405,10 @@ def test_bad_given_priorities_change_nothing(given):
     unchanged(sampler, lambda: sampler.on_add([3, 4], given), 'priorities')
 
 
-@pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional, lambda: Proportional(1., .7, 0., 'memory')])
+MAKES = [Uniform, lambda: Uniform(True), Proportional, lambda: Proportional(1., .7, 0., 'memory'), LAP, Combined, lambda: ERE(.99, 5, 7)]
+
+
+@pytest.mark.parametrize('make', MAKES)
 def test_a_state_goes_on_elsewhere(make):
     a, b, rng, twin = filled(make(), 30, 40), make(), Rng(1), Rng(1)
     a.update(np.arange(30), np.arange(30.)**3)
@@ -449,3 +453,54 @@ def test_the_checks_can_fail():
     twin.p[4] = 2.
     with pytest.raises(AssertionError): compare(sampler, twin, rng, 200, .4, 'memory')
 
+
+# ---- more samplers
+
+def test_lap_is_flat_below_one():
+    "P ∝ max(|δ|^α, 1), weights one, new transitions at the largest so far"
+    chance, rng = np.random.default_rng(0), Rng(0)
+    sampler, td = filled(LAP(), 200), chance.normal(size=200)*3
+    sampler.update(np.arange(200), td)
+    right = np.maximum(np.abs(td)**.4, 1)
+    slots, probs, weights = batch(sampler, 64, rng)
+    assert np.allclose(probs, (right/right.sum())[slots]) and (weights == 1).all()
+    sampler.add_run(0, 1)
+    assert sampler.priorities[0] == np.abs(td).max() and sampler.check_valid()
+    for bad in ([np.nan], [np.inf], [1., 2.]): unchanged(sampler, lambda bad=bad: sampler.update([0], bad), 'td_errors')
+
+
+@pytest.mark.parametrize('bs,n', [(1, 1), (1, 5), (2, 5), (4, 5), (5, 5), (3, 40)])
+def test_combined_has_the_newest_and_the_others_alike(bs, n):
+    sampler, rng = filled(Combined(), n), Rng(bs)
+    sampler.add_run(n - 1, 2)                                 # over the end: slot 0 is the newest, or the only one
+    newest, places, counts = 0 if n > 1 else 0, np.zeros(bs), np.zeros(n)
+    for _ in range(4000):
+        slots, probs, weights = batch(sampler, bs, rng)
+        assert (slots == newest).sum() == 1 and len(set(slots)) == bs and (weights == 1).all()
+        assert np.allclose(probs, np.where(slots == newest, 1, 1/max(n - 1, 1)))
+        places[slots == newest] += 1
+        counts[slots] += 1
+    assert chi2(places, 4000/bs) < limit(bs - 1)
+    if n > 1: assert chi2(counts[1:], 4000*(bs - 1)/(n - 1) or 1) < limit(n - 2) + (n - 1)*(bs == 1)
+    unchanged(sampler, lambda: sampler.draw(n + 1, rng), 'without replacement', rng)
+    sampler.on_add([n//2])
+    assert n//2 in sampler.draw(bs, rng)[0]
+
+
+def test_ere_closes_its_window():
+    sampler, rng = filled(ERE(.99, 20, 10), 300), Rng(0)
+    sampler.add_run(0, 100)
+    windows = []
+    for k in range(25):
+        windows.append(sampler.window)
+        ages = (99 - sampler.draw(3000, rng)[0]) % 300
+        assert ages.max() < windows[-1] and len(set(ages)) == windows[-1]
+        assert windows[-1] == max(int(300*.99**(1000*(k % 10 + 1)/10)), 20)
+    sampler.on_add([100])
+    sampler.n_batches = 9                                     # the last before the window opens again
+    assert set((100 - sampler.draw(3000, rng)[0]) % 300) == set(range(20))
+    young = filled(ERE(), 7, 100)
+    assert young.window == 7 and set(young.draw(100, rng)[0]) == set(range(7))
+    for bad in (dict(eta=1.5), dict(c_min=0), dict(period=0)):
+        with pytest.raises(ValueError, match=next(iter(bad))): ERE(**bad)
+    with pytest.raises(ValueError, match='empty'): ERE().draw(1, rng)

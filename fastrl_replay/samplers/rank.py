@@ -47,7 +47,7 @@ def draw_ranks(drawn, probs, weights, words, slots, directory, mass, n, alpha, b
         k = order[i]
         drawn[i], probs[i], weights[i] = found[k], (mass[ranks[k]] - mass[ranks[k] - 1])/mass[n], targets[k]
 
-# %% ../../nbs/32_rank.ipynb #3b8f6e18
+# %% ../../nbs/32_rank.ipynb #79bf3021
 @njit(cache=True)
 def key_of(p):
     "Integers in the order of falling |p|, none above zero"
@@ -66,10 +66,21 @@ def write_ranks(keys, slots, table, directory, changed, values, n, fresh):
     change(keys, slots, table, directory, changed, wanted, fresh)
     return 0
 
+@njit(cache=True)
+def write_run(keys, slots, table, directory, first_slot, m, given):
+    "The priorities `given` (float64[m], or of length 0: the largest seen) for the `m` slots from `first_slot` on, over the end to 0"
+    changed, wanted = np.empty(m, np.int64), np.empty(m, np.int64)
+    for i in range(m):
+        changed[i] = (first_slot + i) % table.shape[0]
+        wanted[i] = key_of(given[i]) if given.shape[0] else directory[HEAD, FIRST]
+    change(keys, slots, table, directory, changed, wanted, True)
+
 def keys_of(priorities): return -np.ascontiguousarray(priorities, dtype=np.float64).view(np.int64)
 def priorities_of(keys): return (-keys).view(np.float64)
 
-# %% ../../nbs/32_rank.ipynb #85903733
+# %% ../../nbs/32_rank.ipynb #e39a38cb
+_NONE = np.empty(0)
+
 class RankBased(Sampler):
     """P(i) = rank(i)^-alpha / Σ rank^-alpha, rank 1 the largest |TD error|, exact at all times (Schaul et al. 2016, section 3.3).
 
@@ -124,8 +135,7 @@ class RankBased(Sampler):
     def add_run(self, first_slot, m, priorities=None):
         "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"
         if self.size!=self.max_sz: self._fill(first_slot + m)
-        slots = np.arange(first_slot, first_slot + m) % self.capacity
-        self._write(slots, np.full(m, self.largest) if priorities is None else priorities, True)
+        write_run(self._keys, self._slots, self._table, self._directory, first_slot, m, _NONE if priorities is None else priorities)
 
     def on_add(self, slots, priorities=None):
         "`slots` (int64[m]) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"

@@ -46,7 +46,7 @@ def importance_weights(probs, beta):
     if not (probs>0).all(): raise ValueError('probs: a slot was drawn whose probability is not above 0')
     return (probs.min() / probs)**beta
 
-# %% ../../nbs/30_uniform.ipynb #8f72711f
+# %% ../../nbs/30_uniform.ipynb #05429f1c
 class Sampler:
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and either `draw` or `draw_into`.
 
@@ -117,10 +117,11 @@ class Sampler:
         beta = self.beta_now()
         drawn, chances = (np.asarray(o) for o in self.draw(len(slots), rng))
         if drawn.shape!=slots.shape or chances.shape!=probs.shape:
-            raise ValueError(f'{type(self).__name__}.draw({len(slots)}): expected as many slots and probs, '
+            raise ValueError(f'{self._name()}.draw({len(slots)}): expected as many slots and probs, '
                              f'got shapes {drawn.shape} and {chances.shape}')
-        if as_slots(drawn).min()<0 or drawn.max()>=(self.max_sz or np.inf):
-            raise ValueError(f'{type(self).__name__}.draw: slots {drawn.min()} to {drawn.max()}, in a memory of {self.max_sz}')
+        if drawn.dtype.kind not in 'iu' or drawn.min()<0 or drawn.max()>=self.size:
+            raise ValueError(f'{self._name()}.draw: expected whole numbers from 0 to {self.size - 1}, the filled slots; '
+                             f'got {drawn.dtype} from {drawn.min()} to {drawn.max()}')
         slots[:], probs[:] = drawn, chances
         weights[:] = 1 if beta is None else importance_weights(chances, beta)
         self.n_batches += 1
@@ -154,13 +155,19 @@ class Sampler:
         return f'{type(self).__name__}({options}): {self.size:,} slots filled, {self.n_batches:,} batches drawn'
 
     def _options(self): return {}
+    def _name(self): return type(self).__name__
+
+    def __setstate__(self, state):
+        # the arrays of a copy are laid out anew, as the kernels want them
+        self.__dict__.update(state)
+        self.set_state(self.get_state())
 
     def _refuse(self, bs):
         "Why no batch of `bs` can be drawn"
         if bs<1: raise ValueError(f'bs: expected at least 1, got {bs}')
         raise ValueError(f'nothing to draw from: the memory is empty (a batch of {bs} was asked)')
 
-# %% ../../nbs/30_uniform.ipynb #afc1762a
+# %% ../../nbs/30_uniform.ipynb #878880fa
 _FIVE = ('on_add', 'draw', 'update', 'get_state', 'set_state')
 
 class OwnSampler(Sampler):
@@ -184,6 +191,7 @@ class OwnSampler(Sampler):
         self.inner.set_state(state['inner'])
     def check_valid(self): return super().check_valid() and getattr(self.inner, 'check_valid', lambda: True)() is not False
     def _options(self): return dict(inner=self.inner)
+    def _name(self): return type(self.inner).__name__
 
 def as_sampler(sampler):
     "`sampler` if it is a `Sampler`, else an `OwnSampler` around it; a `TypeError` names the methods it lacks"
