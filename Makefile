@@ -30,7 +30,6 @@ $(PEERS): $(READY)
 
 train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning curve
 	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT)
-	@echo "learning curve: $(OUT)/learning_curve.png"
 
 # A Numba kernel cached earlier does not notice an edit in another cell, so the tests start without any cache.
 test: $(READY)  ## run every notebook and tests/

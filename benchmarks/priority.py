@@ -90,10 +90,10 @@ def cpprb_pairs(buffer):
 def tianshou_pairs(rows):
     "The pairs of Tianshou"
     data, tds, chunk = importlib.import_module('tianshou.data'), errors(), block()
-    buffer = data.PrioritizedReplayBuffer(rows, alpha=ALPHA, beta=BETA)
-    for k in range(rows):
-        s, a, r, t, over, cut = (column[k % BLOCK] for column in chunk)
-        buffer.add(data.Batch(obs=s, act=a, rew=r, obs_next=t, terminated=over, truncated=cut, info={}))
+    buffer, once = data.PrioritizedReplayBuffer(rows, alpha=ALPHA, beta=BETA), data.ReplayBuffer(BLOCK)
+    for s, a, r, t, over, cut in zip(*chunk, strict=True):
+        once.add(data.Batch(obs=s, act=a, rew=r, obs_next=t, terminated=over, truncated=cut, info={}))
+    for _ in range(rows // BLOCK): buffer.update(once)
     for a, td in spread(rows): buffer.update_weight(np.arange(a, a + len(td)), td)
     names = 'obs', 'act', 'rew', 'obs_next', 'terminated', 'truncated', 'weight'
     def pairs(n):
@@ -125,7 +125,7 @@ def flashbax_pairs(rows):
             leaves = jax.tree_util.tree_leaves((got.experience.first, got.experience.second['state'], got.probabilities))
             held = [torch.from_dlpack(leaf) for leaf in leaves]
             keep[0] = put(keep[0], got.indices, next(tds))
-        jax.block_until_ready(keep[0].sum_tree_state if hasattr(keep[0], 'sum_tree_state') else keep[0])
+        jax.block_until_ready(keep[0])
         return held
     return pairs
 
@@ -188,7 +188,7 @@ def insertion(memory, buffer, rows):
 def ranked(buffer, rows):
     "The same pair by exact ranks, beside a sorted list, and beside cpprb's proportional pair at full size"
     out = []
-    for size in (s for s in (10_000, 100_000, rows) if s <= rows):
+    for size in sorted({s for s in (10_000, 100_000, rows) if s <= rows}):
         cases = {'ours': (own_pairs(own(RankBased(.7), size)), 200)}
         if size==rows: cases['cpprb'] = cpprb_pairs(buffer), 60
         if size <= 100_000: cases['list'] = sorted_pairs(size), 20 if size <= 10_000 else 3

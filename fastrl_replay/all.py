@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/80_all.ipynb #47ff7c35
+# %% ../nbs/80_all.ipynb #ca983107
 from .steps import *
 from .schedules import *
 from .compat import *
@@ -14,6 +14,7 @@ from .batch import *
 from .cyclic import *
 from .samplers.uniform import *
 from .samplers.proportional import *
+from .samplers.rank import *
 from .memory import *
 from .pipes.stepper import *
 from .pipes.nstep import *

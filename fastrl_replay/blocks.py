@@ -32,10 +32,11 @@ def _slide(typingctx, array, source, target, n):
 # array[target:target+n] = array[source:source+n], which may overlap
 slide: Any = _slide_plain if getattr(config, 'DISABLE_JIT', 0) else _slide
 
-# %% ../nbs/15_blocks.ipynb #4575e898
+# %% ../nbs/15_blocks.ipynb #2b196c08
 START, BIRTH, BLOCK, SIZE, HEAD = range(5)      # rows of the directory: first key, its birth, the block's number, its entries; counters
 BLOCKS, BORN, FIRST, WIDTH, SPARE = range(5)    # counters: blocks in use, births, the smallest key ever, room in a block, the owner's own
 _AHEAD = 6                                      # blocks between a prefetch and its use
+_INNER: Any = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)   # for parts of kernels that Python doesn't call: quicker to compile
 
 def new_blocks(capacity, keys, births, width=128):
     "`keys`, `slots`, `table`, `directory` for up to `capacity` slots, of which the first have `keys` and `births` (int64[n])"
@@ -55,14 +56,14 @@ def entries_of(directory):
     used = directory[:, :directory[HEAD, BLOCKS]]
     return np.concatenate([np.arange(n) + b*directory[HEAD, WIDTH] for b, n in zip(used[BLOCK], used[SIZE])])
 
-# %% ../nbs/15_blocks.ipynb #ec86b897
-@njit(cache=True, forceinline=True)
+# %% ../nbs/15_blocks.ipynb #e0b239da
+@njit(forceinline=True, **_INNER)
 def reaches(directory, b, key, birth):
     "Does block `b` begin at or before (key, birth)?"
     start = directory[START, b]
     return (start < key) | ((start == key) & (directory[BIRTH, b] <= birth))
 
-@njit(cache=True)
+@njit(**_INNER)
 def block_among_equals(directory, b, key, birth):
     "The last block from `b` on that begins at or before (key, birth)"
     last = directory[HEAD, BLOCKS]
@@ -72,7 +73,7 @@ def block_among_equals(directory, b, key, birth):
         else: last = middle
     return b
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True, **_INNER)
 def blocks_of(directory, keys, births, blocks):
     "Into `blocks` (int64[k]) the last that begin at or before each of (keys, births)"
     n, k = directory[HEAD, BLOCKS], keys.shape[0]
@@ -86,21 +87,21 @@ def blocks_of(directory, keys, births, blocks):
         if following < directory[HEAD, BLOCKS] and directory[START, following] == keys[i]:
             blocks[i] = block_among_equals(directory, blocks[i], keys[i], births[i])
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True, **_INNER)
 def block_now(directory, b, key, birth):
     "Block `b` if (key, birth) still belongs there, else where it belongs since blocks were split or merged"
     last = directory[HEAD, BLOCKS] - 1
     if b <= last and reaches(directory, b, key, birth) and (b == last or not reaches(directory, b + 1, key, birth)): return b
     return block_among_equals(directory, np.int64(0), key, birth)
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True, **_INNER)
 def fetch_block(keys, slots, directory, b):
     "Prefetch the entries of block `b`"
     start = directory[BLOCK, b]*directory[HEAD, WIDTH]
     for at in range(start, start + directory[SIZE, b], 8): prefetch(keys, at)
     for at in range(start, start + directory[SIZE, b], 16): prefetch(slots, at)
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True, **_INNER)
 def place_of(keys, slots, table, directory, b, key, birth):
     "How many entries of block `b` come before (key, birth)"
     start, n, at = directory[BLOCK, b]*directory[HEAD, WIDTH], directory[SIZE, b], 0
@@ -112,8 +113,8 @@ def place_of(keys, slots, table, directory, b, key, birth):
         else: n = middle
     return at
 
-# %% ../nbs/15_blocks.ipynb #31d06d09
-@njit(cache=True)
+# %% ../nbs/15_blocks.ipynb #1bc101fd
+@njit(**_INNER)
 def open_block(directory, b, key, birth):
     "A new, empty block before block `b`, beginning at (key, birth)"
     n, flat, columns = directory[HEAD, BLOCKS], directory.reshape(-1), directory.shape[1]
@@ -122,7 +123,7 @@ def open_block(directory, b, key, birth):
     directory[START, b], directory[BIRTH, b], directory[BLOCK, b], directory[SIZE, b] = key, birth, number, 0
     directory[HEAD, BLOCKS] = n + 1
 
-@njit(cache=True)
+@njit(**_INNER)
 def merge(keys, slots, directory, b):
     "Take the entries of block `b+1` into block `b`, if together they fill no more than half a block or one is empty"
     width, n, m, last = directory[HEAD, WIDTH], directory[SIZE, b], directory[SIZE, b + 1], directory[HEAD, BLOCKS] - 1
@@ -135,7 +136,7 @@ def merge(keys, slots, directory, b):
     directory[BLOCK, last] = number
     directory[HEAD, BLOCKS] = last
 
-@njit(cache=True)
+@njit(**_INNER)
 def make_room(keys, slots, table, directory, b, at, key, birth):
     "The block and place for an entry that belongs at place `at` of block `b`, which is full"
     width, half = directory[HEAD, WIDTH], directory[HEAD, WIDTH] >> 1
@@ -151,7 +152,7 @@ def make_room(keys, slots, table, directory, b, at, key, birth):
     directory[SIZE, b], directory[SIZE, b + 1] = half, width - half
     return (b, at) if at <= half else (b + 1, at - half)
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True, **_INNER)
 def insert(keys, slots, table, directory, b, slot):
     "Put `slot`, whose key and birth are in the table, into its place: block `b`, unless that was split or merged"
     key, birth, width = table[slot, 0], table[slot, 1], directory[HEAD, WIDTH]
@@ -164,7 +165,7 @@ def insert(keys, slots, table, directory, b, slot):
     keys[start], slots[start] = key, slot
     directory[SIZE, b] += 1
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True, **_INNER)
 def remove(keys, slots, table, directory, b, slot):
     "Take `slot` out of its place: block `b`, unless that was split or merged"
     key, birth, width = table[slot, 0], table[slot, 1], directory[HEAD, WIDTH]
@@ -177,8 +178,8 @@ def remove(keys, slots, table, directory, b, slot):
     if b + 1 < directory[HEAD, BLOCKS]: merge(keys, slots, directory, b)
     if b > 0: merge(keys, slots, directory, b - 1)
 
-# %% ../nbs/15_blocks.ipynb #d92e51c6
-@njit(cache=True)
+# %% ../nbs/15_blocks.ipynb #1e9c81d5
+@njit(**_INNER)
 def take_out(keys, slots, table, directory, changed, wanted, births, blocks):
     "Remove the entries of the slots `changed`, as far as they are in; the other arrays are scratch (int64[k])"
     k = changed.shape[0]
@@ -191,7 +192,7 @@ def take_out(keys, slots, table, directory, changed, wanted, births, blocks):
             remove(keys, slots, table, directory, blocks[i], changed[i])
             table[changed[i], 0] = 1
 
-@njit(cache=True)
+@njit(**_INNER)
 def put_in(keys, slots, table, directory, changed, wanted, births, blocks):
     "Insert the slots `changed` with the keys `wanted` and the `births`, the last of duplicates; `blocks` is scratch (int64[k])"
     k = changed.shape[0]

@@ -177,7 +177,7 @@ def _train(o):
     print(f'learning curve: {folder/"learning_curve.png"}')
     return result
 
-# %% ../nbs/70_cli.ipynb #68dada4c
+# %% ../nbs/70_cli.ipynb #1a7fe836
 COMMANDS: dict[str, Any] = dict(train=train)
 
 def _help():
@@ -191,7 +191,7 @@ def _dispatch(args):
     if name in ('-h', '--help', 'help'): print(_help())
     elif name=='--version': print(f'fastrl_replay {__version__}')
     elif name in COMMANDS: COMMANDS[name].__wrapped__(**parse_options(COMMANDS[name], args[1:]))
-    else: raise Refused(f'expected a command ({", ".join(COMMANDS)}), got {name!r} (see fastrl_replay --help)')
+    else: raise Refused(f'expected a command ({", ".join(COMMANDS)}), got {repr(name) if args else "nothing"} (see fastrl_replay --help)')
 
 def _complain(what, status):
     print(f'fastrl_replay: {" ".join(str(what).split())}', file=sys.stderr)

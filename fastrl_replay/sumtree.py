@@ -14,7 +14,9 @@ from numba import config, njit, types
 from numba.extending import intrinsic
 from .kernels import prefetch
 
-# %% ../nbs/11_sumtree.ipynb #84c5415a
+# %% ../nbs/11_sumtree.ipynb #3355469a
+_INNER: Any = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)   # for parts of kernels that Python doesn't call: quicker to compile
+
 def new_tree(capacity, lows=False):
     "An empty tree of `capacity` ≥ 1 leaves: float64, each group of siblings one 64-byte line; with `lows`, minima too"
     leaves = -(-capacity//4)*8                              # numbers in the last level: leaves and priorities
@@ -32,7 +34,7 @@ def first_leaf(tree):
     "The number of slot 0's leaf"
     return np.int64(tree[0])
 
-@njit(cache=True)
+@njit(**_INNER)
 def leaf_of(first, slot):
     "The number of the leaf of `slot`, four leaves to a line; that of its priority is 4 more"
     return first + slot + (slot & -4)
@@ -53,8 +55,8 @@ def leaf_numbers(tree):
     slots = np.arange(int(tree[1]))
     return int(tree[0]) + slots + (slots & -4)
 
-# %% ../nbs/11_sumtree.ipynb #36b7d532
-@njit(cache=True, forceinline=True)
+# %% ../nbs/11_sumtree.ipynb #927b5435
+@njit(forceinline=True, **_INNER)
 def resum_low(tree, first, lows, node):
     "Make the low of `node` from its children's (all three numbers uint64)"
     group, low = (node - np.uint64(6)) << np.uint64(3), np.inf
@@ -66,7 +68,7 @@ def resum_low(tree, first, lows, node):
             low = min(low, leaf if leaf > 0. else np.inf)
     tree[lows + node] = low
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True, **_INNER)
 def four_sums(tree, group):
     "The sums of the first, the first two, three, four of the `group` (uint64) that begins there"
     a = tree[group]
@@ -74,7 +76,7 @@ def four_sums(tree, group):
     c = b + tree[group + np.uint64(2)]
     return a, b, c, c + tree[group + np.uint64(3)]
 
-@njit(cache=True, forceinline=True)
+@njit(forceinline=True, **_INNER)
 def resum(tree, first, ends, node):
     "Make `node` and its children's ends (all three numbers uint64)"
     group = (node - np.uint64(6)) << np.uint64(3)
@@ -89,7 +91,7 @@ def resum(tree, first, ends, node):
         tree[end], tree[end + np.uint64(1)], tree[end + np.uint64(2)], tree[end + np.uint64(3)] = e, f, g, d
     tree[node] = d
 
-@njit(cache=True)
+@njit(**_INNER)
 def resum_level(tree, left, right):
     "Make the nodes `left` … `right`, neighbours, and their lows"
     first, ends, lows = np.uint64(first_leaf(tree)), np.uint64(ends_at(tree)), np.uint64(lows_at(tree))
@@ -97,7 +99,7 @@ def resum_level(tree, left, right):
     if lows:
         for node in range(left, right + 1): resum_low(tree, first, lows, np.uint64(node))
 
-@njit(cache=True)
+@njit(**_INNER)
 def resum_some(tree, nodes):
     "Turn `nodes` (uint64[k], of one level) into their parents, and make those and their lows"
     first, ends, lows = np.uint64(first_leaf(tree)), np.uint64(ends_at(tree)), np.uint64(lows_at(tree))
@@ -126,7 +128,7 @@ def resum_many(tree, slots):
         if right - left >= slots.shape[0]: resum_some(tree, nodes)
         else: resum_level(tree, left, right)
 
-# %% ../nbs/11_sumtree.ipynb #0fbfeabe
+# %% ../nbs/11_sumtree.ipynb #67357493
 def _count_reached_plain(ends, i, target): return np.uint64((ends[int(i):int(i)+8] <= target).sum())
 
 @intrinsic
@@ -146,14 +148,14 @@ count_reached: Any = _count_reached_plain if getattr(config, 'DISABLE_JIT', 0) e
 
 _BELOW = 1 - 2.**-53         # x*_BELOW is the next number below x
 
-@njit(cache=True)
+@njit(**_INNER)
 def find_leaf(tree, group, target):
     "The leaf (uint64) that holds `target` in the `group` that begins there"
     a, b, c, total = four_sums(tree, group)
     target = min(target, total*_BELOW)
     return group + np.uint64(a <= target) + np.uint64(b <= target) + np.uint64(c <= target)
 
-@njit(cache=True)
+@njit(**_INNER)
 def find_block(tree, targets, slots):
     "`find` for a block of rows"
     first, ends, level = first_leaf(tree), np.uint64(ends_at(tree)), 8

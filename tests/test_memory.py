@@ -213,13 +213,13 @@ def test_every_slot_is_drawn_as_often_as_it_should(sampler, max_sz, n):
     assert counts.min() > 0
 
 
-@pytest.mark.parametrize('sampler', SAMPLERS)
-def test_the_order_of_rows_says_nothing(sampler):
+@pytest.mark.parametrize('sampler,bs', [(o, 40) for o in SAMPLERS] + [('uniform', 80)])
+def test_the_order_of_rows_says_nothing(sampler, bs):
     "Slot, age and priority are uncorrelated with the place in the batch"
     memory, rng = ReplayMemory(100, SAMPLERS[sampler](), seed=4), np.random.default_rng(0)
     for i in range(130): memory.add(Only(np.full(3, i, np.int32)), float(rng.random()))
-    batches = [memory.sample(40) for _ in range(700)]
-    place = np.tile(np.arange(40), 700)
+    batches = [memory.sample(bs) for _ in range(700)]
+    place = np.tile(np.arange(bs), 700)
     ids, probs = (np.concatenate([getattr(b, o).numpy() for b in batches]) for o in ('ids', 'probs'))
     for what in (ids, ids % 100, probs + 1e-9*rng.random(len(probs))):
         assert abs(np.corrcoef(place, what)[0, 1]) < 5/np.sqrt(len(place))

@@ -12,8 +12,8 @@ from ..kernels import prefetch
 from ..sumtree import ends_at, find, first_leaf, leaf_numbers, leaf_of, lows_at, new_tree, power, resum_many, resum_run
 from .uniform import Sampler, advance, as_priorities, as_slots, checked, shuffle, words_of
 
-# %% ../../nbs/31_proportional.ipynb #4be1637e
-@njit(cache=True, error_model='numpy')
+# %% ../../nbs/31_proportional.ipynb #0e41bb31
+@njit(cache=True, error_model='numpy', forceinline=True)
 def weigh(leaves, total, lowest, beta, probs, weights):
     "P = leaf / total and w = (N·P)^-beta / max w = (lowest leaf / leaf)^beta: N and the total cancel"
     for i in range(leaves.shape[0]): probs[i] = np.float32(leaves[i]/total)

@@ -47,7 +47,7 @@ def draw_ranks(drawn, probs, weights, words, slots, directory, mass, n, alpha, b
         k = order[i]
         drawn[i], probs[i], weights[i] = found[k], (mass[ranks[k]] - mass[ranks[k] - 1])/mass[n], targets[k]
 
-# %% ../../nbs/32_rank.ipynb #79bf3021
+# %% ../../nbs/32_rank.ipynb #3aecff02
 @njit(cache=True)
 def key_of(p):
     "Integers in the order of falling |p|, none above zero"
@@ -75,10 +75,10 @@ def write_run(keys, slots, table, directory, first_slot, m, given):
         wanted[i] = key_of(given[i]) if given.shape[0] else directory[HEAD, FIRST]
     change(keys, slots, table, directory, changed, wanted, True)
 
-def keys_of(priorities): return -np.ascontiguousarray(priorities, dtype=np.float64).view(np.int64)
-def priorities_of(keys): return (-keys).view(np.float64)
+def _keys_of(priorities): return -np.ascontiguousarray(priorities, dtype=np.float64).view(np.int64)
+def _priorities_of(keys): return (-keys).view(np.float64)
 
-# %% ../../nbs/32_rank.ipynb #e39a38cb
+# %% ../../nbs/32_rank.ipynb #a4317eb0
 _NONE = np.empty(0)
 
 class RankBased(Sampler):
@@ -104,12 +104,12 @@ class RankBased(Sampler):
     @property
     def largest(self):
         "The largest priority seen so far; 1.0 at first"
-        return float(priorities_of(self._directory[HEAD, FIRST:FIRST+1])[0])
+        return float(_priorities_of(self._directory[HEAD, FIRST:FIRST+1])[0])
 
     @property
     def priorities(self):
         "A copy of the priorities |TD error| of all filled slots (float64[size])"
-        return priorities_of(self._table[:self.size, 0])
+        return _priorities_of(self._table[:self.size, 0])
 
     @property
     def ranks(self):
@@ -124,10 +124,10 @@ class RankBased(Sampler):
 
     def _build(self, capacity, priorities, births, born, largest):
         super()._resize(capacity)
-        blocks = new_blocks(capacity, keys_of(priorities), births, self._width)
+        blocks = new_blocks(capacity, _keys_of(priorities), births, self._width)
         self._keys, self._slots, self._table, self._directory = blocks
         self._mass = np.zeros(capacity + 1)
-        self._directory[HEAD, BORN], self._directory[HEAD, FIRST] = born, keys_of([largest])[0]
+        self._directory[HEAD, BORN], self._directory[HEAD, FIRST] = born, _keys_of([largest])[0]
 
     def _write(self, slots, values, fresh):
         return write_ranks(self._keys, self._slots, self._table, self._directory, slots, values, self.size, fresh)

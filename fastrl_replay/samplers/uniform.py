@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['importance_weights', 'Sampler', 'OwnSampler', 'as_sampler', 'Uniform']
 
-# %% ../../nbs/30_uniform.ipynb #04fe01dc
+# %% ../../nbs/30_uniform.ipynb #9b691e93
 import operator
+from typing import Any
 import numpy as np
 from numba import njit
 from ..rng import Rng
@@ -202,8 +203,10 @@ def as_sampler(sampler):
                         (f', which lacks {", ".join(lacking)}' if lacking else ', a class: call it to make one'))
     return OwnSampler(sampler)
 
-# %% ../../nbs/30_uniform.ipynb #5198a8b5
-@njit(cache=True)
+# %% ../../nbs/30_uniform.ipynb #9974af24
+_INNER: Any = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)   # for parts of kernels that Python doesn't call: quicker to compile
+
+@njit(**_INNER)
 def advance(state):
     "64 random bits and the next state of SFC64, held in four variables: `rng.next_word` for long loops"
     a, b, c, d = state
@@ -211,7 +214,7 @@ def advance(state):
     turned = (c << np.uint64(24)) | (c >> np.uint64(40))
     return out, (b ^ (b >> np.uint64(11)), c + (c << np.uint64(3)), turned + out, d + np.uint64(1))
 
-@njit(cache=True)
+@njit(**_INNER)
 def below_of(state, n):
     "A uint64 drawn without bias from 0 … n−1 (1 ≤ n < 2³²) and the next state: the numbers of `rng.below`"
     mask = np.uint64(0xFFFFFFFF)
@@ -224,7 +227,7 @@ def below_of(state, n):
             prod = (word >> np.uint64(32)) * n
     return prod >> np.uint64(32), state
 
-@njit(cache=True)
+@njit(**_INNER)
 def shuffle(slots, state):
     "Put `slots` into random order, all orders equally likely (Fisher and Yates); the next state"
     for i in range(slots.shape[0]-1, 0, -1):
@@ -242,7 +245,7 @@ def draw_repeating(slots, probs, weights, words, n):
         slots[i], probs[i], weights[i] = np.int64(slot), chance, np.float32(1)
     words[0], words[1], words[2], words[3] = state
 
-@njit(cache=True)
+@njit(**_INNER)
 def mark_distinct(slots, k, n, marks, state):
     "Draw `k` ≤ n/2 distinct slots of 0 … n−1 into the front of `slots`, leaving their bits set in `marks`; the next state"
     i = np.uint64(0)
@@ -255,7 +258,7 @@ def mark_distinct(slots, k, n, marks, state):
         i += np.uint64((old & bit) == np.uint64(0))      # no branch: a slot that came before is written over
     return state
 
-@njit(cache=True)
+@njit(**_INNER)
 def take_unmarked(slots, n, marks):
     "All slots of 0 … n−1 whose bit isn't set, in order; clears `marks`"
     k = 0
