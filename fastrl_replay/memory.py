@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ReplayMemory']
 
-# %% ../nbs/40_memory.ipynb #3a92f66b
+# %% ../nbs/40_memory.ipynb #ef95d2d1
 import operator
 import threading
 import weakref
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from .batch import Batch
-from .chunks import as_priorities, as_steps, chunk_columns, example_of
+from .chunks import as_priorities, as_steps, chunk_columns, example_of, one_priority
 from .cyclic import CyclicArray, check_array, episode_ids
 from .ids import as_ids, resolve
 from .rng import Rng
@@ -29,7 +29,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #4e68ff36
+# %% ../nbs/40_memory.ipynb #67953700
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -68,7 +68,7 @@ class ReplayMemory:
         """Store one step and return its id. With `priority` (finite, ≥ 0), that; else the largest seen so far.
 
         Raises `TypeError` or `ValueError` naming the field that doesn't fit; the memory is then as it was."""
-        p = None if priority is None else as_priorities('priority', [priority], 1)
+        p = None if priority is None else one_priority(priority)
         self._acquire()          # as `with self._lock`, at half the price
         try:
             array = self._array
