@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/80_all.ipynb #ca983107
+# %% ../nbs/80_all.ipynb #aa318e4c
 from .steps import *
 from .schedules import *
 from .compat import *
@@ -15,6 +15,7 @@ from .cyclic import *
 from .samplers.uniform import *
 from .samplers.proportional import *
 from .samplers.rank import *
+from .samplers.more import *
 from .memory import *
 from .pipes.stepper import *
 from .pipes.nstep import *

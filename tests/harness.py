@@ -35,7 +35,7 @@ def seen(v):
     return float.hex(v) if isinstance(v, float) else v
 
 
-def check_resume(make, run, steps=(0, 1, 12), after=12, through=through_torch, save=lambda o: o.state_dict(), load=lambda o, s: o.load_state_dict(s)):
+def check_resume(make, run, steps=(0, 1, 9), after=8, through=through_torch, save=lambda o: o.state_dict(), load=lambda o, s: o.load_state_dict(s)):
     "For each number of steps before the save: what follows is the same in the original, undisturbed, and in a fresh object that loaded"
     for k in steps:
         undisturbed, original = make(), make()

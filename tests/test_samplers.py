@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from fastrl_replay.rng import Rng, below, unit
 from fastrl_replay.samplers.more import ERE, LAP, Combined
@@ -435,6 +436,28 @@ def test_a_state_with_a_schedule_asks_for_it():
     again = filled(Proportional(beta=schedule), 3)
     again.set_state(state)
     assert again.beta is schedule
+
+
+@pytest.mark.parametrize('make', [Uniform, Proportional, lambda: Proportional(normalize='memory'), LAP, lambda: as_sampler(Five())])
+def test_updates_by_id(make):
+    "Stale ids dropped and counted, the last of duplicates, no id that was never given out"
+    sampler, chance = filled(make(), 7), np.random.default_rng(0)
+    for n_added in (7, 8, 13, 14, 15, 40):
+        first_id = n_added - 7
+        for k in (0, 1, 5, 30):
+            ids, td = chance.integers(0, n_added, k), chance.normal(size=k)
+            last = {i: d for i, d in zip(ids.tolist(), td.tolist()) if i >= first_id}
+            before = getattr(sampler, 'priorities', None)
+            got = sampler.update_ids(torch.tensor(ids), torch.tensor(td), first_id, n_added)
+            assert got == (len(last) if sampler.prioritized else 0, (ids < first_id).sum()) and sampler.check_valid()
+            if before is not None:
+                for i, d in last.items(): before[i % 7] = max(abs(d), 1.) if make is LAP else abs(d) + 1e-6
+                assert (sampler.priorities == before).all()
+        for ids, td, says in (([n_added], [1.], 'never given out'), ([-1], [1.], 'never given out'), ([n_added - 1], [np.nan], 'finite'),
+                              ([n_added - 1], [1., 2.], 'one for each')):
+            unchanged(sampler, lambda i=ids, t=td, n=n_added: sampler.update_ids(i, t, n - 7, n), says)
+    empty = Proportional()
+    with pytest.raises(ValueError, match='never given out'): empty.update_ids([0], [1.], 0, 0)
 
 
 def test_the_checks_can_fail():

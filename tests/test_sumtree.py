@@ -52,7 +52,7 @@ def some_weights(rng, n):
 def test_beside_cumulative_sums(n, lows):
     rng = np.random.default_rng(n)
     tree, twin = new_tree(n, lows), np.zeros(n)
-    for _ in range(60 if n < 300 else 15):
+    for _ in range(40 if n < 300 else 8):
         k = int(rng.integers(1, 2*n + 2))
         if rng.random() < .5:
             slots, weights = rng.integers(0, n, k), some_weights(rng, k)
@@ -78,7 +78,7 @@ def test_beside_cumulative_sums(n, lows):
 def test_zeros_are_never_found(n):
     "Not at the borders, not beside them, not at the end, not beyond it"
     rng = np.random.default_rng(n)
-    for _ in range(100 if n < 300 else 20):
+    for _ in range(60 if n < 300 else 10):
         weights = some_weights(rng, n)
         weights[rng.integers(0, n)] = 10**rng.uniform(-12, 12)
         if rng.random() < .5: weights[rng.integers(0, n):][1:] = 0.

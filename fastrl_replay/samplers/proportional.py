@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['Proportional']
 
-# %% ../../nbs/31_proportional.ipynb #a34c9e2f
+# %% ../../nbs/31_proportional.ipynb #242dba1e
 import numpy as np
 from numba import njit
+from ..ids import as_errors, as_ids, resolve
 from ..kernels import prefetch
 from ..sumtree import ends_at, find, first_leaf, leaf_numbers, leaf_of, lows_at, new_tree, power, resum_many, resum_run
 from .uniform import Sampler, advance, as_priorities, as_slots, checked, shuffle, words_of
@@ -41,30 +42,52 @@ def draw_proportional(slots, probs, weights, words, tree, n, beta):
     if lows_at(tree) and total > 0.: lowest = tree[lows_at(tree) + 7]          # normalize='memory'
     weigh(leaves, total if total > 0. else np.float64(n), lowest, beta, probs, weights)
 
-# %% ../../nbs/31_proportional.ipynb #62a7a040
+# %% ../../nbs/31_proportional.ipynb #bb18c368
 @njit(cache=True, error_model='numpy')
-def write_priorities(tree, slots, values, n, alpha, eps):
-    "p = |value| + eps for `slots`, the last of duplicates; returns 0, or, with nothing changed, 1: a value isn't finite, 2: a slot ≥ n"
-    k, first = slots.shape[0], first_leaf(tree)
-    fresh, leaves, finite, inside = np.empty(k), np.empty(k), True, True
-    for i in range(k):
-        fresh[i] = abs(np.float64(values[i])) + eps
-        finite &= fresh[i] <= 1.7976931348623157e308
-        inside &= (slots[i] >= 0) & (slots[i] < n)
-    if not (finite and inside): return 1 if inside else 2
+def store(tree, slots, fresh, alpha):
+    "The priorities `fresh` (float64[k]) for `slots` (int64[k]), the last of duplicates, into leaves and sums; how many distinct slots"
+    k, first, distinct, largest, leaves = slots.shape[0], first_leaf(tree), 0, tree[2], np.empty(slots.shape[0])
     for i in range(k):
         leaf = leaf_of(first, slots[i])
         prefetch(tree, leaf)
         prefetch(tree, (leaf >> 3) + 6)
     for i in range(k): leaves[i] = power(fresh[i], alpha)
+    for i in range(k): tree[np.uint64(leaf_of(first, slots[i]) + 4)] = -1. - i         # a mark: the last of duplicates leaves its own
     for i in range(k):
         leaf = np.uint64(leaf_of(first, slots[i]))
-        tree[leaf], tree[leaf + np.uint64(4)] = leaves[i], fresh[i]
-    largest = tree[2]
-    for i in range(k): largest = max(largest, tree[np.uint64(leaf_of(first, slots[i]) + 4)])
+        if tree[leaf + np.uint64(4)] == -1. - i:
+            tree[leaf], tree[leaf + np.uint64(4)] = leaves[i], fresh[i]
+            largest, distinct = max(largest, fresh[i]), distinct + 1
     tree[2] = largest
     resum_many(tree, slots)
+    return distinct
+
+@njit(cache=True)
+def write_priorities(tree, slots, values, n, alpha, eps):
+    "p = |value| + eps for `slots`; returns 0, or, with nothing changed, 1: a value isn't finite, 2: a slot isn't one of 0 … n−1"
+    fresh, finite, inside = np.empty(slots.shape[0]), True, True
+    for i in range(slots.shape[0]):
+        fresh[i] = abs(values[i]) + eps
+        finite &= fresh[i] <= 1.7976931348623157e308
+        inside &= (slots[i] >= 0) & (slots[i] < n)
+    if not (finite and inside): return 1 if inside else 2
+    store(tree, slots, fresh, alpha)
     return 0
+
+@njit(cache=True)
+def write_ids(tree, ids, td, first_id, n_added, alpha, eps):
+    "p = |td| + eps for the living `ids`; how many distinct ones, how many entries are stale; or −1, with nothing changed: bad input"
+    k, capacity, fine, living = ids.shape[0], np.int64(tree[1]), True, 0
+    slots, fresh, start = np.empty(k, np.int64), np.empty(k), n_added - n_added % capacity
+    for i in range(k):
+        fresh[i] = abs(td[i]) + eps
+        fine &= (fresh[i] <= 1.7976931348623157e308) & (ids[i] >= 0) & (ids[i] < n_added)
+    if not fine: return -1, 0
+    for i in range(k):
+        slot = ids[i] - start                                                   # id mod capacity, without a division
+        slots[living], fresh[living] = slot if slot >= 0 else slot + capacity, fresh[i]
+        living += ids[i] >= first_id
+    return store(tree, slots[:living], fresh[:living], alpha), k - living
 
 @njit(cache=True, error_model='numpy')
 def write_run(tree, slot, m, alpha, given):
@@ -92,7 +115,7 @@ def write_leaves(tree, n, alpha):
         tree[leaf] = tree[leaf + 4] = 0.
     resum_run(tree, 0, np.int64(tree[1]))
 
-# %% ../../nbs/31_proportional.ipynb #d326a340
+# %% ../../nbs/31_proportional.ipynb #c2502246
 _NONE = np.empty(0)
 
 class Proportional(Sampler):
@@ -154,13 +177,21 @@ class Proportional(Sampler):
 
     def update(self, slots, td_errors):
         "New TD errors (float[k]) for `slots` (int64[k]), the last of duplicates: a `ValueError`, and no change, where one isn't finite"
-        slots, td = as_slots(slots), np.ascontiguousarray(td_errors)
-        if td.dtype!=np.float32: td = td.astype(np.float64, copy=False)
+        slots, td = as_slots(slots), np.ascontiguousarray(td_errors, dtype=np.float64)
         if td.shape!=slots.shape: raise ValueError(f'td_errors: expected one for each of {len(slots)} slots, got shape {td.shape}')
         if not len(slots): return
         wrong = 2 if self._tree is None else write_priorities(self._tree, slots, td, self.size, self._alpha, self.eps)
         if wrong==1: raise ValueError('td_errors: expected finite numbers, got NaN or infinity; nothing was changed')
         if wrong: raise ValueError(f'slots: expected numbers from 0 to {self.size-1}, got {slots.min()} to {slots.max()}')
+
+    def update_ids(self, ids, td_errors, first_id, n_added):
+        "As `Sampler.update_ids`, in one kernel"
+        if self._tree is None or type(self).update is not Proportional.update: return super().update_ids(ids, td_errors, first_id, n_added)
+        ids = as_ids(ids)
+        td = as_errors(td_errors, len(ids)).astype(np.float64, copy=False)
+        changed, n_stale = write_ids(self._tree, ids, td, first_id, n_added, self._alpha, self.eps)
+        if changed<0: resolve(ids, td, first_id, n_added, self.capacity)         # raises, and says why
+        return changed, n_stale
 
     def get_state(self):
         "Options, counters, and the priorities of all filled slots"

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['importance_weights', 'Sampler', 'OwnSampler', 'as_sampler', 'Uniform']
 
-# %% ../../nbs/30_uniform.ipynb #9b691e93
+# %% ../../nbs/30_uniform.ipynb #17adb35a
 import operator
 from typing import Any
 import numpy as np
 from numba import njit
+from ..ids import resolve
 from ..rng import Rng
 
 # %% ../../nbs/30_uniform.ipynb #a7fff5ad
@@ -47,7 +48,7 @@ def importance_weights(probs, beta):
     if not (probs>0).all(): raise ValueError('probs: a slot was drawn whose probability is not above 0')
     return (probs.min() / probs)**beta
 
-# %% ../../nbs/30_uniform.ipynb #05429f1c
+# %% ../../nbs/30_uniform.ipynb #39fe817b
 class Sampler:
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and either `draw` or `draw_into`.
 
@@ -126,6 +127,14 @@ class Sampler:
         slots[:], probs[:] = drawn, chances
         weights[:] = 1 if beta is None else importance_weights(chances, beta)
         self.n_batches += 1
+
+    def update_ids(self, ids, td_errors, first_id, n_added):
+        """`update` by the memory's ids, of which `first_id` … `n_added−1` live: how many distinct ones changed, how many entries are stale.
+
+        A `ValueError`, with nothing changed, for an id never given out, a wrong length, a TD error that isn't finite."""
+        slots, td, n_stale = resolve(ids, td_errors, first_id, n_added, self.capacity)
+        if self.prioritized and len(slots): self.update(slots, td)
+        return len(slots) if self.prioritized else 0, n_stale
 
     def update(self, slots, td_errors): "New TD errors (float[k]) for `slots` (int64[k]): here, nobody minds them"
 
