@@ -13,11 +13,11 @@ from numba import njit
 from ..ids import resolve
 from ..rng import Rng
 
-# %% ../../nbs/30_uniform.ipynb #a7fff5ad
+# %% ../../nbs/30_uniform.ipynb #4481c7d9
 def words_of(rng):
     "The four words of an `Rng`; any other numpy Generator seeds one for this call"
     try: return rng.words
-    except AttributeError: return Rng(int(rng.integers(1 << 63))).words
+    except AttributeError: return Rng(int(rng.integers(1 << 63))).words.copy()      # the Rng itself is gone before they are used
 
 def as_slots(slots):
     "`slots` as a contiguous int64[k]; a `ValueError` where they are no list of slot numbers"
