@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from draws import batch, filled
 
 from fastrl_replay import blocks
 from fastrl_replay.blocks import BIRTH, BLOCK, BLOCKS, HEAD, SIZE, START, WIDTH, change, check_blocks, entries_of, new_blocks, slots_at
@@ -15,18 +16,6 @@ def rank_based(width=128, **kw):
     sampler = RankBased(**kw)
     sampler._width = width
     return sampler
-
-
-def filled(sampler, n, max_sz=None):
-    sampler.attach(max_sz or n)
-    sampler.add_run(0, n)
-    return sampler
-
-
-def batch(sampler, bs, rng):
-    slots, probs, weights = np.empty(bs, np.int64), np.empty(bs, np.float32), np.empty(bs, np.float32)
-    sampler.draw_into(slots, probs, weights, rng)
-    return slots, probs, weights
 
 
 def same(a, b): return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from draws import batch, filled
 
 from fastrl_replay.rng import Rng, below, unit
 from fastrl_replay.samplers.more import ERE, LAP, Combined
@@ -16,18 +17,6 @@ SIZES = [1, 2, 3, 5, 8, 13, 64, 65, 100, 257]
 
 def chi2(counts, expected): return ((counts - expected)**2/expected).sum()
 def limit(freedom): return freedom + 4*np.sqrt(2*freedom) + 8          # far in the tail, for seeds that are fixed
-
-
-def filled(sampler, n, max_sz=None):
-    sampler.attach(max_sz or n)
-    sampler.add_run(0, n)
-    return sampler
-
-
-def batch(sampler, bs, rng):
-    slots, probs, weights = np.empty(bs, np.int64), np.empty(bs, np.float32), np.empty(bs, np.float32)
-    sampler.draw_into(slots, probs, weights, rng)
-    return slots, probs, weights
 
 
 def same(a, b):
