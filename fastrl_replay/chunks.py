@@ -5,15 +5,24 @@
 # %% auto #0
 __all__ = ['example_of', 'chunk_columns', 'as_priorities', 'one_priority', 'as_steps']
 
-# %% ../nbs/22_chunks.ipynb #30ec2ea9
+# %% ../nbs/22_chunks.ipynb #81b91295
 from typing import Any
 import numpy as np
 from .batch import Batch, _first_row, _stored
 from .ids import _numbers
-from .packing import accepted
 from .steps import _rounded, encode, shown
 
-# %% ../nbs/22_chunks.ipynb #1b5334c1
+# %% ../nbs/22_chunks.ipynb #d9aceed9
+_INTS = frozenset((int, bool, np.bool_, *(np.dtype(c).type for c in 'bBhHiIlLqQ')))
+_LOOSE_TYPES = _INTS | {float, np.float16, np.float32, np.float64}
+_HALF, _SINGLE = frozenset((float, np.float16)), frozenset((float, np.float16, np.float32))
+_KINDS = {np.dtype(np.bool_): frozenset((bool, np.bool_)), np.dtype(np.float16): _HALF, np.dtype(np.float32): _SINGLE,
+          np.dtype(np.float64): _SINGLE | {np.float64}}
+
+def _accepted(leaf):
+    "The types of a number that fits this leaf without a look at each (a frozenset): loose fields are rounded, whatever comes"
+    return _LOOSE_TYPES if leaf.loose else _KINDS.get(leaf.dtype, _INTS)
+
 _WIDEST = dict(b=np.bool_, i=np.int64, u=np.int64, f=np.float64)
 
 def _of_numbers(leaf, col):
@@ -24,7 +33,8 @@ def _of_numbers(leaf, col):
 def _stacked(leaf, col):
     "One array from a leaf's value in each of several steps"
     try:
-        if leaf.shape==() and leaf.bits_of is None and accepted(leaf).issuperset(map(type, col)): return _of_numbers(leaf, col)
+        plain = leaf.shape==() and leaf.bits_of is None and leaf.dtype.kind in _WIDEST
+        if plain and _accepted(leaf).issuperset(map(type, col)): return _of_numbers(leaf, col)
         return encode(leaf, np.array(col), (len(col),))
     except (ValueError, TypeError, RuntimeError, OverflowError): pass           # not of one kind: each value is looked at alone
     out = np.empty((len(col), *leaf.shape), leaf.dtype)

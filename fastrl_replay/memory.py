@@ -29,7 +29,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #67953700
+# %% ../nbs/40_memory.ipynb #bda9b159
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -74,8 +74,9 @@ class ReplayMemory:
             array = self._array
             if array is None: array = self._open_for(step)
             id = array.write(step)
-            if id is None: id = array.put_plain(step)
-            self.sampler.add_run(id % self.max_sz, 1, p)
+            if id < 0: id = array.put_plain(step)
+            sampler = self.sampler
+            if not sampler.settled: sampler.add_run(id % self.max_sz, 1, p)
             return id
         finally: self._release()
 
@@ -85,18 +86,13 @@ class ReplayMemory:
         Of a chunk longer than the memory the newest steps stay. A chunk with anything wrong in it is not stored at all."""
         self._acquire()
         try:
-            array, first = self._array, None
-            if array is not None and priorities is None: first = self._put_quick(array, chunk)
-            if first is None: return self._extend(chunk if isinstance(chunk, (Batch, tuple)) else as_steps(chunk), priorities)
-            n = array.count.n_added
-            self.sampler.add_run(first % self.max_sz, n - first, None)
-            return np.arange(first, n)
+            array, ids = self._array, None
+            if array is not None and priorities is None: ids = array.put_quick(chunk)
+            if ids is None: return self._extend(chunk if isinstance(chunk, (Batch, tuple)) else as_steps(chunk), priorities)
+            sampler = self.sampler
+            if not sampler.settled: sampler.add_run(int(ids[0]) % self.max_sz, len(ids), None)
+            return ids
         finally: self._release()
-
-    def _put_quick(self, array, chunk):
-        "Store a chunk that is just as usual and return its first id, or None"
-        if chunk.__class__ is Batch: return array.put_batch(chunk)
-        return array.put_quick(chunk) if chunk.__class__ is array.layout.step_type and array.layout.flat else None
 
     def _extend(self, chunk, priorities):
         if len(chunk)==0: return np.empty(0, np.int64)
@@ -104,10 +100,10 @@ class ReplayMemory:
         columns, m = chunk_columns(layout, chunk)
         p = as_priorities('priorities', priorities, m)
         if self._array is None: self._open(layout)
-        first = self._array.put(columns, m, chunk._streams if isinstance(chunk, Batch) else None)
+        ids = self._array.put(columns, m, chunk._streams if isinstance(chunk, Batch) else None)
         for a in range(0 if p is not None else max(0, m - self.max_sz), m, self.max_sz):
-            self.sampler.add_run((first + a) % self.max_sz, min(self.max_sz, m - a), None if p is None else p[a:a + self.max_sz])
-        return np.arange(first, first + m)
+            self.sampler.add_run(int(ids[a]) % self.max_sz, min(self.max_sz, m - a), None if p is None else p[a:a + self.max_sz])
+        return ids
 
     def sample(self, bs, fields=None):
         """Draw `bs` transitions as a `Batch`, rows in random order; with `fields`, only these columns.
@@ -117,11 +113,11 @@ class ReplayMemory:
         self._acquire()
         try:
             array = self._array
-            if array is None or not array.count.n_added: return self._stocked()
+            if array is None or not array.living[0]: return self._stocked()
             pool, fetch = array.whole if fields is None else array.reader(_field_names(fields))
             buffer = pool.get(bs)
             self.sampler.draw_into(buffer.slots, buffer.probs, buffer.weights, self.rng)
-            fetch(array.address, buffer.address, bs, array.count.n_added, self.max_sz)
+            fetch(array.head_at, buffer.address, bs)
             return pool.batch(buffer)
         finally: self._release()
 

@@ -10,7 +10,7 @@ import pytest
 LIB = 'fastrl_replay'
 FLOORS = {
     0: ['steps', 'schedules', 'compat', 'rng', 'batch', 'sources'],
-    1: ['kernels', 'sumtree', 'pool', 'packing', 'ids', 'blocks'],
+    1: ['kernels', 'sumtree', 'pool', 'objects', 'streams', 'putting', 'ids', 'blocks'],
     2: ['cyclic', 'chunks', 'frames'],
     3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
     4: ['memory', 'checkpoint', 'windows', 'envs'],
@@ -26,6 +26,8 @@ SIBLINGS = {  # module → those of its own floor it may import
     'sumtree': {'kernels'},
     'samplers.proportional': {'samplers.uniform'},
     'blocks': {'kernels'},
+    'objects': {'kernels'},
+    'putting': {'kernels', 'objects'},
     'samplers.rank': {'samplers.uniform'},
     'samplers.more': {'samplers.uniform', 'samplers.proportional'},
     'pipes.replay': {'pipes.loaders'},

@@ -48,7 +48,7 @@ def importance_weights(probs, beta):
     if not (probs>0).all(): raise ValueError('probs: a slot was drawn whose probability is not above 0')
     return (probs.min() / probs)**beta
 
-# %% ../../nbs/30_uniform.ipynb #39fe817b
+# %% ../../nbs/30_uniform.ipynb #2261b63a
 class Sampler:
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and either `draw` or `draw_into`.
 
@@ -56,6 +56,7 @@ class Sampler:
     batches drawn so far; `beta`, None (weights of one), a number in [0, 1] or a schedule of `n_batches`."""
     max_sz, size, n_batches, capacity, _beta = None, 0, 0, 0, None
     prioritized = True           # does `update` change anything?
+    settled = False              # would `add_run` change nothing any more?
 
     def attach(self, max_sz):
         "Serve a memory of `max_sz` slots, before it holds anything; a `ValueError` if there already is another one"
@@ -293,7 +294,7 @@ def draw_distinct(slots, probs, weights, words, n, marks):
     for i in range(bs): probs[i], weights[i] = chance, np.float32(1)
     words[0], words[1], words[2], words[3] = state
 
-# %% ../../nbs/30_uniform.ipynb #3b6f0987
+# %% ../../nbs/30_uniform.ipynb #0270762e
 class Uniform(Sampler):
     "Every filled slot alike: P = 1/n, weights one; with `replace=False` no slot twice in a batch"
     prioritized = False
@@ -307,6 +308,7 @@ class Uniform(Sampler):
     def add_run(self, first_slot, m, priorities=None):
         "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written"
         if self.size!=self.max_sz: self._fill(first_slot + m)
+        self.settled = self.size==self.max_sz and type(self).add_run is Uniform.add_run
 
     def draw_into(self, slots, probs, weights, rng):
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/n, `weights` (float32[bs]) with one; O(bs)"
@@ -324,7 +326,7 @@ class Uniform(Sampler):
     def get_state(self): return super().get_state() | dict(replace=self.replace)
     def set_state(self, state):
         super().set_state(state)
-        self.replace = bool(state['replace'])
+        self.replace, self.settled = bool(state['replace']), False
 
     def check_valid(self):
         "True, or an `AssertionError` that says what is broken"
