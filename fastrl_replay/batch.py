@@ -54,7 +54,7 @@ class _TorchDtypes(dict):
 
 _TORCH = _TorchDtypes()
 
-# %% ../nbs/04_batch.ipynb #1d86fe5f
+# %% ../nbs/04_batch.ipynb #97566e5b
 class Batch:
     """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), a dict or tuple of them for a nested field.
 
@@ -140,7 +140,8 @@ class Batch:
 
     def astuple(self):
         "All columns of the step, as the step type (which is a tuple)"
-        return self.step_type(*self.columns(*self._layout.fields))
+        layout = self._layout
+        return layout.step_type(*[getattr(self, o) for o in column_names(layout)])
 
     def numpy(self):
         "All columns as numpy arrays, as the step type; they share memory with a batch on the CPU"

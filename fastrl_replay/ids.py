@@ -41,10 +41,13 @@ def living(ids, td, first_id, n_added, max_sz, table, slots, values):
             values[m - kept] = td[i]
     return kept, n_stale
 
-# %% ../nbs/14_ids.ipynb #aac995c9
+# %% ../nbs/14_ids.ipynb #fb5a7de1
 def _numbers(name, v):
     "A tensor, array or list as an array"
-    if hasattr(v, 'detach'): v = v.detach().cpu()
+    if v.__class__ is np.ndarray: return v
+    if hasattr(v, 'detach'):
+        try: return v.numpy()
+        except (TypeError, RuntimeError): v = v.detach().cpu()             # elsewhere, part of a graph, or of a dtype unknown to numpy
     if getattr(v, 'is_floating_point', lambda: False)() and v.element_size() < 4: v = v.float()      # bfloat16 has no numpy twin
     try: return np.asarray(v)
     except (ValueError, TypeError) as e: raise ValueError(f'{name}: expected numbers in one dimension, got {v!r:.60} ({e})') from None
@@ -52,6 +55,7 @@ def _numbers(name, v):
 def as_ids(ids, name='ids'):
     "`ids` (tensor, array or list of whole numbers) as int64[m]"
     a = _numbers(name, ids)
+    if a.dtype==np.int64 and a.ndim==1 and a.flags.c_contiguous: return a
     if a.size==0: a = a.astype(np.int64)
     if a.ndim!=1 or a.dtype.kind not in 'iu':
         raise TypeError(f'{name}: expected whole numbers in one dimension, got {a.dtype} of shape {a.shape}')
@@ -60,6 +64,7 @@ def as_ids(ids, name='ids'):
 def as_errors(td, m):
     "`td` (tensor, array or list) as float32[m] or float64[m]; a column (m, 1) is taken for what it is"
     a = _numbers('td_errors', td)
+    if a.shape==(m,) and (a.dtype==np.float32 or a.dtype==np.float64) and a.flags.c_contiguous: return a
     if a.dtype not in (np.float32, np.float64):
         if a.dtype.kind not in 'fiub': raise TypeError(f'td_errors: expected numbers, got {a.dtype}')
         a = a.astype(np.float64)

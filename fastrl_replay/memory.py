@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ReplayMemory']
 
-# %% ../nbs/40_memory.ipynb #ef95d2d1
+# %% ../nbs/40_memory.ipynb #e251cd25
 import operator
 import threading
 import weakref
@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from .batch import Batch
 from .chunks import as_priorities, as_steps, chunk_columns, example_of, one_priority
 from .cyclic import CyclicArray, check_array, episode_ids
-from .ids import as_ids, resolve
+from .ids import as_ids
 from .rng import Rng
 from .samplers.uniform import Uniform, as_sampler
 from .steps import Layout, encode, shown
@@ -29,7 +29,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #bda9b159
+# %% ../nbs/40_memory.ipynb #ff1762fd
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -128,10 +128,9 @@ class ReplayMemory:
         and counted in `n_stale`; of an id given twice the last error counts. A `ValueError` for an id never given out, a wrong
         length, or a NaN or infinite error changes nothing. (Schaul et al. 2016, algorithm 1, lines 11–12.)"""
         with self._lock:
-            slots, td, n_stale = resolve(ids, td_errors, self.first_id, self.n_added, self.max_sz)
-            if self.sampler.prioritized and len(slots): self.sampler.update(slots, td)
+            changed, n_stale = self.sampler.update_ids(ids, td_errors, self.first_id, self.n_added)
             self.n_stale += n_stale
-        return len(slots) if self.sampler.prioritized else 0
+        return changed
 
     def fetch(self, ids):
         "The transitions with these ids, in the order asked, as a `Batch`; a `ValueError` for one that is gone or never was"

@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['Holders', 'Buffer', 'CountedBuffer', 'Pool']
 
-# %% ../nbs/12_pool.ipynb #412ac8e7
+# %% ../nbs/12_pool.ipynb #cbf92f45
 import sys
+from functools import cached_property
 from sys import getrefcount
 from typing import Any
 import numpy as np
 import torch
 from .batch import _TORCH, Batch, aligned, carve, column_names, column_plan
 
-# %% ../nbs/12_pool.ipynb #c1402c87
+# %% ../nbs/12_pool.ipynb #2c0e136f
 _storage_count: Any = getattr(torch._C, '_storage_Use_Count', None)
 
 class Holders:
@@ -21,13 +22,16 @@ class Holders:
     def __init__(self, tensors):
         self._storages = [t.untyped_storage() for t in tensors]
         self._keys = [o._cdata for o in self._storages]
-        self._baseline = 0
-        self._baseline = self.more()
+        self.more = self._written_out()
 
-    def more(self):
-        "How many more there are than at the beginning: 0, or some other number, also if a storage has moved"
-        storages = self._storages
-        return sum(map(_storage_address, storages), sum(map(getrefcount, storages), sum(map(_storage_count, self._keys), -self._baseline)))
+    def _written_out(self):
+        "A function without arguments: how many more there are than at the beginning; 0, or some other number, also if a storage has moved"
+        places = range(len(self._keys))
+        terms = ' + '.join(f'count(k{i}) + refs(s{i}) + address(s{i})' for i in places)
+        scope = dict(count=_storage_count, refs=getrefcount, address=_storage_address)
+        scope |= {f'k{i}': k for i, k in enumerate(self._keys)} | {f's{i}': s for i, s in enumerate(self._storages)}
+        now = eval(f'lambda: {terms}', scope)
+        return eval(f'lambda: {terms} - {now()}', scope)
 
 _storage_address = torch.UntypedStorage.data_ptr
 
@@ -43,7 +47,6 @@ _WAYS = (lambda t: t.data, lambda t: t.data[1:], lambda t: t.data.numpy()[1:], l
          lambda t: (t.data * torch.ones(4, requires_grad=True)).sum())
 _BY_STORAGE = _storage_count is not None and all(map(_sees, _WAYS))
 _BY_REFERENCE = sys.implementation.name=='cpython' and getattr(sys, '_is_gil_enabled', lambda: True)()
-_new_tensor = torch.Tensor.data.__get__       # type: ignore[attr-defined]   # t.data, as a function
 
 def _templates(layout, raw, bs):
     "A tensor over all of `raw` (which int64 columns share) and one for each other dtype; and a tensor for each column but the slots"
@@ -72,11 +75,20 @@ class Buffer:
 
     def tensors(self):
         "New tensors over the columns"
-        return map(_new_tensor, self._templates)
+        return [t.data for t in self._templates]
 
     def is_free(self):
         "Is there no batch, tensor, view or array left that refers to these bytes?"
         return not self._holders.more()
+
+    @cached_property
+    def batch(self):
+        "A function without arguments: a new batch over the columns of a flat layout"
+        names = ('ids', 'probs', 'weights') + column_names(self.fixed['_layout'])
+        lines = [f'batch.{name} = {name}_.data' for name in names] + [f'batch.{name} = {name}_' for name in self.fixed]
+        scope = {f'{name}_': o for name, o in [*zip(names, self._templates), *self.fixed.items()]} | dict(new=Batch.__new__, Batch=Batch)
+        exec('def made():\n    batch = new(Batch)\n    ' + '\n    '.join(lines) + '\n    return batch', scope)
+        return scope['made']
 
 class CountedBuffer(Buffer):
     "A `Buffer` for a torch that does not count a storage's holders: Python counts the references to each column's array"
@@ -90,6 +102,10 @@ class CountedBuffer(Buffer):
         del raw, arrays
         self._baseline = sum(map(getrefcount, self._counted))
 
+    def batch(self):
+        "A new batch over the columns of a flat layout"
+        return Batch._drawn(self.fixed, ('ids', 'probs', 'weights') + column_names(self.fixed['_layout']), self.tensors())
+
     def tensors(self):
         "New tensors over the columns"
         return (torch.from_numpy(a) if b is None else torch.from_numpy(a).view(b) for a, b in zip(self._arrays, self._bits))
@@ -98,7 +114,7 @@ class CountedBuffer(Buffer):
         "Is there no tensor, view or array left that refers to these bytes?"
         return _BY_REFERENCE and sum(map(getrefcount, self._counted))==self._baseline
 
-# %% ../nbs/12_pool.ipynb #2c885397
+# %% ../nbs/12_pool.ipynb #d49dad35
 class Pool:
     "Buffers for batches of one layout, by batch size; `get(bs)` gives one that nobody holds"
     KEEP = 4        # buffers for each batch size
@@ -130,7 +146,7 @@ class Pool:
 
     def batch(self, buffer):
         "The batch whose rows a kernel has written into `buffer`"
-        if self._flat: return Batch._drawn(buffer.fixed, self.names, buffer.tensors())
+        if self._flat: return buffer.batch()
         head, leaves = (tensors := list(buffer.tensors()))[:3], tensors[3:]
         return Batch._drawn(buffer.fixed, self.names[:3], head)._with_columns(leaves)
 

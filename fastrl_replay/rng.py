@@ -37,13 +37,13 @@ def below(words, n):
         while (prod & mask) < least: prod = (next_word(words) >> np.uint64(32)) * n
     return prod >> np.uint64(32)
 
-# %% ../nbs/03_rng.ipynb #c108cf3a
+# %% ../nbs/03_rng.ipynb #64dc2445
 class Rng(np.random.Generator):
     "A numpy `Generator` on SFC64 whose state is also the array `words` (uint64[4]) that kernels advance"
     def __init__(self, seed=None):
         bits = seed if isinstance(seed, np.random.SFC64) else np.random.SFC64(seed)
         super().__init__(bits)
-        self.words = np.ctypeslib.as_array((ctypes.c_uint64*4).from_address(bits.ctypes.state_address))
+        self.words = np.ctypeslib.as_array((ctypes.c_uint64*4).from_address(bits.ctypes.state_address)).view(np.uint64)
         if not np.array_equal(self.words, bits.state['state']['state']):
             raise RuntimeError(f"numpy {np.__version__} lays out SFC64's state in another way than fastrl_replay expects: "
                                "use numpy 2.x")

@@ -115,7 +115,7 @@ def write_leaves(tree, n, alpha):
         tree[leaf] = tree[leaf + 4] = 0.
     resum_run(tree, 0, np.int64(tree[1]))
 
-# %% ../../nbs/31_proportional.ipynb #c2502246
+# %% ../../nbs/31_proportional.ipynb #e034cd51
 _NONE = np.empty(0)
 
 class Proportional(Sampler):
@@ -188,9 +188,9 @@ class Proportional(Sampler):
         "As `Sampler.update_ids`, in one kernel"
         if self._tree is None or type(self).update is not Proportional.update: return super().update_ids(ids, td_errors, first_id, n_added)
         ids = as_ids(ids)
-        td = as_errors(td_errors, len(ids)).astype(np.float64, copy=False)
+        td = as_errors(td_errors, len(ids))
         changed, n_stale = write_ids(self._tree, ids, td, first_id, n_added, self._alpha, self.eps)
-        if changed<0: resolve(ids, td, first_id, n_added, self.capacity)         # raises, and says why
+        if changed < 0: resolve(ids, td, first_id, n_added, self.capacity)         # raises, and says why
         return changed, n_stale
 
     def get_state(self):
