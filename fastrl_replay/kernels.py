@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import carray, config, njit, types
 from numba.extending import intrinsic
 
-# %% ../nbs/10_kernels.ipynb #a8e12ec4
+# %% ../nbs/10_kernels.ipynb #33a2ffca
 def _prefetch_nothing(arr, i):
     "Prefetch does nothing where nothing is compiled"
 
@@ -34,7 +34,7 @@ def _prefetch(typingctx, arr, i):
         fn_type = ir.FunctionType(ir.VoidType(), [byte_p, int32, int32, int32])
         name = 'llvm.prefetch.p0'
         fn = builder.module.globals.get(name) or ir.Function(builder.module, fn_type, name)
-        builder.call(fn, [builder.bitcast(builder.gep(data, [args[1]]), byte_p), int32(0), int32(3), int32(1)])   # read, keep, data
+        builder.call(fn, [builder.bitcast(builder.gep(data, [args[1]]), byte_p), int32(0), int32(2), int32(1)])   # to read, into the second cache, data
         return ctx.get_dummy_value()
     return types.void(arr, types.int64), codegen
 
@@ -73,12 +73,12 @@ def fetch_plain(records, layout, slots, columns):
         for key in leaf.path: field = field[str(key)]
         col[...] = field[slots]
 
-# %% ../nbs/10_kernels.ipynb #acbb2124
+# %% ../nbs/10_kernels.ipynb #c84c7664
 COUNTS_AT, MAX_SZ, RECORDS_AT = range(3)
 "Words of the head: the address of the counters, the number of slots, the address of the records"
 N_ADDED, FIRST_ID = 0, 1
 "Words of the counters: how many steps were ever stored, and the id of the oldest that still is"
-AHEAD = 32      # rows between a prefetch and its use: enough to cover a miss, few enough to stay in the first cache
+AHEAD = 64      # rows between a prefetch and its use: enough to cover a miss, few enough to stay in the second cache
 
 def _views(layout, arrays):
     "Lines of source that view `arrays` in every word size the leaves need"
