@@ -10,6 +10,7 @@ from fastrl_replay.pipes.nstep import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep
@@ -31,7 +32,7 @@ class Stream:
 def stacked_batch(source): return Batch.of(stacked([source.step() for _ in range(source.chunk)]))
 
 
-SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional,
+SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional, ranked=RankBased,
                 scheduled=lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'))
 
 class Own:

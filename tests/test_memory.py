@@ -8,11 +8,13 @@ import torch
 
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep
 from twins import CHUNKS, KINDS, Odd, Only, Twin, as_row, column_bytes, dressed, row_bytes, stacked
 
-SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional, normalized=lambda: Proportional(.9, 1., .01, 'memory'))
+SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional, normalized=lambda: Proportional(.9, 1., .01, 'memory'),
+                ranked=RankBased)
 
 
 class Pair:
@@ -21,7 +23,7 @@ class Pair:
         self.rng, self.world, self.make, self.kind = np.random.default_rng(seed), {}, KINDS[kind], kind
         self.memory = ReplayMemory(max_sz, SAMPLERS[sampler](), seed=seed)
         own = self.memory.sampler
-        self.twin = Twin(max_sz, isinstance(own, Proportional), getattr(own, 'alpha', .6), getattr(own, 'eps', 0))
+        self.twin = Twin(max_sz, own.prioritized, getattr(own, 'alpha', .6), getattr(own, 'eps', 0), isinstance(own, RankBased))
         self.replaces = self.twin.prioritized or own.replace
         self.held = []
 
@@ -63,7 +65,7 @@ class Pair:
             return
         beta, least = self.memory.sampler.beta, [p for p in probs.values() if p]
         chances = np.array([probs[i] for i in ids])
-        largest = min(least) if self.memory.sampler.normalize=='memory' else chances.min()
+        largest = min(least) if getattr(self.memory.sampler, 'normalize', '')=='memory' else chances.min()
         np.testing.assert_allclose(batch.weights.numpy(), (largest/chances)**beta, rtol=1e-5)
 
     def update(self):
@@ -144,6 +146,12 @@ class Pair:
 @pytest.mark.parametrize('max_sz', [1, 2, 3, 7, 64, 1000])
 def test_beside_the_twin(max_sz, sampler): Pair('simple', max_sz, sampler, seed=max_sz).run(130)
 
+@pytest.mark.parametrize('kind', ['simple', 'transition', 'nested'])
+def test_where_objects_cannot_be_read_every_step_takes_the_careful_way(monkeypatch, kind):
+    "As on an interpreter whose objects lie elsewhere"
+    monkeypatch.setattr('fastrl_replay.cyclic.READABLE', False)
+    Pair(kind, 30, 'proportional', seed=1).run(300)
+
 @pytest.mark.parametrize('kind', [o for o in KINDS if o!='simple'])
 def test_every_kind_of_step_beside_the_twin(kind):
     Pair(kind, 7, 'proportional', seed=1).run(120)
@@ -206,7 +214,8 @@ def test_every_slot_is_drawn_as_often_as_it_should(sampler, max_sz, n):
     for i in range(n): memory.add(Only(np.full(3, i, np.int32)), float(rng.random() + .1))
     batches = [memory.sample(5) for _ in range(1000)]
     counts = np.bincount(np.concatenate([b.ids.numpy() for b in batches]) - memory.first_id, minlength=len(memory))
-    p = getattr(memory.sampler, 'priorities', np.ones(len(memory)))**getattr(memory.sampler, 'alpha', 0)
+    own = memory.sampler
+    p = own.ranks**-own.alpha if isinstance(own, RankBased) else getattr(own, 'priorities', np.ones(len(memory)))**getattr(own, 'alpha', 0)
     expected = 5000 * (p/p.sum())[np.arange(memory.first_id, memory.n_added) % max_sz]
     chi2 = ((counts - expected)**2/expected).sum()
     assert chi2 < len(memory) + 5*np.sqrt(2*len(memory)), f'chi² {chi2:.0f} for {len(memory)} slots'

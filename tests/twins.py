@@ -164,8 +164,8 @@ CHUNKS = dict(list=list, tuple=tuple, stacked=stacked, batch=lambda steps: Batch
 # --- the twin ---------------------------------------------------------------------------------------------------------
 class Twin:
     "A memory as one would write it in ten minutes, if speed and space didn't matter: everything is kept for ever"
-    def __init__(self, max_sz, prioritized=False, alpha=.6, eps=1e-6):
-        self.max_sz, self.prioritized, self.alpha, self.eps = max_sz, prioritized, alpha, eps
+    def __init__(self, max_sz, prioritized=False, alpha=.6, eps=1e-6, ranked=False):
+        self.max_sz, self.prioritized, self.alpha, self.eps, self.ranked = max_sz, prioritized, alpha, eps, ranked
         self.steps, self.bytes, self.prev, self.next, self.newest = [], [], {}, {}, {}
         self.priority, self.largest, self.n_stale = {}, 1., 0
 
@@ -223,6 +223,7 @@ class Twin:
     def probs(self):
         "The chance of every living id"
         if not self.prioritized: return {i: 1/len(self.ids) for i in self.ids}
-        mass = {i: self.priority[i]**self.alpha for i in self.ids}
+        order = sorted(self.ids, key=lambda i: (-self.priority[i], i))          # equal priorities: the older first
+        mass = {i: rank**-self.alpha for rank, i in enumerate(order, 1)} if self.ranked else {i: self.priority[i]**self.alpha for i in order}
         total = sum(mass.values())
         return {i: m/total if total else 1/len(mass) for i, m in mass.items()}
