@@ -180,7 +180,7 @@ def test_frequencies_after_wrap_around(bs):
     sampler = filled(rank_based(16), n)
     sampler.add_run(300, 100)
     sampler.update(np.arange(n), chance.normal(size=n))
-    batches = 200_000//bs if bs > 1 else 20_000
+    batches = 1_000_000//bs if bs > 1 else 50_000
     counts = sum(np.bincount(sampler.draw(bs, rng)[0], minlength=n) for _ in range(batches))
     expected = batches*bs*probabilities(n, .7)[sampler.ranks - 1]
     assert (np.abs(counts - expected) <= batches).all()

@@ -290,7 +290,7 @@ def test_frequencies_after_wrap_around(bs):
     sampler.add_run(300, 100)
     td = np.where(chance.random(n) < .1, 0, chance.exponential(1, n))
     sampler.update(np.arange(n), td)
-    batches = 200_000//bs if bs > 1 else 20_000
+    batches = 1_000_000//bs if bs > 1 else 50_000
     counts = sum(np.bincount(sampler.draw(bs, rng)[0], minlength=n) for _ in range(batches))
     expected = batches*bs*td**.6/(td**.6).sum()
     assert (np.abs(counts - expected) <= batches).all() and not counts[td == 0].any()
