@@ -5,6 +5,7 @@ import time
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from fastrl_replay.compat import IterDataPipe
 from fastrl_replay.steps import SimpleStep, Transition
@@ -70,3 +71,27 @@ class Unfindable:
     def __iter__(self): return iter(())
 
 def fail(): raise ImportError('no module named robots')
+
+
+class Follower(torch.nn.Module):
+    "One parameter under two names"
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+def network(h=8, n=3):
+    "A network with batch norm"
+    return torch.nn.Sequential(torch.nn.Linear(n, h), torch.nn.BatchNorm1d(h), torch.nn.Linear(h, 2))
+
+def pull_for_a_while(shared, model, stop, results):
+    "Pull until told to stop; how many models were not of one piece, and the versions seen"
+    have, torn, versions = -1, 0, []
+    while not stop.is_set():
+        got = shared.pull(model, have)
+        if got==have: continue
+        have = got
+        versions.append(got)
+        torn += len({v for t in [*model.parameters(), *model.buffers()] for v in t.unique().tolist()})!=1
+        if len(versions)==100: results.put('enough')
+    results.put((torn, versions))

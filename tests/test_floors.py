@@ -31,6 +31,7 @@ SIBLINGS = {  # module → those of its own floor it may import
     'samplers.rank': {'samplers.uniform'},
     'samplers.more': {'samplers.uniform', 'samplers.proportional'},
     'pipes.replay': {'pipes.loaders'},
+    'pipes.weights': {'pipes.agents'},
 }
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['gather', 'upstream', 'Actors']
 
-# %% ../../nbs/54_actors.ipynb #bd724a93
+# %% ../../nbs/54_actors.ipynb #09fae27e
 import itertools
 import math
 import multiprocessing
@@ -26,7 +26,7 @@ from ..compat import IterDataPipe, datapipe
 from ..memory import ReplayMemory
 from ..sources import Resumable, pickled_state
 from ..steps import Layout
-from ..workers import ActorError, Line, end
+from ..workers import ActorError, Line, end_workers
 
 # %% ../../nbs/54_actors.ipynb #a9cc7b27
 def _stream_leaf(layout, name='env_id'):
@@ -180,7 +180,7 @@ def _seed_globals(sequence):
     random.seed(seed)
     np.random.seed(seed)        # noqa: NPY002
 
-# %% ../../nbs/54_actors.ipynb #bde7d3f3
+# %% ../../nbs/54_actors.ipynb #0cd1b2f4
 @datapipe('actors')
 class Actors(IterDataPipe):
     """Everything upstream runs in `num_workers` processes; their steps come here in chunks (`Batch`es), in the learner's process.
@@ -266,7 +266,7 @@ class Actors(IterDataPipe):
         again = self.restart is True or self.n_restarts < self.restart
         if not again or not line.n_chunks: raise error      # one that never made a chunk would only fail again
         warnings.warn(f'{error}; another takes its place', RuntimeWarning, stacklevel=2)
-        end([line], patience=1.)
+        end_workers([line], patience=1.)
         self.n_restarts += 1
         self._start(w)
 
@@ -303,7 +303,7 @@ def _check_upstream(o):
         warnings.warn(f'actors: {type(agent).__name__}\'s model is copied into the workers, where it will never change; SharedAgent(agent, '
                       'SharedParams(model)) brings them the weights that are published', stacklevel=4)
 
-# %% ../../nbs/54_actors.ipynb #be2e35a5
+# %% ../../nbs/54_actors.ipynb #17d2e3d9
 class _Crew:
     "The lines of the workers that run, and whose turn it is"
     def __init__(self):
@@ -344,6 +344,6 @@ class _Crew:
     def end(self, pid=None):
         "End all workers, in the process that started them (`pid`)"
         lines, self.lines, self.live, self.last = list(self.lines.values()), {}, [], -1
-        if pid in (None, os.getpid()): end(lines)
+        if pid in (None, os.getpid()): end_workers(lines)
 
     def __reduce__(self): return _Crew, ()
