@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/80_all.ipynb #aa318e4c
+# %% ../nbs/80_all.ipynb #76808376
 from .steps import *
 from .schedules import *
 from .compat import *
@@ -22,6 +22,9 @@ from .pipes.nstep import *
 from .pipes.agents import *
 from .pipes.replay import *
 from .pipes.loaders import *
+from .workers import *
+from .pipes.actors import *
+from .pipes.weights import *
 from .learner import *
 
 # %% ../nbs/80_all.ipynb #c51241ff

@@ -13,7 +13,7 @@ FLOORS = {
     1: ['kernels', 'sumtree', 'pool', 'objects', 'streams', 'putting', 'ids', 'blocks'],
     2: ['cyclic', 'chunks', 'frames'],
     3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
-    4: ['memory', 'checkpoint', 'windows', 'envs'],
+    4: ['memory', 'checkpoint', 'windows', 'envs', 'workers'],
     5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights'],
     6: ['learner', 'show'],
     7: ['cli'],
@@ -31,6 +31,7 @@ SIBLINGS = {  # module → those of its own floor it may import
     'samplers.rank': {'samplers.uniform'},
     'samplers.more': {'samplers.uniform', 'samplers.proportional'},
     'pipes.replay': {'pipes.loaders'},
+    'pipes.weights': {'pipes.agents'},
 }
 
 

@@ -68,7 +68,7 @@ class _Stack:
                 x += then
         return x
 
-# %% ../../nbs/53_agents.ipynb #687e8676
+# %% ../../nbs/53_agents.ipynb #08bac088
 _FEW = 16       # rows up to which numpy is the faster way
 
 class EpsilonGreedy:
@@ -126,6 +126,10 @@ class EpsilonGreedy:
     def _bind(self):
         self._bound, self._stack, self._param = self.model, _Stack.of(self.model), next(self.model.parameters(), None)
         self.n_actions = self._stack.n_out if self._stack else None
+
+    def in_worker(self, number):
+        "Go on as the copy in worker `number` of `.actors()`: each but the first has random numbers of its own, derived from these"
+        if number: self.rng = Rng(np.random.SFC64(np.random.SeedSequence(self.rng.get_state(), spawn_key=(number,))))
 
     def state_dict(self):
         "Plain data: the number of states asked about, the generator, ε (a schedule by its name and numbers); the model is saved elsewhere"

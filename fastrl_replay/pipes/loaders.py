@@ -5,30 +5,125 @@
 # %% auto #0
 __all__ = ['Facade', 'same', 'make_loader', 'as_node']
 
-# %% ../../nbs/55_loaders.ipynb #256ee215
+# %% ../../nbs/55_loaders.ipynb #88386c13
+import numbers
+import queue
+import threading
+import weakref
+from collections import deque
 from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-# %% ../../nbs/55_loaders.ipynb #dab259f0
+# %% ../../nbs/55_loaders.ipynb #fa7fa668
+class _Turns:
+    "A lock under which a promised draw goes first: everybody else waits until it was made"
+    def __init__(self, lock):
+        self.lock, self.made, self.drawer = lock, threading.Event(), None
+        self.made.set()
+
+    def acquire(self):
+        "As a lock's, after the draw"
+        if not self.made.is_set() and threading.get_ident()!=self.drawer: self.made.wait()
+        return self.lock.acquire()
+
+    def release(self):
+        "As a lock's"
+        self.lock.release()
+
+    def __enter__(self): return self.acquire()
+    def __exit__(self, *_): self.lock.release()
+
+def _turns_of(memory):
+    "The `_Turns` of a memory, which gets one in the place of its lock"
+    if not isinstance(memory._lock, _Turns):
+        with memory._lock:
+            turns = memory._lock = _Turns(memory._lock)
+            memory._acquire, memory._release = turns.acquire, turns.release
+    return memory._lock
+
+class _Draw:
+    "A draw that was promised"
+    def __init__(self, pipe, finish):
+        self.pipe, self.finish, self.turns, self.ready = pipe, finish, _turns_of(pipe.memory), threading.Event()
+        self.turns.made.wait()             # one promise at a time
+        self.turns.made.clear()
+
+    def make(self):
+        "Draw, in the thread"
+        self.turns.drawer = threading.get_ident()
+        try:
+            try: item = self.pipe.sample()
+            finally:
+                self.turns.drawer = None       # a thread that is made later may get the same number
+                self.turns.made.set()
+            self.item, self.error = self.finish(item), None
+        except BaseException as e: self.error = e      # noqa: BLE001   (raised where the batch is asked for)
+        self.pipe = None
+        self.ready.set()
+
+    def result(self):
+        "The batch, once it is there"
+        self.ready.wait()
+        if self.error is not None: raise self.error
+        return self.item
+
+def _work(jobs):
+    while (job := jobs.get()) is not None:
+        job.make()
+        del job                        # nothing is held on to while there is nothing to do
+
+class _Ahead:
+    "The batches of a replay, of which `k` are drawn ahead in a thread"
+    def __init__(self, pipe, k, finish):
+        self.pipe, self.k, self.finish, self.drawn, self.jobs = pipe, k, finish, deque(), None
+
+    def _promise(self):
+        if self.jobs is None:
+            self.jobs = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self.jobs,), daemon=True, name='prefetch').start()
+            weakref.finalize(self, self.jobs.put, None)
+        self.drawn.append(_Draw(self.pipe, self.finish))
+        self.jobs.put(self.drawn[-1])
+
+    def __iter__(self):
+        self.pipe._begin()
+        going_on = True
+        while True:
+            while len(self.drawn) <= self.k and (going_on := going_on and self.pipe._owed()): self._promise()
+            if not self.drawn: return
+            yield self.drawn.popleft().result()
+
+def _same_item(item): return item
+def _pinned(item): return (item[0].pin_memory(), item[1].pin_memory()) if isinstance(item, tuple) else item.pin_memory()
+
+# %% ../../nbs/55_loaders.ipynb #96930b4a
 class Facade(IterableDataset):
     "What a DataLoader sees of a pipe: something to iterate, without a length; the pipe itself is `.pipe`"
-    def __init__(self, pipe): self.pipe = pipe
-    def __iter__(self): return iter(self.pipe)
+    def __init__(self, pipe, ahead=None): self.pipe, self.ahead = pipe, ahead
+    def __iter__(self): return iter(self.pipe if self.ahead is None else self.ahead)
 
 def same(item):
     "The item, as it is"
     return item
 
-def make_loader(pipe, **kw: Any):
-    "A DataLoader that hands on the batches of `pipe` as they come; `kw` go to the DataLoader, but for those that can't work here"
+def make_loader(pipe, prefetch=0, **kw: Any):
+    """A DataLoader that hands on the batches of `pipe` as they come; `kw` go to the DataLoader, but for those that can't work here.
+
+    `prefetch=k`: a thread draws ahead; batch i is drawn after the updates of batch i − k − 1 and before those of batch i − k, always,
+    so a seed gives the same run each time (but not the run of another k). Where there is CUDA the thread pins the batches too,
+    unless `pin_memory=False`."""
     for name in ('batch_size', 'shuffle', 'sampler', 'batch_sampler', 'drop_last'):
         if name in kw: raise ValueError(f'{name}: a replay yields whole batches already; set bs on the replay')
     if kw.get('num_workers', 0):
         raise ValueError('num_workers: a replay lives in the learner\'s process, where priorities come back; each worker would fill and '
                          'sample a copy of its own. Leave num_workers at 0')
     options: dict[str, Any] = dict(collate_fn=same, generator=torch.Generator().manual_seed(0)) | kw      # a seed nobody uses
-    return DataLoader(Facade(pipe), batch_size=None, **options)
+    if not prefetch: return DataLoader(Facade(pipe), batch_size=None, **options)
+    if not isinstance(prefetch, numbers.Integral) or prefetch < 0: raise ValueError(f'prefetch: expected a whole number ≥ 0, got {prefetch!r}')
+    if not hasattr(pipe, '_owed'): raise ValueError(f'prefetch: only a replay can draw ahead, got {type(pipe).__name__}')
+    pin = options.pop('pin_memory', torch.cuda.is_available())
+    return DataLoader(Facade(pipe, _Ahead(pipe, prefetch, _pinned if pin else _same_item)), batch_size=None, **options)
 
 # %% ../../nbs/55_loaders.ipynb #7117f417
 def as_node(pipe):

@@ -175,7 +175,7 @@ def _stream_numbers(columns, arrays, batch):
     if 'env_id' in columns.at: return arrays[columns.at['env_id']].astype(np.int64)
     return np.arange(len(batch)) if batch._streams is None else batch._streams
 
-# %% ../../nbs/51_nstep.ipynb #4ec1c642
+# %% ../../nbs/51_nstep.ipynb #02fc56fb
 @datapipe('n_step')
 class NStep(IterDataPipe):
     """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the episode's end, `discount` = γᵐ, the next
@@ -193,6 +193,9 @@ class NStep(IterDataPipe):
         if not isinstance(gamma, (int, float, np.floating)) or not 0 <= gamma <= 1:
             raise ValueError(f'n_step: gamma: expected a number from 0 to 1, got {gamma!r}')
         self.source_datapipe, self.n, self.gamma = source_datapipe, int(n), float(gamma)
+        self._forget()
+
+    def _forget(self):
         powers = [self.gamma**k for k in range(self.n + 1)]
         self._steps, self._rows = _StepWindows(powers), _RowWindows(powers)
         self._place = Resumable()
@@ -220,6 +223,10 @@ class NStep(IterDataPipe):
         for step in item: self._steps.places(step)      # a list with something wrong in it changes nothing
         made = [o for row, step in enumerate(item) for o in self._steps.add(step, row)]
         return (made,) if made else ()
+
+    def in_worker(self, number):
+        "Begin anew as the copy in a worker of `.actors()`: what waits in open windows waits in the parent"
+        self._forget()
 
     def state_dict(self):
         "Plain data of fixed size: the parameters. What waits in open windows isn't saved, nor are the episodes it came from"

@@ -29,7 +29,7 @@ def batches_due(n, min_sz, ratio):
     "How many batches should have been drawn after `n` steps, one every `ratio` (a `Fraction`) from step `min_sz` on"
     return 0 if n < min_sz else 1 + (n - min_sz)*ratio.denominator // ratio.numerator
 
-# %% ../../nbs/52_replay.ipynb #3ab277ff
+# %% ../../nbs/52_replay.ipynb #f8544e2e
 @datapipe('experience_replay')
 class ExperienceReplay(IterDataPipe):
     """Stores the steps of `source_datapipe` (typed steps, lists or `Batch`es of them) and yields uniformly drawn `Batch`es of `bs`.
@@ -56,14 +56,20 @@ class ExperienceReplay(IterDataPipe):
                              f'max_sz {self.memory.max_sz}); make them larger, or draw with replace=True')
 
     def __iter__(self):
+        self._begin()
+        while self._owed(): yield self.sample()
+
+    def _begin(self):
         refuse_worker(type(self).__name__)
         self._place.check(self.source_datapipe)
-        while True:
-            while self.freeze_memory: yield self.sample()
-            if self.n_batches < batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch):
-                self.n_batches += 1
-                yield self.sample()
-            elif not self._pull(): return
+
+    def _owed(self):
+        "Pull until a batch is due, and count it; False where the source ends before"
+        if self.freeze_memory: return True
+        while self.n_batches >= batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch):
+            if not self._pull(): return False
+        self.n_batches += 1
+        return True
 
     def _pull(self):
         "Store the next item of the source; False at its end"
@@ -96,7 +102,9 @@ class ExperienceReplay(IterDataPipe):
         return self.memory.update_priorities(ids, td_errors)
 
     def loader(self, **kw):
-        "A DataLoader over this pipe, without a length and with a random generator of its own; `kw` go to the DataLoader"
+        """A DataLoader over this pipe, without a length and with a random generator of its own; `kw` go to the DataLoader.
+
+        `prefetch=k` draws in the background: batch i after the updates of batch i − k − 1 (see `make_loader`)."""
         return make_loader(self, **kw)
 
     def __getstate__(self): return pickled_state(self)
@@ -112,8 +120,9 @@ class ExperienceReplay(IterDataPipe):
     def state_dict(self):
         "Cursors, counters and generators of this pipe and those upstream, in O(1); the memory's contents are in `memory.state_dict()`"
         source = self.source_datapipe
-        return dict(n_batches=self.n_batches, ids=[self.memory.first_id, self.memory.n_added], rng=self.memory.rng.get_state(),
-                    sampler_batches=self.memory.sampler.n_batches, source=source.state_dict() if hasattr(source, 'state_dict') else None)
+        with self.memory._lock:          # a draw that is under way comes first
+            return dict(n_batches=self.n_batches, ids=[self.memory.first_id, self.memory.n_added], rng=self.memory.rng.get_state(),
+                        sampler_batches=self.memory.sampler.n_batches, source=source.state_dict() if hasattr(source, 'state_dict') else None)
 
     def load_state_dict(self, state):
         "Go on from a `state_dict`; a `ValueError` unless the memory holds the transitions it held then"

@@ -5,15 +5,14 @@
 # %% auto #0
 __all__ = ['GymStepper']
 
-# %% ../../nbs/50_stepper.ipynb #5fafc1c4
+# %% ../../nbs/50_stepper.ipynb #96119781
 import numbers
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from torch.utils.data import get_worker_info
 from ..steps import SimpleStep
-from ..compat import IterDataPipe, datapipe
+from ..compat import IterDataPipe, datapipe, worker_place
 from ..envs import _Single, _Vector, _check_step_type, _maker
 from ..sources import Resumable, pickled_state
 
@@ -109,7 +108,7 @@ class _World:
 
     def __reduce__(self): return _World, (self.state(),)
 
-# %% ../../nbs/50_stepper.ipynb #4d7f56ee
+# %% ../../nbs/50_stepper.ipynb #1c80f56c
 @datapipe('gym_stepper')
 class GymStepper(IterDataPipe):
     """Steps of gymnasium environments, for ever: `step_type`s of one environment, or chunks (`Batch`) of a vector environment.
@@ -145,7 +144,7 @@ class GymStepper(IterDataPipe):
 
     def _adopt(self, item):
         "A stream for an item that is new"
-        world, (worker, workers) = self._world, _worker()
+        world, (worker, least, apart) = self._world, worker_place()
         _check_item(item, self.n_envs)
         env = item if _is_env(item) else _make_env(item, self.n_envs)
         if not _is_env(env): raise TypeError(f'gym_stepper: {item!r:.60} made no environment, but {type(env).__name__} {env!r:.60}')
@@ -156,7 +155,7 @@ class GymStepper(IterDataPipe):
         if len(episodes)!=stream.n:
             raise ValueError(f'gym_stepper: the loaded state has {len(episodes)} streams where the source gives {env}, '
                              f'which has {stream.n}')
-        ids = [worker + workers*(world.n_ids + i) for i in range(stream.n)]
+        ids = [least + apart*(world.n_ids + i) for i in range(stream.n)]
         world.n_ids += stream.n
         stream.begin(ids, episodes, _maker(self.step_type, vector), worker)
         return stream
@@ -171,6 +170,11 @@ class GymStepper(IterDataPipe):
         self._world.close()
         self._world = _World(self._world.state())
 
+    def in_worker(self, number):
+        "Begin anew as the copy in worker `number` of `.actors()`: live environments are the parent's, and so is the agent's generator"
+        if self._world.streams: self._world = _World(self._world.state())
+        if hasattr(self.agent, 'in_worker'): self.agent.in_worker(number)
+
     def state_dict(self):
         "Plain data that doesn't grow with the steps: seed, position in the source, episode numbers, the agent's own state if it has one"
         state = dict(seed=self.seed, **self._world.state())
@@ -181,10 +185,5 @@ class GymStepper(IterDataPipe):
         self._world.close()
         self.seed, self._world = state['seed'], _World(state)
         if 'agent' in state and _has_state(self.agent): self.agent.load_state_dict(state['agent'])
-
-def _worker():
-    "The number of this DataLoader worker and how many there are; (0, 1) elsewhere"
-    info = get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)
 
 def _has_state(agent): return hasattr(agent, 'state_dict') and not isinstance(agent, torch.nn.Module)
