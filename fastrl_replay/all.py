@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/80_all.ipynb #aa318e4c
+# %% ../nbs/80_all.ipynb #062df326
 from .steps import *
 from .schedules import *
 from .compat import *
@@ -17,12 +17,14 @@ from .samplers.proportional import *
 from .samplers.rank import *
 from .samplers.more import *
 from .memory import *
+from .health import *
 from .pipes.stepper import *
 from .pipes.nstep import *
 from .pipes.agents import *
 from .pipes.replay import *
 from .pipes.loaders import *
 from .learner import *
+from .show import *
 
 # %% ../nbs/80_all.ipynb #c51241ff
 #| eval: false

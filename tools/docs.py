@@ -17,6 +17,7 @@ from nbdev.serve import proc_nbs
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ['Steps', 'Kernels', 'Storage', 'Samplers', 'Memory', 'Pipes', 'Learning', 'Commands', 'All together']
 PAGES = ['CONTRIBUTING.md', 'CHANGELOG.md']
+LESSONS = ['which_buffer', 'three_ways', 'one_line', 'replay_as_datapipe', 'taxi', 'blind_cliffwalk']    # tutorials, in reading order
 
 
 # ---- before: notebooks as the renderer wants them
@@ -51,7 +52,7 @@ def relinked(cfg, depth):
 def chapters(nbs):
     "The notebooks of `nbs`, in reading order: lessons of tutorials/ last"
     found = [p.relative_to(nbs) for p in nbs.rglob('*.ipynb') if not any(o[0] in '._' for o in p.relative_to(nbs).parts)]
-    return sorted(found, key=lambda p: (len(p.parts), p.as_posix()))
+    return sorted(found, key=lambda p: (len(p.parts), LESSONS.index(p.stem) if p.stem in LESSONS else len(LESSONS), p.as_posix()))
 
 
 def sidebar(nbs):
