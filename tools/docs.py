@@ -118,7 +118,26 @@ def own_maths(page):
     return KATEX.sub('', MATHS.sub(mathml, page))
 
 
+def placed(page, address, places):
+    "A link of `page` without its place where the page it leads to has none of that name: a method's is that of its class, if there is one"
+    head, _, place = address.partition('#')
+    target = (posixpath.normpath(posixpath.join(page.parent.as_posix(), unquote(head))) if head else page.as_posix())
+    if not place or is_elsewhere(address) or target not in places: return address
+    fits = [o for o in (place, place.rpartition('.')[0]) if o in places[target]]
+    return f'{head}#{fits[0]}' if fits else head or '#'
+
+
+def with_places(site):
+    "Every link to a place that is there: nbdev links to whatever is exported, also to what is too private for a heading"
+    pages = {p.relative_to(site): p.read_text(encoding='utf-8') for p in site.rglob('*.html')}
+    places = {p.as_posix(): set(re.findall(r'\bid="([^"]+)"', text)) for p, text in pages.items()}
+    for p, text in pages.items():
+        new = re.sub(r'(<a\b[^>]*\bhref=")([^"]*)"', lambda m, p=p: f'{m[1]}{placed(p, m[2], places)}"', text)
+        if new != text: (site/p).write_text(new, encoding='utf-8')
+
+
 def localise(site):
+    with_places(site)
     for p in site.rglob('*.html'): p.write_text(own_maths(p.read_text(encoding='utf-8')), encoding='utf-8')
     for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
         text = p.read_text(encoding='utf-8')
