@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/80_all.ipynb #76808376
+# %% ../nbs/80_all.ipynb #c95f6fc0
 from .steps import *
 from .schedules import *
 from .compat import *
@@ -17,6 +17,7 @@ from .samplers.proportional import *
 from .samplers.rank import *
 from .samplers.more import *
 from .memory import *
+from .health import *
 from .pipes.stepper import *
 from .pipes.nstep import *
 from .pipes.agents import *
@@ -26,6 +27,7 @@ from .workers import *
 from .pipes.actors import *
 from .pipes.weights import *
 from .learner import *
+from .show import *
 
 # %% ../nbs/80_all.ipynb #c51241ff
 #| eval: false

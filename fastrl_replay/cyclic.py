@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INT64', 'in_ram', 'CyclicArray', 'episode_ids', 'check_array']
 
-# %% ../nbs/20_cyclic.ipynb #ca712d10
+# %% ../nbs/20_cyclic.ipynb #10883cc3
 from collections import deque
 from functools import cached_property
 from collections.abc import Callable
@@ -17,9 +17,10 @@ from .objects import READABLE
 from .pool import Pool
 from .putting import BATCH, COLUMNS, GIVEN, ROOM, STACKED, link_streams, list_kernel, new_head, put_kernel, write_kernel
 from .steps import encode
+from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #7e817085
+# %% ../nbs/20_cyclic.ipynb #12d379b7
 INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -42,6 +43,7 @@ class CyclicArray:
         link_streams(self._head, self.streams)
         self._fixed = dict(fixed, _max_sz=max_sz)
         self._readers: dict[tuple | None, tuple] = {}
+        self.tally = Tally(max_sz)
         self.whole = self.reader()             # as asked for most
 
     @property
@@ -152,7 +154,7 @@ class CyclicArray:
         pool, kernel = self.reader(fields)
         buffer = pool.fresh(len(slots))                       # sizes vary: a pool would only keep what nobody asks for again
         buffer.slots[:] = slots
-        kernel(self.head_at, buffer.address, len(slots))
+        kernel(self.head_at, buffer.address, len(slots), 0)
         return pool.fetched(buffer)
 
     def get_state(self):
@@ -173,6 +175,7 @@ class CyclicArray:
         self.streams.insert(*(np.asarray(state[o], np.int64) for o in ('keys', 'tails')))
         link_streams(self._head, self.streams)
         self.counts[:2] = n, first_id
+        self.tally = Tally(self.max_sz, n)
 
     def row(self, slot):
         "The step in one slot, as numpy values of its own"

@@ -73,7 +73,7 @@ def fetch_plain(records, layout, slots, columns):
         for key in leaf.path: field = field[str(key)]
         col[...] = field[slots]
 
-# %% ../nbs/10_kernels.ipynb #c84c7664
+# %% ../nbs/10_kernels.ipynb #6ee9a35f
 COUNTS_AT, MAX_SZ, RECORDS_AT = range(3)
 "Words of the head: the address of the counters, the number of slots, the address of the records"
 N_ADDED, FIRST_ID = 0, 1
@@ -109,8 +109,8 @@ def fetch_source(layout, offsets, size):
         starts += [f'c{k} = at // {w}', f'at += (m*{leaf.nbytes} + 63) // 64 * 64']
         body += _copy('out', 'records', f'u(c{k} + i*{n})', f'b*u({8//w}) + u({at//w})', leaf)
     pre = [f'prefetch(records, slots[{{}}]*{W} + {8*line})' for line in _lines_used(offsets, layout.leaves)]
-    return _HEADER + \
-        _indent(0, '@njit("void(int64, int64, int64)", cache=True)', 'def fetch(head_at, out_at, m):') + \
+    return _HEADER + _indent(0, 'from fastrl_replay.tally import count_drawn\n') + \
+        _indent(0, '@njit("void(int64, int64, int64, int64)", cache=True)', 'def fetch(head_at, out_at, m, tally_at):') + \
         _indent(1, 'head = array_at(head_at, 3).view(np.int64)', f'n, max_sz = np.int64(array_at(head[{COUNTS_AT}], 1)[0]), head[{MAX_SZ}]',
                 f'records, out = array_at(head[{RECORDS_AT}], max_sz*{W}), array_at(out_at, {_words(layout)})',
                 'slots = out[:m].view(np.int64)', 'ids = out.view(np.int64)', *_views(layout, ['records', 'out']),
@@ -119,12 +119,12 @@ def fetch_source(layout, offsets, size):
         _indent(2, *[p.format('i') for p in pre]) + _indent(1, 'for i in range(m):', f'    if i + {AHEAD} < m:') + \
         _indent(3, *[p.format(f'i + {AHEAD}') for p in pre]) + \
         _indent(2, 'slot = slots[i]', f'b = u(slot)*u({W})', 'ids[ids_at + i] = n - cursor + slot - (0 if slot < cursor else max_sz)',
-                *body)
+                *body) + _indent(1, 'if tally_at: count_drawn(tally_at, slots, m, n, max_sz)')
 
 _HEADER = 'import numpy as np\nfrom numba import njit\n\nfrom fastrl_replay.kernels import array_at, prefetch\n\nu = np.uint64\n\n'
 def _indent(depth, *lines): return ''.join('    '*depth + o + '\n' for o in lines)
 
-# %% ../nbs/10_kernels.ipynb #cd09596a
+# %% ../nbs/10_kernels.ipynb #0a06dbc3
 def _write_once(path, source):
     if path.exists() and path.read_text()==source: return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,9 @@ def compiled(name, source):
     return direct(getattr(_module(source), name))
 
 def fetch_kernel(layout, part=None):
-    "The kernel `fetch(head_at, out_at, m)` for records of `layout` and columns of its `part`; `out_at`: the address of a batch's buffer"
+    """The kernel `fetch(head_at, out_at, m, tally_at)` for records of `layout` and columns of its `part`.
+
+    `out_at`: the address of a batch's buffer; `tally_at`: that of a [tally](16_tally.ipynb) of the draws, or 0."""
     part = part or layout
     offsets = dict(zip((o.path for o in layout.leaves), layout.offsets()))
     return compiled('fetch', fetch_source(part, [offsets[o.path] for o in part.leaves], layout.record.itemsize))

@@ -183,7 +183,7 @@ def plot_training(steps, returns, losses, evaluations=(), smooth=20):
     right.set(xlabel='batches', ylabel='loss (mean of 100)')
     return fig
 
-# %% ../nbs/60_learner.ipynb #705f1652
+# %% ../nbs/60_learner.ipynb #4f6b90d3
 _LOOK = 100       # batches between two looks at how the episodes went
 
 class DQNLearner:
@@ -260,9 +260,24 @@ class DQNLearner:
         self._episodes.look()
         return self._episodes.n_seen
 
+    @property
+    def memory(self):
+        "The memory that the batches come from, or None as long as it isn't known, or isn't in this process"
+        return self._episodes.memory
+
+    def progress(self):
+        """How it is going, {name: float}: `return` (mean of the last 20 episodes) and `loss` (of the last 100 batches), where there are
+        any; `beta`, where the sampler has one; and `samples_per_insert`, the rows drawn for each transition stored."""
+        found, returns, memory = {}, self.returns[-20:], self.memory
+        if returns: found['return'] = float(np.mean(returns))
+        if self.losses: found['loss'] = float(np.mean(self.losses[-_LOOK:]))
+        if memory is None: return found
+        beta = memory.sampler.beta_now()
+        return found | ({} if beta is None else dict(beta=beta)) | dict(samples_per_insert=memory.samples_per_insert)
+
     def _summary(self):
-        loss, returns = f'loss {np.mean(self.losses[-_LOOK:]):.4f}', self.returns[-20:]
-        return f'return {np.mean(returns):.1f}, {loss}' if returns else loss
+        digits = {'return': '.1f', 'loss': '.4f', 'beta': '.2f', 'samples_per_insert': '.3g'}
+        return ', '.join(f'{k.replace("_", " ")} {v:{digits[k]}}' for k, v in self.progress().items())
 
     def evaluate(self, env_id, episodes=20, seed=0):
         "Returns of the greedy policy, float64 (episodes,): see the function `evaluate`"

@@ -29,7 +29,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #ff1762fd
+# %% ../nbs/40_memory.ipynb #01c6a7f7
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -117,7 +117,7 @@ class ReplayMemory:
             pool, fetch = array.whole if fields is None else array.reader(_field_names(fields))
             buffer = pool.get(bs)
             self.sampler.draw_into(buffer.slots, buffer.probs, buffer.weights, self.rng)
-            fetch(array.head_at, buffer.address, bs)
+            fetch(array.head_at, buffer.address, bs, array.tally.address)
             return pool.batch(buffer)
         finally: self._release()
 
@@ -169,6 +169,15 @@ class ReplayMemory:
     def first_id(self):
         "The id of the oldest transition stored"
         return 0 if self._array is None else self._array.first_id
+    @property
+    def n_drawn(self):
+        "Rows of all batches drawn since this memory was made or loaded"
+        return 0 if self._array is None else self._array.tally.n_rows
+    @property
+    def samples_per_insert(self):
+        "Rows drawn for each transition stored since then; NaN if none was"
+        new = 0 if self._array is None else self.n_added - self._array.tally.since
+        return self.n_drawn/new if new else float('nan')
     @property
     def nbytes(self):
         "Bytes allocated for records (the sampler's own are not counted)"

@@ -10,10 +10,10 @@ import pytest
 LIB = 'fastrl_replay'
 FLOORS = {
     0: ['steps', 'schedules', 'compat', 'rng', 'batch', 'sources'],
-    1: ['kernels', 'sumtree', 'pool', 'objects', 'streams', 'putting', 'ids', 'blocks'],
+    1: ['kernels', 'sumtree', 'pool', 'objects', 'streams', 'putting', 'ids', 'blocks', 'tally'],
     2: ['cyclic', 'chunks', 'frames'],
     3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
-    4: ['memory', 'checkpoint', 'windows', 'envs', 'workers'],
+    4: ['memory', 'checkpoint', 'health', 'windows', 'envs', 'workers'],
     5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights'],
     6: ['learner', 'show'],
     7: ['cli'],
@@ -26,10 +26,12 @@ SIBLINGS = {  # module → those of its own floor it may import
     'sumtree': {'kernels'},
     'samplers.proportional': {'samplers.uniform'},
     'blocks': {'kernels'},
+    'tally': {'kernels'},
     'objects': {'kernels'},
     'putting': {'kernels', 'objects'},
     'samplers.rank': {'samplers.uniform'},
     'samplers.more': {'samplers.uniform', 'samplers.proportional'},
+    'health': {'memory'},
     'pipes.replay': {'pipes.loaders'},
     'pipes.weights': {'pipes.agents'},
 }

@@ -17,6 +17,7 @@ from nbdev.serve import proc_nbs
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ['Steps', 'Kernels', 'Storage', 'Samplers', 'Memory', 'Pipes', 'Learning', 'Commands', 'All together']
 PAGES = ['CONTRIBUTING.md', 'CHANGELOG.md']
+LESSONS = ['which_buffer', 'three_ways', 'one_line', 'replay_as_datapipe', 'taxi', 'blind_cliffwalk']    # tutorials, in reading order
 
 
 # ---- before: notebooks as the renderer wants them
@@ -51,7 +52,7 @@ def relinked(cfg, depth):
 def chapters(nbs):
     "The notebooks of `nbs`, in reading order: lessons of tutorials/ last"
     found = [p.relative_to(nbs) for p in nbs.rglob('*.ipynb') if not any(o[0] in '._' for o in p.relative_to(nbs).parts)]
-    return sorted(found, key=lambda p: (len(p.parts), p.as_posix()))
+    return sorted(found, key=lambda p: (len(p.parts), LESSONS.index(p.stem) if p.stem in LESSONS else len(LESSONS), p.as_posix()))
 
 
 def sidebar(nbs):
@@ -117,7 +118,26 @@ def own_maths(page):
     return KATEX.sub('', MATHS.sub(mathml, page))
 
 
+def placed(page, address, places):
+    "A link of `page` without its place where the page it leads to has none of that name: a method's is that of its class, if there is one"
+    head, _, place = address.partition('#')
+    target = (posixpath.normpath(posixpath.join(page.parent.as_posix(), unquote(head))) if head else page.as_posix())
+    if not place or is_elsewhere(address) or target not in places: return address
+    fits = [o for o in (place, place.rpartition('.')[0]) if o in places[target]]
+    return f'{head}#{fits[0]}' if fits else head or '#'
+
+
+def with_places(site):
+    "Every link to a place that is there: nbdev links to whatever is exported, also to what is too private for a heading"
+    pages = {p.relative_to(site): p.read_text(encoding='utf-8') for p in site.rglob('*.html')}
+    places = {p.as_posix(): set(re.findall(r'\bid="([^"]+)"', text)) for p, text in pages.items()}
+    for p, text in pages.items():
+        new = re.sub(r'(<a\b[^>]*\bhref=")([^"]*)"', lambda m, p=p: f'{m[1]}{placed(p, m[2], places)}"', text)
+        if new != text: (site/p).write_text(new, encoding='utf-8')
+
+
 def localise(site):
+    with_places(site)
     for p in site.rglob('*.html'): p.write_text(own_maths(p.read_text(encoding='utf-8')), encoding='utf-8')
     for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
         text = p.read_text(encoding='utf-8')
