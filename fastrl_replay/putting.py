@@ -59,9 +59,9 @@ def _store(k, leaf, at):
     place = f'record.view(np.{name})[u({at//leaf.dtype.itemsize})]'
     return [f'_, whole, real = number(step[{k}], types)', f'{place} = {value}'] if _wanted(leaf) else []
 
-# %% ../nbs/18_putting.ipynb #340d7a21
+# %% ../nbs/18_putting.ipynb #4b55498f
 _IMPORTS = _HEADER + f'''from fastrl_replay.kernels import fence
-from fastrl_replay.objects import array_of, number
+from fastrl_replay.objects import array_of, is_tuple, number
 from fastrl_replay.streams import place_of
 
 @njit(forceinline=True)
@@ -112,7 +112,7 @@ def _places(layout, size):
                  records=RECORDS_AT, max_sz=MAX_SZ, W=size//8, pairs=PAIRS_AT, mask=MASK)
     return _PLACES.format(**names).splitlines()
 
-# %% ../nbs/18_putting.ipynb #677b1058
+# %% ../nbs/18_putting.ipynb #936d45ac
 def _plan(layout):
     rec = layout.record
     return layout.offsets(), rec.itemsize, [rec.fields[o][1] for o in ('_prev', '_next')]
@@ -134,7 +134,7 @@ def step_source(layout, key=None, many=False):
 
 def _one_source(layout, size, keep):
     return _indent(0, '@njit("int64(int64, int64)", cache=True)', 'def write(step_at, head_at):') + \
-        _indent(1, *_places(layout, size), f'if head[{ROOM}] < 1 or array_at(step_at, 2)[1] != types[{N_KINDS}]: return -1',
+        _indent(1, *_places(layout, size), f'if head[{ROOM}] < 1 or not is_tuple(step_at, types[{N_KINDS}], {len(layout.leaves)}): return -1',
                 f'i, step = 0, array_at(step_at + {8*ITEMS}, {len(layout.leaves)})', 'if not fits(step, types): return -1',
                 'n, first = reserve(counts, max_sz, 1)', 'slot = n % max_sz', *keep,
                 f'head[{ROOM}] -= new', 'publish(counts, n + 1)', 'return n')
@@ -145,12 +145,12 @@ def _many_source(layout, size, keep):
         _indent(1, *_places(layout, size), 'm = np.int64(array_at(list_at, 4)[2])',
                 'steps = array_at(np.int64(array_at(list_at, 4)[3]), m)',
                 f'if m < 1 or m > max_sz or head[{ROOM}] < m: return -1', 'for i in range(m):',
-                f'    if array_at(np.int64(steps[i]), 2)[1] != types[{N_KINDS}] or not fits({items}, types): return -1',
+                f'    if not is_tuple(steps[i], types[{N_KINDS}], {len(layout.leaves)}) or not fits({items}, types): return -1',
                 'n, first = reserve(counts, max_sz, m)', 'slot = n % max_sz', 'for i in range(m):') + \
         _indent(2, f'step = {items}', *keep) + \
         _indent(1, 'number_from(ids_at, n, m)', f'head[{ROOM}] -= new', 'publish(counts, n + m)', 'return n')
 
-# %% ../nbs/18_putting.ipynb #f2133243
+# %% ../nbs/18_putting.ipynb #9cda5609
 STACKED, BATCH, GIVEN = 0, 1, 2
 "Where the kernel `put` finds a chunk's columns: in a tuple of arrays, in a `Batch`'s buffer, by the addresses in the head"
 
@@ -174,6 +174,7 @@ def put_source(layout, key=None):
         _indent(0, '@njit("int64(int64, int64, int64, int64, int64, int64)", cache=True)',
                 'def put(source_at, kind, m, keys_at, head_at, ids_at):') + \
         _indent(1, *_places(layout, size), f'columns = head[{COLUMNS}:]', f'if kind == {STACKED}:',
+                f'    if not is_tuple(source_at, types[{N_KINDS}], {len(layout.leaves)}): return -1',
                 f'    step = array_at(source_at + {8*ITEMS}, {len(layout.leaves)})') + \
         _indent(2, *stacked, f'for k in range({len(layout.leaves)}):',
                 '    if not columns[k]: return -1') + \
