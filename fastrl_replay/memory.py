@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ReplayMemory']
 
-# %% ../nbs/40_memory.ipynb #e251cd25
+# %% ../nbs/40_memory.ipynb #a10fdf7b
 import operator
 import threading
 import weakref
@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from .batch import Batch
+from .budget import estimate, example_step
 from .chunks import as_priorities, as_steps, chunk_columns, example_of, one_priority
-from .cyclic import CyclicArray, check_array, episode_ids
+from .cyclic import check_array, episode_ids
+from .frames import FrameStore, kept_how, storage
 from .ids import as_ids
 from .rng import Rng
 from .samplers.uniform import Uniform, as_sampler
@@ -29,17 +31,21 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #01c6a7f7
+# %% ../nbs/40_memory.ipynb #653b96ae
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
     `sampler`: `Uniform()` if None, or any object with the five methods of the protocol. The record's plan is inferred from the
     first step, or given: `step` is an example, `dtype` a structured numpy dtype. All that is random comes from `seed`.
-    `first_id ≤ id < n_added` are the ids of what is stored; slot = id % max_sz."""
-    def __init__(self, max_sz, sampler=None, *, step=None, dtype=None, seed=None):
+    `first_id ≤ id < n_added` are the ids of what is stored; slot = id % max_sz.
+
+    `dedup`: keep what transitions share once, by 'frames' of a stack, or by 'next_state'; 'auto' decides by the observation's size
+    and shape, None keeps plain records. `frame_views`: state and next state of a batch are views of one window (read only!).
+    `codec='lz4'` packs frames."""
+    def __init__(self, max_sz, sampler=None, *, step=None, dtype=None, dedup='auto', frame_views=False, codec=None, seed=None):
         self.max_sz = _whole('max_sz', max_sz, 1)
         self.sampler = as_sampler(Uniform() if sampler is None else sampler)
-        self._dtype = _structured(dtype)
+        self._dtype, self._storing = _structured(dtype), dict(dedup=dedup, frame_views=frame_views, codec=codec)
         layout = None if step is None else self._layout_of(step)
         self.sampler.attach(self.max_sz)
         self.rng = Rng(seed)
@@ -61,8 +67,10 @@ class ReplayMemory:
         return self._open(layout)
 
     def _open(self, layout):
-        self._array = CyclicArray(self.max_sz, layout, _memory=weakref.ref(self))
+        self._array = self._new_array(layout)
         return self._array
+
+    def _new_array(self, layout): return storage(self.max_sz, layout, **self._storing, _memory=weakref.ref(self))
 
     def add(self, step, priority=None):
         """Store one step and return its id. With `priority` (finite, ≥ 0), that; else the largest seen so far.
@@ -180,8 +188,15 @@ class ReplayMemory:
         return self.n_drawn/new if new else float('nan')
     @property
     def nbytes(self):
-        "Bytes allocated for records (the sampler's own are not counted)"
+        "Bytes allocated for transitions (the sampler's own are not counted); pages are taken as they are written"
         return 0 if self._array is None else self._array.nbytes
+
+    @staticmethod
+    def estimate(env_or_step, max_sz):
+        """Bytes that a memory of `max_sz` steps would allocate, as an `Estimate`: as plain records, and with what is shared stored once.
+
+        `env_or_step`: an example step, or an environment (or a vector of them), whose spaces say what a step is made of."""
+        return estimate(Layout.of(example_step(env_or_step)), _whole('max_sz', max_sz, 1))
 
     def __getitem__(self, k):
         if isinstance(k, str): raise TypeError(f'memory[{k!r}]: expected a slot or a slice of slots; columns belong to a Batch')
@@ -198,6 +213,7 @@ class ReplayMemory:
         "True, or an `AssertionError` that says what is out of order"
         with self._lock:
             if self._array is not None: check_array(self._array)
+            if isinstance(self._array, FrameStore): self._array.check_valid()
             filled = min(self.n_added, self.max_sz)
             assert self.sampler.size==filled, f'the sampler knows {self.sampler.size} slots, of {filled} filled'
             return self.sampler.check_valid()
@@ -209,7 +225,7 @@ class ReplayMemory:
     def __getstate__(self):
         array = self._array
         return dict(max_sz=self.max_sz, sampler=self.sampler, rng=self.rng, n_stale=self.n_stale, _dtype=self._dtype,
-                    _array=None if array is None else (array.layout, array.get_state()))
+                    _storing=self._storing, _array=None if array is None else (array.layout, array.get_state()))
 
     def __setstate__(self, state):
         saved = state.pop('_array')
@@ -219,7 +235,7 @@ class ReplayMemory:
         if saved is not None: self._open(saved[0]).set_state(saved[1])
 
     def __repr__(self):
-        what = repr(self._array.layout) if self._array is not None else 'no step seen yet'
+        what = f'{self._array.layout!r}; {kept_how(self._array)}' if self._array is not None else 'no step seen yet'
         return f'ReplayMemory({len(self):,} of {self.max_sz:,}; {what}; {self.sampler!r})'
 
 class _Elsewhere:
@@ -239,7 +255,7 @@ def _structured(dtype):
     if dtype.names is None: raise TypeError(f'dtype: expected a structured dtype with the step\'s fields, got {dtype}')
     return dtype
 
-# %% ../nbs/40_memory.ipynb #63b9df44
+# %% ../nbs/40_memory.ipynb #3d20173e
 def _as_plain(v):
     "Arrays as tensors, all the way down"
     if isinstance(v, dict): return {k: _as_plain(o) for k, o in v.items()}
@@ -272,7 +288,7 @@ def load_state_dict(self:ReplayMemory, state):
     saved, array = state['array'], None
     if saved is not None:
         layout = Layout.from_plain(saved['layout'], self._array and self._array.layout)
-        array = CyclicArray(self.max_sz, layout, _memory=weakref.ref(self))
+        array = self._new_array(layout)
         array.set_state(saved)
     rng = Rng(0)
     rng.set_state(state['rng'])                    # whatever can fail, fails before anything has changed

@@ -9,9 +9,9 @@ import pytest
 
 LIB = 'fastrl_replay'
 FLOORS = {
-    0: ['steps', 'schedules', 'compat', 'rng', 'batch', 'sources'],
-    1: ['kernels', 'sumtree', 'pool', 'objects', 'streams', 'putting', 'ids', 'blocks', 'tally'],
-    2: ['cyclic', 'chunks', 'frames'],
+    0: ['steps', 'schedules', 'compat', 'rng', 'batch', 'sources', 'free'],
+    1: ['kernels', 'sumtree', 'pool', 'objects', 'streams', 'putting', 'ids', 'blocks', 'tally', 'raw', 'interning'],
+    2: ['cyclic', 'chunks', 'stacks', 'budget', 'framing', 'frames'],
     3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
     4: ['memory', 'checkpoint', 'health', 'windows', 'envs', 'workers'],
     5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights'],
@@ -23,12 +23,17 @@ FLOOR = {module: floor for floor, modules in FLOORS.items() for module in module
 PACKAGES = {m.rpartition('.')[0] for m in FLOOR} - {''}
 SIBLINGS = {  # module → those of its own floor it may import
     'batch': {'steps'},
+    'free': {'batch'},
     'sumtree': {'kernels'},
     'samplers.proportional': {'samplers.uniform'},
     'blocks': {'kernels'},
     'tally': {'kernels'},
     'objects': {'kernels'},
     'putting': {'kernels', 'objects'},
+    'interning': {'kernels', 'raw'},
+    'stacks': {'cyclic'},
+    'budget': {'stacks'},
+    'frames': {'cyclic', 'stacks', 'budget', 'framing'},
     'samplers.rank': {'samplers.uniform'},
     'samplers.more': {'samplers.uniform', 'samplers.proportional'},
     'health': {'memory'},
