@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['FrameStore', 'storage', 'kept_how']
 
-# %% ../nbs/21_frames.ipynb #c3fb4ea4
+# %% ../nbs/21_frames.ipynb #88f96e4a
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 import numpy as np
 import torch
-from .batch import Batch, aligned, column_plan
+from .batch import Batch, aligned, column_names, column_plan
 from .budget import check_fits
 from .cyclic import CyclicArray, in_ram
 from .framing import (NO_ROOM, common_shift, fetch_frames, fetch_noted, fetch_windows, known_objects, load_note, note_shift,
@@ -21,12 +21,12 @@ from .free import in_free_ram
 from .interning import BYTES, STACK, intern_row_at
 from .kernels import compiled
 from .objects import READABLE
-from .pool import Holders, Pool, _new_tensor
+from .pool import Holders, Pool
 from .putting import BATCH, COLUMNS, GIVEN, STACKED
 from .stacks import Frames, inner_layout, interned
 from .steps import encode
 
-# %% ../nbs/21_frames.ipynb #59531e7d
+# %% ../nbs/21_frames.ipynb #96940906
 _Base: Any = Pool.kind
 
 def _sliding(raw, bs, leaf, stack, last):
@@ -58,8 +58,12 @@ class _WindowBuffer(_Base):
         "New tensors over the columns"
         made = list(super().tensors())
         for (a, b, *_), views, note in zip(self.pairs, self._views, self._notes):
-            made[3 + a], made[3 + b] = _new_tensor(views[0]), _new_tensor(views[note[1]])
+            made[3 + a], made[3 + b] = views[0].data, views[note[1]].data
         return made
+
+    def batch(self):
+        "A new batch over the columns of a flat layout"
+        return Batch._drawn(self.fixed, ('ids', 'probs', 'weights') + column_names(self.fixed['_layout']), self.tensors())
 
     def is_free(self):
         "Is there no batch, tensor, view or array left that refers to these bytes?"
