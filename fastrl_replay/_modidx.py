@@ -1251,4 +1251,6 @@ d = { 'settings': { 'branch': 'main',
                                                                                    'fastrl_replay/workers.py'),
                                        'fastrl_replay.workers._main': ('workers.html#_main', 'fastrl_replay/workers.py'),
                                        'fastrl_replay.workers._serve': ('workers.html#_serve', 'fastrl_replay/workers.py'),
+                                       'fastrl_replay.workers.end_own_workers': ( 'workers.html#end_own_workers',
+                                                                                  'fastrl_replay/workers.py'),
                                        'fastrl_replay.workers.end_workers': ('workers.html#end_workers', 'fastrl_replay/workers.py')}}}

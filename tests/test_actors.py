@@ -247,13 +247,13 @@ def test_one_clear_error_and_the_memory_stays_usable(fault):
 
 @pytest.mark.parametrize('trouble', ['raise', 'kill', 'hang'])
 def test_a_dead_worker_is_replaced(trouble):
-    pipe = actors(GymStepper([Make(at=40, trouble=trouble)], seed=0), 2, chunk=8, timeout=1, restart=True)
+    pipe = actors(GymStepper([Make(at=40, trouble=trouble)], seed=0), 2, chunk=8, timeout=.7 if trouble=='hang' else 20, restart=True)
     with pytest.warns(RuntimeWarning, match='another takes its place'):
-        got = rows(taken(pipe, 45))
-    assert pipe.n_restarts >= 4 and pipe.stats()['n_restarts']==pipe.n_restarts and sum(pipe.stats()['n_chunks'])==45
+        got = rows(taken(pipe, 25))
+    assert pipe.n_restarts >= 2 and pipe.stats()['n_restarts']==pipe.n_restarts and sum(pipe.stats()['n_chunks'])==25
     assert sum(pipe.stats()['n_steps'])==len(got)
     streams = {k: [s for s in got if s.env_id==k] for k in sorted({s.env_id for s in got})}
-    assert list(streams)==list(range(len(streams))) and len(streams) >= 6
+    assert list(streams)==list(range(len(streams))) and len(streams) >= 4
     assert len({s[0].state[0] for s in streams.values()})==len(streams), 'a replacement repeats a stream'
     for steps in streams.values():
         assert [7*s.episode_n + s.step_n for s in steps]==list(range(len(steps))) and len({s.proc_id for s in steps})==1

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['gather', 'upstream', 'Actors']
 
-# %% ../../nbs/54_actors.ipynb #09fae27e
+# %% ../../nbs/54_actors.ipynb #dcddad93
 import itertools
 import math
 import multiprocessing
@@ -26,9 +26,9 @@ from ..compat import IterDataPipe, datapipe
 from ..memory import ReplayMemory
 from ..sources import Resumable, pickled_state
 from ..steps import Layout
-from ..workers import ActorError, Line, end_workers
+from ..workers import ActorError, Line, end_own_workers, end_workers
 
-# %% ../../nbs/54_actors.ipynb #a9cc7b27
+# %% ../../nbs/54_actors.ipynb #be3f84c2
 def _stream_leaf(layout, name='env_id'):
     "Which leaf is `name`, if that is one whole number"
     for k, leaf in enumerate(layout.leaves):
@@ -47,19 +47,14 @@ def _joined(parts):
 
 class _Waiting:
     "Rows on their way into a chunk"
-    def __init__(self, size): self.size, self.steps, self.parts, self.n, self.layout = size, [], [], 0, None
+    def __init__(self): self.steps, self.parts, self.n, self.layout = [], [], 0, None       # n: rows in the parts
 
-    def add(self, item):
-        "Take an item; are there rows enough?"
-        if isinstance(item, (Batch, list)):
-            if len(item):
-                self._settle()
-                self.parts.append(item if isinstance(item, Batch) else self._of_steps(item, np.arange(len(item))))
-            self.n += len(item)
-        else:
-            self.steps.append(item)
-            self.n += 1
-        return self.n >= self.size
+    def add(self, chunk):
+        "Take a chunk (single steps are appended to `steps`)"
+        if not len(chunk): return
+        self._settle()
+        self.parts.append(chunk if isinstance(chunk, Batch) else self._of_steps(chunk, np.arange(len(chunk))))
+        self.n += len(chunk)
 
     def _of_steps(self, steps, streams):
         layout = self.layout or Layout.of(steps[0])
@@ -69,8 +64,11 @@ class _Waiting:
         return batch
 
     def _settle(self):
-        steps, self.steps = self.steps, []
-        if steps: self.parts.append(self._of_steps(steps, np.zeros(len(steps), np.int64)))
+        steps = self.steps[:]
+        self.steps.clear()
+        if not steps: return
+        self.parts.append(self._of_steps(steps, np.zeros(len(steps), np.int64)))
+        self.n += len(steps)
 
     def take(self):
         "All that waits, as `Batch`es: one, or one for each layout in a row"
@@ -84,14 +82,17 @@ def gather(items, size=64, patience=math.inf, begin=lambda: None):
 
     A chunk has `size` rows or, of whole lists and batches, as many as reach it; fewer at the end, before an error, and where `patience`
     seconds have passed."""
-    waiting, error, note, start = _Waiting(size), None, begin(), time.monotonic()
+    waiting, error, note, clock = _Waiting(), None, begin(), time.monotonic
+    steps, late = waiting.steps, clock() + patience
     try:
         for item in items:
-            if waiting.add(item) or time.monotonic() - start > patience:
+            if item.__class__ is Batch or isinstance(item, list): waiting.add(item)
+            else: steps.append(item)
+            if waiting.n + len(steps) >= size or clock() > late and waiting.n + len(steps):
                 yield waiting.take(), note
-                note, start = begin(), time.monotonic()
+                note, late = begin(), clock() + patience
     except Exception as e: error = e      # noqa: BLE001   (raised again below)
-    if waiting.n: yield waiting.take(), note
+    if waiting.n or steps: yield waiting.take(), note
     if error is not None: raise error
 
 # %% ../../nbs/54_actors.ipynb #1437777b
@@ -303,7 +304,7 @@ def _check_upstream(o):
         warnings.warn(f'actors: {type(agent).__name__}\'s model is copied into the workers, where it will never change; SharedAgent(agent, '
                       'SharedParams(model)) brings them the weights that are published', stacklevel=4)
 
-# %% ../../nbs/54_actors.ipynb #17d2e3d9
+# %% ../../nbs/54_actors.ipynb #c6c67e3d
 class _Crew:
     "The lines of the workers that run, and whose turn it is"
     def __init__(self):
@@ -313,7 +314,7 @@ class _Crew:
 
     def watch(self, owner):
         "End the workers when `owner` is forgotten, and at the end of this process"
-        if not self.watched: weakref.finalize(owner, self.end, os.getpid())
+        if not self.watched: weakref.finalize(owner, end_own_workers, self.lines, os.getpid())
         self.watched = True
 
     def add(self, w, line, credits):
@@ -341,9 +342,9 @@ class _Crew:
 
     def ended(self, w): self.live.remove(w)
 
-    def end(self, pid=None):
-        "End all workers, in the process that started them (`pid`)"
-        lines, self.lines, self.live, self.last = list(self.lines.values()), {}, [], -1
-        if pid in (None, os.getpid()): end_workers(lines)
+    def end(self):
+        "End all workers"
+        self.live, self.last = [], -1
+        end_own_workers(self.lines, os.getpid())
 
     def __reduce__(self): return _Crew, ()
