@@ -57,7 +57,8 @@ def rate(items, n):
 
 def crossing():
     "Steps a second through a line, and into a memory"
-    memories = dict(uniform=lambda: ExperienceReplay([], bs=8, max_sz=50_000).memory, prioritized=lambda: PrioritizedReplay([], bs=8, max_sz=50_000).memory)
+    memories = dict(uniform=lambda: ExperienceReplay([], bs=8, max_sz=50_000).memory,
+                    prioritized=lambda: PrioritizedReplay([], bs=8, max_sz=50_000).memory)
     chunk, rows = next(iter(Actors(Ready(64), 0))), []
     for name, rows_, n in (('steps, one worker', 1, 1), ('batches, one worker', 64, 1), ('steps, no worker', 1, 0)):
         pipe = Actors(Ready(rows_), n)
@@ -96,7 +97,8 @@ def slowed(seconds=4.):
         rates[n] = (n_added - first)/(time.perf_counter() - start)
         rows.append([n, f'{rates[n]:,.0f}', f'{k:,}', f'{due:,}', 'yes' if exact else 'NO'])
         pipe.close()
-    table(f'1 ms a step: two workers make {rates[2]/rates[1]:.2f} times the steps of one', rows, ['workers', 'steps/s', 'batches drawn', 'batches due', 'never early'])
+    table(f'1 ms a step: two workers make {rates[2]/rates[1]:.2f} times the steps of one', rows,
+          ['workers', 'steps/s', 'batches drawn', 'batches due', 'never early'])
 
 
 def lag(n=200):
@@ -113,7 +115,8 @@ def lag(n=200):
             if pipe.stats()['versions'][w] < version: stale[w] += 1
         old += stale
     pipe.close()
-    table('Chunks of a worker that begin with older weights, after a publication', [[k, old.count(k)] for k in sorted(set(old))], ['chunks', 'times'])
+    table('Chunks of a worker that begin with older weights, after a publication', [[k, old.count(k)] for k in sorted(set(old))],
+          ['chunks', 'times'])
 
 
 def prefetching():
@@ -154,7 +157,8 @@ def learning(seeds=(0, 1, 2)):
     for seed in seeds:
         for n in (0, 2):
             with tempfile.TemporaryDirectory() as folder:
-                options = cli.parse_options(cli.COMMANDS['train'], ['--seed', str(seed), '--actors', str(n), '--out', str(Path(folder)/'run')])
+                given = ['--seed', str(seed), '--actors', str(n), '--out', str(Path(folder)/'run')]
+                options = cli.parse_options(cli.COMMANDS['train'], given)
                 result = cli.COMMANDS['train'].__wrapped__(**options)
             rows.append([seed, n, f'{result["mean_return"]:.1f}', f'{result["steps"]:,}', f'{result["seconds"]:.0f}'])
     table('CartPole-v1, 20 greedy episodes of the weights chosen', rows, ['seed', 'actors', 'mean return', 'steps', 'seconds'])

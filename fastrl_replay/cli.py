@@ -73,7 +73,7 @@ def _n_batches(o):
 
 def _streams(o): return o['n_envs']*max(1, o['actors'])
 
-# %% ../nbs/70_cli.ipynb #31b9c5b1
+# %% ../nbs/70_cli.ipynb #38baf65b
 _CHUNK = 16         # steps that actors send at a time: a run may store as many more than it was asked for, less one
 
 def _pipe(o, agent, seeds):
@@ -92,7 +92,7 @@ def _learner(o, env, seeds):
     from fastrl_replay.pipes.weights import SharedAgent, SharedParams
     from fastrl_replay.schedules import LinearSchedule
     model = q_network(env.observation_space, int(env.action_space.n), o['hidden'], seeds['weights'])
-    agent = EpsilonGreedy(model, LinearSchedule(o['eps_start'], o['eps_end'], o['eps_steps']), seeds['agent'])
+    agent: Any = EpsilonGreedy(model, LinearSchedule(o['eps_start'], o['eps_end'], o['eps_steps']), seeds['agent'])
     shared = SharedParams(model) if o['actors'] else None
     if o['actors']: agent = SharedAgent(agent, shared)
     learn = DQNLearner(model, _pipe(o, agent, seeds).loader(), o['gamma'], LinearSchedule(o['lr'], o['lr_end'], _n_batches(o)),

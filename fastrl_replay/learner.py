@@ -183,7 +183,7 @@ def plot_training(steps, returns, losses, evaluations=(), smooth=20):
     right.set(xlabel='batches', ylabel='loss (mean of 100)')
     return fig
 
-# %% ../nbs/60_learner.ipynb #6bbc8b28
+# %% ../nbs/60_learner.ipynb #4958ead8
 _LOOK = 100       # batches between two looks at how the episodes went
 
 class DQNLearner:
@@ -196,7 +196,8 @@ class DQNLearner:
     `shared`: a `SharedParams` to which the weights are published after every `publish_every` batches, for actors in other processes.
 
     `losses`: of every batch; `n_batches`: how many; `n_steps`: transitions stored at the last look."""
-    def __init__(self, model, dl, gamma=.99, lr=1e-3, double=True, target_sync=250, device=None, max_norm=10., shared=None, publish_every=4):
+    def __init__(self, model, dl, gamma=.99, lr=1e-3, double=True, target_sync=250, device=None, max_norm=10.,
+                 shared=None, publish_every=4):
         if target_sync < 1: raise ValueError(f'target_sync: expected a number of batches ≥ 1, got {target_sync!r}')
         self.device = _place(model, device)
         self.model, self.target = model, copy.deepcopy(model).requires_grad_(False)

@@ -24,7 +24,7 @@ from .batch import Batch, aligned, column_plan, _from_buffer, _stored
 from .compat import become_actor
 from .steps import Layout, _same_object
 
-# %% ../nbs/47_workers.ipynb #58617d63
+# %% ../nbs/47_workers.ipynb #ce6e187e
 class _ByValue(ForkingPickler):
     "Tensors go as copies, unless their memory is shared already"
     def reducer_override(self, o):
@@ -42,9 +42,9 @@ class Parcel:
 
     def __reduce__(self):
         try: return _Packed, (bytes(_ByValue.dumps(self.thing)),)
-        except Exception as e:      # noqa: BLE001   (whatever a __reduce__ may raise)
-            raise TypeError(f'this can\'t be sent to a worker process: {type(e).__name__}: {e}. Define functions and classes with a name at '
-                            "the top of a module (no lambda, nothing local), or use ctx='fork'") from e
+        except Exception as e:             # whatever a __reduce__ may raise
+            raise TypeError(f'this can\'t be sent to a worker process: {type(e).__name__}: {e}. Define functions and classes with a name '
+                            "at the top of a module (no lambda, nothing local), or use ctx='fork'") from e
 
 class _Packed:
     def __init__(self, data): self.data = data
@@ -115,7 +115,7 @@ class _Inbox:
         semaphore.acquire()
         if self.stopped: raise _Stopped
 
-# %% ../nbs/47_workers.ipynb #bf14ee0b
+# %% ../nbs/47_workers.ipynb #818c0b8d
 def _serve(task, inbox, outbox):
     while True:
         chunks = task.chunks()
@@ -140,7 +140,7 @@ def _main(channel, parcel, number, others):
         try: _serve(task, inbox, outbox)
         finally: task.close()
     except (_Stopped, BrokenPipeError, ConnectionResetError): pass
-    except BaseException as e:      # noqa: BLE001   (it is handed on)
+    except BaseException as e:             # it is handed on
         with contextlib.suppress(OSError): outbox.error(e)
         if not isinstance(e, Exception): raise
 
@@ -157,7 +157,7 @@ def _interrupts_held():
         try: yield
         finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-# %% ../nbs/47_workers.ipynb #36874d76
+# %% ../nbs/47_workers.ipynb #f485dc31
 class ActorError(RuntimeError):
     "A worker process raised an error (which is the `__cause__`), died, or was silent for too long"
 
@@ -212,6 +212,7 @@ class Line:
             if left <= 0: raise ActorError(f'worker {self.number} (pid {self.process.pid}) has sent nothing for {timeout:g} s: its '
                                            'environment stands still, or takes longer than that for a step; give a longer timeout')
             self.channel.settimeout(min(left, 1.))
+            got: int | None
             try: got = self.channel.recv_into(view)
             except TimeoutError: got = None if self.process.is_alive() else 0
             except OSError: got = 0

@@ -27,6 +27,7 @@ from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.workers import ActorError
 from harness import check_constant_size, check_resume, seen, through_json
 
+multiprocessing.set_forkserver_preload(['fastrl_replay.all'])       # its workers start at once then
 ROOT = Path(__file__).resolve().parent.parent
 CONTEXTS = ['fork', 'forkserver', 'spawn']
 pytestmark = pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
@@ -209,7 +210,7 @@ def test_no_more_is_under_way_than_was_agreed():
 def test_the_ratio_holds_to_the_step(steps_per_batch, chunk):
     pipe = actors(Source(k=2), 2, chunk=chunk)
     replay = ExperienceReplay(pipe, bs=8, max_sz=500, min_sz=50, steps_per_batch=steps_per_batch, seed=0)
-    for k, batch in enumerate(itertools.islice(replay, 60), 1):
+    for k, _ in enumerate(itertools.islice(replay, 60), 1):
         n = replay.memory.n_added
         assert n >= 50 and replay.n_batches==k <= batches_due(n, 50, replay.steps_per_batch) and n % chunk==0
         assert batches_due(n - chunk, 50, replay.steps_per_batch) < k, 'a chunk came too early'

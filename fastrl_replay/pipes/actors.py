@@ -95,10 +95,10 @@ def gather(items, size=64, patience=math.inf, begin=lambda: None):
     if waiting.n or steps: yield waiting.take(), note
     if error is not None: raise error
 
-# %% ../../nbs/54_actors.ipynb #1437777b
+# %% ../../nbs/54_actors.ipynb #d1ed8f7f
 def upstream(pipe):
     "`pipe` and everything that flows into it, as far as attributes show it"
-    todo, seen = [pipe], []
+    todo, seen = [pipe], list[Any]()
     while todo:
         o = todo.pop(0)
         if o is None or any(o is s for s in seen): continue
@@ -181,7 +181,7 @@ def _seed_globals(sequence):
     random.seed(seed)
     np.random.seed(seed)        # noqa: NPY002
 
-# %% ../../nbs/54_actors.ipynb #0cd1b2f4
+# %% ../../nbs/54_actors.ipynb #0553aa68
 @datapipe('actors')
 class Actors(IterDataPipe):
     """Everything upstream runs in `num_workers` processes; their steps come here in chunks (`Batch`es), in the learner's process.
@@ -193,11 +193,13 @@ class Actors(IterDataPipe):
     order; False: as they come. `num_workers=0` does the same in this process.
 
     Streams of different workers have different `env_id`s, `proc_id` tells processes apart; whole episodes come from one worker. An
-    `ActorError` tells what a worker raised or how it died; the workers are ended then, and iterating again starts new ones with new streams. `close()` ends them too.
+    `ActorError` tells what a worker raised or how it died; the workers are ended then, and iterating again starts new ones with new
+    streams. `close()` ends them too.
     A `ValueError` where a memory is upstream: it would be copied into every worker."""
     def __init__(self, source_datapipe, num_workers=1, ctx='spawn', chunk=64, timeout=60, restart=False, in_flight=2, in_order=True):
         for name, v, least in (('num_workers', num_workers, 0), ('chunk', chunk, 1), ('in_flight', in_flight, 1)):
-            if not isinstance(v, numbers.Integral) or v < least: raise ValueError(f'actors: {name}: expected a whole number ≥ {least}, got {v!r}')
+            if isinstance(v, numbers.Integral) and v >= least: continue
+            raise ValueError(f'actors: {name}: expected a whole number ≥ {least}, got {v!r}')
         if not timeout > 0: raise ValueError(f'actors: timeout: expected a number of seconds above 0, got {timeout!r}')
         for o in upstream(source_datapipe): _check_upstream(o)
         if isinstance(ctx, str): multiprocessing.get_context(ctx)          # a wrong name is refused here
@@ -296,8 +298,8 @@ class Actors(IterDataPipe):
 
 def _check_upstream(o):
     if isinstance(getattr(o, 'memory', None), ReplayMemory):
-        raise ValueError(f'actors: {type(o).__name__} is upstream, and each worker would fill and sample a copy of its memory; put .actors() '
-                         'before the memory')
+        raise ValueError(f'actors: {type(o).__name__} is upstream, and each worker would fill and sample a copy of its memory; '
+                         'put .actors() before the memory')
     if isinstance(o, Actors): raise ValueError('actors: there is an .actors() upstream already; give that one more workers')
     agent = getattr(o, 'agent', None)
     if isinstance(getattr(agent, 'model', None), torch.nn.Module) and not hasattr(agent, 'sync'):
