@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'Refused', 'parse_options', 'make_env', 'train', 'main']
 
-# %% ../nbs/70_cli.ipynb #4c6c9f09
+# %% ../nbs/70_cli.ipynb #166035b5
 import json
 import os
 import signal
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from fastcore.script import Param, anno_parser, call_parse
@@ -43,7 +44,7 @@ def make_env(env_id):
     if not states.is_np_flattenable: raise Refused(f'environment {env_id!r}: expected observations of a fixed size, got {states}')
     return gym.wrappers.FlattenObservation(env)
 
-# %% ../nbs/70_cli.ipynb #44287ab6
+# %% ../nbs/70_cli.ipynb #858adffc
 _MEMORIES = dict(uniform='experience_replay', prioritized='prioritized_replay', rank='rank_replay')
 _PRIORITIES = dict(uniform={}, prioritized=dict(alpha=.6, beta=.4), rank=dict(alpha=.7, beta=.5))       # Schaul et al. 2016, table 3
 _RANDOM = ('weights', 'agent', 'env', 'memory', 'chosen', 'reported')
@@ -60,33 +61,42 @@ def _check(o):
     for k in ('eps_start', 'eps_end'):
         if not 0 <= o[k] <= 1: raise Refused(f'--{k}: expected a number from 0 to 1, got {o[k]}')
     if not o['steps_per_batch'] > 0: raise Refused(f'--steps_per_batch: expected a number above 0, got {o["steps_per_batch"]}')
-    if o['steps'] < _first_batch(o) + o['n']*o['n_envs']:
+    if o['actors'] < 0: raise Refused(f'--actors: expected a number ≥ 0, got {o["actors"]}')
+    if o['steps'] < _first_batch(o) + o['n']*_streams(o):
         raise Refused(f'--steps: {o["steps"]} are too few for a batch of {o["bs"]}; give more, or a smaller --bs')
 
 def _first_batch(o): return max(o['bs'], min(o['min_sz'], o['steps']//2))
 
 def _n_batches(o):
     "How many batches are due after `steps` steps, a window of n steps in each environment being open"
-    return 1 + int((o['steps'] - (o['n'] - 1)*o['n_envs'] - _first_batch(o))/o['steps_per_batch'])
+    return 1 + int((o['steps'] - (o['n'] - 1)*_streams(o) - _first_batch(o))/o['steps_per_batch'])
 
-# %% ../nbs/70_cli.ipynb #3099edb2
+def _streams(o): return o['n_envs']*max(1, o['actors'])
+
+# %% ../nbs/70_cli.ipynb #38baf65b
+_CHUNK = 16         # steps that actors send at a time: a run may store as many more than it was asked for, less one
+
 def _pipe(o, agent, seeds):
-    "stepper → n-step → replay"
-    from fastrl_replay.pipes import nstep, replay, stepper      # noqa: F401   (they bring the functional forms)
-    pipe = stepper.GymStepper([lambda: make_env(o['env'])], agent=agent, seed=seeds['env'], n_envs=o['n_envs'])
+    "stepper → n-step → (actors →) replay"
+    from fastrl_replay.pipes import actors, nstep, replay, stepper      # noqa: F401   (they bring the functional forms)
+    pipe = stepper.GymStepper([partial(make_env, o['env'])], agent=agent, seed=seeds['env'], n_envs=o['n_envs'])
     how = dict(bs=o['bs'], max_sz=o['max_sz'], min_sz=_first_batch(o), steps_per_batch=o['steps_per_batch'], seed=seeds['memory'])
     how |= {k: o[k] for k in _PRIORITIES[o['memory']]}
-    return getattr(pipe.n_step(n=o['n'], gamma=o['gamma']), _MEMORIES[o['memory']])(**how)
+    steps = pipe.n_step(n=o['n'], gamma=o['gamma'])
+    return getattr(steps.actors(o['actors'], chunk=_CHUNK) if o['actors'] else steps, _MEMORIES[o['memory']])(**how)
 
 def _learner(o, env, seeds):
     "A learner on top of its pipe, and what watches it"
     from fastrl_replay.learner import BestWeights, DQNLearner, q_network
     from fastrl_replay.pipes.agents import EpsilonGreedy
+    from fastrl_replay.pipes.weights import SharedAgent, SharedParams
     from fastrl_replay.schedules import LinearSchedule
     model = q_network(env.observation_space, int(env.action_space.n), o['hidden'], seeds['weights'])
-    agent = EpsilonGreedy(model, LinearSchedule(o['eps_start'], o['eps_end'], o['eps_steps']), seeds['agent'])
+    agent: Any = EpsilonGreedy(model, LinearSchedule(o['eps_start'], o['eps_end'], o['eps_steps']), seeds['agent'])
+    shared = SharedParams(model) if o['actors'] else None
+    if o['actors']: agent = SharedAgent(agent, shared)
     learn = DQNLearner(model, _pipe(o, agent, seeds).loader(), o['gamma'], LinearSchedule(o['lr'], o['lr_end'], _n_batches(o)),
-                       o['double'], o['target_sync'], o['device'])
+                       o['double'], o['target_sync'], o['device'], shared=shared, publish_every=2)
     best = BestWeights(lambda: make_env(o['env']), min(o['every'], _n_batches(o)), o['select'], o['confirm'], seeds['chosen'],
                        o['average'], float('-inf') if o['goal'] is None else o['goal'], o['patience'])
     return learn, best
@@ -95,14 +105,16 @@ def _run(o, env):
     "Train, choose, evaluate: the result as plain data, and the figure"
     start, seeds = time.perf_counter(), _seeds(o['seed'])
     learn, best = _learner(o, env, seeds)
-    learn.fit(_n_batches(o), best)
+    try: learn.fit(_n_batches(o), best)
+    finally:
+        if o['actors']: learn.dl.dataset.pipe.source_datapipe.close()
     best.restore(learn)
     returns = learn.evaluate(lambda: make_env(o['env']), o['episodes'], seeds['reported'])
     result = dict(mean_return=float(returns.mean()), returns=returns.tolist(), steps=learn.n_steps, batches=learn.n_batches, seed=o['seed'],
                   seconds=round(time.perf_counter() - start, 2), selection_score=float(best.score), arguments=o)
     return result, learn.plot(best.history)
 
-# %% ../nbs/70_cli.ipynb #412dd394
+# %% ../nbs/70_cli.ipynb #678ca43d
 def _folder(path):
     "The folder `path`, made if need be, and tried"
     folder = Path(path)
@@ -128,6 +140,7 @@ def train(
     out: str = 'runs/train',        # folder for learning_curve.png and result.json
     episodes: int = 20,             # greedy episodes that are reported
     n_envs: int = 1,                # copies of the environment, stepped together
+    actors: int = 0,                # worker processes that step the environments (0: the learner does it)
     bs: int = 128,                  # transitions in a batch
     steps_per_batch: float = 2.,    # steps between two batches
     max_sz: int = 50_000,           # transitions the memory holds

@@ -27,6 +27,7 @@ from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.workers import ActorError
 from harness import check_constant_size, check_resume, seen, through_json
 
+multiprocessing.set_forkserver_preload(['fastrl_replay.all'])       # its workers start at once then
 ROOT = Path(__file__).resolve().parent.parent
 CONTEXTS = ['fork', 'forkserver', 'spawn']
 pytestmark = pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
@@ -209,7 +210,7 @@ def test_no_more_is_under_way_than_was_agreed():
 def test_the_ratio_holds_to_the_step(steps_per_batch, chunk):
     pipe = actors(Source(k=2), 2, chunk=chunk)
     replay = ExperienceReplay(pipe, bs=8, max_sz=500, min_sz=50, steps_per_batch=steps_per_batch, seed=0)
-    for k, batch in enumerate(itertools.islice(replay, 60), 1):
+    for k, _ in enumerate(itertools.islice(replay, 60), 1):
         n = replay.memory.n_added
         assert n >= 50 and replay.n_batches==k <= batches_due(n, 50, replay.steps_per_batch) and n % chunk==0
         assert batches_due(n - chunk, 50, replay.steps_per_batch) < k, 'a chunk came too early'
@@ -247,13 +248,13 @@ def test_one_clear_error_and_the_memory_stays_usable(fault):
 
 @pytest.mark.parametrize('trouble', ['raise', 'kill', 'hang'])
 def test_a_dead_worker_is_replaced(trouble):
-    pipe = actors(GymStepper([Make(at=40, trouble=trouble)], seed=0), 2, chunk=8, timeout=1, restart=True)
+    pipe = actors(GymStepper([Make(at=40, trouble=trouble)], seed=0), 2, chunk=8, timeout=.7 if trouble=='hang' else 20, restart=True)
     with pytest.warns(RuntimeWarning, match='another takes its place'):
-        got = rows(taken(pipe, 45))
-    assert pipe.n_restarts >= 4 and pipe.stats()['n_restarts']==pipe.n_restarts and sum(pipe.stats()['n_chunks'])==45
+        got = rows(taken(pipe, 25))
+    assert pipe.n_restarts >= 2 and pipe.stats()['n_restarts']==pipe.n_restarts and sum(pipe.stats()['n_chunks'])==25
     assert sum(pipe.stats()['n_steps'])==len(got)
     streams = {k: [s for s in got if s.env_id==k] for k in sorted({s.env_id for s in got})}
-    assert list(streams)==list(range(len(streams))) and len(streams) >= 6
+    assert list(streams)==list(range(len(streams))) and len(streams) >= 4
     assert len({s[0].state[0] for s in streams.values()})==len(streams), 'a replacement repeats a stream'
     for steps in streams.values():
         assert [7*s.episode_n + s.step_n for s in steps]==list(range(len(steps))) and len({s.proc_id for s in steps})==1

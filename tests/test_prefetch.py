@@ -21,7 +21,7 @@ from fastrl_replay.samplers.uniform import Uniform
 from harness import seen
 
 import gymnasium as gym
-import fastrl_replay.pipes.actors  # noqa: F401
+import fastrl_replay.pipes.actors, fastrl_replay.pipes.nstep  # noqa: F401
 
 
 def lagged(replay, k):
@@ -216,7 +216,8 @@ def test_where_there_is_cuda_batches_are_pinned(monkeypatch):
     monkeypatch.setattr('fastrl_replay.batch.Batch.pin_memory', lambda self: pinned.append(threading.current_thread().name) or self)
     loader = make('uniform').loader(prefetch=1)
     assert loader.pin_memory is False and len(list(itertools.islice(loader.dataset.ahead, 4)))==4
-    assert pinned and set(pinned)=={'prefetch'}
+    loader.dataset.ahead.drawn[-1].result()
+    assert set(pinned)=={'prefetch'}
     n = len(pinned)
     list(itertools.islice(make('uniform').loader(prefetch=1, pin_memory=False).dataset.ahead, 4))
     assert len(pinned)==n

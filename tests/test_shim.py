@@ -34,6 +34,10 @@ class TestShim:
         out = ran('-m', 'pytest', '-q', '-p', 'no:cacheprovider', *(f'tests/{o}' for o in PIPES), '--deselect', 'tests/test_replay.py::test_a_worker_process_is_refused[pipe, spawn]')
         assert ' passed' in out and ' failed' not in out
 
+    def test_actors(self):
+        out = ran('-m', 'pytest', '-q', '-p', 'no:cacheprovider', 'tests/test_actors.py', '-k', 'very_steps or start_method or ends_is_begun or leaving or the_ratio or replaced')
+        assert ' passed' in out and ' failed' not in out
+
     def test_a_training_run(self, tmp_path):
         if not (ROOT/'fastrl_replay'/'cli.py').exists(): pytest.skip('no command line yet')
         ran('-c', 'import sys; sys.argv[0] = "fastrl_replay"; from fastrl_replay.cli import main; main()', 'train', 'CartPole-v1', '--memory', 'prioritized',

@@ -21,6 +21,8 @@ from fastrl_replay.workers import Parcel
 import fastrl_replay.pipes.actors  # noqa: F401
 
 
+multiprocessing.set_forkserver_preload(['fastrl_replay.all'])       # its workers start at once then
+
 def set_all(model, v):
     "Every parameter and buffer of the model says `v`"
     with torch.no_grad():
@@ -164,7 +166,7 @@ def test_what_is_published_is_acted_by_within_two_chunks(n, ctx):
             model.bias.copy_(torch.tensor([1. - a, float(a)]))
     prefer(0)
     shared, pipe = acting(model, n, eps=0., ctx=ctx)
-    it, chunks = iter(pipe), []
+    it = iter(pipe)
     for k in range(6):
         prefer(k % 2)
         shared.publish(model)

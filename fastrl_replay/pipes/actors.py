@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['gather', 'upstream', 'Actors']
 
-# %% ../../nbs/54_actors.ipynb #09fae27e
+# %% ../../nbs/54_actors.ipynb #dcddad93
 import itertools
 import math
 import multiprocessing
@@ -26,9 +26,9 @@ from ..compat import IterDataPipe, datapipe
 from ..memory import ReplayMemory
 from ..sources import Resumable, pickled_state
 from ..steps import Layout
-from ..workers import ActorError, Line, end_workers
+from ..workers import ActorError, Line, end_own_workers, end_workers
 
-# %% ../../nbs/54_actors.ipynb #a9cc7b27
+# %% ../../nbs/54_actors.ipynb #be3f84c2
 def _stream_leaf(layout, name='env_id'):
     "Which leaf is `name`, if that is one whole number"
     for k, leaf in enumerate(layout.leaves):
@@ -47,19 +47,14 @@ def _joined(parts):
 
 class _Waiting:
     "Rows on their way into a chunk"
-    def __init__(self, size): self.size, self.steps, self.parts, self.n, self.layout = size, [], [], 0, None
+    def __init__(self): self.steps, self.parts, self.n, self.layout = [], [], 0, None       # n: rows in the parts
 
-    def add(self, item):
-        "Take an item; are there rows enough?"
-        if isinstance(item, (Batch, list)):
-            if len(item):
-                self._settle()
-                self.parts.append(item if isinstance(item, Batch) else self._of_steps(item, np.arange(len(item))))
-            self.n += len(item)
-        else:
-            self.steps.append(item)
-            self.n += 1
-        return self.n >= self.size
+    def add(self, chunk):
+        "Take a chunk (single steps are appended to `steps`)"
+        if not len(chunk): return
+        self._settle()
+        self.parts.append(chunk if isinstance(chunk, Batch) else self._of_steps(chunk, np.arange(len(chunk))))
+        self.n += len(chunk)
 
     def _of_steps(self, steps, streams):
         layout = self.layout or Layout.of(steps[0])
@@ -69,8 +64,11 @@ class _Waiting:
         return batch
 
     def _settle(self):
-        steps, self.steps = self.steps, []
-        if steps: self.parts.append(self._of_steps(steps, np.zeros(len(steps), np.int64)))
+        steps = self.steps[:]
+        self.steps.clear()
+        if not steps: return
+        self.parts.append(self._of_steps(steps, np.zeros(len(steps), np.int64)))
+        self.n += len(steps)
 
     def take(self):
         "All that waits, as `Batch`es: one, or one for each layout in a row"
@@ -84,20 +82,23 @@ def gather(items, size=64, patience=math.inf, begin=lambda: None):
 
     A chunk has `size` rows or, of whole lists and batches, as many as reach it; fewer at the end, before an error, and where `patience`
     seconds have passed."""
-    waiting, error, note, start = _Waiting(size), None, begin(), time.monotonic()
+    waiting, error, note, clock = _Waiting(), None, begin(), time.monotonic
+    steps, late = waiting.steps, clock() + patience
     try:
         for item in items:
-            if waiting.add(item) or time.monotonic() - start > patience:
+            if item.__class__ is Batch or isinstance(item, list): waiting.add(item)
+            else: steps.append(item)
+            if waiting.n + len(steps) >= size or clock() > late and waiting.n + len(steps):
                 yield waiting.take(), note
-                note, start = begin(), time.monotonic()
+                note, late = begin(), clock() + patience
     except Exception as e: error = e      # noqa: BLE001   (raised again below)
-    if waiting.n: yield waiting.take(), note
+    if waiting.n or steps: yield waiting.take(), note
     if error is not None: raise error
 
-# %% ../../nbs/54_actors.ipynb #1437777b
+# %% ../../nbs/54_actors.ipynb #d1ed8f7f
 def upstream(pipe):
     "`pipe` and everything that flows into it, as far as attributes show it"
-    todo, seen = [pipe], []
+    todo, seen = [pipe], list[Any]()
     while todo:
         o = todo.pop(0)
         if o is None or any(o is s for s in seen): continue
@@ -180,7 +181,7 @@ def _seed_globals(sequence):
     random.seed(seed)
     np.random.seed(seed)        # noqa: NPY002
 
-# %% ../../nbs/54_actors.ipynb #0cd1b2f4
+# %% ../../nbs/54_actors.ipynb #0553aa68
 @datapipe('actors')
 class Actors(IterDataPipe):
     """Everything upstream runs in `num_workers` processes; their steps come here in chunks (`Batch`es), in the learner's process.
@@ -192,11 +193,13 @@ class Actors(IterDataPipe):
     order; False: as they come. `num_workers=0` does the same in this process.
 
     Streams of different workers have different `env_id`s, `proc_id` tells processes apart; whole episodes come from one worker. An
-    `ActorError` tells what a worker raised or how it died; the workers are ended then, and iterating again starts new ones with new streams. `close()` ends them too.
+    `ActorError` tells what a worker raised or how it died; the workers are ended then, and iterating again starts new ones with new
+    streams. `close()` ends them too.
     A `ValueError` where a memory is upstream: it would be copied into every worker."""
     def __init__(self, source_datapipe, num_workers=1, ctx='spawn', chunk=64, timeout=60, restart=False, in_flight=2, in_order=True):
         for name, v, least in (('num_workers', num_workers, 0), ('chunk', chunk, 1), ('in_flight', in_flight, 1)):
-            if not isinstance(v, numbers.Integral) or v < least: raise ValueError(f'actors: {name}: expected a whole number ≥ {least}, got {v!r}')
+            if isinstance(v, numbers.Integral) and v >= least: continue
+            raise ValueError(f'actors: {name}: expected a whole number ≥ {least}, got {v!r}')
         if not timeout > 0: raise ValueError(f'actors: timeout: expected a number of seconds above 0, got {timeout!r}')
         for o in upstream(source_datapipe): _check_upstream(o)
         if isinstance(ctx, str): multiprocessing.get_context(ctx)          # a wrong name is refused here
@@ -295,15 +298,15 @@ class Actors(IterDataPipe):
 
 def _check_upstream(o):
     if isinstance(getattr(o, 'memory', None), ReplayMemory):
-        raise ValueError(f'actors: {type(o).__name__} is upstream, and each worker would fill and sample a copy of its memory; put .actors() '
-                         'before the memory')
+        raise ValueError(f'actors: {type(o).__name__} is upstream, and each worker would fill and sample a copy of its memory; '
+                         'put .actors() before the memory')
     if isinstance(o, Actors): raise ValueError('actors: there is an .actors() upstream already; give that one more workers')
     agent = getattr(o, 'agent', None)
     if isinstance(getattr(agent, 'model', None), torch.nn.Module) and not hasattr(agent, 'sync'):
         warnings.warn(f'actors: {type(agent).__name__}\'s model is copied into the workers, where it will never change; SharedAgent(agent, '
                       'SharedParams(model)) brings them the weights that are published', stacklevel=4)
 
-# %% ../../nbs/54_actors.ipynb #17d2e3d9
+# %% ../../nbs/54_actors.ipynb #c6c67e3d
 class _Crew:
     "The lines of the workers that run, and whose turn it is"
     def __init__(self):
@@ -313,7 +316,7 @@ class _Crew:
 
     def watch(self, owner):
         "End the workers when `owner` is forgotten, and at the end of this process"
-        if not self.watched: weakref.finalize(owner, self.end, os.getpid())
+        if not self.watched: weakref.finalize(owner, end_own_workers, self.lines, os.getpid())
         self.watched = True
 
     def add(self, w, line, credits):
@@ -341,9 +344,9 @@ class _Crew:
 
     def ended(self, w): self.live.remove(w)
 
-    def end(self, pid=None):
-        "End all workers, in the process that started them (`pid`)"
-        lines, self.lines, self.live, self.last = list(self.lines.values()), {}, [], -1
-        if pid in (None, os.getpid()): end_workers(lines)
+    def end(self):
+        "End all workers"
+        self.live, self.last = [], -1
+        end_own_workers(self.lines, os.getpid())
 
     def __reduce__(self): return _Crew, ()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-# %% ../../nbs/55_loaders.ipynb #fa7fa668
+# %% ../../nbs/55_loaders.ipynb #027101ca
 class _Turns:
     "A lock under which a promised draw goes first: everybody else waits until it was made"
     def __init__(self, lock):
@@ -76,7 +76,8 @@ def _work(jobs):
 class _Ahead:
     "The batches of a replay, of which `k` are drawn ahead in a thread"
     def __init__(self, pipe, k, finish):
-        self.pipe, self.k, self.finish, self.drawn, self.jobs = pipe, k, finish, deque(), None
+        self.pipe, self.k, self.finish, self.jobs = pipe, k, finish, None
+        self.drawn: deque[Any] = deque()
 
     def _promise(self):
         if self.jobs is None:
@@ -97,7 +98,7 @@ class _Ahead:
 def _same_item(item): return item
 def _pinned(item): return (item[0].pin_memory(), item[1].pin_memory()) if isinstance(item, tuple) else item.pin_memory()
 
-# %% ../../nbs/55_loaders.ipynb #96930b4a
+# %% ../../nbs/55_loaders.ipynb #6a2d0eeb
 class Facade(IterableDataset):
     "What a DataLoader sees of a pipe: something to iterate, without a length; the pipe itself is `.pipe`"
     def __init__(self, pipe, ahead=None): self.pipe, self.ahead = pipe, ahead
@@ -120,7 +121,8 @@ def make_loader(pipe, prefetch=0, **kw: Any):
                          'sample a copy of its own. Leave num_workers at 0')
     options: dict[str, Any] = dict(collate_fn=same, generator=torch.Generator().manual_seed(0)) | kw      # a seed nobody uses
     if not prefetch: return DataLoader(Facade(pipe), batch_size=None, **options)
-    if not isinstance(prefetch, numbers.Integral) or prefetch < 0: raise ValueError(f'prefetch: expected a whole number ≥ 0, got {prefetch!r}')
+    if not isinstance(prefetch, numbers.Integral) or prefetch < 0:
+        raise ValueError(f'prefetch: expected a whole number ≥ 0, got {prefetch!r}')
     if not hasattr(pipe, '_owed'): raise ValueError(f'prefetch: only a replay can draw ahead, got {type(pipe).__name__}')
     pin = options.pop('pin_memory', torch.cuda.is_available())
     return DataLoader(Facade(pipe, _Ahead(pipe, prefetch, _pinned if pin else _same_item)), batch_size=None, **options)

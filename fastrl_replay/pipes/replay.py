@@ -29,7 +29,7 @@ def batches_due(n, min_sz, ratio):
     "How many batches should have been drawn after `n` steps, one every `ratio` (a `Fraction`) from step `min_sz` on"
     return 0 if n < min_sz else 1 + (n - min_sz)*ratio.denominator // ratio.numerator
 
-# %% ../../nbs/52_replay.ipynb #f8544e2e
+# %% ../../nbs/52_replay.ipynb #c714fc3e
 @datapipe('experience_replay')
 class ExperienceReplay(IterDataPipe):
     """Stores the steps of `source_datapipe` (typed steps, lists or `Batch`es of them) and yields uniformly drawn `Batch`es of `bs`.
@@ -122,7 +122,8 @@ class ExperienceReplay(IterDataPipe):
         source = self.source_datapipe
         with self.memory._lock:          # a draw that is under way comes first
             return dict(n_batches=self.n_batches, ids=[self.memory.first_id, self.memory.n_added], rng=self.memory.rng.get_state(),
-                        sampler_batches=self.memory.sampler.n_batches, source=source.state_dict() if hasattr(source, 'state_dict') else None)
+                        sampler_batches=self.memory.sampler.n_batches,
+                        source=source.state_dict() if hasattr(source, 'state_dict') else None)
 
     def load_state_dict(self, state):
         "Go on from a `state_dict`; a `ValueError` unless the memory holds the transitions it held then"

@@ -21,7 +21,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from .agents import _rows
 
-# %% ../../nbs/56_weights.ipynb #4649c541
+# %% ../../nbs/56_weights.ipynb #14dbd35b
 @intrinsic
 def _fence(typingctx):
     def emit(context, builder, signature, args):
@@ -32,9 +32,9 @@ def _fence(typingctx):
 @njit(cache=True)
 def _barrier():
     "No read or write of memory moves from one side of this call to the other, on any processor"
-    _fence()
+    _fence()      # type: ignore[call-arg]
 
-# %% ../../nbs/56_weights.ipynb #1239735f
+# %% ../../nbs/56_weights.ipynb #5c8579f5
 _BEGUN, _WRITTEN, _BASE, _COUNTS, _PLACES = 0, 1, 2, 8, 4096      # words at the front: two versions, steps, and a count for each worker
 _FRONT = 8*(_COUNTS + _PLACES)
 
@@ -127,7 +127,8 @@ class SharedParams:
     def _checked(self, model):
         tensors = _tensors(model)
         for here, there in itertools.zip_longest(_plan(tensors), self.plan):
-            if here!=there: raise ValueError(f'SharedParams: expected {_shown(there)}, got {_shown(here)}: the model is not like the one this was made for')
+            if here!=there: raise ValueError(f'SharedParams: expected {_shown(there)}, got {_shown(here)}: the model is not like the one '
+                                             'this was made for')
         return [t for _, t in tensors]
 
     def add_steps(self, n, place=0):
@@ -140,11 +141,14 @@ class SharedParams:
 
     def __reduce__(self):
         if get_spawning_popen() is None:
-            raise RuntimeError('SharedParams can only be sent to a process that is being started; a copy would never see another publication')
+            raise RuntimeError('SharedParams can only be sent to a process that is being started; a copy would never see another '
+                               'publication')
         return _received, (self.plan, self.sizes, reduction.DupFd(self._fd))
 
     def __deepcopy__(self, memo): return self
-    def __repr__(self): return f'SharedParams({len(self.plan)} tensors, {sum(self.sizes):,} bytes, version {self.version}, n_steps={self.n_steps})'
+    def __repr__(self):
+        return f'SharedParams({len(self.plan)} tensors, {sum(self.sizes):,} bytes, version {self.version}, n_steps={self.n_steps})'
+
 
 def _received(plan, sizes, fd):
     shared = SharedParams.__new__(SharedParams)
@@ -154,12 +158,12 @@ def _received(plan, sizes, fd):
 
 def _shown(entry): return 'nothing more' if entry is None else f'{entry[0]} {entry[2]}{list(entry[1])}'
 
-# %% ../../nbs/56_weights.ipynb #70a8e1ca
+# %% ../../nbs/56_weights.ipynb #0867c324
 class SharedAgent:
     """`agent` with weights that another process publishes: `shared`, a `SharedParams` of a model like `agent.model`.
 
-    The weights are pulled every `every` states and when a chunk begins; `version` is the one in use. The model is a copy on `device`, in evaluation
-    mode, so the one that is being trained is left alone. If the agent has `n_steps`, as `EpsilonGreedy` has, that becomes the
+    The weights are pulled every `every` states and when a chunk begins; `version` is the one in use. The model is a copy on `device`,
+    in evaluation mode, so the one that is being trained is left alone. If the agent has `n_steps`, as `EpsilonGreedy` has, that becomes the
     number of steps of all actors. Whatever else is asked of it, the agent answers."""
     def __init__(self, agent, shared, every=8, device='cpu'):
         if not isinstance(getattr(agent, 'model', None), torch.nn.Module):
