@@ -140,7 +140,7 @@ PICTURE = re.compile(r'<img (src="data:image/png;base64,([A-Za-z0-9+/]{32}))')
 
 
 def sized(page):
-    "The pictures of a page told how wide they are (styles.css keeps them readable on a phone): 62 points for an inch of figure, of 203 pixels"
+    "A page whose pictures say how wide they ought to be at least, for styles.css: 62 points for an inch of figure, which is 203 pixels"
     def width(m): return int.from_bytes(base64.b64decode(m[2])[16:20], 'big')*62//203
     return PICTURE.sub(lambda m: f'<img style="--figure: {width(m)}px" {m[1]}', page)
 
