@@ -147,7 +147,7 @@ def _said(row):
     return ', '.join(f'{short} {getattr(row, f):.3g}' for f, short in (('action', 'a'), ('reward', 'r')) if np.ndim(getattr(row, f, ()))==0
                      and hasattr(row, f))
 
-# %% ../nbs/61_show.ipynb #8c440fcc
+# %% ../nbs/61_show.ipynb #1c1b6e5d
 def _in_words(memory, health):
     "The summary: lines of text"
     fill = 'full' if health['fill']==1 else f'{100*health["fill"]:.0f} % full'
@@ -167,15 +167,14 @@ def size(nbytes):
     return f'{nbytes:,.3g} GB'
 
 @patch
-def show(self:ReplayMemory|ExperienceReplay, id=None, n=3, gamma=.99):
+def show(self:ReplayMemory, id=None, n=3, gamma=.99):
     """A matplotlib figure of what the memory holds: draws by age, times drawn, priorities, weights, returns, rewards, actions.
 
     Where observations are images, a strip of `n` steps from transition `id` (None: the newest with a reward) with their n-step return
     at discount `gamma`. Drawing goes on undisturbed. A `ValueError` where the memory is empty."""
-    memory: Any = getattr(self, 'memory', self)
-    with memory._lock:
-        memory._stocked()
-        return _figure(memory, id, n, gamma)
+    with self._lock:
+        self._stocked()
+        return _figure(self, id, n, gamma)
 
 def _figure(memory, id, n, gamma):
     import matplotlib.pyplot as plt
@@ -208,7 +207,12 @@ def _panels(axs, memory, numbers):
         ax.xaxis.label.set_fontsize(8)
         ax.yaxis.label.set_fontsize(8)
 
-# %% ../nbs/61_show.ipynb #ac37e7f2
+# %% ../nbs/61_show.ipynb #b7e93cda
+@patch(nm='show')
+def _show(self:ExperienceReplay, id=None, n=3, gamma=.99):
+    "A figure of what the memory holds: see `ReplayMemory.show`"
+    return self.memory.show(id, n, gamma)       # type: ignore[attr-defined]
+
 @patch
 def health(self:ExperienceReplay):
     "Numbers and warnings: see `memory_health`"

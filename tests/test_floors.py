@@ -15,7 +15,7 @@ FLOORS = {
     3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
     4: ['memory', 'checkpoint', 'health', 'windows', 'envs', 'workers'],
     5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights'],
-    6: ['learner', 'show'],
+    6: ['learner', 'show', 'bench'],
     7: ['cli'],
     8: ['all'],
 }

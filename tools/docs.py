@@ -4,7 +4,7 @@ Both read the same `_quarto.yml` and give the same pages. nbdev prepares the not
 import or show signatures, so a chapter that does not import fails here); this script gives them their final names, makes links
 between pages relative, and sees to it that the finished site asks no other host for anything and has no dead links.
 """
-import ast, html, json, os, posixpath, re, shutil, subprocess, sys, tempfile
+import ast, base64, html, json, os, posixpath, re, shutil, subprocess, sys, tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -136,9 +136,18 @@ def with_places(site):
         if new != text: (site/p).write_text(new, encoding='utf-8')
 
 
+PICTURE = re.compile(r'<img (src="data:image/png;base64,([A-Za-z0-9+/]{32}))')
+
+
+def sized(page):
+    "A page whose pictures say how wide they ought to be at least, for styles.css: 62 points for an inch of figure, which is 203 pixels"
+    def width(m): return int.from_bytes(base64.b64decode(m[2])[16:20], 'big')*62//203
+    return PICTURE.sub(lambda m: f'<img style="--figure: {width(m)}px" {m[1]}', page)
+
+
 def localise(site):
     with_places(site)
-    for p in site.rglob('*.html'): p.write_text(own_maths(p.read_text(encoding='utf-8')), encoding='utf-8')
+    for p in site.rglob('*.html'): p.write_text(sized(own_maths(p.read_text(encoding='utf-8'))), encoding='utf-8')
     for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
         text = p.read_text(encoding='utf-8')
         if IMPORT.search(text): p.write_text(IMPORT.sub('', text), encoding='utf-8')
