@@ -183,7 +183,7 @@ def plot_training(steps, returns, losses, evaluations=(), smooth=20):
     right.set(xlabel='batches', ylabel='loss (mean of 100)')
     return fig
 
-# %% ../nbs/60_learner.ipynb #4f6b90d3
+# %% ../nbs/60_learner.ipynb #5ee53e9d
 _LOOK = 100       # batches between two looks at how the episodes went
 
 class DQNLearner:
@@ -193,14 +193,16 @@ class DQNLearner:
     `gamma`: the discount, where a batch has no column of that name. `lr`: a number, or a schedule of the batches learned from.
     `double`: see `q_targets`. `target_sync`: batches between two copies to the target network. `device`: where to move the model; None:
     it stays where it is. `max_norm`: the longest gradient. A batch needs state, action, reward, next_state and terminated.
+    `shared`: a `SharedParams` to which the weights are published after every `publish_every` batches, for actors in other processes.
 
     `losses`: of every batch; `n_batches`: how many; `n_steps`: transitions stored at the last look."""
-    def __init__(self, model, dl, gamma=.99, lr=1e-3, double=True, target_sync=250, device=None, max_norm=10.):
+    def __init__(self, model, dl, gamma=.99, lr=1e-3, double=True, target_sync=250, device=None, max_norm=10.,
+                 shared=None, publish_every=4):
         if target_sync < 1: raise ValueError(f'target_sync: expected a number of batches ≥ 1, got {target_sync!r}')
         self.device = _place(model, device)
         self.model, self.target = model, copy.deepcopy(model).requires_grad_(False)
         self.dl, self.gamma, self.lr, self.double = dl, gamma, check_schedule('lr', lr), double
-        self.target_sync, self.max_norm = target_sync, max_norm
+        self.target_sync, self.max_norm, self.shared, self.publish_every = target_sync, max_norm, shared, publish_every
         self.optimizer = torch.optim.Adam(model.parameters(), value_at(lr, 0), fused=self.device.type in ('cpu', 'cuda'))
         self.n_batches, self.losses, self._episodes = 0, [], _Episodes()
 
@@ -230,6 +232,7 @@ class DQNLearner:
         self.losses.append(loss.item())
         self.n_batches += 1
         if self.n_batches % self.target_sync==0: self.target.load_state_dict(self.model.state_dict())
+        if self.shared is not None and self.n_batches % self.publish_every==0: self.shared.publish(self.model)
 
     def _descend(self, loss):
         for group in self.optimizer.param_groups: group['lr'] = value_at(self.lr, self.n_batches)
