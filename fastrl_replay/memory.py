@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 from .batch import Batch
 from .chunks import as_priorities, as_steps, chunk_columns, example_of, one_priority
-from .cyclic import CyclicArray, check_array, episode_ids
+from .cyclic import CyclicArray, check_array, episode_ids, in_ram
 from .ids import as_ids
 from .rng import Rng
 from .samplers.uniform import Uniform, as_sampler
@@ -29,24 +29,32 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #01c6a7f7
+# %% ../nbs/40_memory.ipynb #dae5ce4b
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
     `sampler`: `Uniform()` if None, or any object with the five methods of the protocol. The record's plan is inferred from the
     first step, or given: `step` is an example, `dtype` a structured numpy dtype. All that is random comes from `seed`.
+    With `path`, all that is stored lies in files in that folder: see `DiskMemory`.
     `first_id ≤ id < n_added` are the ids of what is stored; slot = id % max_sz."""
-    def __init__(self, max_sz, sampler=None, *, step=None, dtype=None, seed=None):
+    def __new__(cls, *_, path=None, **__):
+        if path is None or cls is not ReplayMemory: return super().__new__(cls)
+        from fastrl_replay.ondisk import DiskMemory
+        return super().__new__(DiskMemory)
+
+    def __init__(self, max_sz, sampler=None, *, step=None, dtype=None, seed=None, path=None):
         self.max_sz = _whole('max_sz', max_sz, 1)
         self.sampler = as_sampler(Uniform() if sampler is None else sampler)
         self._dtype = _structured(dtype)
         layout = None if step is None else self._layout_of(step)
-        self.sampler.attach(self.max_sz)
+        self._attach()
         self.rng = Rng(seed)
         self._make_lock()
         self.n_stale = 0               # priority updates that came too late and were dropped
         self._array: Any = None        # the CyclicArray, once a step has shown what a record is
         if layout: self._open(layout)
+
+    def _attach(self): self.sampler.attach(self.max_sz)
 
     def _make_lock(self):
         self._lock = threading.RLock()
@@ -61,8 +69,21 @@ class ReplayMemory:
         return self._open(layout)
 
     def _open(self, layout):
-        self._array = CyclicArray(self.max_sz, layout, _memory=weakref.ref(self))
+        self._array = self._new_array(layout)
         return self._array
+
+    def _new_array(self, layout, allocate=in_ram): return CyclicArray(self.max_sz, layout, allocate, _memory=weakref.ref(self))
+
+    def _adopt(self, array, sampler):
+        "Take over a storage and the state of a sampler: both or, with an error, neither"
+        before, filled = self.sampler.get_state(), 0 if array is None else min(array.n_added, self.max_sz)
+        try:
+            self.sampler.set_state(sampler)
+            if self.sampler.size!=filled: raise ValueError(f'state: the sampler knows {self.sampler.size} slots, of {filled} filled')
+        except BaseException:
+            self.sampler.set_state(before)
+            raise
+        self._array = array
 
     def add(self, step, priority=None):
         """Store one step and return its id. With `priority` (finite, ≥ 0), that; else the largest seen so far.
@@ -271,16 +292,12 @@ def load_state_dict(self:ReplayMemory, state):
         raise ValueError(f'max_sz: this memory has {self.max_sz}, the state was saved from one of {state["max_sz"]}')
     saved, array = state['array'], None
     if saved is not None:
-        layout = Layout.from_plain(saved['layout'], self._array and self._array.layout)
-        array = CyclicArray(self.max_sz, layout, _memory=weakref.ref(self))
+        layout = Layout.from_plain(saved['layout'], None if self._array is None else self._array.layout)
+        array = self._new_array(layout)
         array.set_state(saved)
     rng = Rng(0)
     rng.set_state(state['rng'])                    # whatever can fail, fails before anything has changed
     n_stale = int(state['n_stale'])
     with self._lock:
-        before = self.sampler.get_state()
-        try: self.sampler.set_state(state['sampler'])
-        except Exception:
-            self.sampler.set_state(before)
-            raise
-        self._array, self.n_stale, self.rng = array, n_stale, rng
+        self._adopt(array, state['sampler'])
+        self.n_stale, self.rng = n_stale, rng
