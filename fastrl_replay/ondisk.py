@@ -153,7 +153,7 @@ def _adopt(self:DiskMemory, array, sampler):
     there.set_state(state)
     there.living[LOADING] = 0
 
-# %% ../nbs/44_ondisk.ipynb #1fde2ea9
+# %% ../nbs/44_ondisk.ipynb #4cd19fdc
 class DiskView:
     """A look at the memory in the folder `path`, which another process may be writing: `max_sz`, `n_added`, `first_id`, `layout`, `sampler`.
 
@@ -185,6 +185,22 @@ class DiskView:
         "Those of the transitions `ids` that are in the memory, in this order, as a `Batch`"
         ids = as_ids(ids)
         return self._read(ids[(ids >= self.first_id) & (ids < self.n_added)])
+
+    def priorities(self, ids):
+        "The priorities of the transitions `ids` (float64), or None where none are kept in a known form"
+        path, slots = self.path/'priorities.map', np.asarray(ids) % self.max_sz
+        if not path.exists(): return None
+        kept = self.folder.allocate('priorities', path.stat().st_size).view(np.float64)
+        return kept[8 + slots] if self.sampler=='RankBased' else kept[int(kept[0]) + 4 + slots + (slots & -4)]
+
+    def copy(self):
+        "A `ReplayMemory` of its own that holds what can be read now, with its priorities; its ids begin at 0"
+        rows = self.recent()
+        ids, memory = rows.ids.numpy(), ReplayMemory(len(rows), _KINDS.get(self.sampler, Uniform)(), seed=0)
+        keys = (self.path/'keys.map').stat().st_size
+        if keys > 1: rows._streams = self.folder.allocate('keys', keys).view(np.int64)[ids % self.max_sz]
+        memory.extend(rows, self.priorities(ids))
+        return memory
 
     def _read(self, ids):
         rows = self._rows[ids % self.max_sz]
