@@ -17,17 +17,22 @@ from .samplers.proportional import *
 from .samplers.rank import *
 from .samplers.more import *
 from .memory import *
+from .checkpoint import *
+from .ondisk import *
 from .health import *
 from .pipes.stepper import *
 from .pipes.nstep import *
 from .pipes.agents import *
 from .pipes.replay import *
 from .pipes.loaders import *
+from .pipes.saving import *
 from .workers import *
 from .pipes.actors import *
 from .pipes.weights import *
 from .learner import *
 from .show import *
+from .resume import *
+from .inspection import *
 
 # %% ../nbs/80_all.ipynb #c51241ff
 #| eval: false

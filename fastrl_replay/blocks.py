@@ -38,11 +38,24 @@ BLOCKS, BORN, FIRST, WIDTH, SPARE = range(5)    # counters: blocks in use, birth
 _AHEAD = 6                                      # blocks between a prefetch and its use
 _INNER: Any = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)   # for parts of kernels that Python doesn't call: quicker to compile
 
+def _sorted(keys, births):
+    "As `np.lexsort((births, keys))`, which is slow where few keys are equal"
+    order = np.argsort(keys)
+    ranked = keys[order]
+    twins = ranked[1:]==ranked[:-1]
+    if not twins.any(): return order
+    tied = np.append(twins, False)
+    tied[1:] |= twins
+    among = order[tied]                                     # runs of equal keys, each in its place
+    order[tied] = among[np.lexsort((births[among], ranked[tied]))]
+    return order
+
 def new_blocks(capacity, keys, births, width=128):
     "`keys`, `slots`, `table`, `directory` for up to `capacity` slots, of which the first have `keys` and `births` (int64[n])"
     n, part, most = len(keys), 3*width//4, 4*capacity//width + 8
     entries, slots, table = np.zeros(most*width, np.int64), np.zeros(most*width, np.int32), np.ones((capacity, 2), np.int64)
-    order, at = np.lexsort((births, keys)), np.arange(n)//part*width + np.arange(n)%part
+    order, at = _sorted(keys, births), np.arange(n)
+    at += at//part*(width - part)
     table[:n, 0], table[:n, 1] = keys, births
     entries[at], slots[at] = keys[order], order
     directory, used = np.zeros((5, most), np.int64), max(1, -(-n//part))

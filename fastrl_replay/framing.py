@@ -164,7 +164,7 @@ def plain_source(layout, offsets, size):
         _indent(2, 'slot = slots[i]', f'b = u(slot)*u({W})', 'ids[ids_at + i] = n - cursor + slot - (0 if slot < cursor else max_sz)',
                 *body) + _indent(1, 'if tally_at: count_drawn(tally_at, slots, m, n, max_sz)')
 
-# %% ../nbs/25_framing.ipynb #a7566ee5
+# %% ../nbs/25_framing.ipynb #98032045
 NO_ROOM = -2
 "What a kernel returns when there might be no room for new frames; nothing has changed"
 
@@ -204,7 +204,7 @@ def step_source(layout, inner, pairs, key=None, many=False):
         return f'array_of(step[{k}], types, types[{N_KINDS + 1 + k}], {_shape(leaf)}, {leaf.word})'
     keep = [*_keep(pairs, 'i' if key is None else f'number(step[{key}], types)[1]', found, found),
             f'store(step, types, array_at(head[{RECORDS_AT}] + slot*{size}, {size//8}))',
-            'new += tie(links, pairs, max_sz, first, key, n + i, slot)', 'slot = slot + 1 if slot + 1 < max_sz else 0']
+            'new += tie(links, pairs, max_sz, 0, first, key, n + i, slot)', 'slot = slot + 1 if slot + 1 < max_sz else 0']
     return _STAMP + _IMPORTS + _HOLD + _tie(size, links) + '\n' + \
         _indent(0, '@njit(forceinline=True)', 'def fits(step, types):') + _indent(1, *ask, 'return True') + '\n' + \
         _indent(0, '@njit(forceinline=True)', 'def store(step, types, record):') + \
@@ -255,5 +255,5 @@ def put_source(layout, inner, pairs, key=None):
                 'keys = array_at(keys_at, m).view(np.int64)', 'n, first = reserve(counts, max_sz, m)',
                 'slot = n % max_sz', 'for i in range(m):') + \
         _indent(2, f'b = u(slot)*u({size//8})', *_keep(pairs, stream, row, row), *body,
-                'new += tie(links, pairs, max_sz, first, key, n + i, slot)', 'slot = slot + 1 if slot + 1 < max_sz else 0') + \
+                'new += tie(links, pairs, max_sz, 0, first, key, n + i, slot)', 'slot = slot + 1 if slot + 1 < max_sz else 0') + \
         _indent(1, 'number_from(ids_at, n, m)', f'head[{ROOM}] -= new', 'publish(counts, n + m)', 'return n')

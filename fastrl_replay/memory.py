@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ReplayMemory']
 
-# %% ../nbs/40_memory.ipynb #a10fdf7b
+# %% ../nbs/40_memory.ipynb #329ba08b
 import operator
 import threading
 import weakref
@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from .batch import Batch
 from .budget import estimate, example_step
 from .chunks import as_priorities, as_steps, chunk_columns, example_of, one_priority
-from .cyclic import check_array, episode_ids
+from .cyclic import check_array, episode_ids, in_ram
 from .frames import FrameStore, kept_how, storage
 from .ids import as_ids
 from .rng import Rng
@@ -31,7 +31,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #653b96ae
+# %% ../nbs/40_memory.ipynb #e28cd69e
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -41,18 +41,25 @@ class ReplayMemory:
 
     `dedup`: keep what transitions share once, by 'frames' of a stack, or by 'next_state'; 'auto' decides by the observation's size
     and shape, None keeps plain records. `frame_views`: state and next state of a batch are views of one window (read only!).
-    `codec='lz4'` packs frames."""
-    def __init__(self, max_sz, sampler=None, *, step=None, dtype=None, dedup='auto', frame_views=False, codec=None, seed=None):
+    `codec='lz4'` packs frames. With `path`, all that is stored lies in files in that folder: see `DiskMemory`."""
+    def __new__(cls, *_, path=None, **__):
+        if path is None or cls is not ReplayMemory: return super().__new__(cls)
+        from fastrl_replay.ondisk import DiskMemory
+        return super().__new__(DiskMemory)
+
+    def __init__(self, max_sz, sampler=None, *, step=None, dtype=None, dedup='auto', frame_views=False, codec=None, path=None, seed=None):
         self.max_sz = _whole('max_sz', max_sz, 1)
         self.sampler = as_sampler(Uniform() if sampler is None else sampler)
         self._dtype, self._storing = _structured(dtype), dict(dedup=dedup, frame_views=frame_views, codec=codec)
         layout = None if step is None else self._layout_of(step)
-        self.sampler.attach(self.max_sz)
+        self._attach()
         self.rng = Rng(seed)
         self._make_lock()
         self.n_stale = 0               # priority updates that came too late and were dropped
         self._array: Any = None        # the CyclicArray, once a step has shown what a record is
         if layout: self._open(layout)
+
+    def _attach(self): self.sampler.attach(self.max_sz)
 
     def _make_lock(self):
         self._lock = threading.RLock()
@@ -70,7 +77,19 @@ class ReplayMemory:
         self._array = self._new_array(layout)
         return self._array
 
-    def _new_array(self, layout): return storage(self.max_sz, layout, **self._storing, _memory=weakref.ref(self))
+    def _new_array(self, layout, allocate=in_ram):
+        return storage(self.max_sz, layout, **self._storing, allocate=allocate, _memory=weakref.ref(self))
+
+    def _adopt(self, array, sampler):
+        "Take over a storage and the state of a sampler: both or, with an error, neither"
+        before, filled = self.sampler.get_state(), 0 if array is None else min(array.n_added, self.max_sz)
+        try:
+            self.sampler.set_state(sampler)
+            if self.sampler.size!=filled: raise ValueError(f'state: the sampler knows {self.sampler.size} slots, of {filled} filled')
+        except BaseException:
+            self.sampler.set_state(before)
+            raise
+        self._array = array
 
     def add(self, step, priority=None):
         """Store one step and return its id. With `priority` (finite, ≥ 0), that; else the largest seen so far.
@@ -255,7 +274,7 @@ def _structured(dtype):
     if dtype.names is None: raise TypeError(f'dtype: expected a structured dtype with the step\'s fields, got {dtype}')
     return dtype
 
-# %% ../nbs/40_memory.ipynb #3d20173e
+# %% ../nbs/40_memory.ipynb #8e72a30e
 def _as_plain(v):
     "Arrays as tensors, all the way down"
     if isinstance(v, dict): return {k: _as_plain(o) for k, o in v.items()}
@@ -287,16 +306,12 @@ def load_state_dict(self:ReplayMemory, state):
         raise ValueError(f'max_sz: this memory has {self.max_sz}, the state was saved from one of {state["max_sz"]}')
     saved, array = state['array'], None
     if saved is not None:
-        layout = Layout.from_plain(saved['layout'], self._array and self._array.layout)
+        layout = Layout.from_plain(saved['layout'], None if self._array is None else self._array.layout)
         array = self._new_array(layout)
         array.set_state(saved)
     rng = Rng(0)
     rng.set_state(state['rng'])                    # whatever can fail, fails before anything has changed
     n_stale = int(state['n_stale'])
     with self._lock:
-        before = self.sampler.get_state()
-        try: self.sampler.set_state(state['sampler'])
-        except Exception:
-            self.sampler.set_state(before)
-            raise
-        self._array, self.n_stale, self.rng = array, n_stale, rng
+        self._adopt(array, state['sampler'])
+        self.n_stale, self.rng = n_stale, rng

@@ -17,15 +17,17 @@ from .kernels import prefetch
 # %% ../nbs/11_sumtree.ipynb #3355469a
 _INNER: Any = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)   # for parts of kernels that Python doesn't call: quicker to compile
 
-def new_tree(capacity, lows=False):
-    "An empty tree of `capacity` ≥ 1 leaves: float64, each group of siblings one 64-byte line; with `lows`, minima too"
+def new_tree(capacity, lows=False, room=None):
+    """An empty tree of `capacity` ≥ 1 leaves: float64, each group of siblings one 64-byte line; with `lows`, minima too.
+
+    `room(nbytes)`, if given, gives its bytes (uint8, aligned); the largest priority and the priorities that these hold stay."""
     leaves = -(-capacity//4)*8                              # numbers in the last level: leaves and priorities
     first, width = 8, 8
     while width<leaves: first, width = 8*(first - 6), 8*width
     size = 2*first + leaves + (first if lows else 0)
-    room = np.zeros(size + 8)
-    tree = room[-room.ctypes.data % 64 // 8:][:size]
-    tree[:3] = first, capacity, 1.
+    spare = np.zeros(size + 8) if room is None else room(8*size).view(np.float64)
+    tree = spare[-spare.ctypes.data % 64 // 8:][:size]
+    tree[:3] = first, capacity, tree[2] or 1.
     if lows: tree[size-first:] = np.inf
     return tree
 

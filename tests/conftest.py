@@ -6,6 +6,7 @@ import pytest
 
 def pytest_addoption(parser):
     parser.addoption('--nbflags', default='', help='nbdev flags to run although they are skipped by default, such as "slow"')
+    parser.addoption('--kills', type=int, default=25, help='how many processes test_kills.py kills')
 
 
 @pytest.fixture(scope='session')

@@ -11,11 +11,11 @@ LIB = 'fastrl_replay'
 FLOORS = {
     0: ['steps', 'schedules', 'compat', 'rng', 'batch', 'sources', 'free'],
     1: ['kernels', 'sumtree', 'pool', 'objects', 'streams', 'putting', 'ids', 'blocks', 'tally', 'raw', 'interning'],
-    2: ['cyclic', 'chunks', 'stacks', 'budget', 'framing', 'frames'],
+    2: ['cyclic', 'chunks', 'stacks', 'budget', 'framing', 'frames', 'savefiles', 'mapped'],
     3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
-    4: ['memory', 'checkpoint', 'health', 'windows', 'envs', 'workers'],
-    5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights'],
-    6: ['learner', 'show', 'bench'],
+    4: ['memory', 'checkpoint', 'ondisk', 'health', 'windows', 'envs', 'workers'],
+    5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights', 'pipes.saving'],
+    6: ['learner', 'show', 'bench', 'resume', 'inspection'],
     7: ['cli'],
     8: ['all'],
 }
@@ -37,7 +37,14 @@ SIBLINGS = {  # module → those of its own floor it may import
     'samplers.rank': {'samplers.uniform'},
     'samplers.more': {'samplers.uniform', 'samplers.proportional'},
     'health': {'memory'},
+    'mapped': {'cyclic', 'savefiles'},
+    'memory': {'ondisk'},
+    'checkpoint': {'memory'},
+    'ondisk': {'memory', 'checkpoint'},
     'pipes.replay': {'pipes.loaders'},
+    'pipes.saving': {'pipes.replay', 'pipes.nstep'},
+    'resume': {'learner'},
+    'inspection': {'resume'},
     'pipes.weights': {'pipes.agents'},
 }
 

@@ -229,14 +229,16 @@ class NStep(IterDataPipe):
         self._forget()
 
     def state_dict(self):
-        "Plain data of fixed size: the parameters. What waits in open windows isn't saved, nor are the episodes it came from"
-        return dict(n=self.n, gamma=self.gamma)
+        "Plain data of fixed size: the parameters, and the source's state. What waits in open windows is not part of it"
+        source = self.source_datapipe
+        return dict(n=self.n, gamma=self.gamma, source=source.state_dict() if hasattr(source, 'state_dict') else None)
 
     def load_state_dict(self, state):
         "Go on after a load: open windows are closed as truncated, since their episodes won't go on; a `ValueError` for other parameters"
         if (state['n'], state['gamma'])!=(self.n, self.gamma):
             raise ValueError(f'n_step: the state is of n={state["n"]}, gamma={state["gamma"]}; '
                              f'this pipe has n={self.n}, gamma={self.gamma}')
+        if state.get('source') is not None: self.source_datapipe.load_state_dict(state['source'])
         self._place.drop()
         self._ready.extend(self._steps.close_all())
         rows = self._rows.close_all()

@@ -29,7 +29,7 @@ def batches_due(n, min_sz, ratio):
     "How many batches should have been drawn after `n` steps, one every `ratio` (a `Fraction`) from step `min_sz` on"
     return 0 if n < min_sz else 1 + (n - min_sz)*ratio.denominator // ratio.numerator
 
-# %% ../../nbs/52_replay.ipynb #c714fc3e
+# %% ../../nbs/52_replay.ipynb #5de57613
 @datapipe('experience_replay')
 class ExperienceReplay(IterDataPipe):
     """Stores the steps of `source_datapipe` (typed steps, lists or `Batch`es of them) and yields uniformly drawn `Batch`es of `bs`.
@@ -46,7 +46,8 @@ class ExperienceReplay(IterDataPipe):
         self.steps_per_batch = _ratio(steps_per_batch)
         self.memory = ReplayMemory(max_sz, Uniform(replace) if sampler is None else sampler, seed=seed, **memory_options)
         if sampler is None and not replace: self._check_room()
-        self.n_batches, self._place = 0, Resumable()
+        self.n_batches = batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch)     # steps found on disk owe nothing
+        self._place = Resumable()
         if learn is not None: learn.experience_replay = self
 
     def _check_room(self):
@@ -104,7 +105,8 @@ class ExperienceReplay(IterDataPipe):
     def loader(self, **kw):
         """A DataLoader over this pipe, without a length and with a random generator of its own; `kw` go to the DataLoader.
 
-        `prefetch=k` draws in the background: batch i after the updates of batch i − k − 1 (see `make_loader`)."""
+        `prefetch=k` draws in the background: batch i after the updates of batch i − k − 1 (see `make_loader`). `stateful=True`: a
+        `StatefulDataLoader`, whose `state_dict` is that of this pipe."""
         return make_loader(self, **kw)
 
     def __getstate__(self): return pickled_state(self)
@@ -131,6 +133,9 @@ class ExperienceReplay(IterDataPipe):
         if list(state['ids'])!=here:
             raise ValueError(f'state: expected a memory of ids {state["ids"][0]} to {state["ids"][1] - 1}, '
                              f'got one of {here[0]} to {here[1] - 1}; load the memory first')
+        self._load_cursors(state)
+
+    def _load_cursors(self, state):
         if state['source'] is not None: self.source_datapipe.load_state_dict(state['source'])
         self.n_batches, self.memory.sampler.n_batches = int(state['n_batches']), int(state['sampler_batches'])
         self.memory.rng.set_state(state['rng'])

@@ -20,6 +20,11 @@ class LAP(Proportional):
     def _options(self): return dict(alpha=self.alpha)
 
 # %% ../../nbs/33_more.ipynb #101bf749
+def _newest(state):
+    newest, size = int(state['newest']), int(state['size'])
+    if not 0 <= newest < max(1, size): raise ValueError(f'state: newest: expected a slot of the {size} filled, got {newest}')
+    return newest
+
 class Combined(Uniform):
     "The newest transition in every batch, the others uniform, none twice (Zhang & Sutton 2017, section 5)"
     _newest = 0
@@ -46,7 +51,7 @@ class Combined(Uniform):
     def get_state(self): return super().get_state() | dict(newest=self._newest)
     def set_state(self, state):
         super().set_state(state)
-        self._newest = int(state['newest'])
+        self._newest = _newest(state)
     def _options(self): return {}
 
 # %% ../../nbs/33_more.ipynb #98efbdee
@@ -86,6 +91,6 @@ class ERE(Uniform):
     def get_state(self): return super().get_state() | dict(newest=self._newest, eta=self.eta, c_min=self.c_min, period=self.period)
     def set_state(self, state):
         super().set_state(state)
-        self._newest, self.eta = int(state['newest']), float(state['eta'])
+        self._newest, self.eta = _newest(state), float(state['eta'])
         self.c_min, self.period = int(state['c_min']), int(state['period'])
     def _options(self): return dict(eta=self.eta, c_min=self.c_min, period=self.period)

@@ -52,10 +52,10 @@ def store(tree, slots, fresh, alpha):
         prefetch(tree, leaf)
         prefetch(tree, (leaf >> 3) + 6)
     for i in range(k): leaves[i] = power(fresh[i], alpha)
-    for i in range(k): tree[np.uint64(leaf_of(first, slots[i]) + 4)] = -1. - i         # a mark: the last of duplicates leaves its own
+    for i in range(k): tree[np.uint64(leaf_of(first, slots[i]))] = -1. - i             # a mark: the last of duplicates leaves its own
     for i in range(k):
         leaf = np.uint64(leaf_of(first, slots[i]))
-        if tree[leaf + np.uint64(4)] == -1. - i:
+        if tree[leaf] == -1. - i:         # (a priority must be whole at all times, since it may lie in a file; leaves are made of them)
             tree[leaf], tree[leaf + np.uint64(4)] = leaves[i], fresh[i]
             largest, distinct = max(largest, fresh[i]), distinct + 1
     tree[2] = largest
@@ -146,16 +146,36 @@ class Proportional(Sampler):
     @property
     def priorities(self):
         "A copy of the priorities of all filled slots (float64[size]), before exponentiation"
-        return _NONE if self._tree is None else self._tree[leaf_numbers(self._tree)[:self.size] + 4]
+        return _NONE if self._tree is None else self._lines[:, 4:].reshape(-1)[:self.size]
+
+    @property
+    def _lines(self): return self._tree[first_leaf(self._tree):ends_at(self._tree)].reshape(-1, 8)        # four leaves, their priorities
 
     def _resize(self, capacity): self._build(capacity, self.priorities, self.largest)
 
     def _build(self, capacity, priorities, largest):
         super()._resize(capacity)
-        self._tree = new_tree(capacity, lows=self.normalize=='memory')
-        self._tree[leaf_numbers(self._tree)[:len(priorities)] + 4] = priorities
+        kept = self._allocate is not None
+        if not kept or self._tree is None: self._tree = self._new_tree(capacity)
+        if kept and not self.size: return                   # `recover` looks at what is there
+        whole = len(priorities)//4
+        self._lines[:whole, 4:] = priorities[:4*whole].reshape(-1, 4)
+        self._lines[whole:whole + 1, 4:4 + len(priorities) % 4] = priorities[4*whole:]
         self._tree[2] = largest
-        write_leaves(self._tree, len(priorities), self._alpha)
+        if kept or len(priorities): write_leaves(self._tree, len(priorities), self._alpha)
+
+    def _new_tree(self, capacity):
+        room = None if self._allocate is None else lambda nbytes: self._allocate('priorities', nbytes)
+        return new_tree(capacity, self.normalize=='memory', room)
+
+    def recover(self, first_id, n_added, told):
+        "Go on with the priorities that were kept; the newest records, if it was not told of them, get the largest"
+        self._fill(n_added)
+        if not ((self.priorities >= 0) & (self.priorities < np.inf)).all(): raise ValueError('priorities: the file is damaged')
+        self._tree[2] = max(self.largest, self.priorities.max(initial=0.))
+        write_leaves(self._tree, self.size, self._alpha)
+        told = max(told, first_id)
+        if told < n_added: write_run(self._tree, told % self.max_sz, n_added - told, self._alpha, _NONE)
 
     def add_run(self, first_slot, m, priorities=None):
         "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"
@@ -201,6 +221,8 @@ class Proportional(Sampler):
     def set_state(self, state):
         "Go on from what `get_state` gave: options, counters, and priorities, the same tree bit for bit"
         priorities = as_priorities(state['priorities'], int(state['size']))
+        if self._allocate is not None and state['normalize']!=self.normalize:
+            raise ValueError(f'normalize: the file is for {self.normalize!r}, the state for {state["normalize"]!r}')
         super().set_state(state)
         self._alpha, self.eps, self.normalize = float(state['alpha']), float(state['eps']), str(state['normalize'])
         self._build(self.capacity, priorities, float(state['largest']))

@@ -87,6 +87,7 @@ class RankBased(Sampler):
     Ties go by age, the older first. Drawn stratified, with replacement. `alpha` ≥ 0; `beta` in [0, 1], a number or a schedule of the
     batches drawn. Each out of range is a `ValueError`. New transitions get the largest priority so far, 1.0 at first, or the one given."""
     _width = 128                    # entries in a block
+    _kept = None                    # the largest priority, and, from 8 on, those of the slots, in bytes that outlive the process
 
     def __init__(self, alpha=.7, beta=.5):
         self.alpha, self.beta = alpha, beta
@@ -118,24 +119,55 @@ class RankBased(Sampler):
         ranks[self._slots[entries_of(self._directory)]] = np.arange(1, self.size + 1)
         return ranks
 
+    def attach(self, max_sz, allocate=None):
+        "As `Sampler.attach`"
+        super().attach(max_sz, allocate)
+        if allocate is not None: self._kept = memoryview(allocate('priorities', 8*(8 + max_sz)).view(np.float64))
+
+    def _keep(self, slots, values):
+        "Note priorities where they outlive the process"
+        if self._kept is None: return
+        np.asarray(self._kept)[8 + slots] = values
+        self._kept[0] = self.largest
+
+    def _keep_run(self, first_slot, m, priorities):
+        if m==1 and priorities is None: self._kept[8 + first_slot] = self._kept[0]
+        else: self._keep(np.arange(first_slot, first_slot + m) % self.max_sz, self._kept[0] if priorities is None else priorities)
+
+    def recover(self, first_id, n_added, told):
+        "Go on with the priorities that were kept; the newest records, if it was not told of them, get the largest"
+        self._fill(n_added)
+        n, largest, priorities = self.size, self._kept[0] or 1., np.asarray(self._kept)[8:8 + self.size]
+        if not ((priorities >= 0) & (priorities < np.inf)).all(): raise ValueError('priorities: the file is damaged')
+        largest = max(largest, priorities.max(initial=0.))
+        priorities[np.arange(max(told, first_id), n_added) % self.max_sz] = largest
+        births = np.empty(n, np.int64)
+        births[np.arange(first_id, n_added) % self.max_sz] = np.arange(n)
+        self._build(self.capacity, priorities, births, n, largest)
+        self._kept[0] = largest
+
     def _resize(self, capacity):
         if capacity >= 1 << 31: raise ValueError(f'max_sz: expected fewer than 2³¹ slots, got {capacity}')
         self._build(capacity, self.priorities, self._table[:self.size, 1], int(self._directory[HEAD, BORN]), self.largest)
 
     def _build(self, capacity, priorities, births, born, largest):
         super()._resize(capacity)
+        self._keys = self._slots = self._table = self._directory = _NONE           # large: gone before there are new ones
         blocks = new_blocks(capacity, _keys_of(priorities), births, self._width)
         self._keys, self._slots, self._table, self._directory = blocks
         self._mass = np.zeros(capacity + 1)
         self._directory[HEAD, BORN], self._directory[HEAD, FIRST] = born, _keys_of([largest])[0]
 
     def _write(self, slots, values, fresh):
-        return write_ranks(self._keys, self._slots, self._table, self._directory, slots, values, self.size, fresh)
+        wrong = write_ranks(self._keys, self._slots, self._table, self._directory, slots, values, self.size, fresh)
+        if not wrong: self._keep(slots, np.abs(values))
+        return wrong
 
     def add_run(self, first_slot, m, priorities=None):
         "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"
         if self.size!=self.max_sz: self._fill(first_slot + m)
         write_run(self._keys, self._slots, self._table, self._directory, first_slot, m, _NONE if priorities is None else priorities)
+        if self._kept is not None: self._keep_run(first_slot, m, priorities)
 
     def on_add(self, slots, priorities=None):
         "`slots` (int64[m]) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"
@@ -171,6 +203,7 @@ class RankBased(Sampler):
         super().set_state(state)
         self._alpha = float(state['alpha'])
         self._build(self.capacity, priorities, births, int(state['born']), float(state['largest']))
+        self._keep(np.arange(self.size), priorities)
 
     def check_valid(self):
         "True, or an `AssertionError` that says what is broken; O(N)"

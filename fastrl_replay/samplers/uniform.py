@@ -54,12 +54,15 @@ class Sampler:
 
     Attributes: `max_sz`, the memory's slots (None before `attach`); `size`, how many of them are filled; `n_batches`, the
     batches drawn so far; `beta`, None (weights of one), a number in [0, 1] or a schedule of `n_batches`."""
-    max_sz, size, n_batches, capacity, _beta = None, 0, 0, 0, None
+    max_sz, size, n_batches, capacity, _beta, _allocate = None, 0, 0, 0, None, None
     prioritized = True           # does `update` change anything?
     settled = False              # would `add_run` change nothing any more?
 
-    def attach(self, max_sz):
-        "Serve a memory of `max_sz` slots, before it holds anything; a `ValueError` if there already is another one"
+    def attach(self, max_sz, allocate=None):
+        """Serve a memory of `max_sz` slots, before it holds anything; a `ValueError` if there already is another one.
+
+        `allocate(name, nbytes)`, if given, gives bytes that outlive the process: what can't be had from the records is kept there."""
+        self._allocate = allocate
         if self.max_sz is not None or self.size:
             raise ValueError(f'this {type(self).__name__} already serves a memory: one sampler serves one, make another')
         self._resize(max_sz)
@@ -68,6 +71,12 @@ class Sampler:
     def _resize(self, capacity):
         "Have arrays for `capacity` slots, keeping what is there"
         self.capacity = capacity
+
+    def recover(self, first_id, n_added, told):
+        """Go on after an opening, with the records `first_id` … `n_added−1`, of which this sampler was told the first `told`.
+
+        Here: as if they had just come in. A subclass that has kept priorities takes those."""
+        if n_added > first_id: self.add_run(first_id % self.max_sz, n_added - first_id)
 
     def _room(self, n):
         "See that slots 0 … n−1 exist: a sampler without a memory grows, by doubling"
@@ -183,12 +192,37 @@ _FIVE = ('on_add', 'draw', 'update', 'get_state', 'set_state')
 
 class OwnSampler(Sampler):
     "Any object with the five methods, with the defaults of `Sampler` around it; the object itself is `.inner`"
+    _kinds: Any = None             # of each slot, in bytes that outlive the process: 1, a priority was given; 2, an error came back
     def __init__(self, inner): self.inner = inner
+    def attach(self, max_sz, allocate=None):
+        super().attach(max_sz, allocate)
+        if allocate is None: return
+        self._kinds = allocate('kinds', max_sz)
+        self._given, self._errors = (allocate(name, 8*max_sz).view(np.float64) for name in ('given', 'errors'))
+
     def on_add(self, slots, priorities=None):
         super().on_add(slots)
         self.inner.on_add(slots, priorities)
+        if self._kinds is None: return
+        if priorities is not None: self._given[slots] = priorities
+        self._kinds[slots] = priorities is not None
+
+    def recover(self, first_id, n_added, told):
+        "Tell the sampler anew, in the order of time, what came in, and then what came back"
+        self._kinds[np.arange(max(told, first_id), n_added) % self.max_sz] = 0
+        slots = np.arange(first_id, n_added) % self.max_sz
+        kinds, given, errors = (o[slots] for o in (self._kinds, self._given, self._errors))
+        for run in np.split(np.arange(len(slots)), np.flatnonzero(np.diff(kinds & 1)) + 1):
+            if not len(run): continue
+            super().on_add(slots[run])
+            self.inner.on_add(slots[run], given[run] if kinds[run[0]] & 1 else None)
+        if (kinds & 2).any(): self.inner.update(slots[kinds > 1], errors[kinds > 1])
     def draw(self, bs, rng): return self.inner.draw(bs, rng)
-    def update(self, slots, td_errors): return self.inner.update(slots, td_errors)
+    def update(self, slots, td_errors):
+        self.inner.update(slots, td_errors)
+        if self._kinds is None: return
+        self._errors[slots] = td_errors
+        self._kinds[slots] |= 2
     @property
     def beta(self): return getattr(self.inner, 'beta', None)
     @beta.setter
