@@ -159,6 +159,16 @@ def test_everybody_waits_for_a_promised_draw():
     assert not early and len(came)==len(others)
 
 
+def test_no_buffer_is_made_anew_however_many_are_drawn_ahead():
+    replay = make('uniform')
+    loader = replay.loader(prefetch=8)
+    for _ in itertools.islice(loader, 30): pass
+    pool = replay.memory._array.whole[0]
+    made = pool.n_made
+    for _ in itertools.islice(loader, 60): pass
+    assert pool.n_made==made
+
+
 def test_threads_end_with_their_loader():
     def count(): return sum(o.name=='prefetch' for o in threading.enumerate())
     gc.collect()

@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['gather', 'upstream', 'Actors']
 
-# %% ../../nbs/54_actors.ipynb #dcddad93
+# %% ../../nbs/54_actors.ipynb #4be6a7a3
 import itertools
 import math
 import multiprocessing
-import numbers
 import os
 import random
 import time
@@ -181,7 +180,7 @@ def _seed_globals(sequence):
     random.seed(seed)
     np.random.seed(seed)        # noqa: NPY002
 
-# %% ../../nbs/54_actors.ipynb #0553aa68
+# %% ../../nbs/54_actors.ipynb #eff1e6ac
 @datapipe('actors')
 class Actors(IterDataPipe):
     """Everything upstream runs in `num_workers` processes; their steps come here in chunks (`Batch`es), in the learner's process.
@@ -198,7 +197,7 @@ class Actors(IterDataPipe):
     A `ValueError` where a memory is upstream: it would be copied into every worker."""
     def __init__(self, source_datapipe, num_workers=1, ctx='spawn', chunk=64, timeout=60, restart=False, in_flight=2, in_order=True):
         for name, v, least in (('num_workers', num_workers, 0), ('chunk', chunk, 1), ('in_flight', in_flight, 1)):
-            if isinstance(v, numbers.Integral) and v >= least: continue
+            if isinstance(v, (int, np.integer)) and v >= least: continue
             raise ValueError(f'actors: {name}: expected a whole number ≥ {least}, got {v!r}')
         if not timeout > 0: raise ValueError(f'actors: timeout: expected a number of seconds above 0, got {timeout!r}')
         for o in upstream(source_datapipe): _check_upstream(o)
