@@ -204,6 +204,48 @@ def test_ctrl_c_gets_one_line(tmp_path):
     assert (p.returncode, out, err) == (130, '', 'fastrl_replay: interrupted\n')
 
 
+# ---- actors
+
+def session(pid):
+    "Living processes of the session that `pid` leads"
+    found = []
+    for o in os.listdir('/proc') if os.path.isdir('/proc/self') else ():
+        try: fields = open(f'/proc/{int(o)}/stat').read().rpartition(')')[2].split()
+        except (ValueError, OSError): continue
+        if int(fields[3])==pid and fields[0]!='Z': found.append(int(o))
+    return found
+
+
+def nobody_left(pid):
+    limit = time.monotonic() + 30
+    while session(pid) and time.monotonic() < limit: time.sleep(.05)
+    return not session(pid)
+
+
+@pytest.mark.parametrize('how', ['to the end', 'interrupted'])
+def test_actors(how, tmp_path):
+    "Two spawned workers: a whole run, and Ctrl-C, which reaches the workers too; nobody stays"
+    steps = ['--steps', '10000000', '--patience', '0'] if how=='interrupted' else SHORT
+    with subprocess.Popen([sys.executable, '-c', RUN, 'train', '--actors', '2', '--seed', '3', '--out', str(tmp_path/'out'), *steps],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as p:
+        if how=='interrupted':
+            while len(session(p.pid)) < 4 and p.poll() is None and os.path.isdir('/proc/self'): time.sleep(.05)
+            time.sleep(3.)
+            os.killpg(p.pid, signal.SIGINT)
+        out, err = p.communicate(timeout=120)
+        assert nobody_left(p.pid)
+    if how=='interrupted': return check((p.returncode, out, err) == (130, '', 'fastrl_replay: interrupted\n'), err)
+    result = json.loads((tmp_path/'out'/'result.json').read_text())
+    assert (p.returncode, err) == (0, '') and result['arguments']['actors'] == 2
+    assert result['batches'] == 1 + (400 - 2*2 - 100)//2 and 396 - 1 <= result['steps'] < 400 + cli._CHUNK
+
+
+def check(truth, why): assert truth, why
+
+
+def test_a_negative_number_of_actors(capfd): assert '--actors: expected a number ≥ 0, got -1' in refused(inside(capfd, 'train', '--actors', '-1'))
+
+
 # ---- what it says of itself
 
 def test_version(capfd):
