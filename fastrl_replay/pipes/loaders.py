@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-# %% ../../nbs/55_loaders.ipynb #027101ca
+# %% ../../nbs/55_loaders.ipynb #25e45d2f
 class _Turns:
     "A lock under which a promised draw goes first: everybody else waits until it was made"
     def __init__(self, lock):
@@ -84,6 +84,7 @@ class _Ahead:
             self.jobs = queue.SimpleQueue()
             threading.Thread(target=_work, args=(self.jobs,), daemon=True, name='prefetch').start()
             weakref.finalize(self, self.jobs.put, None)
+        _keep_buffers(self.pipe.memory, self.k + 4)       # those drawn, two in the learner's hands, one to draw into, one to spare
         self.drawn.append(_Draw(self.pipe, self.finish))
         self.jobs.put(self.drawn[-1])
 
@@ -94,6 +95,11 @@ class _Ahead:
             while len(self.drawn) <= self.k and (going_on := going_on and self.pipe._owed()): self._promise()
             if not self.drawn: return
             yield self.drawn.popleft().result()
+
+def _keep_buffers(memory, n):
+    "Let the pool of a memory keep buffers for `n` batches: making one for each draw would cost more than the draw"
+    pool = None if memory._array is None else memory._array.whole[0]
+    if pool is not None and pool.KEEP < n: pool.KEEP = n
 
 def _same_item(item): return item
 def _pinned(item): return (item[0].pin_memory(), item[1].pin_memory()) if isinstance(item, tuple) else item.pin_memory()
