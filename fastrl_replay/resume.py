@@ -49,7 +49,7 @@ def read_weights(folder, noted):
 def _under(prefix, tensors): return {f'{prefix}.{k}': v for k, v in tensors.items()}
 def _of(prefix, tensors): return {k.removeprefix(prefix + '.'): v for k, v in tensors.items() if k.startswith(prefix + '.')}
 
-# %% ../nbs/62_resume.ipynb #e533b5fc
+# %% ../nbs/62_resume.ipynb #a376ca3e
 def _optimizer_state(optimizer):
     "The optimizer's tensors by name, and its numbers"
     state = optimizer.state_dict()
@@ -71,7 +71,8 @@ def _best_state(best):
 
 def _load_best(best, plain, tensors, model):
     import copy
-    best.score, best.since, best.history = plain['score'], plain['since'], [(n, r) for n, r in plain['history']]
+    best.score, best.since = plain['score'], plain['since']
+    best.history = [(n, r) for n, r in plain['history']]
     mean, weights = _of('mean', tensors), _of('best', tensors)
     best.weights = weights or None
     if mean:
@@ -112,7 +113,7 @@ def save(self:DQNLearner, folder, watch=None, **notes):
         if path.name!=noted['file']: path.unlink()
     return n + noted['nbytes']
 
-# %% ../nbs/62_resume.ipynb #79f5da36
+# %% ../nbs/62_resume.ipynb #a0f65e8a
 def _check_fit(module, tensors, folder):
     want = {k: tuple(v.shape) for k, v in module.state_dict().items()}
     got = {k: tuple(v.shape) for k, v in tensors.items()}
@@ -127,11 +128,11 @@ def load(self:DQNLearner, folder, watch=None):
     A `CheckpointError` names the file that is missing or damaged, a `ValueError` says what differs; nothing has changed then."""
     with SavedState(folder) as saved, saved.sense('a learner'):
         plain = saved.plain
-        tensors, state = read_weights(Path(folder), plain['weights']), saved.state(plain['learner'])
-        for name, module in (('model', self.model), ('target', self.target)): _check_fit(module, _of(name, tensors), folder)
         replay, notes = _replay_of(self), saved.state(plain['notes'])
         if (replay is None)==('pipe' in plain):
             raise ValueError(f'{folder}: ' + ('it holds a replay, this learner has none' if replay is None else 'it holds no replay, this learner has one'))
+        tensors, state = read_weights(Path(folder), plain['weights']), saved.state(plain['learner'])
+        for name, module in (('model', self.model), ('target', self.target)): _check_fit(module, _of(name, tensors), folder)
         if replay is not None: restore_replay(replay, saved)
         _take(self, state, tensors)
         if watch is not None and plain['best'] is not None: _load_best(watch, plain['best'], tensors, self.model)

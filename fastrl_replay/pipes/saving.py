@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['item_state', 'item_from', 'replay_state', 'restore_replay']
 
-# %% ../../nbs/57_saving.ipynb #5d2ae8a7
+# %% ../../nbs/57_saving.ipynb #5cc496fc
 from typing import Any
 import numpy as np
 from fastcore.basics import patch
-from ..batch import Batch, _stored
+from ..batch import Batch, _stored, _tensor
 from ..checkpoint import checked_layout, memory_state, restore_memory
 from ..ondisk import DiskMemory
 from ..rng import Rng
@@ -18,7 +18,7 @@ from ..steps import Layout, encode
 from .nstep import NStep, _Columns
 from .replay import ExperienceReplay
 
-# %% ../../nbs/57_saving.ipynb #5e68ea79
+# %% ../../nbs/57_saving.ipynb #7e6f0b08
 def item_state(item):
     "A step, a list of steps or a `Batch` as plain data and arrays"
     if isinstance(item, Batch):
@@ -31,11 +31,14 @@ def item_state(item):
 def item_from(state):
     "The step, list or `Batch` that `item_state` wrote down"
     layout = Layout.from_plain(checked_layout(state['layout']))
-    batch = Batch._of_leaves(layout, state['columns'])
     if state['kind']=='batch':
+        batch = Batch._of_leaves(layout, state['columns'])
         batch._streams = state['streams']
         return batch
-    return list(batch) if state['kind']=='list' else batch[0]
+    steps = [layout.step([_value(leaf, a[i]) for leaf, a in zip(layout.leaves, state['columns'])]) for i in range(len(state['columns'][0]))]
+    return steps if state['kind']=='list' else steps[0]
+
+def _value(leaf, v): return np.copy(v)[()] if leaf.bits_of is None else _tensor(leaf, np.array(v))
 
 @patch
 def waiting(self:NStep):
