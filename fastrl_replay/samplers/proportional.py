@@ -146,7 +146,7 @@ class Proportional(Sampler):
     @property
     def priorities(self):
         "A copy of the priorities of all filled slots (float64[size]), before exponentiation"
-        return _NONE if self._tree is None else self._lines[:, 4:].reshape(-1)[:self.size]
+        return _NONE if self._tree is None else self._lines[:-(-self.size//4), 4:].reshape(-1)[:self.size]
 
     @property
     def _lines(self): return self._tree[first_leaf(self._tree):ends_at(self._tree)].reshape(-1, 8)        # four leaves, their priorities
