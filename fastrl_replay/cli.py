@@ -220,7 +220,7 @@ def _train(o):
     print(f'learning curve: {folder/"learning_curve.png"}')
     return result
 
-# %% ../nbs/70_cli.ipynb #81b76048
+# %% ../nbs/70_cli.ipynb #1a7fe836
 @call_parse
 def inspect(
     folder: Param('a memory on disk, a checkpoint, or the folder of a run', str, opt=False),    # type: ignore[valid-type]
@@ -231,11 +231,10 @@ def inspect(
     matplotlib.use('agg')
     from fastrl_replay.inspection import picture, summary
     lines = list(summary(folder))
-    figure = picture(folder) if plot else None
+    if plot:
+        picture(folder).savefig(plot, dpi=120)
+        lines.append(('picture', plot))
     for word, said in lines: print(f'{word:11}{said}')
-    if figure is not None:
-        figure.savefig(plot, dpi=120)
-        print(f'{"picture":11}{plot}')
 
 COMMANDS: dict[str, Any] = dict(train=train, inspect=inspect)
 

@@ -155,7 +155,7 @@ def _adopt(self:DiskMemory, array, sampler):
     there.set_state(state)
     there.living[LOADING] = 0
 
-# %% ../nbs/44_ondisk.ipynb #4cd19fdc
+# %% ../nbs/44_ondisk.ipynb #51884319
 class DiskView:
     """A look at the memory in the folder `path`, which another process may be writing: `max_sz`, `n_added`, `first_id`, `layout`, `sampler`.
 
@@ -193,7 +193,8 @@ class DiskView:
         path, slots = self.path/'priorities.map', np.asarray(ids) % self.max_sz
         if not path.exists(): return None
         kept = self.folder.allocate('priorities', path.stat().st_size).view(np.float64)
-        return kept[8 + slots] if self.sampler=='RankBased' else kept[int(kept[0]) + 4 + slots + (slots & -4)]
+        try: return kept[8 + slots] if self.sampler=='RankBased' else kept[int(kept[0]) + 4 + slots + (slots & -4)]
+        except (IndexError, ValueError, OverflowError): raise CheckpointError(f'{path}: damaged: it does not hold {self.max_sz} priorities') from None
 
     def copy(self):
         "A `ReplayMemory` of its own that holds what can be read now, with its priorities; its ids begin at 0"
@@ -202,6 +203,9 @@ class DiskView:
         keys = (self.path/'keys.map').stat().st_size
         if keys > 1: rows._streams = self.folder.allocate('keys', keys).view(np.int64)[ids % self.max_sz]
         memory.extend(rows, self.priorities(ids))
+        had, at = self._rows[ids % self.max_sz].view(self.layout.record)['_prev'].reshape(-1) > 0, np.arange(1, len(ids) + 1)
+        own = memory._array.records['_prev']
+        own[had & (own==0) & (at < len(ids))] = at[had & (own==0) & (at < len(ids))]       # the one before is not here: out of reach
         return memory
 
     def _read(self, ids):
