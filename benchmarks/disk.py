@@ -53,13 +53,14 @@ def steps_and_batches(name, folder):
     "µs of the calls that a run makes, in memory and on disk"
     ram, disk = filled(SAMPLERS[name]), filled(SAMPLERS[name], path=folder)
     one, chunk = Transition(np.zeros(4, np.float32), 1, 1., np.zeros(4, np.float32), False, False), Batch.of(transitions(64))
-    ids, td = ROWS//2 + RNG.permutation(ROWS//4)[:256], RNG.random(256)
-    calls = {'add': ('add', 20_000, one), 'extend(64)': ('extend', 2000, chunk), 'sample(32)': ('sample', 3000, 32),
-             'sample(256)': ('sample', 1000, 256), 'update_priorities(256)': ('update_priorities', 500, ids + ROWS//2, td)}
-    spent = interleaved({(call, where): (repeat(getattr(memory, how), *args), n) for call, (how, n, *args) in calls.items()
+    ages, td = ROWS//2 + RNG.permutation(ROWS//4)[:256], RNG.random(256)
+    calls = {'add': (lambda o: o.add(one), 20_000), 'extend(64)': (lambda o: o.extend(chunk), 2000), 'sample(32)': (lambda o: o.sample(32), 3000),
+             'sample(256)': (lambda o: o.sample(256), 1000), 'update_priorities(256)': (lambda o: o.update_priorities(o.n_added - ages, td), 500)}
+    spent = interleaved({(call, where): (repeat(f, memory), n) for call, (f, n) in calls.items()
                          for where, memory in (('ram', ram), ('disk', disk))}, 9)
     disk.close()
-    return [(f'{name} {call}', *(f'{spent[call, o]:.2f}' for o in ('ram', 'disk')), f'{spent[call, "disk"]/spent[call, "ram"]:.2f}') for call in calls]
+    pairs = {call: (spent[call, 'ram'], spent[call, 'disk']) for call in calls}
+    return [(f'{name} {call}', f'{a:.2f}', f'{b:.2f}', f'{b/a:.2f}') for call, (a, b) in pairs.items()]
 
 
 class Peak:
@@ -116,7 +117,8 @@ def saves_and_loads(name, folder):
     own = own_bytes(memory)
     del memory
     with Peak() as loading: ReplayMemory.load(folder/'saved')
-    return (name, f'{first/1e6:.1f}', f'{save/write:.2f}', f'{second/first:.3f}', f'{load/read:.2f}', f'{1 + saving.most/own:.2f}', f'{loading.most/own:.2f}')
+    peaks = f'{1 + saving.most/own:.2f}', f'{loading.most/own:.2f}'
+    return name, f'{first/1e6:.1f}', f'{save/write:.2f}', f'{second/first:.3f}', f'{load/read:.2f}', *peaks
 
 
 def main():

@@ -23,12 +23,17 @@ from . import __version__
 class Refused(Exception):
     "A mistake in what was asked for, in a sentence"
 
+def _underscored(arg):
+    "--checkpoint-every=9 as --checkpoint_every=9"
+    name, *rest = arg.partition('=')
+    return '--' + name[2:].replace('-', '_') + ''.join(rest) if arg[:2]=='--' else arg
+
 def parse_options(command, args):
     "What `args` (a list of strings) say about the arguments of the function `command`, as a dict; `Refused` where they make no sense"
     def refuse(message) -> NoReturn: raise Refused(f'{message} (see fastrl_replay {command.__name__} --help)')
     parser = anno_parser(command.__wrapped__, prog=f'fastrl_replay {command.__name__}')
     parser.error = refuse
-    args = [o.partition('=')[0].replace('-', '_').replace('__', '--', 1) + ''.join(o.partition('=')[1:]) if o[:2]=='--' else o for o in args]
+    args = [_underscored(o) for o in args]
     return {k: v for k, v in vars(parser.parse_args(args)).items() if k not in ('pdb', 'xtra')}
 
 # %% ../nbs/70_cli.ipynb #8947c47b

@@ -90,7 +90,7 @@ def test_what_is_said_is_so(sampler, kind, tmp_path):
     assert live.get('priorities')==saved.get('priorities') and live['steps']==saved['steps'] and live['returns']==saved['returns']
     if sampler is not Uniform: assert live['priorities'].startswith('0 to 49' if sampler is RankBased else '1e-06 to 49')
     assert memory._array.layout.step_type.__name__ in live['steps'] and 'on disk' in live['holds'] and 'checkpoint of a memory' in saved['holds']
-    files = [p for p in (tmp_path/'saved').iterdir()]
+    files = list((tmp_path/'saved').iterdir())
     assert saved['bytes']==f'{sum(p.stat().st_size for p in files)/1e6:,.1f} MB in {len(files)} files'
     rows, truth = look(tmp_path/'m').memory.recent(100), memory.recent(100)
     assert rows.columns(rows.step_type._fields[-1])[0].tolist()==truth.columns(truth.step_type._fields[-1])[0].tolist()

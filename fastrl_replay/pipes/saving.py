@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['item_state', 'item_from', 'replay_state', 'restore_replay']
 
-# %% ../../nbs/57_saving.ipynb #5cc496fc
-from typing import Any
+# %% ../../nbs/57_saving.ipynb #83ccd3f5
 import numpy as np
 from fastcore.basics import patch
 from ..batch import Batch, _stored, _tensor
@@ -64,7 +63,7 @@ def take_waiting(self:NStep, state):
     self._ready.clear()
     self._ready.extend(ready)
 
-# %% ../../nbs/57_saving.ipynb #25ab6754
+# %% ../../nbs/57_saving.ipynb #04b74bb1
 def _upstream(pipe):
     "The n-step pipes upstream of a replay, the nearest first"
     while (pipe := getattr(pipe, 'source_datapipe', None)) is not None:
@@ -100,8 +99,8 @@ def restore_replay(replay, saved):
         state, waiting, pipes = plain['pipe'], saved.state(plain['waiting']), list(_upstream(replay))
         if len(pipes)!=len(waiting): raise ValueError(f'n_step: {len(waiting)} of them were saved, this pipeline has {len(pipes)}')
         if ('disk' in plain)!=isinstance(memory, DiskMemory):
-            raise ValueError('path: the replay was saved with ' + (f'its memory on disk, in {plain["disk"]["path"]}; make it with that path'
-                                                                 if 'disk' in plain else 'its memory in the checkpoint; make it without a path'))
+            raise ValueError(f'path: the replay was saved with its memory on disk, in {plain["disk"]["path"]}; make it with that path'
+                             if 'disk' in plain else 'path: the replay was saved with its memory in the checkpoint; make it without a path')
         before = _before(memory)
         if 'disk' in plain: _meet(memory, state, plain['disk'])
         else: restore_memory(memory, saved)
@@ -123,7 +122,8 @@ def _before(memory):
 
 def _meet(memory, state, disk):
     "Check that the memory on disk is the one that was saved, or what became of it"
-    first, n = state['ids']
-    if memory.n_added < n: raise ValueError(f'path: the memory in {memory.folder.path} has {memory.n_added} steps, the checkpoint knows of {n}: '
-                                            'it is another one')
+    n = state['ids'][1]
+    if memory.n_added < n:
+        raise ValueError(f'path: the memory in {memory.folder.path} has {memory.n_added} steps, the checkpoint knows of {n}: '
+                         'it is another one')
     memory.rng, memory.n_stale = Rng(0), int(disk['n_stale'])
