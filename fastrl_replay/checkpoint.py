@@ -19,12 +19,13 @@ from .savefiles import SavedState, save_state
 from .schedules import schedule_from, schedule_state
 from .steps import Layout
 
-# %% ../nbs/41_checkpoint.ipynb #f0daa4e1
+# %% ../nbs/41_checkpoint.ipynb #c0f2239a
 def memory_state(memory):
     "All that a memory holds and knows, as plain data and arrays that view its own; hold its lock while you use it"
     beta, array = memory.sampler.beta, memory._array
     return dict(max_sz=memory.max_sz, n_stale=memory.n_stale, rng=memory.rng.get_state(), sampler=memory.sampler.get_state(),
-                beta=None if beta is None else schedule_state(beta), array=None if array is None else array.get_state())
+                beta=None if beta is None else schedule_state(beta), storing=memory._storing,
+                array=None if array is None else array.get_state())
 
 @patch
 def save(self:ReplayMemory, folder):
@@ -102,7 +103,7 @@ def restore_memory(memory, saved):
             memory._adopt(array, sampler)
             memory.rng, memory.n_stale = rng, n_stale
 
-# %% ../nbs/41_checkpoint.ipynb #c1b62aa5
+# %% ../nbs/41_checkpoint.ipynb #29de819e
 def _sampler_of(saved, plain):
     kind = plain['sampler'].get('kind')
     if kind not in _KINDS:
@@ -121,6 +122,7 @@ def load(cls:ReplayMemory, folder, sampler=None, step=None):
         with saved.sense('a memory'):
             plain = saved.plain['memory']
             sampler = _sampler_of(saved, plain) if sampler is None else sampler
-            memory = cls(plain['max_sz'], sampler, step=step)       # type: ignore[operator]
+            storing = {k: plain.get('storing', {})[k] for k in ('dedup', 'frame_views', 'codec') if k in plain.get('storing', {})}
+            memory = cls(plain['max_sz'], sampler, step=step, **storing)       # type: ignore[operator]
         restore_memory(memory, saved)
     return memory

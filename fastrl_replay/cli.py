@@ -23,12 +23,17 @@ from . import __version__
 class Refused(Exception):
     "A mistake in what was asked for, in a sentence"
 
+def _underscored(arg):
+    "--checkpoint-every=9 as --checkpoint_every=9"
+    name, *rest = arg.partition('=')
+    return '--' + name[2:].replace('-', '_') + ''.join(rest) if arg[:2]=='--' else arg
+
 def parse_options(command, args):
     "What `args` (a list of strings) say about the arguments of the function `command`, as a dict; `Refused` where they make no sense"
     def refuse(message) -> NoReturn: raise Refused(f'{message} (see fastrl_replay {command.__name__} --help)')
     parser = anno_parser(command.__wrapped__, prog=f'fastrl_replay {command.__name__}')
     parser.error = refuse
-    args = [o.partition('=')[0].replace('-', '_').replace('__', '--', 1) + ''.join(o.partition('=')[1:]) if o[:2]=='--' else o for o in args]
+    args = [_underscored(o) for o in args]
     return {k: v for k, v in vars(parser.parse_args(args)).items() if k not in ('pdb', 'xtra')}
 
 # %% ../nbs/70_cli.ipynb #8947c47b
@@ -220,7 +225,7 @@ def _train(o):
     print(f'learning curve: {folder/"learning_curve.png"}')
     return result
 
-# %% ../nbs/70_cli.ipynb #81b76048
+# %% ../nbs/70_cli.ipynb #1a7fe836
 @call_parse
 def inspect(
     folder: Param('a memory on disk, a checkpoint, or the folder of a run', str, opt=False),    # type: ignore[valid-type]
@@ -231,11 +236,10 @@ def inspect(
     matplotlib.use('agg')
     from fastrl_replay.inspection import picture, summary
     lines = list(summary(folder))
-    figure = picture(folder) if plot else None
+    if plot:
+        picture(folder).savefig(plot, dpi=120)
+        lines.append(('picture', plot))
     for word, said in lines: print(f'{word:11}{said}')
-    if figure is not None:
-        figure.savefig(plot, dpi=120)
-        print(f'{"picture":11}{plot}')
 
 COMMANDS: dict[str, Any] = dict(train=train, inspect=inspect)
 

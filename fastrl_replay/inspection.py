@@ -5,19 +5,17 @@
 # %% auto #0
 __all__ = ['Found', 'look', 'summary', 'picture']
 
-# %% ../nbs/63_inspection.ipynb #6f0c6d7c
+# %% ../nbs/63_inspection.ipynb #b294414a
 from pathlib import Path
 from typing import Any, NamedTuple
-import numpy as np
 from .checkpoint import _KINDS
 from .health import episode_returns, newest_numbers
 from .memory import ReplayMemory
 from .ondisk import DiskView
-from .samplers.uniform import Uniform
 from .savefiles import CheckpointError, SavedState
 from .show import _in_words      # noqa: F401   (brings memory.show)
 
-# %% ../nbs/63_inspection.ipynb #de701591
+# %% ../nbs/63_inspection.ipynb #ec692001
 class Found(NamedTuple):
     "What lies in a folder: in words, and the memory that it holds (None: none)"
     what: str
@@ -52,7 +50,7 @@ def _checkpoint(folder):
             notes.append(f'its memory is on disk, in {disk["path"]}')
             return Found(what, n_added=saved.plain['pipe']['ids'][1], notes=tuple(notes))
         own = saved.plain['memory']['sampler']['kind']
-    memory = ReplayMemory.load(folder) if own in _KINDS else None
+    memory: Any = ReplayMemory.load(folder) if own in _KINDS else None      # type: ignore[attr-defined]
     if memory is None: notes.append(f'its sampler, {own}, is not of this library: load it with ReplayMemory.load(folder, sampler=…)')
     return Found(what, memory, 0 if memory is None else memory.n_added, 0 if memory is None else memory.max_sz, tuple(notes))
 

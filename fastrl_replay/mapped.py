@@ -19,7 +19,7 @@ from .kernels import FIRST_ID
 from .putting import JOURNAL_AT, JOURNAL_ROWS, KEYS_AT, link_streams
 from .savefiles import CheckpointError, manifest_text, read_manifest, sync_folder, write_file
 
-# %% ../nbs/25_mapped.ipynb #2b8dafbb
+# %% ../nbs/25_mapped.ipynb #1c7a9361
 _held: dict[tuple, Any] = {}       # (device, inode) of the folders that this process writes to
 
 def _take_lock(path):
@@ -45,8 +45,8 @@ os.register_at_fork(after_in_child=_held.clear)
 class MappedFolder:
     """Memory-mapped files in the folder `path`, for one writer; `writable=False`: to look at, whoever writes.
 
-    `allocate(name, nbytes)` gives the bytes of the file `name`. A `BlockingIOError` says who else writes, an `OSError` that the disk is full,
-    a `CheckpointError` names a file that is missing or cut."""
+    `allocate(name, nbytes)` gives the bytes of the file `name`. A `BlockingIOError` says who else writes, an `OSError` that the disk is
+    full, a `CheckpointError` names a file that is missing or cut."""
     DESCRIPTION = 'memory.json'
 
     def __init__(self, path, writable=True):
@@ -67,7 +67,8 @@ class MappedFolder:
         stat = self.path.stat()
         key = stat.st_dev, stat.st_ino
         if key in _held: gc.collect()                   # a memory that was dropped without close
-        if key in _held: raise BlockingIOError(f'{self.path}: this process (process {os.getpid()}) already has this memory open; close it first')
+        if key in _held:
+            raise BlockingIOError(f'{self.path}: this process (process {os.getpid()}) already has this memory open; close it first')
         fd = _take_lock(self.path/'lock')
         _held[key] = True
         self.unlock = weakref.finalize(self, _release, key, fd, os.getpid())

@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['DiskMemory', 'DiskView']
 
-# %% ../nbs/44_ondisk.ipynb #cf366bc9
+# %% ../nbs/44_ondisk.ipynb #a59a8cd7
 import os
 import weakref
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
+from typing import Any
 import numpy as np
 from fastcore.basics import patch
 from .checkpoint import _KINDS, checked_layout
@@ -22,7 +24,7 @@ from .savefiles import CheckpointError, SavedState, save_state
 from .samplers.uniform import Uniform, as_sampler
 from .steps import Layout
 
-# %% ../nbs/44_ondisk.ipynb #f0a48933
+# %% ../nbs/44_ondisk.ipynb #590f0b83
 _here: weakref.WeakSet = weakref.WeakSet()       # memories on disk that this process writes
 
 class _Gone:
@@ -42,11 +44,13 @@ class DiskMemory(ReplayMemory):
 
     What `add`, `extend` and `update_priorities` have acknowledged is there when the process is killed; `flush` waits until it
     is on the disk itself, for the loss of power. Files are allocated in full when the step type is known: a full disk is an `OSError`
-    then. One process writes; another gets a `BlockingIOError` that says who. A `ValueError` says what differs from the memory that is there:
-    `max_sz`, step type, sampler. Records are plain: nothing is shared between them. Random numbers and counters of batches are kept by `flush` and `close`."""
+    then. One process writes; another gets a `BlockingIOError` that says who. A `ValueError` says what differs from the memory that is
+    there: `max_sz`, step type, sampler. Records are plain: nothing is shared between them. Random numbers and counters of batches are
+    kept by `flush` and `close`."""
     def __init__(self, max_sz, sampler=None, *, step=None, dtype=None, dedup='auto', frame_views=False, codec=None, path, seed=None):
         if dedup not in ('auto', None) or frame_views or codec is not None:
-            raise ValueError('dedup: a memory on disk keeps plain records; leave dedup, frame_views and codec away, or keep it in RAM and save it')
+            raise ValueError('dedup: a memory on disk keeps plain records; leave dedup, frame_views and codec away, '
+                             'or keep it in RAM and save it')
         sampler = as_sampler(Uniform() if sampler is None else sampler)
         self.folder = MappedFolder(path)
         try:
@@ -108,7 +112,7 @@ class DiskMemory(ReplayMemory):
     def flush(self):
         "Wait until all of it is on the disk, so that it outlives the loss of power too"
         with self._lock:
-            self._array and self._array.n_added                # says so if it was closed
+            if self._array is not None: len(self._array)       # says so if it was closed
             self.folder.flush()
             self._note()
 
@@ -134,7 +138,7 @@ class DiskMemory(ReplayMemory):
         self.n_stale, self.sampler.n_batches = state['n_stale'], state['n_batches']
 
     def __reduce_ex__(self, protocol):
-        if type(super().__reduce_ex__(protocol)[0]) is type: return super().__reduce_ex__(protocol)       # nothing, for a worker being spawned
+        if get_spawning_popen() is not None: return super().__reduce_ex__(protocol)       # which gives a worker nothing
         raise RuntimeError('a memory on disk is not copied with the process; save(folder) makes a copy')
 
 # %% ../nbs/44_ondisk.ipynb #dc099a84
@@ -155,14 +159,15 @@ def _adopt(self:DiskMemory, array, sampler):
     there.set_state(state)
     there.living[LOADING] = 0
 
-# %% ../nbs/44_ondisk.ipynb #4cd19fdc
+# %% ../nbs/44_ondisk.ipynb #fbb49b96
 class DiskView:
-    """A look at the memory in the folder `path`, which another process may be writing: `max_sz`, `n_added`, `first_id`, `layout`, `sampler`.
+    """A look at the memory in the folder `path`, which another process may be writing: `max_sz`, `n_added`, `first_id`, `layout`,
+    `sampler`.
 
     Nothing is locked and nothing written. Rows that are overwritten while they are being read are dropped."""
     def __init__(self, path):
         self.folder = MappedFolder(path, writable=False)
-        there = self.folder.description
+        there: Any = self.folder.description
         self.path, self.max_sz, self.sampler = Path(path), _whole('max_sz', there['max_sz'], 1), there['sampler']
         self.layout = Layout.from_plain(checked_layout(there['layout']))
         self._counters = self.folder.allocate('counts', 64).view(np.int64)
@@ -193,7 +198,9 @@ class DiskView:
         path, slots = self.path/'priorities.map', np.asarray(ids) % self.max_sz
         if not path.exists(): return None
         kept = self.folder.allocate('priorities', path.stat().st_size).view(np.float64)
-        return kept[8 + slots] if self.sampler=='RankBased' else kept[int(kept[0]) + 4 + slots + (slots & -4)]
+        try: return kept[8 + slots] if self.sampler=='RankBased' else kept[int(kept[0]) + 4 + slots + (slots & -4)]
+        except (IndexError, ValueError, OverflowError):
+            raise CheckpointError(f'{path}: damaged: it does not hold {self.max_sz} priorities') from None
 
     def copy(self):
         "A `ReplayMemory` of its own that holds what can be read now, with its priorities; its ids begin at 0"
@@ -202,6 +209,9 @@ class DiskView:
         keys = (self.path/'keys.map').stat().st_size
         if keys > 1: rows._streams = self.folder.allocate('keys', keys).view(np.int64)[ids % self.max_sz]
         memory.extend(rows, self.priorities(ids))
+        had, at = self._rows[ids % self.max_sz].view(self.layout.record)['_prev'].reshape(-1) > 0, np.arange(1, len(ids) + 1)
+        own = memory._array.records['_prev']
+        own[had & (own==0) & (at < len(ids))] = at[had & (own==0) & (at < len(ids))]       # the one before is not here: out of reach
         return memory
 
     def _read(self, ids):
@@ -226,7 +236,7 @@ def open(cls:ReplayMemory, path, sampler=None, step=None, seed=None):
     """The memory in the folder `path`, opened for writing, with the `max_sz` and the sampler it has.
 
     `sampler`: for other options than the usual ones, or a sampler of your own. A `CheckpointError` if there is no memory."""
-    there = MappedFolder(path, writable=False).description
+    there: Any = MappedFolder(path, writable=False).description
     if sampler is None and there['sampler'] not in _KINDS:
         raise ValueError(f'{path}: its sampler is not of this library: hand it in: open(path, sampler=…)')
     return DiskMemory(there['max_sz'], _KINDS[there['sampler']]() if sampler is None else sampler, step=step, seed=seed, path=path)

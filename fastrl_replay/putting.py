@@ -145,7 +145,8 @@ def step_source(layout, key=None, many=False):
     put = [o for k, (leaf, at) in enumerate(zip(layout.leaves, offsets)) for o in _store(k, leaf, at)]
     stream = 'i' if key is None else f'number(step[{key}], types)[1]'
     keep = [f'store(step, types, array_at(head[{RECORDS_AT}] + slot*{size}, {size//8}))',
-            f'new += tie(links, pairs, max_sz, head[{KEYS_AT}], first, {stream}, n + i, slot)', 'slot = slot + 1 if slot + 1 < max_sz else 0']
+            f'new += tie(links, pairs, max_sz, head[{KEYS_AT}], first, {stream}, n + i, slot)',
+            'slot = slot + 1 if slot + 1 < max_sz else 0']
     return _IMPORTS + _tie(size, links) + '\n' + \
         _indent(0, '@njit(forceinline=True)', 'def fits(step, types):') + _indent(1, *ask, 'return True') + '\n' + \
         _indent(0, '@njit(forceinline=True)', 'def store(step, types, record):') + _indent(1, *_views(layout, ['record']), *put) + '\n' + \

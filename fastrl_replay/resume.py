@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['write_weights', 'read_weights']
 
-# %% ../nbs/62_resume.ipynb #e82696b9
-import os
+# %% ../nbs/62_resume.ipynb #f2023d7f
+import copy
 import re
 import zlib
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from fastcore.basics import patch
-from .learner import BestWeights, DQNLearner
+from .learner import DQNLearner
 from .pipes.loaders import Facade
 from .pipes.saving import replay_state, restore_replay
 from .savefiles import CheckpointError, SavedState, save_state, write_file
@@ -49,7 +49,7 @@ def read_weights(folder, noted):
 def _under(prefix, tensors): return {f'{prefix}.{k}': v for k, v in tensors.items()}
 def _of(prefix, tensors): return {k.removeprefix(prefix + '.'): v for k, v in tensors.items() if k.startswith(prefix + '.')}
 
-# %% ../nbs/62_resume.ipynb #e533b5fc
+# %% ../nbs/62_resume.ipynb #727632e4
 def _optimizer_state(optimizer):
     "The optimizer's tensors by name, and its numbers"
     state = optimizer.state_dict()
@@ -70,8 +70,8 @@ def _best_state(best):
     return dict(score=float(best.score), since=best.since, history=[[int(n), float(r)] for n, r in best.history]), mean | weights
 
 def _load_best(best, plain, tensors, model):
-    import copy
-    best.score, best.since, best.history = plain['score'], plain['since'], [(n, r) for n, r in plain['history']]
+    best.score, best.since = plain['score'], plain['since']
+    best.history = [(n, r) for n, r in plain['history']]
     mean, weights = _of('mean', tensors), _of('best', tensors)
     best.weights = weights or None
     if mean:
@@ -112,7 +112,7 @@ def save(self:DQNLearner, folder, watch=None, **notes):
         if path.name!=noted['file']: path.unlink()
     return n + noted['nbytes']
 
-# %% ../nbs/62_resume.ipynb #79f5da36
+# %% ../nbs/62_resume.ipynb #185b3143
 def _check_fit(module, tensors, folder):
     want = {k: tuple(v.shape) for k, v in module.state_dict().items()}
     got = {k: tuple(v.shape) for k, v in tensors.items()}
@@ -127,11 +127,12 @@ def load(self:DQNLearner, folder, watch=None):
     A `CheckpointError` names the file that is missing or damaged, a `ValueError` says what differs; nothing has changed then."""
     with SavedState(folder) as saved, saved.sense('a learner'):
         plain = saved.plain
-        tensors, state = read_weights(Path(folder), plain['weights']), saved.state(plain['learner'])
-        for name, module in (('model', self.model), ('target', self.target)): _check_fit(module, _of(name, tensors), folder)
         replay, notes = _replay_of(self), saved.state(plain['notes'])
         if (replay is None)==('pipe' in plain):
-            raise ValueError(f'{folder}: ' + ('it holds a replay, this learner has none' if replay is None else 'it holds no replay, this learner has one'))
+            raise ValueError(f'{folder}: it holds a replay, this learner has none' if replay is None else
+                             f'{folder}: it holds no replay, this learner has one')
+        tensors, state = read_weights(Path(folder), plain['weights']), saved.state(plain['learner'])
+        for name, module in (('model', self.model), ('target', self.target)): _check_fit(module, _of(name, tensors), folder)
         if replay is not None: restore_replay(replay, saved)
         _take(self, state, tensors)
         if watch is not None and plain['best'] is not None: _load_best(watch, plain['best'], tensors, self.model)

@@ -335,3 +335,23 @@ def test_orphans_of_a_killed_save_go_with_the_next(tmp_path):
     memory.save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir())==['blocks-8.bin', 'manifest.json']
     assert len(ReplayMemory.load(tmp_path))==len(memory)
+
+
+# --- old ones ---------------------------------------------------------------------------------------------------------
+FROZEN = (48, 20, .7, 20, [(8., 0, 4, .125), (21., 1, 3, .125), (34., 0, 3, .125), (47., 1, 2, .125)], 602.4, [39, 28, 19, 8])
+
+def test_a_checkpoint_of_format_1_is_loaded(root):
+    "It was written once and is never written again; see make_checkpoint.py beside it"
+    from data.make_checkpoint import replay_of, steps
+    folder = root/'tests'/'data'/'checkpoint_v1'
+    assert b'"changes"' in (folder/'manifest.json').read_bytes(), 'a block that was saved as a list of changes is part of it'
+    replay = replay_of(list(steps(75)))
+    replay.load(folder)
+    memory = replay.memory
+    assert (memory.n_added, replay.n_batches, memory.sampler.alpha, memory.sampler.n_batches)==FROZEN[:4] and memory.check_valid()
+    rows = memory.recent(40)
+    assert rows.step_type.__name__=='NStepSimpleStep'
+    assert [(float(r.state[0]), int(r.env_id), int(r.step_n), float(r.discount)) for r in rows][::13]==FROZEN[4]
+    assert memory.sampler.priorities.sum()==pytest.approx(FROZEN[5], abs=1e-9) and memory.sampler.priorities[45 % 40]==3.01
+    assert replay.sample().ids.tolist()==FROZEN[6]
+    assert ReplayMemory.load(folder).sampler.beta==LinearSchedule(.4, 1., 50)

@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['item_state', 'item_from', 'replay_state', 'restore_replay']
 
-# %% ../../nbs/57_saving.ipynb #5d2ae8a7
-from typing import Any
+# %% ../../nbs/57_saving.ipynb #83ccd3f5
 import numpy as np
 from fastcore.basics import patch
-from ..batch import Batch, _stored
+from ..batch import Batch, _stored, _tensor
 from ..checkpoint import checked_layout, memory_state, restore_memory
 from ..ondisk import DiskMemory
 from ..rng import Rng
@@ -18,7 +17,7 @@ from ..steps import Layout, encode
 from .nstep import NStep, _Columns
 from .replay import ExperienceReplay
 
-# %% ../../nbs/57_saving.ipynb #5e68ea79
+# %% ../../nbs/57_saving.ipynb #7e6f0b08
 def item_state(item):
     "A step, a list of steps or a `Batch` as plain data and arrays"
     if isinstance(item, Batch):
@@ -31,11 +30,14 @@ def item_state(item):
 def item_from(state):
     "The step, list or `Batch` that `item_state` wrote down"
     layout = Layout.from_plain(checked_layout(state['layout']))
-    batch = Batch._of_leaves(layout, state['columns'])
     if state['kind']=='batch':
+        batch = Batch._of_leaves(layout, state['columns'])
         batch._streams = state['streams']
         return batch
-    return list(batch) if state['kind']=='list' else batch[0]
+    steps = [layout.step([_value(leaf, a[i]) for leaf, a in zip(layout.leaves, state['columns'])]) for i in range(len(state['columns'][0]))]
+    return steps if state['kind']=='list' else steps[0]
+
+def _value(leaf, v): return np.copy(v)[()] if leaf.bits_of is None else _tensor(leaf, np.array(v))
 
 @patch
 def waiting(self:NStep):
@@ -61,7 +63,7 @@ def take_waiting(self:NStep, state):
     self._ready.clear()
     self._ready.extend(ready)
 
-# %% ../../nbs/57_saving.ipynb #25ab6754
+# %% ../../nbs/57_saving.ipynb #04b74bb1
 def _upstream(pipe):
     "The n-step pipes upstream of a replay, the nearest first"
     while (pipe := getattr(pipe, 'source_datapipe', None)) is not None:
@@ -97,8 +99,8 @@ def restore_replay(replay, saved):
         state, waiting, pipes = plain['pipe'], saved.state(plain['waiting']), list(_upstream(replay))
         if len(pipes)!=len(waiting): raise ValueError(f'n_step: {len(waiting)} of them were saved, this pipeline has {len(pipes)}')
         if ('disk' in plain)!=isinstance(memory, DiskMemory):
-            raise ValueError('path: the replay was saved with ' + (f'its memory on disk, in {plain["disk"]["path"]}; make it with that path'
-                                                                 if 'disk' in plain else 'its memory in the checkpoint; make it without a path'))
+            raise ValueError(f'path: the replay was saved with its memory on disk, in {plain["disk"]["path"]}; make it with that path'
+                             if 'disk' in plain else 'path: the replay was saved with its memory in the checkpoint; make it without a path')
         before = _before(memory)
         if 'disk' in plain: _meet(memory, state, plain['disk'])
         else: restore_memory(memory, saved)
@@ -120,7 +122,8 @@ def _before(memory):
 
 def _meet(memory, state, disk):
     "Check that the memory on disk is the one that was saved, or what became of it"
-    first, n = state['ids']
-    if memory.n_added < n: raise ValueError(f'path: the memory in {memory.folder.path} has {memory.n_added} steps, the checkpoint knows of {n}: '
-                                            'it is another one')
+    n = state['ids'][1]
+    if memory.n_added < n:
+        raise ValueError(f'path: the memory in {memory.folder.path} has {memory.n_added} steps, the checkpoint knows of {n}: '
+                         'it is another one')
     memory.rng, memory.n_stale = Rng(0), int(disk['n_stale'])

@@ -6,6 +6,7 @@
 __all__ = ['Proportional']
 
 # %% ../../nbs/31_proportional.ipynb #242dba1e
+from typing import Any
 import numpy as np
 from numba import njit
 from ..ids import as_errors, as_ids, resolve
@@ -123,7 +124,7 @@ class Proportional(Sampler):
 
     `alpha` ≥ 0; `beta` in [0, 1], a number or a schedule of the batches drawn; `eps` ≥ 0; `normalize`: weights are divided by the
     largest of the 'batch' or of the whole 'memory'. Each out of range is a `ValueError`."""
-    _tree = None
+    _tree: Any = None
 
     def __init__(self, alpha=.6, beta=.4, eps=1e-6, normalize='batch'):
         if normalize not in ('batch', 'memory'): raise ValueError(f"normalize: expected 'batch' or 'memory', got {normalize!r}")
@@ -146,7 +147,7 @@ class Proportional(Sampler):
     @property
     def priorities(self):
         "A copy of the priorities of all filled slots (float64[size]), before exponentiation"
-        return _NONE if self._tree is None else self._lines[:, 4:].reshape(-1)[:self.size]
+        return _NONE if self._tree is None else self._lines[:-(-self.size//4), 4:].reshape(-1)[:self.size]
 
     @property
     def _lines(self): return self._tree[first_leaf(self._tree):ends_at(self._tree)].reshape(-1, 8)        # four leaves, their priorities
@@ -165,8 +166,8 @@ class Proportional(Sampler):
         if kept or len(priorities): write_leaves(self._tree, len(priorities), self._alpha)
 
     def _new_tree(self, capacity):
-        room = None if self._allocate is None else lambda nbytes: self._allocate('priorities', nbytes)
-        return new_tree(capacity, self.normalize=='memory', room)
+        allocate = self._allocate
+        return new_tree(capacity, self.normalize=='memory', None if allocate is None else lambda nbytes: allocate('priorities', nbytes))
 
     def recover(self, first_id, n_added, told):
         "Go on with the priorities that were kept; the newest records, if it was not told of them, get the largest"

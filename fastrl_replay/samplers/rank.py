@@ -6,6 +6,7 @@
 __all__ = ['RankBased']
 
 # %% ../../nbs/32_rank.ipynb #198f9d83
+from typing import Any
 import numpy as np
 from numba import njit
 from ..blocks import BORN, FIRST, HEAD, SPARE, change, check_blocks, entries_of, new_blocks, slots_at
@@ -87,7 +88,7 @@ class RankBased(Sampler):
     Ties go by age, the older first. Drawn stratified, with replacement. `alpha` ≥ 0; `beta` in [0, 1], a number or a schedule of the
     batches drawn. Each out of range is a `ValueError`. New transitions get the largest priority so far, 1.0 at first, or the one given."""
     _width = 128                    # entries in a block
-    _kept = None                    # the largest priority, and, from 8 on, those of the slots, in bytes that outlive the process
+    _kept: Any = None               # the largest priority, and, from 8 on, those of the slots, in bytes that outlive the process
 
     def __init__(self, alpha=.7, beta=.5):
         self.alpha, self.beta = alpha, beta

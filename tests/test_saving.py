@@ -1,0 +1,296 @@
+"""Pipelines saved and loaded: every replay through the harness, windows that waited, stateful loaders, nodes, learners, refusals."""
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fastrl_replay.learner import BestWeights, DQNLearner
+from fastrl_replay.pipes.loaders import as_node
+from fastrl_replay.pipes.nstep import NStep
+from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
+from fastrl_replay.pipes.saving import item_from, item_state
+from fastrl_replay.resume import _weights
+from fastrl_replay.savefiles import CheckpointError
+from fastrl_replay.schedules import LinearSchedule
+from fastrl_replay.steps import Transition
+from harness import check_constant_size, check_resume, seen, through_json
+from test_checkpoint import files_of, fresh_folder, small_files  # noqa: F401   (a fixture)
+from test_harness import Stream, draw
+from twins import step_bytes
+
+REPLAYS = dict(uniform=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, min_sz=9, steps_per_batch=3, seed=1, **kw),
+               often=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, steps_per_batch=.4, seed=1, replace=True, **kw),
+               prioritized=lambda s, **kw: PrioritizedReplay(s, bs=4, max_sz=30, min_sz=9, steps_per_batch=2.5, seed=1, beta=LinearSchedule(.4, 1., 20), **kw),
+               rank=lambda s, **kw: RankReplay(s, bs=4, max_sz=30, min_sz=9, seed=1, **kw))
+
+
+@pytest.fixture
+def by_folder(fresh_folder):  # noqa: F811
+    "What travels is the bytes of the files in a folder"
+    def save(o):
+        folder = fresh_folder()
+        o.save(folder)
+        return files_of(folder)
+    def load(o, files):
+        folder = fresh_folder()
+        folder.mkdir()
+        for name, data in files.items(): (folder/name).write_bytes(data)
+        o.load(folder)
+    return dict(save=save, load=load, through=lambda files: files)
+
+
+@pytest.mark.parametrize('replay', REPLAYS)
+@pytest.mark.parametrize('kind,chunk', [('simple', 0), ('simple', 5), ('transition', 0), ('nested', 3)])
+def test_a_replay_goes_on_exactly(replay, kind, chunk, by_folder):
+    def make(): return REPLAYS[replay](Stream(kind, chunk))
+    check_resume(make, draw, steps=(0, 9), **by_folder)
+    if not chunk: check_constant_size(make, draw)
+
+
+def test_a_replay_on_disk_goes_on_exactly(tmp_path, by_folder):
+    "Saved and opened again at the same moment; and, later, with the steps that came in since"
+    for name, replay in REPLAYS.items():
+        made = itertools.count()
+        straight, first = REPLAYS[name](Stream()), replay(Stream(), path=tmp_path/name)
+        assert seen(draw(straight, 12))==seen(draw(first, 12))
+        first.save(tmp_path/f'{name}{next(made)}')
+        at_save = first.n_batches
+        first.memory.close()
+        again = replay(Stream(), path=tmp_path/name)
+        again.load(tmp_path/f'{name}0')
+        assert seen(draw(straight, 9))==seen(draw(again, 9)), name
+        n, batches = again.memory.n_added, again.n_batches
+        again.memory.close()                   # never saved since: the checkpoint is of an earlier moment
+        late = replay(Stream(), path=tmp_path/name)
+        assert late.n_batches==batches or name=='often'
+        late.load(tmp_path/f'{name}0')
+        assert (late.memory.n_added, late.n_batches)==(n, at_save)
+        late.source_datapipe.n = n
+        assert [len(b) for b in itertools.islice(late, batches - at_save)]==[4]*(batches - at_save) and late.memory.n_added==n, 'the batches due for steps that were kept'
+        late.memory.close()
+
+
+def whole_windows(pipe, k, out):
+    for item in itertools.islice(pipe, k): out += [item] if isinstance(item, tuple) else list(item)
+
+@pytest.mark.parametrize('chunk', [0, 4])
+def test_no_step_in_a_window_is_lost_or_repeated(chunk, tmp_path):
+    "n-step transitions begin once at each step that was pulled, over many saves and loads; those that were cut are marked"
+    def make(): return ExperienceReplay(NStep(Stream('simple', chunk), n=4, gamma=.9), bs=1, max_sz=500, seed=0)
+    replay = make()
+    for k in range(6):
+        for _ in itertools.islice(replay, 7 + k): pass
+        replay.save(tmp_path/'saved')
+        fresh = make()
+        fresh.load(tmp_path/'saved')
+        assert not any(fresh.source_datapipe._steps.windows.values()) and not len(fresh.source_datapipe._rows)
+        replay = fresh
+    for _ in itertools.islice(replay, 20): pass
+    stored = replay.memory.fetch(np.arange(replay.memory.n_added))
+    begun = sorted(zip(stored.env_id.tolist(), stored.episode_n.tolist(), stored.step_n.tolist()))
+    assert len(begun)==len(set(begun)), 'a step began two windows'
+    source, made = Stream('simple'), []
+    for _ in range(replay.source_datapipe.source_datapipe.n):
+        step = source.step()
+        made.append((step.env_id, step.episode_n, step.step_n))
+    missing = set(made) - set(begun)
+    assert len(missing) <= 5*3 + len(replay.source_datapipe._ready) and set(begun) <= set(made)
+    assert missing <= set(made[-30:]), 'a step that waited was lost'
+
+
+@pytest.mark.parametrize('kind', ['simple', 'nested', 'brain'])
+def test_items_come_back(kind):
+    source = Stream(kind)
+    steps = [source.step() for _ in range(3)]
+    for item in (steps[0], steps):
+        back = item_from(item_state(item))
+        assert type(back) is type(item) or back._fields==item._fields
+        for a, b in zip(*([o] if isinstance(o, tuple) else o for o in (item, back))): assert step_bytes(a)==step_bytes(b)
+        assert len(back)==len(item)
+
+
+def test_a_load_that_fails_changes_nothing(tmp_path):
+    "Damage, another n, another memory: the replay is what it was, and goes on as if nothing had been tried"
+    def make(n=3, max_sz=60): return PrioritizedReplay(NStep(Stream(), n=n, gamma=.9), bs=4, max_sz=max_sz, min_sz=9, seed=1)
+    saved = make()
+    draw(saved, 20)
+    saved.save(tmp_path/'a')
+    for victim, match in ((make(n=2), 'n=3'), (make(max_sz=50), 'max_sz')):
+        twin = make(victim.source_datapipe.n, victim.memory.max_sz)
+        draw(victim, 7), draw(twin, 7)
+        with pytest.raises(ValueError, match=match): victim.load(tmp_path/'a')
+        assert seen(victim.memory.state_dict())==seen(twin.memory.state_dict()) and seen(draw(victim, 5))==seen(draw(twin, 5))
+    victim, twin = make(), make()
+    draw(victim, 7), draw(twin, 7)
+    for name, data in files_of(tmp_path/'a').items():
+        (tmp_path/'a'/name).write_bytes(data[:len(data)//2])
+        with pytest.raises(CheckpointError, match=name): victim.load(tmp_path/'a')
+        (tmp_path/'a'/name).write_bytes(data)
+    assert seen(draw(victim, 5))==seen(draw(twin, 5))
+    with pytest.raises(ValueError, match='without a path'): PrioritizedReplay(NStep(Stream(), 3, .9), bs=4, max_sz=60, path=tmp_path/'m').load(tmp_path/'a')
+
+
+# --- loaders and nodes ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize('replay', REPLAYS)
+def test_a_stateful_loader_goes_on_in_mid_stream(replay):
+    def some(loader, k):
+        out = []
+        for batch in itertools.islice(iter(loader), k):
+            out.append(batch)
+            batch.update_priorities(batch.ids.float() % 7 / 3)
+        return out
+    a, b = (REPLAYS[replay](Stream()) for _ in range(2))
+    straight = a.loader(stateful=True)
+    it = iter(straight)
+    for batch in itertools.islice(it, 13): batch.update_priorities(batch.ids.float() % 7 / 3)
+    state, contents = through_json(straight.state_dict()), a.memory.state_dict()
+    wanted = []
+    for batch in itertools.islice(it, 9):
+        wanted.append(batch)
+        batch.update_priorities(batch.ids.float() % 7 / 3)
+    b.memory.load_state_dict(contents)
+    fresh = b.loader(stateful=True)
+    fresh.load_state_dict(state)
+    assert seen(some(fresh, 9))==seen(wanted)
+
+
+def test_a_stateful_loader_refuses_to_draw_ahead():
+    with pytest.raises(ValueError, match='prefetch'): REPLAYS['uniform'](Stream()).loader(stateful=True, prefetch=2)
+
+
+def test_a_node_resumes_under_a_loader():
+    from torchdata.nodes import Loader
+    a, b = (REPLAYS['prioritized'](Stream()) for _ in range(2))
+    loader = Loader(as_node(a))
+    it = iter(loader)
+    for _ in range(11): next(it)
+    state, contents = loader.state_dict(), a.memory.state_dict()
+    wanted = [next(it) for _ in range(6)]
+    b.memory.load_state_dict(contents)
+    fresh = Loader(as_node(b))
+    fresh.load_state_dict(state)
+    assert seen(list(itertools.islice(iter(fresh), 6)))==seen(wanted)
+
+
+@pytest.mark.parametrize('replay', ['prioritized', 'rank'])
+def test_prefetching_beside_updates(replay):
+    "A node's thread pulls and draws while this one updates priorities and adds steps: rows stay whole, and everything is in order"
+    from torchdata.nodes import Loader, Prefetcher
+    source = Stream('transition')
+    pipe = dict(prioritized=PrioritizedReplay, rank=RankReplay)[replay](source, bs=16, max_sz=200, min_sz=50, steps_per_batch=2, seed=0)
+    rng, errors, stop = np.random.default_rng(0), [], threading.Event()
+    def hammer():
+        try:
+            while not stop.is_set():
+                n = pipe.memory.n_added
+                if n: pipe.update_priorities(rng.integers(max(0, n - 150), n, size=20), rng.random(20))
+        except Exception as e: errors.append(e)      # noqa: BLE001
+    thread = threading.Thread(target=hammer)
+    thread.start()
+    try:
+        for k, batch in enumerate(itertools.islice(iter(Loader(Prefetcher(as_node(pipe), prefetch_factor=4))), 300)):
+            kept = pipe.memory.n_added
+            assert len(batch)==16 and (batch.ids < kept).all() and (batch.weights > 0).all()
+            batch.update_priorities(torch.rand(16))
+            if k % 50==0: assert pipe.memory.check_valid()
+    finally:
+        stop.set()
+        thread.join()
+    assert not errors and pipe.memory.check_valid()
+    rows, truth = pipe.memory.recent(200), Stream('transition')
+    steps = {i: truth.step() for i in range(int(rows.ids.max()) + 1)}
+    for row, i in zip(rows, rows.ids.tolist()): assert seen(row.state)==seen(steps[i].state)
+
+
+def test_pinned_nodes():
+    if not torch.cuda.is_available(): pytest.skip('needs CUDA')
+    from torchdata.nodes import Loader, PinMemory, Prefetcher
+    loader = Loader(Prefetcher(PinMemory(as_node(REPLAYS['prioritized'](Stream('transition')))), prefetch_factor=2))
+    for batch in itertools.islice(iter(loader), 5): assert batch.state.is_pinned()
+
+
+# --- learners ---------------------------------------------------------------------------------------------------------
+class Bandit(Stream):
+    "Transitions with rewards, from a number"
+    def step(self):
+        self.n += 1
+        rng = np.random.default_rng(self.n)
+        return Transition(rng.random(4, np.float32), int(rng.integers(2)), float(rng.random()), rng.random(4, np.float32), self.n % 9==0, False)
+
+def learner(hidden=8, **kw):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+    return DQNLearner(model, PrioritizedReplay(Bandit(), bs=8, max_sz=100, min_sz=20, seed=3, **kw).loader(), lr=LinearSchedule(.01, .001, 40), target_sync=7)
+
+def everything(learn): return [learn.model.state_dict(), learn.target.state_dict(), learn.optimizer.state_dict()['state'], learn.losses, learn.n_batches]
+
+def learn_on(learn, k):
+    learn.fit(k)
+    return everything(learn)
+
+def test_a_learner_goes_on_exactly(by_folder): check_resume(learner, learn_on, steps=(0, 1, 20), after=15, **by_folder)
+
+def test_a_learner_without_a_replay(tmp_path):
+    batches = list(itertools.islice(PrioritizedReplay(Bandit(), bs=8, max_sz=100, min_sz=20, seed=3), 30))
+    def make(): return DQNLearner(nn.Linear(4, 2), batches)
+    torch.manual_seed(1)
+    a = make().fit(5)
+    a.save(tmp_path)
+    b = make()
+    assert b.load(tmp_path)=={}
+    assert seen(everything(a))==seen(everything(b))
+    with pytest.raises(ValueError, match='holds no replay'): learner().load(tmp_path)
+
+
+def test_saves_keep_one_file_of_weights_and_the_notes(tmp_path):
+    learn = learner()
+    for k in range(3):
+        learn.fit(4)
+        learn.save(tmp_path, k=k, more=[1.5, None])
+    assert [p.name for p in _weights(tmp_path).values()]==['weights-3.safetensors']
+    assert learner().load(tmp_path)==dict(k=2, more=[1.5, None])
+    from safetensors.torch import load_file
+    assert seen(load_file(tmp_path/'weights-3.safetensors')['model.0.weight'])==seen(learn.model.state_dict()['0.weight'])
+
+
+def test_a_learner_that_fails_to_load_is_as_it_was(tmp_path):
+    saved = learner().fit(10)
+    saved.save(tmp_path)
+    victim = learner().fit(3)
+    before = seen([everything(victim), victim.dl.dataset.pipe.memory.state_dict()])
+    for name, data in files_of(tmp_path).items():
+        for damaged in (data[:-2], data[:9] + bytes([data[9] ^ 1]) + data[10:], None):
+            (tmp_path/name).unlink() if damaged is None else (tmp_path/name).write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=name): victim.load(tmp_path)
+            (tmp_path/name).write_bytes(data)
+    with pytest.raises(ValueError, match='the model has'): learner(hidden=9).load(tmp_path)
+    assert seen([everything(victim), victim.dl.dataset.pipe.memory.state_dict()])==before
+
+
+@pytest.mark.parametrize('limit', [10, 300])
+def test_a_full_disk_leaves_the_learners_checkpoint(tmp_path, limit):
+    learn = learner().fit(10)
+    learn.save(tmp_path)
+    before = files_of(tmp_path)
+    learn.fit(5)
+    with small_files(limit), pytest.raises(OSError): learn.save(tmp_path)
+    assert files_of(tmp_path)==before
+    learn.fit(1).save(tmp_path)
+    assert learner().load(tmp_path)=={}
+
+
+def test_best_weights_go_along(tmp_path):
+    def watch(): return BestWeights('CartPole-v1', every=5, episodes=2, confirm=0)
+    def numbers(o): return float(o.score), o.since, [(n, float(r)) for n, r in o.history], seen([o.weights, o._mean.state_dict()])
+    whole, best = learner(), watch()
+    whole.fit(20, best)
+    a, best_a = learner(), watch()
+    a.fit(12, best_a)
+    a.save(tmp_path, best_a)
+    b, best_b = learner(), watch()
+    b.load(tmp_path, best_b)
+    b.fit(8, best_b)
+    assert numbers(best)==numbers(best_b)
