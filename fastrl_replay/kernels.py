@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import carray, config, njit, types
 from numba.extending import intrinsic
 
-# %% ../nbs/10_kernels.ipynb #33a2ffca
+# %% ../nbs/10_kernels.ipynb #11b7834b
 def _prefetch_nothing(arr, i):
     "Prefetch does nothing where nothing is compiled"
 
@@ -34,7 +34,8 @@ def _prefetch(typingctx, arr, i):
         fn_type = ir.FunctionType(ir.VoidType(), [byte_p, int32, int32, int32])
         name = 'llvm.prefetch.p0'
         fn = builder.module.globals.get(name) or ir.Function(builder.module, fn_type, name)
-        builder.call(fn, [builder.bitcast(builder.gep(data, [args[1]]), byte_p), int32(0), int32(2), int32(1)])   # to read, into the second cache, data
+        place = builder.bitcast(builder.gep(data, [args[1]]), byte_p)
+        builder.call(fn, [place, int32(0), int32(2), int32(1)])           # to read, into the second cache, data
         return ctx.get_dummy_value()
     return types.void(arr, types.int64), codegen
 

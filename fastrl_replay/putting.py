@@ -131,7 +131,7 @@ def _places(layout, size):
                  records=RECORDS_AT, max_sz=MAX_SZ, W=size//8, pairs=PAIRS_AT, mask=MASK)
     return _PLACES.format(**names).splitlines()
 
-# %% ../nbs/18_putting.ipynb #6c9c2b11
+# %% ../nbs/18_putting.ipynb #33802a18
 def _plan(layout):
     rec = layout.record
     return layout.offsets(), rec.itemsize, [rec.fields[o][1] for o in ('_prev', '_next')]
@@ -156,8 +156,10 @@ def _kept(size, m): return f'if head[{JOURNAL_AT}] and not keep_old(head, counts
 
 def _one_source(layout, size, keep):
     return _indent(0, '@njit("int64(int64, int64)", cache=True)', 'def write(step_at, head_at):') + \
-        _indent(1, *_places(layout, size), f'if head[{ROOM}] < 1 or not is_tuple(step_at, types[{N_KINDS}], {len(layout.leaves)}): return -1',
-                f'i, step = 0, array_at(step_at + {8*ITEMS}, {len(layout.leaves)})', 'if not fits(step, types): return -1', _kept(size, '1'),
+        _indent(1, *_places(layout, size),
+                f'if head[{ROOM}] < 1 or not is_tuple(step_at, types[{N_KINDS}], {len(layout.leaves)}): return -1',
+                f'i, step = 0, array_at(step_at + {8*ITEMS}, {len(layout.leaves)})',
+                'if not fits(step, types): return -1', _kept(size, '1'),
                 'n, first = reserve(counts, max_sz, 1)', 'slot = n % max_sz', *keep,
                 f'head[{ROOM}] -= new', 'publish(counts, n + 1)', 'return n')
 
