@@ -183,7 +183,7 @@ def plot_training(steps, returns, losses, evaluations=(), smooth=20):
     right.set(xlabel='batches', ylabel='loss (mean of 100)')
     return fig
 
-# %% ../nbs/60_learner.ipynb #5ee53e9d
+# %% ../nbs/60_learner.ipynb #1a4b2fe8
 _LOOK = 100       # batches between two looks at how the episodes went
 
 class DQNLearner:
@@ -193,7 +193,8 @@ class DQNLearner:
     `gamma`: the discount, where a batch has no column of that name. `lr`: a number, or a schedule of the batches learned from.
     `double`: see `q_targets`. `target_sync`: batches between two copies to the target network. `device`: where to move the model; None:
     it stays where it is. `max_norm`: the longest gradient. A batch needs state, action, reward, next_state and terminated.
-    `shared`: a `SharedParams` to which the weights are published after every `publish_every` batches, for actors in other processes.
+    `shared`: a `SharedParams` to which the weights are published when a fit begins and after every `publish_every`
+    batches, for actors in other processes.
 
     `losses`: of every batch; `n_batches`: how many; `n_steps`: transitions stored at the last look."""
     def __init__(self, model, dl, gamma=.99, lr=1e-3, double=True, target_sync=250, device=None, max_norm=10.,
@@ -211,6 +212,7 @@ class DQNLearner:
 
         A `ValueError` where the loader has nothing to give."""
         if n_batches < 1: return self
+        if self.shared is not None: self.shared.publish(self.model)       # weights that were loaded, say
         with _progress(n_batches) as bar:
             for i, batch in enumerate(_take(self.dl, n_batches), 1):
                 self.update(batch)

@@ -240,6 +240,25 @@ def test_actors(how, tmp_path):
     assert result['batches'] == 1 + (400 - 2*2 - 100)//2 and 396 - 1 <= result['steps'] < 400 + cli._CHUNK
 
 
+def test_actors_go_on_after_a_resume(tmp_path, capfd, monkeypatch):
+    "By the weights and the number of steps that were saved, with streams that were not there before"
+    import fastrl_replay.pipes.actors as actors
+    monkeypatch.setattr(actors.Actors.__init__, '__defaults__', (1, 'fork', *actors.Actors.__init__.__defaults__[2:]))
+    args = ['train', '--actors', '2', '--seed', '3', *SHORT]
+    assert inside(capfd, *args, '--out', tmp_path/'a', '--checkpoint_every', '100').returncode == 0
+    seen = []
+    started = actors.Actors._start
+    def noting(self, w):
+        agent = self.source_datapipe.source_datapipe.agent
+        seen.append((self._numbers.starts[w], agent.shared.version, agent.shared.n_steps))
+        started(self, w)
+    monkeypatch.setattr(actors.Actors, '_start', noting)
+    run = inside(capfd, 'train', '--resume', tmp_path/'a')
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path/'a'/'result.json').read_text())['batches'] == 1 + (400 - 2*2 - 100)//2
+    assert [o[0] for o in seen] == [1, 1] and all(version >= 1 and n_steps >= 280 for _, version, n_steps in seen)
+
+
 def check(truth, why): assert truth, why
 
 

@@ -249,3 +249,20 @@ def test_a_state_brings_back_the_number_of_all_steps():
     for _ in zip(range(5), other): pass
     assert shared.n_steps >= state['source']['agent']['n_steps'] + 80
     other.close()
+
+
+def test_a_learner_publishes():
+    "When a fit begins, and every few batches; what is published is the model at that moment"
+    from fastrl_replay.learner import DQNLearner
+    model = network()
+    shared, pipe = acting(model, 0)
+    seen = []
+    publish = shared.publish
+    shared.publish = lambda m: seen.append((learn.n_batches, m[0].weight.sum().item())) or publish(m)
+    learn = DQNLearner(model, pipe.experience_replay(bs=8, min_sz=16, max_sz=200, seed=0).loader(), shared=shared, publish_every=5)
+    start = model[0].weight.sum().item()
+    learn.fit(12)
+    assert [n for n, _ in seen]==[0, 5, 10] and seen[0][1]==start and len({w for _, w in seen})==3 and shared.version==3
+    learn.fit(3)
+    assert [n for n, _ in seen][3:]==[12, 15] and seen[-1][1]==model[0].weight.sum().item()
+    pipe.close()
