@@ -18,6 +18,7 @@ from fastrl_replay.interning import CELL_USED, FREE
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.nstep import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
+from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.raw import fingerprint, pack, unpack
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.stacks import stack_axis
@@ -605,3 +606,42 @@ def test_equal_bytes_have_equal_fingerprints():
             assert fingerprint(b.ctypes.data, n)!=print_
     assert len(found)==249*8
     assert stacks_module.WIDE==512
+
+
+# --- real Atari ---------------------------------------------------------------------------------------------------------
+def pong(n_envs=None, **kw):
+    import ale_py
+    import gymnasium as gym
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    gym.register_envs(ale_py)
+    if n_envs is None: return FrameStackObservation(AtariPreprocessing(gym.make('ALE/Pong-v5', frameskip=1, **kw)), 4)
+    return gym.make_vec('ALE/Pong-v5', n_envs, vectorization_mode='sync', frameskip=1, wrappers=[AtariPreprocessing, lambda e: FrameStackObservation(e, 4)], **kw)
+
+@pytest.mark.parametrize('n_envs', [None, 3])
+def test_real_pong(n_envs):
+    "Every transition as it was made, a frame a step and a few for beginnings, streams unbroken; NEXT_STEP autoreset in the vector environment"
+    env = pong(n_envs, max_num_frames_per_episode=160)
+    plain, memories = ReplayMemory(250, dedup=None), [ReplayMemory(250, **o) for o in ({}, dict(codec='lz4'), dict(frame_views=True))]
+    n, ends = 0, 0
+    for item in GymStepper([env], seed=0):
+        for memory in (plain, *memories): (memory.extend if n_envs else memory.add)(item)
+        n += n_envs or 1
+        if n > 400: break
+    env.close()
+    want = plain.recent(250)
+    ends = int((want.terminated | want.truncated).sum())
+    assert ends >= 4
+    for memory in memories:
+        got = memory.recent(250)
+        for f in SimpleStep._fields: assert torch.equal(getattr(got, f), getattr(want, f)), f
+        assert memory.check_valid() and held(memory) <= 250 + ends + 8*(n_envs or 1)
+    raw, packed, _ = (o._array.nbytes_used/250 for o in memories)
+    assert raw < 7300*1.2 and packed < 1500
+    last = {}
+    for step in plain.recent(250):
+        before = last.get(step.env_id)
+        if before is not None and before.episode_n==step.episode_n:
+            assert step.step_n==before.step_n + 1 and (step.state==before.next_state).all()
+        last[step.env_id] = step
+    assert len(last)==(n_envs or 1)
