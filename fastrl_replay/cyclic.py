@@ -20,7 +20,7 @@ from .steps import encode
 from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #12d379b7
+# %% ../nbs/20_cyclic.ipynb #eeca2ea4
 INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -167,6 +167,7 @@ class CyclicArray:
 
     def set_state(self, state):
         "Take over what `get_state` gave, from an array of the same layout and `max_sz`"
+        if 'frames' in state: raise ValueError('dedup: the state has frames, each stored once; this memory keeps plain records')
         raw = state['records']
         n, first_id = (int(o) for o in state['counters'])
         if raw.nbytes != min(n, self.max_sz)*self.size:
