@@ -167,6 +167,10 @@ def test_every_row_is_what_it_was_in_windows(world):
         pair = Pair(world, seed, 25, frame_views=True, codec=codec)
         pair.run(150)
 
+def test_bytes_stacked_along_the_last_axis():
+    "Four of them are taken apart and put together four bytes at a time"
+    for views, side in ((False, 21), (True, 21)): Pair(World(4, 4, (20, side), True), 4, 25, frame_views=views).run(40)
+
 @pytest.mark.parametrize('world', ['stacks', 'vectors'])
 def test_every_row_is_what_it_was_by_next_states(world): Pair(world, 5, 40, dedup='next_state').run(200)
 
