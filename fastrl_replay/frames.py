@@ -116,7 +116,7 @@ def _fetch_windows(plan, slots, m, note):
     note_shift(note, shift)
     return _team.run(n, lambda a, k: fetch_windows(plan, slots + 8*a, k, windows + a*width, shift), m)
 
-# %% ../nbs/21_frames.ipynb #e27b2a05
+# %% ../nbs/21_frames.ipynb #335bd3e8
 class FrameStore:
     """A `CyclicArray` whose large observations are interned: it answers the same calls, and holds each frame once.
 
@@ -292,7 +292,7 @@ class FrameStore:
             raise ValueError(f'dedup: the state has frames of {", ".join(saved) or "nothing"}, this memory of '
                              f'{", ".join(o.leaf.name for o in self.frames)}')
         for o in self.frames: o.set_state(saved[o.leaf.name])
-        self.inner.set_state(state)
+        self.inner.set_state({k: v for k, v in state.items() if k!='frames'})
 
 # %% ../nbs/21_frames.ipynb #248b7ec7
 def storage(max_sz, layout, dedup='auto', frame_views=False, codec=None, allocate=in_ram, **fixed):

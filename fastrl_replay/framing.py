@@ -6,19 +6,19 @@
 __all__ = ['NO_ROOM', 'fetch_frames', 'common_shift', 'fetch_windows', 'fetch_noted', 'load_note', 'note_shift', 'plain_source',
            'known_objects', 'step_source', 'put_source']
 
-# %% ../nbs/25_framing.ipynb #e7ac6841
+# %% ../nbs/25_framing.ipynb #4b35886e
 import hashlib
 from pathlib import Path
 import numpy as np
 from numba import njit
 from . import interning, raw
-from .interning import BYTES, INTERLEAVED, N_PLAN, NEXT_STATE, RECORDS, SIZE, STACK, STATE, STRIDE, _load
+from .interning import BYTES, INTERLEAVED, N_PLAN, NEXT_STATE, RECORDS, SIZE, STACK, STATE, STRIDE, _load, bytes_at
 from .kernels import AHEAD, COUNTS_AT, MAX_SZ, RECORDS_AT, _HEADER, _copy, _indent, _lines_used, _views, _words, array_at
 from .objects import ITEMS, N_KINDS, TYPES
 from .putting import BATCH, COLUMNS, ROOM, STACKED, _IMPORTS, _places, _plan, _question, _shape, _store, _stream_dtype, _tie
 from .raw import copy, load32, load64, store64, touch
 
-# %% ../nbs/25_framing.ipynb #6b1091aa
+# %% ../nbs/25_framing.ipynb #3c43517d
 @njit(cache=True, nogil=True)
 def _record(plan, slots, i, m):
     "The address of the record in the `i`th of `m` slots; one that comes later is already asked for"
@@ -29,13 +29,19 @@ def _record(plan, slots, i, m):
     return plan[RECORDS] + load64(slots + 8*i)*plan[SIZE]
 
 @njit(cache=True, nogil=True)
+def _interleave_four(at, to, nbytes):
+    "The usual case, four bytes at a time"
+    a, b, c, d = bytes_at(at, nbytes), bytes_at(at + nbytes, nbytes), bytes_at(at + 2*nbytes, nbytes), bytes_at(at + 3*nbytes, nbytes)
+    target, one = array_at(to, nbytes//2 + 1).view(np.uint32), np.uint32(8)
+    for p in range(np.uint64(nbytes)):
+        high = (np.uint32(d[p]) << one | np.uint32(c[p])) << one | np.uint32(b[p])
+        target[p] = high << one | np.uint32(a[p])
+
+@njit(cache=True, nogil=True)
 def _interleave(at, to, planes, S, nbytes, item):
     "Put `planes` planes together as the last axis, which is `S` long"
-    source, target = array_at(at, planes*nbytes//8 + 1).view(np.uint8), array_at(to, S*nbytes//8 + 1).view(np.uint8)
-    if item==1 and S==4 and planes==4:
-        for p in range(nbytes):
-            for k in range(4): target[4*p + k] = source[k*nbytes + p]
-        return
+    if item==1 and S==4 and planes==4: return _interleave_four(at, to, nbytes)
+    source, target = bytes_at(at, planes*nbytes), bytes_at(to, S*nbytes)
     for p in range(nbytes//item):
         for k in range(planes):
             for b in range(item): target[(p*S + k)*item + b] = source[k*nbytes + p*item + b]

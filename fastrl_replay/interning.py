@@ -150,7 +150,7 @@ def _let_go(plan, at):
             plan[FREE] = number
             plan[N_FREE] += 1
 
-# %% ../nbs/19_interning.ipynb #3217b954
+# %% ../nbs/19_interning.ipynb #5c6dff54
 @njit(cache=True)
 def _shared(plan, number, at):
     "`number`, if it is that of a living frame equal to the bytes at an address; else 0"
@@ -210,13 +210,25 @@ def _intern(plan, state, next_state, last, n):
             store32(own + 4*(side*S + k), number)
 
 @njit(cache=True)
+def bytes_at(at, nbytes):
+    "The bytes at an address"
+    return array_at(at, nbytes//8 + 1).view(np.uint8)
+
+@njit(cache=True)
+def _separate_four(at, to, nbytes):
+    "The usual case, four bytes at a time"
+    a, b, c, d = bytes_at(to, nbytes), bytes_at(to + nbytes, nbytes), bytes_at(to + 2*nbytes, nbytes), bytes_at(to + 3*nbytes, nbytes)
+    source = array_at(at, nbytes//2 + 1).view(np.uint32)
+    for p in range(np.uint64(nbytes)):
+        four = source[p]
+        a[p], b[p] = np.uint8(four), np.uint8(four >> np.uint32(8))
+        c[p], d[p] = np.uint8(four >> np.uint32(16)), np.uint8(four >> np.uint32(24))
+
+@njit(cache=True)
 def _separate(at, to, S, nbytes, item):
     "Take the planes of a stack, whose last axis it is, apart"
-    source, planes = array_at(at, S*nbytes//8 + 1).view(np.uint8), array_at(to, S*nbytes//8 + 1).view(np.uint8)
-    if item==1 and S==4:
-        for p in range(nbytes):
-            for k in range(4): planes[k*nbytes + p] = source[4*p + k]
-        return
+    if item==1 and S==4: return _separate_four(at, to, nbytes)
+    source, planes = bytes_at(at, S*nbytes), bytes_at(to, S*nbytes)
     for k in range(S):
         for p in range(nbytes//item):
             for b in range(item): planes[k*nbytes + p*item + b] = source[(p*S + k)*item + b]
