@@ -238,8 +238,9 @@ def serve(name, rows):
 class Library:
     "The process of one library: `cases` it offers ({case: why not, or None}), or `why` there are none"
     def __init__(self, python, name, rows):
-        self.log = Path(__file__).parent.parent/'.venv'/f'bench-{name}.log'
-        self.log.parent.mkdir(exist_ok=True)
+        from peers import FOLDER
+        self.log = FOLDER/f'{name}.log'
+        FOLDER.mkdir(parents=True, exist_ok=True)
         self.process = subprocess.Popen([python, __file__, '--serve', name, '--rows', str(rows)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log.open('w'), text=True)
         said = self.process.stdout.readline()

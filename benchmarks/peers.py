@@ -13,7 +13,7 @@ from pathlib import Path
 PEERS = {'cpprb': 'cpprb==11.*', 'Stable-Baselines3': 'stable-baselines3',
          'Tianshou': 'tianshou', 'TorchRL': 'torchrl', 'Flashbax': 'flashbax'}
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT/'.venv'/'peers'
+FOLDER = (Path(sys.prefix) if sys.prefix != sys.base_prefix else ROOT/'.venv')/'peers'        # beside what `make` made
 IMPORTED = 'import importlib.metadata as m, importlib as i; i.import_module({module!r}); print(m.version({package!r}))'
 
 

@@ -49,7 +49,7 @@ def is_number(o): return o.replace(',', '').replace('.', '', 1).isdigit()
 
 
 def record(path, title, rows, head):
-    "Append what a table says in microseconds to a CSV with the columns HEAD: a column is a library, or, where it is named only 'µs', a row is"
+    "Append what a table says in microseconds to a CSV with the columns HEAD: a column of it is a library or, if named only 'µs', a row"
     with open(path, 'a', newline='', encoding='utf-8') as f:
         out = csv.writer(f)
         for row in rows:
