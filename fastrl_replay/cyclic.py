@@ -20,7 +20,7 @@ from .steps import encode
 from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #12d379b7
+# %% ../nbs/20_cyclic.ipynb #a9d64a91
 INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -43,7 +43,7 @@ class CyclicArray:
         link_streams(self._head, self.streams)
         self._fixed = dict(fixed, _max_sz=max_sz)
         self._readers: dict[tuple | None, tuple] = {}
-        self.tally = Tally(max_sz)
+        self.tally = Tally(max_sz, self.n_added)
         self.whole = self.reader()             # as asked for most
 
     @property
