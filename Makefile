@@ -44,10 +44,11 @@ export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb
 docs: $(READY)  ## build the site into _docs/
 	@$(BIN)/python tools/docs.py
 
-bench: $(PEERS)  ## measure against other replay buffers
-	@set -e; for f in benchmarks/[a-z]*.py; do \
-	  test -e "$$f" || { echo "no benchmarks yet"; exit 0; }; \
-	  echo "== $$f"; $(BIN)/python "$$f"; done
+bench: $(PEERS)  ## measure against other replay buffers: all figures in runs/bench/results.csv, and a plot
+	@mkdir -p runs/bench
+	@$(BIN)/python benchmarks/compare.py --out runs/bench
+	@for f in draw insert priority counting; do \
+	  echo "== benchmarks/$$f.py"; BENCH_CSV=runs/bench/results.csv $(BIN)/python benchmarks/$$f.py || exit 1; done
 
 clean:  ## remove what make made, .venv included
 	rm -rf $(VENV) _docs _proc runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,5 @@
 "Interleaved timing on one core: ratios of medians within one run are what counts, not microseconds"
+import csv
 import gc
 import os
 import platform
@@ -41,8 +42,28 @@ def interleaved(cases, reps=15):
     return {name: statistics.median(v) for name, v in spent.items()}
 
 
+HEAD = 'case', 'library', 'version', 'microseconds', 'times ours', 'transitions', 'remark', 'machine'
+
+
+def is_number(o): return o.replace(',', '').replace('.', '', 1).isdigit()
+
+
+def record(path, title, rows, head):
+    "Append what a table says in microseconds to a CSV with the columns HEAD: a column of it is a library or, if named only 'µs', a row"
+    with open(path, 'a', newline='', encoding='utf-8') as f:
+        out = csv.writer(f)
+        for row in rows:
+            for name, v in zip(head, map(str, row)):
+                if 'µs' not in name: continue
+                library = name.replace('µs', '').replace('a call', '').strip()
+                case, library = (f'{title}: {row[0]}', library) if library else (title, row[0])
+                known = is_number(v)
+                out.writerow([case, library, '', v.replace(',', '') if known else '', '', '', '' if known else v, machine()])
+
+
 def table(title, rows, head):
-    "Print rows of numbers under a heading, aligned"
+    "Print rows of numbers under a heading, aligned; with BENCH_CSV in the environment, record them in that file too"
+    if path := os.environ.get('BENCH_CSV'): record(path, title, rows, head)
     print(f'\n{title}')
     widths = [max(len(str(r[k])) for r in [head, *rows]) for k in range(len(head))]
     for row in [head, *rows]: print('  '.join(str(o).rjust(w) for o, w in zip(row, widths)), flush=True)

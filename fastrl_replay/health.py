@@ -5,15 +5,17 @@
 # %% auto #0
 __all__ = ['newest_numbers', 'not_finite', 'episode_returns', 'draws_beside', 'effective', 'memory_health']
 
-# %% ../nbs/42_health.ipynb #677aa487
+# %% ../nbs/42_health.ipynb #1819b9b9
 import copy
 import os
+from contextlib import contextmanager
 from typing import Any
 import numpy as np
 from fastcore.basics import patch
 from numba import njit
 from .memory import ReplayMemory
 from .rng import Rng
+from .samplers.uniform import Sampler
 
 # %% ../nbs/42_health.ipynb #11603c58
 _MOST, _BYTES = 1_000_000, 64 << 20       # rows whose numbers are looked at; bytes of whole rows
@@ -78,16 +80,27 @@ def _last_of_each(numbers, at):
     last = {key: k for k, key in zip(at.tolist(), zip(numbers['env_id'][at].tolist(), numbers['episode_n'][at].tolist()))}
     return np.array(sorted(last.values()), np.int64)
 
-# %% ../nbs/42_health.ipynb #d968ecda
+# %% ../nbs/42_health.ipynb #f3fa29c0
 _DRAWN = 20_000
 
 def draws_beside(memory, n=_DRAWN):
-    "Ids, probabilities and weights of some `n` rows, drawn by a copy of the sampler: arrays (int64, float32, float32)"
-    sampler, rng, bs = copy.deepcopy(memory.sampler), Rng(0), min(64, len(memory))
+    "Ids, probabilities and weights of some `n` rows drawn beside the memory's own batches: arrays (int64, float32, float32)"
+    sampler, rng, bs = memory.sampler, Rng(0), min(64, len(memory))
     slots, probs, weights = (np.empty((-(-n // bs), bs), dt) for dt in (np.int64, np.float32, np.float32))
-    for k in range(len(slots)): sampler.draw_into(slots[k], probs[k], weights[k], rng)
+    with memory._lock, _put_back(sampler):
+        for k in range(len(slots)): sampler.draw_into(slots[k], probs[k], weights[k], rng)
     slots = slots.ravel()
     return slots + (memory.n_added - 1 - slots)//memory.max_sz*memory.max_sz, probs.ravel(), weights.ravel()
+
+@contextmanager
+def _put_back(sampler):
+    "What drawing changes in a sampler is as before afterwards"
+    plain = type(sampler).draw is Sampler.draw          # else it is somebody's own, and may remember what it drew
+    n_batches, state = sampler.n_batches, None if plain else copy.deepcopy(sampler.get_state())
+    try: yield
+    finally:
+        if state is not None: sampler.set_state(state)
+        sampler.n_batches = n_batches
 
 def effective(weights):
     "(Σw)² / Σw²: how many of so weighted rows count"

@@ -215,6 +215,42 @@ def test_a_sampler_of_ones_own_can_be_looked_at():
     plt.close(memory.show())
 
 
+def test_a_sampler_that_remembers_its_draws_is_not_disturbed():
+    class InTurn:
+        def __init__(self): self.n, self.at = 0, 0
+        def on_add(self, slots, priorities): self.n = max(self.n, int(slots.max()) + 1)
+        def draw(self, bs, rng):
+            self.at += bs
+            return np.arange(self.at - bs, self.at) % self.n, np.full(bs, 1/self.n)
+        def update(self, slots, td_errors): pass
+        def get_state(self): return dict(n=self.n, at=self.at)
+        def set_state(self, state): self.n, self.at = state['n'], state['at']
+    memory = ReplayMemory(100, InTurn())
+    memory.extend([step(k) for k in range(70)])
+    assert memory.sample(3).ids.tolist() == [0, 1, 2]
+    assert memory.health()['effective'] == pytest.approx(70, rel=1e-4)
+    assert memory.sample(3).ids.tolist() == [3, 4, 5] and memory.sampler.n_batches == 2
+
+
+def test_a_memory_on_disk_can_be_asked(tmp_path):
+    memory = ReplayMemory(100, Proportional(), path=tmp_path/'m', seed=0)
+    for k in range(150): memory.add(step(k))
+    memory.update_priorities(np.arange(50, 150), np.arange(100.))
+    memory.sample(32)
+    before = memory.sampler.priorities
+    health = memory.health()
+    assert health['n_watched_evicted'] == 50 and health['evicted_undrawn'] == 1 and not health['not_finite']
+    plt.close(memory.show())
+    assert (memory.sampler.priorities == before).all() and memory.check_valid()
+    memory.close()
+    again = ReplayMemory(100, Proportional(), path=tmp_path/'m')
+    assert again.n_drawn == 0
+    again.sample(8)
+    again.add(step(150))
+    assert again.health()['n_watched_evicted'] == 0          # what went was there before
+    again.close()
+
+
 def test_tensorboard_gets_what_the_bar_shows(tmp_path):
     pytest.importorskip('tensorboard', reason='tensorboard is not installed')
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
