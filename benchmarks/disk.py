@@ -54,8 +54,9 @@ def steps_and_batches(name, folder):
     ram, disk = filled(SAMPLERS[name]), filled(SAMPLERS[name], path=folder)
     one, chunk = Transition(np.zeros(4, np.float32), 1, 1., np.zeros(4, np.float32), False, False), Batch.of(transitions(64))
     ages, td = ROWS//2 + RNG.permutation(ROWS//4)[:256], RNG.random(256)
-    calls = {'add': (lambda o: o.add(one), 20_000), 'extend(64)': (lambda o: o.extend(chunk), 2000), 'sample(32)': (lambda o: o.sample(32), 3000),
-             'sample(256)': (lambda o: o.sample(256), 1000), 'update_priorities(256)': (lambda o: o.update_priorities(o.n_added - ages, td), 500)}
+    calls = {'add': (lambda o: o.add(one), 20_000), 'extend(64)': (lambda o: o.extend(chunk), 2000),
+             'sample(32)': (lambda o: o.sample(32), 3000), 'sample(256)': (lambda o: o.sample(256), 1000),
+             'update_priorities(256)': (lambda o: o.update_priorities(o.n_added - ages, td), 500)}
     spent = interleaved({(call, where): (repeat(f, memory), n) for call, (f, n) in calls.items()
                          for where, memory in (('ram', ram), ('disk', disk))}, 9)
     disk.close()

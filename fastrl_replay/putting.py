@@ -156,8 +156,9 @@ def _kept(size, m): return f'if head[{JOURNAL_AT}] and not keep_old(head, counts
 
 def _one_source(layout, size, keep):
     return _indent(0, '@njit("int64(int64, int64)", cache=True)', 'def write(step_at, head_at):') + \
-        _indent(1, *_places(layout, size), f'if head[{ROOM}] < 1 or not is_tuple(step_at, types[{N_KINDS}], {len(layout.leaves)}): return -1',
-                f'i, step = 0, array_at(step_at + {8*ITEMS}, {len(layout.leaves)})', 'if not fits(step, types): return -1', _kept(size, '1'),
+        _indent(1, *_places(layout, size), f'if head[{ROOM}] < 1 or not is_tuple(step_at, types[{N_KINDS}], {len(layout.leaves)}): '
+                'return -1', f'i, step = 0, array_at(step_at + {8*ITEMS}, {len(layout.leaves)})',
+                'if not fits(step, types): return -1', _kept(size, '1'),
                 'n, first = reserve(counts, max_sz, 1)', 'slot = n % max_sz', *keep,
                 f'head[{ROOM}] -= new', 'publish(counts, n + 1)', 'return n')
 
