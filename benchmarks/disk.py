@@ -4,6 +4,7 @@ One million CartPole transitions. On disk against in memory: the same calls in t
 as many bytes with numpy, a load against reading them; both are the medians of interleaved repetitions. Peak memory is the growth of the
 process's resident set, sampled, over what the memory itself allocates.
 """
+import gc
 import os
 import shutil
 import sys
@@ -117,6 +118,7 @@ def saves_and_loads(name, folder):
     with Peak() as saving: second = memory.save(folder/'saved')
     own = own_bytes(memory)
     del memory
+    gc.collect()
     with Peak() as loading: ReplayMemory.load(folder/'saved')
     peaks = f'{1 + saving.most/own:.2f}', f'{loading.most/own:.2f}'
     return name, f'{first/1e6:.1f}', f'{save/write:.2f}', f'{second/first:.3f}', f'{load/read:.2f}', *peaks

@@ -44,7 +44,7 @@ SIBLINGS = {  # module → those of its own floor it may import
     'pipes.replay': {'pipes.loaders'},
     'pipes.saving': {'pipes.replay', 'pipes.nstep'},
     'resume': {'learner'},
-    'inspection': {'resume'},
+    'inspection': {'show'},
     'pipes.weights': {'pipes.agents'},
 }
 
