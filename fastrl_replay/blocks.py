@@ -43,7 +43,8 @@ def _is_sorted(order, keys, births):
     if len(order)!=len(keys) or len(order) and not 0 <= order.min() <= order.max() < len(keys): return False
     ranked, born, there = keys[order], births[order], np.zeros(len(keys), bool)
     there[order] = True
-    return bool(there.all() and ((ranked[1:] > ranked[:-1]) | (ranked[1:]==ranked[:-1]) & (born[1:] > born[:-1])).all())
+    rising = (ranked[1:] > ranked[:-1]) | (ranked[1:]==ranked[:-1]) & (born[1:] > born[:-1])
+    return bool(there.all() and rising.all())
 
 def _sorted(keys, births, order=None):
     "As `np.lexsort((births, keys))`, which is slow where few keys are equal; `order`, if it is that already"
