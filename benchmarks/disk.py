@@ -4,6 +4,7 @@ One million CartPole transitions. On disk against in memory: the same calls in t
 as many bytes with numpy, a load against reading them; both are the medians of interleaved repetitions. Peak memory is the growth of the
 process's resident set, sampled, over what the memory itself allocates.
 """
+import gc
 import os
 import shutil
 import sys
@@ -54,8 +55,9 @@ def steps_and_batches(name, folder):
     ram, disk = filled(SAMPLERS[name]), filled(SAMPLERS[name], path=folder)
     one, chunk = Transition(np.zeros(4, np.float32), 1, 1., np.zeros(4, np.float32), False, False), Batch.of(transitions(64))
     ages, td = ROWS//2 + RNG.permutation(ROWS//4)[:256], RNG.random(256)
-    calls = {'add': (lambda o: o.add(one), 20_000), 'extend(64)': (lambda o: o.extend(chunk), 2000), 'sample(32)': (lambda o: o.sample(32), 3000),
-             'sample(256)': (lambda o: o.sample(256), 1000), 'update_priorities(256)': (lambda o: o.update_priorities(o.n_added - ages, td), 500)}
+    calls = {'add': (lambda o: o.add(one), 20_000), 'extend(64)': (lambda o: o.extend(chunk), 2000),
+             'sample(32)': (lambda o: o.sample(32), 3000), 'sample(256)': (lambda o: o.sample(256), 1000),
+             'update_priorities(256)': (lambda o: o.update_priorities(o.n_added - ages, td), 500)}
     spent = interleaved({(call, where): (repeat(f, memory), n) for call, (f, n) in calls.items()
                          for where, memory in (('ram', ram), ('disk', disk))}, 9)
     disk.close()
@@ -116,6 +118,7 @@ def saves_and_loads(name, folder):
     with Peak() as saving: second = memory.save(folder/'saved')
     own = own_bytes(memory)
     del memory
+    gc.collect()
     with Peak() as loading: ReplayMemory.load(folder/'saved')
     peaks = f'{1 + saving.most/own:.2f}', f'{loading.most/own:.2f}'
     return name, f'{first/1e6:.1f}', f'{save/write:.2f}', f'{second/first:.3f}', f'{load/read:.2f}', *peaks

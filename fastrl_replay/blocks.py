@@ -38,8 +38,17 @@ BLOCKS, BORN, FIRST, WIDTH, SPARE = range(5)    # counters: blocks in use, birth
 _AHEAD = 6                                      # blocks between a prefetch and its use
 _INNER: Any = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)   # for parts of kernels that Python doesn't call: quicker to compile
 
-def _sorted(keys, births):
-    "As `np.lexsort((births, keys))`, which is slow where few keys are equal"
+def _is_sorted(order, keys, births):
+    "Is `order` a permutation that sorts by key and birth?"
+    if len(order)!=len(keys) or len(order) and not 0 <= order.min() <= order.max() < len(keys): return False
+    ranked, born, there = keys[order], births[order], np.zeros(len(keys), bool)
+    there[order] = True
+    rising = (ranked[1:] > ranked[:-1]) | (ranked[1:]==ranked[:-1]) & (born[1:] > born[:-1])
+    return bool(there.all() and rising.all())
+
+def _sorted(keys, births, order=None):
+    "As `np.lexsort((births, keys))`, which is slow where few keys are equal; `order`, if it is that already"
+    if order is not None and _is_sorted(order, keys, births): return order
     order = np.argsort(keys)
     ranked = keys[order]
     twins = ranked[1:]==ranked[:-1]
@@ -50,11 +59,11 @@ def _sorted(keys, births):
     order[tied] = among[np.lexsort((births[among], ranked[tied]))]
     return order
 
-def new_blocks(capacity, keys, births, width=128):
-    "`keys`, `slots`, `table`, `directory` for up to `capacity` slots, of which the first have `keys` and `births` (int64[n])"
+def new_blocks(capacity, keys, births, width=128, order=None):
+    "`keys`, `slots`, `table`, `directory` for up to `capacity` slots, of which the first have `keys` and `births` (int64[n]), perhaps in `order`"
     n, part, most = len(keys), 3*width//4, 4*capacity//width + 8
     entries, slots, table = np.zeros(most*width, np.int64), np.zeros(most*width, np.int32), np.ones((capacity, 2), np.int64)
-    order, at = _sorted(keys, births), np.arange(n)
+    order, at = _sorted(keys, births, order), np.arange(n)
     at += at//part*(width - part)
     table[:n, 0], table[:n, 1] = keys, births
     entries[at], slots[at] = keys[order], order

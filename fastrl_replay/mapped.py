@@ -35,9 +35,9 @@ def _take_lock(path):
     os.pwrite(fd, f'process {os.getpid()}'.encode(), 0)
     return fd
 
-def _release(key, fd, owner, getpid=os.getpid, close=os.close):
+def _release(key, fd, owner, held=_held, getpid=os.getpid, close=os.close):
     if owner!=getpid(): return                     # a forked child holds nothing
-    _held.pop(key, None)
+    held.pop(key, None)
     close(fd)
 
 os.register_at_fork(after_in_child=_held.clear)

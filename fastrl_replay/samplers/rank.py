@@ -151,10 +151,10 @@ class RankBased(Sampler):
         if capacity >= 1 << 31: raise ValueError(f'max_sz: expected fewer than 2³¹ slots, got {capacity}')
         self._build(capacity, self.priorities, self._table[:self.size, 1], int(self._directory[HEAD, BORN]), self.largest)
 
-    def _build(self, capacity, priorities, births, born, largest):
+    def _build(self, capacity, priorities, births, born, largest, order=None):
         super()._resize(capacity)
         self._keys = self._slots = self._table = self._directory = _NONE           # large: gone before there are new ones
-        blocks = new_blocks(capacity, _keys_of(priorities), births, self._width)
+        blocks = new_blocks(capacity, _keys_of(priorities), births, self._width, order)
         self._keys, self._slots, self._table, self._directory = blocks
         self._mass = np.zeros(capacity + 1)
         self._directory[HEAD, BORN], self._directory[HEAD, FIRST] = born, _keys_of([largest])[0]
@@ -193,9 +193,10 @@ class RankBased(Sampler):
         if wrong: raise ValueError(f'slots: expected numbers from 0 to {self.size-1}, got {slots.min()} to {slots.max()}')
 
     def get_state(self):
-        "Options, counters, and the priorities and births of all filled slots"
+        "Options, counters, the priorities and births of all filled slots, and their order, which spares sorting"
         return super().get_state() | dict(alpha=self.alpha, largest=self.largest, born=int(self._directory[HEAD, BORN]),
-                                          priorities=self.priorities, births=self._table[:self.size, 1].copy())
+                                          priorities=self.priorities, births=self._table[:self.size, 1].copy(),
+                                          order=self._slots[entries_of(self._directory)])
 
     def set_state(self, state):
         "Go on from what `get_state` gave: options, counters, and every rank"
@@ -203,7 +204,7 @@ class RankBased(Sampler):
         if len(births)!=len(priorities): raise ValueError(f'state: expected {len(priorities)} births, got {len(births)}')
         super().set_state(state)
         self._alpha = float(state['alpha'])
-        self._build(self.capacity, priorities, births, int(state['born']), float(state['largest']))
+        self._build(self.capacity, priorities, births, int(state['born']), float(state['largest']), state.get('order'))
         self._keep(np.arange(self.size), priorities)
 
     def check_valid(self):
