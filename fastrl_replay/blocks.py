@@ -60,7 +60,7 @@ def _sorted(keys, births, order=None):
     return order
 
 def new_blocks(capacity, keys, births, width=128, order=None):
-    "`keys`, `slots`, `table`, `directory` for up to `capacity` slots, of which the first have `keys` and `births` (int64[n]), perhaps in `order`"
+    "`keys`, `slots`, `table`, `directory` for `capacity` slots, of which the first have `keys` and `births` (int64[n]), maybe in `order`"
     n, part, most = len(keys), 3*width//4, 4*capacity//width + 8
     entries, slots, table = np.zeros(most*width, np.int64), np.zeros(most*width, np.int32), np.ones((capacity, 2), np.int64)
     order, at = _sorted(keys, births, order), np.arange(n)
