@@ -21,7 +21,7 @@ from .steps import encode
 from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #d4a8a10f
+# %% ../nbs/20_cyclic.ipynb #7adaf3b6
 _INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -44,7 +44,7 @@ class CyclicArray:
         link_streams(self._head, self.streams)
         self._fixed = dict(fixed, _max_sz=max_sz)
         self._readers: dict[tuple | None, tuple] = {}
-        self.tally = Tally(max_sz)
+        self.tally = Tally(max_sz, self.n_added)
         self.whole = self.reader()             # as asked for most
 
     @property
@@ -168,6 +168,7 @@ class CyclicArray:
 
     def set_state(self, state):
         "Take over what `get_state` gave, from an array of the same layout and `max_sz`"
+        if 'frames' in state: raise ValueError('dedup: the state has frames, each stored once; this memory keeps plain records')
         raw = state['records']
         n, first_id = (int(o) for o in state['counters'])
         if raw.nbytes != min(n, self.max_sz)*self.size:
