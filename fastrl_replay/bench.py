@@ -46,12 +46,16 @@ def machine():
     versions = f'Python {platform.python_version()}, numpy {np.__version__}, torch {torch.__version__}'
     return f'{cpu}, {os.cpu_count()} cores; {platform.system()}, {versions}'
 
-# %% ../nbs/62_bench.ipynb #5ebe6c8b
+# %% ../nbs/62_bench.ipynb #8138723a
 class DequeBuffer:
     "A deque of tuples, stacked when drawn"
     def __init__(self, max_sz): self.rows: deque = deque(maxlen=max_sz)
-    def add(self, *row): self.rows.append(row)
-    def sample(self, bs): return [torch.from_numpy(np.array(o)) for o in zip(*random.sample(self.rows, bs))]
+    def add(self, *row):
+        "Append a row"
+        self.rows.append(row)
+    def sample(self, bs):
+        "`bs` different rows, as a tensor for each field"
+        return [torch.from_numpy(np.array(o)) for o in zip(*random.sample(self.rows, bs))]
 
 class ColumnBuffer:
     "A numpy array for each field, and priorities beside them"
