@@ -40,9 +40,9 @@ def code_cell(cell):
 
 
 def prose_cell(cell):
-    "Markdown with links between notebooks pointing into nbs/, where a reader of the repository finds them"
+    "Markdown with links to notebooks and pictures pointing into nbs/, where a reader of the repository finds them"
     text = ''.join(cell['source']).strip()
-    yield re.sub(r'\]\((?!https?://|#|\.\./)([^)]+\.ipynb)', r'](nbs/\1', text).replace('](../', '](')
+    yield re.sub(r'\]\((?!https?://|#|\.\./)([^)]+\.(?:ipynb|png))', r'](nbs/\1', text).replace('](../', '](')
 
 
 def readme(nb):

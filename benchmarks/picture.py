@@ -1,0 +1,51 @@
+"""The picture of the first page, from what was measured: `python benchmarks/picture.py`
+
+Reads benchmarks/measured.csv (what compare.py wrote, and bytes a transition from frames.py) and draws nbs/beside_others.png.
+"""
+import csv
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKS = dict(zip(('cpprb', 'Stable-Baselines3', 'Tianshou', 'TorchRL', 'Flashbax'), 'osD^v'))
+BYTES = 'bytes of a stacked Atari transition'
+
+
+def rows():
+    "What was measured, as dicts"
+    with open(ROOT/'benchmarks'/'measured.csv', newline='', encoding='utf-8') as f: return list(csv.DictReader(f))
+
+
+def speed(ax, found):
+    "How many times as long each peer takes, for each kind of work"
+    cases = list(dict.fromkeys(r['case'] for r in found))
+    for name, mark, colour in zip(MARKS, MARKS.values(), ('C0', 'C2', 'C3', 'C4', 'C5')):
+        own = [(float(r['times ours']), cases.index(r['case'])) for r in found if r['library']==name and r['times ours']]
+        ax.plot(*zip(*own), mark, color=colour, label=name, markersize=6)
+    ax.axvline(1, color='C1', linewidth=3)
+    ax.set(xscale='log', xlim=(.8, 500), xlabel='times as long as this library (orange)', yticks=range(len(cases)), yticklabels=cases)
+    ax.invert_yaxis()
+    ax.grid(axis='x', alpha=.3)
+    ax.legend(fontsize=8, loc='lower right')
+
+
+def memory(ax, found):
+    "Bytes of a transition of stacked frames"
+    names, sizes = [r['library'] for r in found], [float(r['microseconds']) for r in found]
+    bars = ax.barh(names, [v/1000 for v in sizes], color=['C1' if n.startswith('ours') else 'C0' for n in names])
+    ax.bar_label(bars, [f'{v/1000:.1f} kB' for v in sizes], padding=3, fontsize=8)
+    ax.set(xlabel='memory of an 84×84×4 transition', xlim=(0, 70))
+    ax.invert_yaxis()
+
+
+def main():
+    "Draw and save"
+    found = rows()
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(3, 2), layout='constrained')
+    speed(left, [r for r in found if r['case'] != BYTES])
+    memory(right, [r for r in found if r['case']==BYTES])
+    fig.savefig(ROOT/'nbs'/'beside_others.png', dpi=110, facecolor='white')
+
+
+if __name__ == '__main__': main()
