@@ -19,14 +19,14 @@ from typing import Any, NoReturn
 from fastcore.script import Param, anno_parser, call_parse
 from . import __version__
 
-# %% ../nbs/70_cli.ipynb #8d8d4925
+# %% ../nbs/70_cli.ipynb #909a55e4
 class Refused(Exception):
     "A mistake in what was asked for, in a sentence"
 
 def _underscored(arg):
     "--checkpoint-every=9 as --checkpoint_every=9"
     name, *rest = arg.partition('=')
-    return '--' + name[2:].replace('-', '_') + ''.join(rest) if arg[:2]=='--' else arg
+    return '--' + name[2:].replace('-', '_') + ''.join(rest) if arg[:2]=='--' and arg[:5]!='--no-' else arg
 
 def parse_options(command, args):
     "What `args` (a list of strings) say about the arguments of the function `command`, as a dict; `Refused` where they make no sense"
@@ -145,7 +145,7 @@ def _run(o, env):
                   seconds=round(time.perf_counter() - start, 2), selection_score=float(best.score), arguments=o)
     return result, learn.plot(best.history)
 
-# %% ../nbs/70_cli.ipynb #825d70ea
+# %% ../nbs/70_cli.ipynb #8e3aecb1
 def _folder(path):
     "The folder `path`, made if need be, and tried"
     folder = Path(path)
@@ -196,7 +196,7 @@ def train(
     goal: float = None,             # but not below this mean return (default: the environment's threshold; none: to the end)
     device: str = 'cpu',            # where the network lives
     checkpoint_every: int = 0,      # batches between two checkpoints, in OUT/checkpoint (0: none)
-    resume: str = None,             # folder of a run to go on with, from its last checkpoint and with its own options
+    resume: str = None,             # folder of a run to go on with, from its last checkpoint and with its own options (default: a new run)
     on_disk: bool = False,          # keep the memory in files, in OUT/memory: a killed run loses no step
 ):
     "Train a double DQN, keep its best weights, evaluate them, and write learning_curve.png and result.json"
