@@ -21,7 +21,7 @@ from .steps import encode
 from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #7adaf3b6
+# %% ../nbs/20_cyclic.ipynb #a53ab3fd
 _INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -44,7 +44,7 @@ class CyclicArray:
         link_streams(self._head, self.streams)
         self._fixed = dict(fixed, _max_sz=max_sz)
         self._readers: dict[tuple | None, tuple] = {}
-        self.tally = Tally(max_sz, self.n_added)
+        self.tally = Tally(max_sz, max(0, self.n_added))          # (a damaged file may say anything; whoever opened it looks at it next)
         self.whole = self.reader()             # as asked for most
 
     @property
