@@ -371,6 +371,7 @@ from fastrl_replay.pipes.weights import SharedAgent, SharedParams
 from fastrl_replay.pipes.agents import EpsilonGreedy
 import fastrl_replay.pipes.actors, fastrl_replay.pipes.replay, torch
 if __name__=='__main__':
+    signal.signal(signal.SIGINT, signal.default_int_handler)         # as in a terminal: whoever runs the tests may have it ignored
     model = torch.nn.Linear(3, 2)
     agent = SharedAgent(EpsilonGreedy(model, .5, seed=0), SharedParams(model))
     pipe = GymStepper([Make(pause=float(sys.argv[2]))], agent=agent, seed=0).actors(2, ctx=sys.argv[1], chunk=8)
