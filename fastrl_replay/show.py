@@ -95,7 +95,7 @@ def _actions(ax, memory, numbers):
     for k, a in enumerate(actions.reshape(len(actions), -1).T[:6]): ax.hist(a, bins=_BARS, histtype='step', label=f'{k}')
     ax.legend(fontsize=7, title='dimension', title_fontsize=7)
 
-# %% ../nbs/61_show.ipynb #d57c9abf
+# %% ../nbs/61_show.ipynb #56ff0b76
 def image_leaf(layout):
     "Name of the field of observations, if these are images: arrays of two or three dimensions, eight pixels wide and high at least"
     for leaf in layout.leaves:
@@ -129,7 +129,7 @@ def _arithmetic(rewards, gamma, terminated):
     return f'{" + ".join(terms)} = {total:.3g}, ' + ('and the end' if terminated else f'then {gamma**len(rewards):.3g}·Q')
 
 def _strip(fig, memory, numbers, id, n, gamma):
-    "Pictures of a transition's steps, with what was done and earned"
+    "Pictures of a transition's steps, with the action taken and the reward earned"
     id = _worth_seeing(memory, numbers, n) if id is None else id
     name, stored = image_leaf(memory._array.layout), 'discount' in numbers
     rows = list(memory.fetch([id] if stored else _window(memory, id, n)))
