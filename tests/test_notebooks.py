@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT/'nbs').rglob('*.ipynb')
                    if not any(part[0] in '._' for part in p.relative_to(ROOT).parts))
+LIMIT = 240        # seconds; a notebook that takes longer hangs
 RUN = 'import sys; from nbdev.test import nbdev_test; nbdev_test.__wrapped__(path=sys.argv[1], flags=sys.argv[2], n_workers=0)'
 
 
@@ -17,7 +18,7 @@ def run_as_nbdev_test(path, flags='', cwd=ROOT):
     "Run one notebook; the finished process, its output included"
     env = {k: v for k, v in os.environ.items() if k != 'IN_TEST'}
     return subprocess.run([sys.executable, '-c', RUN, str(path), flags], cwd=cwd, env=env, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True)
+                          capture_output=True, text=True, timeout=None if flags else LIMIT)
 
 
 @pytest.mark.notebook
