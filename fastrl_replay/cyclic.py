@@ -21,7 +21,7 @@ from .steps import encode
 from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #a53ab3fd
+# %% ../nbs/20_cyclic.ipynb #8603b681
 _INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -39,8 +39,9 @@ class CyclicArray:
         self.columns = [self._column(leaf.path) for leaf in layout.leaves]
         self.counts = allocate('counts', 64).view(np.int64)
         self.living = memoryview(self.counts)            # n_added, first_id, quickly read
-        self._head, self._known = new_head(layout, max_sz, self.counts, raw)
-        self.streams, self._key, self.head_at = Streams(self._head[ROOM:ROOM + 1]), self._stream_leaf(), self._head.ctypes.data
+        self._key = self._stream_leaf()
+        self._head, self._known = new_head(layout, max_sz, self.counts, raw, self._key)
+        self.streams, self.head_at = Streams(self._head[ROOM:ROOM + 1]), self._head.ctypes.data
         link_streams(self._head, self.streams)
         self._fixed = dict(fixed, _max_sz=max_sz)
         self._readers: dict[tuple | None, tuple] = {}
@@ -74,14 +75,14 @@ class CyclicArray:
     def __len__(self): return self.n_added - self.first_id
 
     @cached_property
-    def _write_list(self): return list_kernel(self.layout, self._key)
+    def _write_list(self): return list_kernel()
     @cached_property
-    def _put(self): return put_kernel(self.layout, self._key)
+    def _put(self): return put_kernel()
 
     @cached_property
     def write(self):
         "`write(step)`: store a step that is just as usual and return its id; −1 for any other, and nothing has changed"
-        kernel, head_at, type_, values = write_kernel(self.layout, self._key), self.head_at, self.layout.step_type, self.layout.values
+        kernel, head_at, type_, values = write_kernel(), self.head_at, self.layout.step_type, self.layout.values
         def flat(step): return kernel(id(step), head_at)
         def nested(step):
             if step.__class__ is not type_: return -1

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FrameStore', 'storage', 'kept_how']
 
-# %% ../nbs/21_frames.ipynb #88f96e4a
+# %% ../nbs/21_frames.ipynb #130a12c5
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -15,14 +15,14 @@ import torch
 from .batch import Batch, aligned, column_names, column_plan
 from .budget import check_fits
 from .cyclic import CyclicArray, in_ram
-from .framing import (NO_ROOM, common_shift, fetch_frames, fetch_noted, fetch_windows, known_objects, load_note, note_shift,
-    plain_source, put_source, step_source)
+from .framing import common_shift, fetch_frames, fetch_noted, fetch_windows, load_note, note_shift
 from .free import in_free_ram
-from .interning import BYTES, STACK, intern_row_at
-from .kernels import compiled
+from .interning import BYTES, STACK, has_room_at, intern_row_at
+from .kernels import compiled, fetch_source
 from .objects import READABLE
 from .pool import Holders, Pool
-from .putting import BATCH, COLUMNS, GIVEN, STACKED
+from .putting import (BATCH, COLUMNS, GIVEN, HAS_ROOM, KEEP, N_PLANS, NO_ROOM, PLANS_AT, STACKED, list_kernel, put_kernel,
+    take_steps, write_kernel)
 from .stacks import Frames, inner_layout, interned
 from .steps import encode
 
@@ -116,7 +116,7 @@ def _fetch_windows(plan, slots, m, note):
     note_shift(note, shift)
     return _team.run(n, lambda a, k: fetch_windows(plan, slots + 8*a, k, windows + a*width, shift), m)
 
-# %% ../nbs/21_frames.ipynb #335bd3e8
+# %% ../nbs/21_frames.ipynb #7dace8a0
 class FrameStore:
     """A `CyclicArray` whose large observations are interned: it answers the same calls, and holds each frame once.
 
@@ -130,10 +130,10 @@ class FrameStore:
         self._offsets = inner.layout.offsets()
         self.frames = [Frames(max_sz, layout.leaves[p.state], p, inner, [self._offsets[k] for k in p[:2]], allocate, codec)
                        for p in pairs]
-        self._known = known_objects(layout)
-        self._more = np.array([self._known.ctypes.data, intern_row_at(), *(o.plan.ctypes.data for o in self.frames)], np.int64)
-        self._more_at = self._more.ctypes.data
-        self._how = layout, inner.layout, pairs, self._key
+        self._elsewhere = {k for p in pairs for k in p[:2]}
+        self._known = take_steps(inner._head, layout, [-1 if k in self._elsewhere else at for k, at in enumerate(self._offsets)])
+        self._plans = np.array([(o.plan.ctypes.data, *o.pair[:2]) for o in self.frames], np.int64)
+        inner._head[[PLANS_AT, N_PLANS, HAS_ROOM, KEEP]] = self._plans.ctypes.data, len(pairs), has_room_at(), intern_row_at()
         self._fixed: dict = dict(fixed, _max_sz=max_sz)
         self._readers: dict = {}
         self.whole = self.reader()
@@ -161,17 +161,16 @@ class FrameStore:
     def __len__(self): return self.n_added - self.first_id
 
     @cached_property
-    def _write_list(self): return compiled('write_list', step_source(*self._how, many=True))
+    def _write_list(self): return list_kernel()
     @cached_property
-    def _put(self): return compiled('put', put_source(*self._how))
+    def _put(self): return put_kernel()
 
     @cached_property
     def write(self):
         "`write(step)`: store a step that is just as usual and return its id; −1 for any other, and nothing has changed"
-        kernel, head_at, more_at = compiled('write', step_source(*self._how)), self.head_at, self._more_at
-        type_, values = self.layout.step_type, self.layout.values
+        kernel, head_at, type_, values = write_kernel(), self.head_at, self.layout.step_type, self.layout.values
         def flat(step):
-            n = kernel(id(step), head_at, more_at)
+            n = kernel(id(step), head_at)
             return n if n >= -1 else again(step)
         def nested(step):
             if step.__class__ is not type_: return -1
@@ -179,7 +178,7 @@ class FrameStore:
             return flat(leaves)
         def again(step):
             self._make_room(1)
-            return kernel(id(step), head_at, more_at)
+            return kernel(id(step), head_at)
         def never(step): return -1
         return never if not READABLE else flat if self.layout.flat else nested
 
@@ -188,10 +187,10 @@ class FrameStore:
 
     def _with_room(self, m, kernel, *args):
         "What `kernel(*args)` returns, which stores `m` rows: again, if it needs more room"
-        n = kernel(*args, self._more_at)
+        n = kernel(*args)
         if n != NO_ROOM: return n
         self._make_room(m)
-        n = kernel(*args, self._more_at)
+        n = kernel(*args)
         if m > 64:
             for o in self.frames: o.trim()
         return n
@@ -251,9 +250,8 @@ class FrameStore:
         return self._readers[fields]
 
     def _fetch_function(self, part, jobs, wide):
-        interned = {self.layout.leaves[k].path for p in self.pairs for k in p[:2]}
-        at = {o.path: None if o.path in interned else offset for o, offset in zip(self.layout.leaves, self._offsets)}
-        plain = compiled('fetch', plain_source(part, [at[o.path] for o in part.leaves], self.inner.size))
+        at = {o.path: None if k in self._elsewhere else self._offsets[k] for k, o in enumerate(self.layout.leaves)}
+        plain = compiled('fetch', fetch_source(part, [at[o.path] for o in part.leaves], self.inner.size))
         def fetch(head_at, out, m, tally_at):
             plain(head_at, out, m, tally_at)
             columns, fine = column_plan(part, m)[0], True

@@ -6,7 +6,7 @@
 __all__ = ['STACK', 'BYTES', 'STRIDE', 'SHIFT', 'CAPACITY', 'USED', 'FREE', 'N_FREE', 'FRAMES', 'META', 'RECORDS', 'SIZE',
            'MAX_SZ', 'STATE', 'NEXT_STATE', 'PREV', 'INTERLEAVED', 'SCRATCH', 'PACKED', 'CELLS', 'CELL_SHIFT',
            'CELL_CAPACITY', 'CELL_USED', 'CELL_FREE', 'CELL_N_FREE', 'N_PLAN', 'META_BYTES', 'CELL_BYTES', 'CELL_HOLDS',
-           'LOOK_BACK', 'has_room', 'intern_row_at', 'check_frames']
+           'LOOK_BACK', 'has_room', 'has_room_at', 'intern_row_at', 'check_frames']
 
 # %% ../nbs/19_interning.ipynb #244e7245
 from functools import cache
@@ -242,7 +242,7 @@ def _planes(plan, at, side):
     _separate(at, to, S, nbytes, plan[INTERLEAVED])
     return to
 
-# %% ../nbs/19_interning.ipynb #0d656c9c
+# %% ../nbs/19_interning.ipynb #46cf579d
 @njit(cache=True)
 def has_room(plan, rows):
     "Is there room for `rows` records none of whose frames is known?"
@@ -260,6 +260,13 @@ def _intern_row(plan_at, state, next_state, last, n):
     copy(record + plan[STATE], plan[SCRATCH], 4*plan[STACK])
     copy(record + plan[NEXT_STATE], plan[SCRATCH] + 4*plan[STACK], 4*plan[STACK])
     return 0
+
+def _room_for(plan_at, rows, a, b, c): return 1 if has_room(array_at(plan_at, N_PLAN).view(np.int64), rows) else 0
+
+@cache
+def has_room_at():
+    "The address of `has_room`, for kernels: `(plan's address, rows, 0, 0, 0)`"
+    return callable_at(_room_for)
 
 @cache
 def intern_row_at():

@@ -74,7 +74,7 @@ def fetch_plain(records, layout, slots, columns):
         for key in leaf.path: field = field[str(key)]
         col[...] = field[slots]
 
-# %% ../nbs/10_kernels.ipynb #6ee9a35f
+# %% ../nbs/10_kernels.ipynb #04e514fb
 COUNTS_AT, MAX_SZ, RECORDS_AT = range(3)
 "Words of the head: the address of the counters, the number of slots, the address of the records"
 N_ADDED, FIRST_ID = 0, 1
@@ -95,7 +95,7 @@ def _copy(dst, src, dst_at, src_at, leaf):
 
 def _lines_used(offsets, leaves):
     "The cache lines of a record that the leaves touch: all of them, or the first four and let the hardware go on"
-    used = {k for at, o in zip(offsets, leaves) for k in range(at // 64, (at + o.nbytes - 1)//64 + 1)}
+    used = {k for at, o in zip(offsets, leaves) if at is not None for k in range(at // 64, (at + o.nbytes - 1)//64 + 1)}
     return sorted(used)[:4]
 
 def _words(layout, head=True):
@@ -103,13 +103,14 @@ def _words(layout, head=True):
     return ' + '.join(f'(m*{n} + 63)//64*8' for n in [8, 8, 4, 4]*head + [o.nbytes for o in layout.leaves])
 
 def fetch_source(layout, offsets, size):
-    "Source of the kernel that fetches the leaves of `layout`, which lie at `offsets` in records of `size` bytes"
+    """Source of the kernel that fetches the leaves of `layout`, which lie at `offsets` in records of `size` bytes; one whose offset is
+    None is left out: it lies elsewhere."""
     W, body, starts = size // 8, [], []
     for k, (leaf, at) in enumerate(zip(layout.leaves, offsets)):
         w, n = leaf.word, leaf.nbytes // leaf.word
         starts += [f'c{k} = at // {w}', f'at += (m*{leaf.nbytes} + 63) // 64 * 64']
-        body += _copy('out', 'records', f'u(c{k} + i*{n})', f'b*u({8//w}) + u({at//w})', leaf)
-    pre = [f'prefetch(records, slots[{{}}]*{W} + {8*line})' for line in _lines_used(offsets, layout.leaves)]
+        if at is not None: body += _copy('out', 'records', f'u(c{k} + i*{n})', f'b*u({8//w}) + u({at//w})', leaf)
+    pre = [f'prefetch(records, slots[{{}}]*{W} + {8*line})' for line in _lines_used(offsets, layout.leaves)] or ['pass']
     return _HEADER + _indent(0, 'from fastrl_replay.tally import count_drawn\n') + \
         _indent(0, '@njit("void(int64, int64, int64, int64)", cache=True)', 'def fetch(head_at, out_at, m, tally_at):') + \
         _indent(1, 'head = array_at(head_at, 3).view(np.int64)', f'n, max_sz = np.int64(array_at(head[{COUNTS_AT}], 1)[0]), head[{MAX_SZ}]',

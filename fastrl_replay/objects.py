@@ -14,7 +14,7 @@ from numba import njit
 from .kernels import array_at
 from .kernels import _array_at_plain as words_at
 
-# %% ../nbs/13_objects.ipynb #d3ab59b7
+# %% ../nbs/13_objects.ipynb #80ecff84
 KINDS = np.ndarray, int, float, bool, True, np.float64, np.float32, np.int64, np.int32, np.bool_
 "Objects whose addresses a kernel knows a value by: its type's, or, for True, its own"
 TYPES = np.array([id(o) for o in KINDS], np.uint64)
@@ -54,14 +54,17 @@ def number(at, types):
     return 0, 0, 0.
 
 @njit(cache=True, forceinline=True)
-def array_of(at, types, dtype_at, shape, word):
-    "The address of the values of the array at an address, if it has just this dtype and shape, contiguous, in aligned words; else 0"
-    o = array_at(np.int64(at), 9)
-    if o[1]!=types[_ARRAY] or o[7]!=dtype_at or np.int64(o[3] & np.uint64(0xffffffff))!=len(shape): return 0
+def array_of(at, types, dtype_at, m, ndim, dims_at, word):
+    """The address of the values of the array at an address, if it has just this dtype and shape, contiguous, in aligned words; else 0.
+
+    Its shape: the `ndim` int64 at `dims_at`, and `m` before them if that isn't negative."""
+    o, lead = array_at(np.int64(at), 9), 0 if m < 0 else 1
+    if o[1]!=types[_ARRAY] or o[7]!=np.uint64(dtype_at) or np.int64(o[3] & np.uint64(0xffffffff))!=ndim + lead: return 0
     if not o[8] & np.uint64(1) or o[2] % np.uint64(word): return 0                       # flag 1: C-contiguous
-    lengths = array_at(np.int64(o[4]), len(shape))
-    for d in range(len(shape)):
-        if np.int64(lengths[d])!=shape[d]: return 0
+    lengths, dims = array_at(np.int64(o[4]), ndim + lead), array_at(dims_at, ndim)
+    if lead and np.int64(lengths[0])!=m: return 0
+    for d in range(ndim):
+        if lengths[d + lead]!=dims[d]: return 0
     return np.int64(o[2])
 
 # %% ../nbs/13_objects.ipynb #2d562862
@@ -71,7 +74,7 @@ def is_tuple(at, type_at, n):
     o = array_at(np.int64(at), 3)
     return o[1]==type_at and o[2]==np.uint64(n)
 
-# %% ../nbs/13_objects.ipynb #76bc3e76
+# %% ../nbs/13_objects.ipynb #2a165ab7
 _SAMPLES = (0, 1, -1, 255, 2**30 - 1, 2**30, -2**31, 2**53 + 1, -2**60 + 1, True, False, 0., -1.5, 1e300, np.float64(.1), np.float32(.1),
             np.int64(-2**62), np.int32(-7), np.True_, np.False_)
 
@@ -83,12 +86,13 @@ def _can_read():
     "Do objects lie as this chapter says?"
     known = sys.implementation.name=='cpython' and getattr(sys, '_is_gil_enabled', lambda: True)() and sys.byteorder=='little'
     if not known or ctypes.sizeof(ctypes.c_void_p)!=8 or ctypes.c_uint64.from_address(id(1.) + 8).value!=id(float): return False
-    some, dt = np.zeros((2, 3), np.float32), np.dtype(np.float32)
-    at = np.uint64(id(some)), TYPES, np.uint64(id(dt))
-    fits = array_of(*at, (2, 3), 4)==some.ctypes.data and not array_of(*at, (2, 4), 4)
+    some, dt, dims = np.zeros((2, 3), np.float32), np.dtype(np.float32), np.array([2, 3, 4])
+    at, two = np.uint64(id(some)), dims.ctypes.data
+    fits = [array_of(at, TYPES, id(dt), *o, 4) for o in ((-1, 2, two), (2, 1, two + 8), (-1, 1, two), (2, 1, two + 16), (3, 1, two + 8))]
     items, steps = (some, 1), [some, dt]
     listed = words_at(int(words_at(id(steps), 4)[3]), 2)
-    return fits and all(map(_right, _SAMPLES)) and list(words_at(id(items), ITEMS + 2)[ITEMS:])==[id(some), id(1)] and listed[1]==id(dt)
+    tuple_as_said = list(words_at(id(items), ITEMS + 2)[ITEMS:])==[id(some), id(1)] and listed[1]==id(dt)
+    return tuple_as_said and fits==[some.ctypes.data]*2 + [0]*3 and all(map(_right, _SAMPLES))
 
 READABLE = _can_read()
 "May kernels read Python's objects here?"
