@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 OUT    ?= runs/cartpole
+JOBS   ?= logical
 
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -32,9 +33,11 @@ train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning c
 	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT)
 
 # A Numba kernel cached earlier does not notice an edit in another cell, so the tests start without any cache.
+# One process for each core; networks this small are slower on two threads than on one.
 test: $(READY)  ## run every notebook and tests/
 	@cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
-	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" $(BIN)/python -m pytest $(ARGS)
+	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb
 	@$(BIN)/nbdev_export

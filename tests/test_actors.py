@@ -39,13 +39,15 @@ def taken(pipe, k): return list(itertools.islice(pipe, k))
 
 def rows(chunks): return [s for c in chunks for s in c]
 
-def gone(pids, patience=20):
-    "Do these processes end?"
+def until(happens, patience=20):
+    "Does it happen, within so many seconds?"
     limit = time.monotonic() + patience
-    while any(alive(p) for p in pids):
+    while not happens():
         if time.monotonic() > limit: return False
         time.sleep(.02)
     return True
+
+def gone(pids): return until(lambda: not any(alive(p) for p in pids))
 
 def alive(pid):
     try: return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]!='Z'
@@ -406,7 +408,7 @@ def test_no_process_and_no_shared_memory_is_left(ctx, sign, tmp_path):
         assert gone(session(run.pid)), 'orphans'
         said = run.stderr.read()
         if sign==signal.SIGINT: assert said.count('Traceback')==1 and said.rstrip().endswith('KeyboardInterrupt'), said
-        assert shared_files() <= before, 'shared memory was left'
+        assert until(lambda: shared_files() <= before), f'shared memory was left: {shared_files() - before}'
     finally:
         for pid in session(run.pid): os.kill(pid, signal.SIGKILL)
         run.stdout.close(), run.stderr.close()
