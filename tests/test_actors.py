@@ -47,7 +47,7 @@ def until(happens, patience=20):
         time.sleep(.02)
     return True
 
-def gone(pids): return until(lambda: not any(alive(p) for p in pids))
+def gone(pids, patience=20): return until(lambda: not any(alive(p) for p in pids), patience)
 
 def alive(pid):
     try: return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]!='Z'

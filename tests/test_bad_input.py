@@ -11,6 +11,7 @@ from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
+from twins import named
 
 
 class Step(NamedTuple):
@@ -247,7 +248,7 @@ def test_a_replaced_column_of_a_batch_is_checked_like_any_other(memory):
 
 
 @pytest.mark.parametrize('bad', [-1., float('nan'), float('inf'), -float('inf'), 'high', None, [1., 2.], [], object(), 1j, np.ones((1, 1, 1))],
-                         ids=repr)
+                         ids=named)
 def test_bad_priorities(memory, bad):
     if bad is not None:
         with unchanged(memory, BAD, 'priorit'): memory.add(step(), bad)
@@ -274,20 +275,20 @@ def test_td_errors_that_are_no_numbers(memory, td):
 
 
 @pytest.mark.parametrize('td', ['abc', ['a', 'b', 'c'], None, [None]*3, [1., 2.], [1.]*4, 1., [[1., 2., 3.]], [[1.], [2., 3.], []], np.ones((3, 2)),
-                                np.ones(3)*1j, object(), torch.tensor(1.)], ids=repr)
+                                np.ones(3)*1j, object(), torch.tensor(1.)], ids=named)
 def test_td_errors_of_a_wrong_kind_or_length(memory, td):
     with unchanged(memory, BAD, 'td_errors'): memory.update_priorities([5, 6, 7], td)
     with unchanged(memory, BAD, 'td_errors'): memory.fetch([5, 6, 7]).update_priorities(td)
 
 
-@pytest.mark.parametrize('ids', [[14], [-1], [5, 6, 14], [5, -3], [2**62], [-2**63], np.array([2**64 - 1], np.uint64)], ids=repr)
+@pytest.mark.parametrize('ids', [[14], [-1], [5, 6, 14], [5, -3], [2**62], [-2**63], np.array([2**64 - 1], np.uint64)], ids=named)
 def test_ids_never_given_out(memory, ids):
     with unchanged(memory, ValueError, 'ids'): memory.update_priorities(ids, np.ones(len(ids)))
     with unchanged(memory, ValueError, 'ids'): memory.fetch(ids)
     with unchanged(memory, ValueError, 'ids'): memory.episode(ids[-1])
 
 
-@pytest.mark.parametrize('ids', [5, 5., [5.], ['5'], None, [None], [[5]], [[5], [6, 7]], [True], object(), 'abc', torch.tensor(5), torch.tensor([5.])], ids=repr)
+@pytest.mark.parametrize('ids', [5, 5., [5.], ['5'], None, [None], [[5]], [[5], [6, 7]], [True], object(), 'abc', torch.tensor(5), torch.tensor([5.])], ids=named)
 def test_ids_that_are_no_whole_numbers(memory, ids):
     with unchanged(memory, BAD, 'ids'): memory.update_priorities(ids, [1.])
     with unchanged(memory, BAD, 'ids'): memory.fetch(ids)
@@ -307,7 +308,7 @@ def test_what_is_gone_or_more_than_there_is(memory):
     with unchanged(memory, ValueError, 'episode'): memory.episode(6)           # steps that don't say where theirs ends
 
 
-@pytest.mark.parametrize('bs', [0, -1, 1.5, None, '4', [3], 2**40, np.float64(3), float('nan')], ids=repr)
+@pytest.mark.parametrize('bs', [0, -1, 1.5, None, '4', [3], 2**40, np.float64(3), float('nan')], ids=named)
 def test_bad_batch_sizes(memory, bs):
     with unchanged(memory, BAD, 'bs'): memory.sample(bs)
 
@@ -334,7 +335,7 @@ def test_an_empty_memory(sampler):
         with pytest.raises(IndexError): memory[0]
 
 
-@pytest.mark.parametrize('max_sz', [0, -1, 1.5, 10., None, '10', [5], float('inf'), 2**31, 2**70], ids=repr)
+@pytest.mark.parametrize('max_sz', [0, -1, 1.5, 10., None, '10', [5], float('inf'), 2**31, 2**70], ids=named)
 def test_bad_max_sz(max_sz):
     for make in (lambda: ReplayMemory(max_sz), lambda: ExperienceReplay([], max_sz=max_sz), lambda: PrioritizedReplay([], max_sz=max_sz)):
         with pytest.raises(BAD, match='max_sz'): make()
@@ -361,7 +362,7 @@ def test_a_schedule_that_leaves_its_range():
 
 
 @pytest.mark.parametrize('sampler', [Uniform, 'uniform', 5, object(), {}, type('Four', (), {k: lambda *a: 0 for k in ('on_add', 'draw', 'update', 'get_state')})()],
-                         ids=str)
+                         ids=named)
 def test_what_is_no_sampler(sampler):
     with pytest.raises(TypeError, match='sampler'): ReplayMemory(4, sampler)
 
@@ -391,7 +392,7 @@ class TestAnOwnSamplerThatIsWrong:
         def set_state(self, state): pass
 
     @pytest.mark.parametrize('slots,probs', [([0, 1], [.5, .5]), ([0, 1, 4], [.3]*3), ([0, 1, -1], [.3]*3), ([0., 1., 2.], [.3]*3),
-                                             ([[0, 1, 2]], [.3]*3), ([0, 1, 3], [.3]*3)], ids=repr)
+                                             ([[0, 1, 2]], [.3]*3), ([0, 1, 3], [.3]*3)], ids=named)
     def test_slots(self, slots, probs):
         memory = ReplayMemory(4, self.Own(slots, probs), seed=0)
         memory.extend([step(k) for k in range(3)])          # slot 3 is still empty
@@ -419,14 +420,14 @@ class TestReplay:
                                          (dict(steps_per_batch=float('nan')), 'steps_per_batch'), (dict(steps_per_batch=float('inf')), 'steps_per_batch'),
                                          (dict(steps_per_batch=None), 'steps_per_batch'), (dict(steps_per_batch='often'), 'steps_per_batch'),
                                          (dict(bs=101), 'bs'), (dict(bs=20, min_sz=10), 'bs'), (dict(sampler='x'), 'sampler'),
-                                         (dict(maxsz=3), 'maxsz')], ids=repr)
+                                         (dict(maxsz=3), 'maxsz')], ids=named)
     def test_options(self, kw, name):
         with pytest.raises(BAD, match=name): ExperienceReplay([], **kw)
 
     def test_no_replace_where_draws_always_replace(self):
         with pytest.raises(TypeError, match='replace'): PrioritizedReplay([], replace=True)
 
-    @pytest.mark.parametrize('item', [None, 5, 'step', np.zeros(3), [1, 2], [step(), 3], step(4, action='x'), [step(), step(4, action='x')], Other(*step())], ids=repr)
+    @pytest.mark.parametrize('item', [None, 5, 'step', np.zeros(3), [1, 2], [step(), 3], step(4, action='x'), [step(), step(4, action='x')], Other(*step())], ids=named)
     def test_a_bad_item_of_the_source(self, item):
         replay = ExperienceReplay([step(0), step(1), item, step(2)], bs=2, seed=0)
         it = iter(replay)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastrl_replay.steps import Layout, SimpleStep, Transition, derived_type, encode
-from twins import KINDS, Odd, stored
+from twins import KINDS, Odd, named, stored
 
 
 class Only(NamedTuple):
@@ -109,7 +109,7 @@ def test_python_floats_are_rounded_to_float32_but_not_beyond_its_range():
 REFUSED = [None, 'a', b'a', object(), {1, 2}, np.datetime64('2020'), np.array(['a']), np.array([None]), lambda: 1, [[1, 2], [3]], [], np.zeros((0, 3)), {}, (), [None],
            np.zeros(2, [('a', 'f4')]), np.longdouble(1), np.ma.masked_array([1., 2.], [0, 1]), iter([1]), range(0), {'a': None}, ({'b': 'c'},), {1: 1., '1': 2.}, 10**30, 2**63]
 
-@pytest.mark.parametrize('value', REFUSED, ids=lambda o: repr(o)[:30])
+@pytest.mark.parametrize('value', REFUSED, ids=named)
 def test_what_is_no_value_of_a_field(value):
     with pytest.raises((ValueError, TypeError), match='x'): Layout.of(Only(value))
 
@@ -123,7 +123,7 @@ def test_tensors_of_all_sorts_are_stored_as_they_are_or_refused(tensor):
     else: np.testing.assert_array_equal(encode(layout.leaves[0], tensor), tensor.detach().resolve_conj().resolve_neg().numpy())
 
 
-@pytest.mark.parametrize('what', [None, 1, 'step', (1, 2), [1], {'a': 1}, np.zeros(3), object, Transition, lambda: 0], ids=repr)
+@pytest.mark.parametrize('what', [None, 1, 'step', (1, 2), [1], {'a': 1}, np.zeros(3), object, Transition, lambda: 0], ids=named)
 def test_what_is_no_step(what):
     with pytest.raises(TypeError, match='step'): Layout.of(what)
 

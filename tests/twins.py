@@ -2,6 +2,7 @@
 
 The twin keeps, by id, the bytes that every transition must read back as. Nothing here uses the package's own machinery,
 so that a slip there can't hide behind the same slip here."""
+import re
 from collections import namedtuple
 from typing import Any, NamedTuple
 
@@ -13,6 +14,11 @@ from fastrl_replay.steps import SimpleStep, Transition
 
 LOOSE = ('reward', 'total_reward', 'discount')
 PYTHON = {float: np.float32, int: np.int64, bool: np.bool_}
+
+
+def named(v):
+    "The name of a test with this value: the same in each process"
+    return re.sub(r' at 0x\w+', '', repr(v))[:60]
 
 
 # --- what a value must be stored as -----------------------------------------------------------------------------------
