@@ -54,7 +54,7 @@ class _TorchDtypes(dict):
 
 _TORCH = _TorchDtypes()
 
-# %% ../nbs/04_batch.ipynb #97566e5b
+# %% ../nbs/04_batch.ipynb #311867ad
 class Batch:
     """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), a dict or tuple of them for a nested field.
 
@@ -85,6 +85,11 @@ class Batch:
         raw = aligned(column_plan(layout, n, False)[1], np.zeros)
         arrays = carve(layout, raw, n, False)
         for a, leaf, v in zip(arrays, layout.leaves, values): a[...] = encode(leaf, v, (n,))
+        return cls._over(layout, n, raw, arrays)
+
+    @classmethod
+    def _over(cls, layout, n, raw, arrays):
+        "A batch over a buffer that holds its columns, `arrays`"
         return _make(layout, n, _raw=torch.from_numpy(raw), _arrays=arrays, _address=raw.ctypes.data)
 
     @classmethod

@@ -6,8 +6,8 @@
 __all__ = ['TYPES_AT', 'PAIRS_AT', 'MASK', 'ROOM', 'JOURNAL_AT', 'JOURNAL_ROWS', 'KEYS_AT', 'LEAVES_AT', 'N_LEAVES', 'STEP_TYPE',
            'KEY', 'SIZE', 'LINK_BACK', 'LINK_AHEAD', 'PLANS_AT', 'N_PLANS', 'HAS_ROOM', 'KEEP', 'COLUMNS', 'OFFSET',
            'NBYTES', 'NDIM', 'DIMS', 'DTYPE', 'WORD', 'WANTED', 'LOOSE', 'LOW', 'HIGH', 'WIDTH', 'FLOAT', 'LEAF',
-           'NO_ROOM', 'STACKED', 'BATCH', 'GIVEN', 'PIECE', 'AHEAD', 'TOUCHED', 'leaf_table', 'new_head', 'take_steps',
-           'link_streams', 'write_kernel', 'list_kernel', 'put_kernel']
+           'NO_ROOM', 'STACKED', 'BATCH', 'GIVEN', 'PIECE', 'AHEAD', 'TOUCHED', 'leaf_table', 'new_head',
+           'reading_head', 'take_steps', 'link_streams', 'write_kernel', 'list_kernel', 'columns_kernel', 'put_kernel']
 
 # %% ../nbs/18_putting.ipynb #c1ffeee9
 from functools import cache
@@ -18,7 +18,7 @@ from .objects import DOUBLE, FLAG, ITEMS, N_KINDS, REAL, SINGLE, TYPES, WHOLE, a
 from .raw import call, copy, load8, load16, load32, load64, store8, store16, store32, store64, touch
 from .streams import place_of
 
-# %% ../nbs/18_putting.ipynb #5b6170f6
+# %% ../nbs/18_putting.ipynb #86626d7f
 (TYPES_AT, PAIRS_AT, MASK, ROOM,         # known types, the streams' table; its size − 1; room for new streams
  JOURNAL_AT, JOURNAL_ROWS, KEYS_AT,      # where to keep rows that are being overwritten, how many; where to note each slot's stream
  LEAVES_AT, N_LEAVES, STEP_TYPE, KEY,    # the table of leaves, its length, the steps' type, the leaf that names the stream or −1
@@ -58,6 +58,12 @@ def new_head(layout, max_sz, counts, records, key=None):
     head[[KEY, SIZE]] = -1 if key is None else key, rec.itemsize
     head[[LINK_BACK, LINK_AHEAD]] = [rec.fields[o][1] for o in ('_prev', '_next')]
     return head, take_steps(head, layout, layout.offsets())
+
+def reading_head(layout):
+    "The head of a kernel that only reads steps of `layout`, and what it points to, which must live as long"
+    head = np.zeros(COLUMNS, np.int64)
+    head[TYPES_AT] = TYPES.ctypes.data
+    return head, take_steps(head, layout, [0]*len(layout.leaves))
 
 def take_steps(head, layout, offsets):
     "Let the head be that of kernels which are given steps of `layout`; what it points to now, which must live as long"
@@ -99,7 +105,7 @@ def _fits(at, head, types):
         leaf, item = leaf + LEAF, item + 8
     return True
 
-# %% ../nbs/18_putting.ipynb #4c4600dc
+# %% ../nbs/18_putting.ipynb #dc30de3b
 @njit(cache=True)
 def _move(to, at, nbytes):
     "Copy bytes; few of them word by word"
@@ -124,16 +130,20 @@ def _store_number(to, leaf, whole, real):
     else: store8(to, whole)
 
 @njit(cache=True)
+def _store_value(to, leaf, value, types):
+    "Put what lies at the address `value` into a leaf at an address"
+    if load64(leaf + NDIM): _move(to, load64(value + 16), load64(leaf + NBYTES))
+    else:
+        _, whole, real = number(np.uint64(value), types)
+        _store_number(to, leaf, whole, real)
+
+@njit(cache=True)
 def _store(at, head, types, record):
     "Put the values of the step at an address into a record"
     leaf, end, item = head[LEAVES_AT], head[LEAVES_AT] + head[N_LEAVES]*LEAF, at + 8*ITEMS
     while leaf < end:
-        value, place = load64(item), load64(leaf + OFFSET)
-        if place < 0: pass
-        elif load64(leaf + NDIM): _move(record + place, load64(value + 16), load64(leaf + NBYTES))
-        else:
-            _, whole, real = number(np.uint64(value), types)
-            _store_number(record + place, leaf, whole, real)
+        place = load64(leaf + OFFSET)
+        if place >= 0: _store_value(record + place, leaf, load64(item), types)
         leaf, item = leaf + LEAF, item + 8
 
 @njit(cache=True)
@@ -252,6 +262,19 @@ def _write_list(list_at, head_at, ids_at):
     _publish(head, counts, n + m, new)
     return n
 
+# %% ../nbs/18_putting.ipynb #a5c81c17
+def _columns(list_at, head_at, out_at):
+    head = array_at(head_at, COLUMNS).view(np.int64)
+    m, steps, types = load64(list_at + 16), load64(list_at + 24), array_at(head[TYPES_AT], N_KINDS)
+    for i in range(m):
+        if not _fits(load64(steps + 8*i), head, types): return -1
+    for k in range(head[N_LEAVES]):
+        leaf = head[LEAVES_AT] + LEAF*k
+        nbytes = load64(leaf + NBYTES)
+        for i in range(m): _store_value(out_at + i*nbytes, leaf, load64(load64(steps + 8*i) + 8*(ITEMS + k)), types)
+        out_at += (m*nbytes + 63)//64*64
+    return m
+
 # %% ../nbs/18_putting.ipynb #12186e3e
 STACKED, BATCH, GIVEN = 0, 1, 2
 "Where the kernel `put` finds a chunk's columns: in a tuple of arrays, in a `Batch`'s buffer, by the addresses in the head"
@@ -340,7 +363,7 @@ def _put(source_at, kind, m, keys_at, head_at, ids_at):
     _publish(head, counts, n + m, new)
     return n
 
-# %% ../nbs/18_putting.ipynb #83f87b38
+# %% ../nbs/18_putting.ipynb #cb689420
 def _kernel(f, n): return direct(njit(f'int64({", ".join(["int64"]*n)})', cache=True)(f))
 
 @cache
@@ -352,6 +375,11 @@ def write_kernel():
 def list_kernel():
     "The kernel `write_list(list_at, head_at, ids_at)`, which fills the array `ids_at` too: the first step's id, or −1 (or `NO_ROOM`)"
     return _kernel(_write_list, 3)
+
+@cache
+def columns_kernel():
+    "The kernel `columns(list_at, head_at, out_at)`: the steps of a list as columns, each on a multiple of 64 bytes; their number, or −1"
+    return _kernel(_columns, 3)
 
 @cache
 def put_kernel():

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['gather', 'upstream', 'Actors']
 
-# %% ../../nbs/54_actors.ipynb #4be6a7a3
+# %% ../../nbs/54_actors.ipynb #a914f3b4
 import itertools
 import math
 import multiprocessing
@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 from ..batch import Batch, _stored
-from ..chunks import chunk_columns
+from ..chunks import batch_of_steps
 from ..compat import IterDataPipe, datapipe
 from ..memory import ReplayMemory
 from ..sources import Resumable, pickled_state
 from ..steps import Layout
 from ..workers import ActorError, Line, end_own_workers, end_workers
 
-# %% ../../nbs/54_actors.ipynb #be3f84c2
+# %% ../../nbs/54_actors.ipynb #bad541b3
 def _stream_leaf(layout, name='env_id'):
     "Which leaf is `name`, if that is one whole number"
     for k, leaf in enumerate(layout.leaves):
@@ -57,7 +57,7 @@ class _Waiting:
 
     def _of_steps(self, steps, streams):
         layout = self.layout or Layout.of(steps[0])
-        batch = Batch._of_leaves(layout, chunk_columns(layout, steps)[0])
+        batch = batch_of_steps(layout, steps)
         if _stream_leaf(layout) is None: batch._streams = streams
         self.layout = layout
         return batch
