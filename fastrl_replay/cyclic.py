@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['in_ram', 'CyclicArray', 'episode_ids', 'check_array']
 
-# %% ../nbs/20_cyclic.ipynb #c22d1561
+# %% ../nbs/20_cyclic.ipynb #fcb24f9e
 from collections import deque
 from functools import cached_property
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from .free import fresh_pages
 from .kernels import fetch_kernel
 from .objects import READABLE
 from .pool import Pool
-from .putting import BATCH, COLUMNS, GIVEN, ROOM, STACKED, link_streams, list_kernel, new_head, put_kernel, write_kernel
+from .putting import BATCH, COLUMNS, GIVEN, ROOM, STACKED, fetch_some, link_streams, list_kernel, new_head, put_kernel, write_kernel
 from .steps import encode
 from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #8603b681
+# %% ../nbs/20_cyclic.ipynb #0fa36b6c
 _INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -148,7 +148,8 @@ class CyclicArray:
         "The pool of buffers and the fetch kernel for some fields (all, if None)"
         if fields not in self._readers:
             part = self.layout if fields is None else self.layout.select(fields)
-            self._readers[fields] = Pool(part, **self._fixed), fetch_kernel(self.layout, part)
+            fetch = fetch_kernel(self.layout) if part is self.layout else fetch_some(self._head, self.layout, self.layout.offsets(), part)
+            self._readers[fields] = Pool(part, **self._fixed), fetch
         return self._readers[fields]
 
     def fetch(self, slots, fields=None):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FrameStore', 'storage', 'kept_how']
 
-# %% ../nbs/21_frames.ipynb #130a12c5
+# %% ../nbs/21_frames.ipynb #0b0f919e
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -18,10 +18,9 @@ from .cyclic import CyclicArray, in_ram
 from .framing import common_shift, fetch_frames, fetch_noted, fetch_windows, load_note, note_shift
 from .free import in_free_ram
 from .interning import BYTES, STACK, has_room_at, intern_row_at
-from .kernels import compiled, fetch_source
 from .objects import READABLE
 from .pool import Holders, Pool
-from .putting import (BATCH, COLUMNS, GIVEN, HAS_ROOM, KEEP, N_PLANS, NO_ROOM, PLANS_AT, STACKED, list_kernel, put_kernel,
+from .putting import (BATCH, COLUMNS, GIVEN, HAS_ROOM, KEEP, N_PLANS, NO_ROOM, PLANS_AT, STACKED, fetch_some, list_kernel, put_kernel,
     take_steps, write_kernel)
 from .stacks import Frames, inner_layout, interned
 from .steps import encode
@@ -116,7 +115,7 @@ def _fetch_windows(plan, slots, m, note):
     note_shift(note, shift)
     return _team.run(n, lambda a, k: fetch_windows(plan, slots + 8*a, k, windows + a*width, shift), m)
 
-# %% ../nbs/21_frames.ipynb #7dace8a0
+# %% ../nbs/21_frames.ipynb #e1832749
 class FrameStore:
     """A `CyclicArray` whose large observations are interned: it answers the same calls, and holds each frame once.
 
@@ -131,7 +130,8 @@ class FrameStore:
         self.frames = [Frames(max_sz, layout.leaves[p.state], p, inner, [self._offsets[k] for k in p[:2]], allocate, codec)
                        for p in pairs]
         self._elsewhere = {k for p in pairs for k in p[:2]}
-        self._known = take_steps(inner._head, layout, [-1 if k in self._elsewhere else at for k, at in enumerate(self._offsets)])
+        self._places = [-1 if k in self._elsewhere else at for k, at in enumerate(self._offsets)]
+        self._known = take_steps(inner._head, layout, self._places)
         self._plans = np.array([(o.plan.ctypes.data, *o.pair[:2]) for o in self.frames], np.int64)
         inner._head[[PLANS_AT, N_PLANS, HAS_ROOM, KEEP]] = self._plans.ctypes.data, len(pairs), has_room_at(), intern_row_at()
         self._fixed: dict = dict(fixed, _max_sz=max_sz)
@@ -250,14 +250,12 @@ class FrameStore:
         return self._readers[fields]
 
     def _fetch_function(self, part, jobs, wide):
-        at = {o.path: None if k in self._elsewhere else self._offsets[k] for k, o in enumerate(self.layout.leaves)}
-        plain = compiled('fetch', fetch_source(part, [at[o.path] for o in part.leaves], self.inner.size))
+        plain = fetch_some(self.inner._head, self.layout, self._places, part)
         def fetch(head_at, out, m, tally_at):
             plain(head_at, out, m, tally_at)
             columns, fine = column_plan(part, m)[0], True
             for o, a, b in jobs:
-                places = (out + columns[k + 4][0] if k >= 0 else 0 for k in (a, b))
-                fine &= _fetch(o.plan, out, m, *places)
+                fine &= _fetch(o.plan, out, m, *(out + columns[k + 4][0] if k >= 0 else 0 for k in (a, b)))
             for o, a, _ in wide: fine &= _fetch_windows(o.plan, out, m, out + columns[a + 4][0])
             if not fine: raise RuntimeError('a frame is damaged: its packed bytes can\'t be unpacked')
         return fetch

@@ -74,7 +74,7 @@ def fetch_plain(records, layout, slots, columns):
         for key in leaf.path: field = field[str(key)]
         col[...] = field[slots]
 
-# %% ../nbs/10_kernels.ipynb #04e514fb
+# %% ../nbs/10_kernels.ipynb #6ee9a35f
 COUNTS_AT, MAX_SZ, RECORDS_AT = range(3)
 "Words of the head: the address of the counters, the number of slots, the address of the records"
 N_ADDED, FIRST_ID = 0, 1
@@ -95,7 +95,7 @@ def _copy(dst, src, dst_at, src_at, leaf):
 
 def _lines_used(offsets, leaves):
     "The cache lines of a record that the leaves touch: all of them, or the first four and let the hardware go on"
-    used = {k for at, o in zip(offsets, leaves) if at is not None for k in range(at // 64, (at + o.nbytes - 1)//64 + 1)}
+    used = {k for at, o in zip(offsets, leaves) for k in range(at // 64, (at + o.nbytes - 1)//64 + 1)}
     return sorted(used)[:4]
 
 def _words(layout, head=True):
@@ -103,14 +103,13 @@ def _words(layout, head=True):
     return ' + '.join(f'(m*{n} + 63)//64*8' for n in [8, 8, 4, 4]*head + [o.nbytes for o in layout.leaves])
 
 def fetch_source(layout, offsets, size):
-    """Source of the kernel that fetches the leaves of `layout`, which lie at `offsets` in records of `size` bytes; one whose offset is
-    None is left out: it lies elsewhere."""
+    "Source of the kernel that fetches the leaves of `layout`, which lie at `offsets` in records of `size` bytes"
     W, body, starts = size // 8, [], []
     for k, (leaf, at) in enumerate(zip(layout.leaves, offsets)):
         w, n = leaf.word, leaf.nbytes // leaf.word
         starts += [f'c{k} = at // {w}', f'at += (m*{leaf.nbytes} + 63) // 64 * 64']
-        if at is not None: body += _copy('out', 'records', f'u(c{k} + i*{n})', f'b*u({8//w}) + u({at//w})', leaf)
-    pre = [f'prefetch(records, slots[{{}}]*{W} + {8*line})' for line in _lines_used(offsets, layout.leaves)] or ['pass']
+        body += _copy('out', 'records', f'u(c{k} + i*{n})', f'b*u({8//w}) + u({at//w})', leaf)
+    pre = [f'prefetch(records, slots[{{}}]*{W} + {8*line})' for line in _lines_used(offsets, layout.leaves)]
     return _HEADER + _indent(0, 'from fastrl_replay.tally import count_drawn\n') + \
         _indent(0, '@njit("void(int64, int64, int64, int64)", cache=True)', 'def fetch(head_at, out_at, m, tally_at):') + \
         _indent(1, 'head = array_at(head_at, 3).view(np.int64)', f'n, max_sz = np.int64(array_at(head[{COUNTS_AT}], 1)[0]), head[{MAX_SZ}]',
@@ -126,7 +125,7 @@ def fetch_source(layout, offsets, size):
 _HEADER = 'import numpy as np\nfrom numba import njit\n\nfrom fastrl_replay.kernels import array_at, prefetch\n\nu = np.uint64\n\n'
 def _indent(depth, *lines): return ''.join('    '*depth + o + '\n' for o in lines)
 
-# %% ../nbs/10_kernels.ipynb #0a06dbc3
+# %% ../nbs/10_kernels.ipynb #205f98c6
 def _write_once(path, source):
     if path.exists() and path.read_text()==source: return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,10 +155,8 @@ def compiled(name, source):
     "The function `name` of the given source, compiled now or long ago"
     return direct(getattr(_module(source), name))
 
-def fetch_kernel(layout, part=None):
-    """The kernel `fetch(head_at, out_at, m, tally_at)` for records of `layout` and columns of its `part`.
+def fetch_kernel(layout):
+    """The kernel `fetch(head_at, out_at, m, tally_at)` for records of `layout` and all its columns.
 
     `out_at`: the address of a batch's buffer; `tally_at`: that of a [tally](16_tally.ipynb) of the draws, or 0."""
-    part = part or layout
-    offsets = dict(zip((o.path for o in layout.leaves), layout.offsets()))
-    return compiled('fetch', fetch_source(part, [offsets[o.path] for o in part.leaves], layout.record.itemsize))
+    return compiled('fetch', fetch_source(layout, layout.offsets(), layout.record.itemsize))

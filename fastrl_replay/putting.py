@@ -7,9 +7,10 @@ __all__ = ['TYPES_AT', 'PAIRS_AT', 'MASK', 'ROOM', 'JOURNAL_AT', 'JOURNAL_ROWS',
            'KEY', 'SIZE', 'LINK_BACK', 'LINK_AHEAD', 'PLANS_AT', 'N_PLANS', 'HAS_ROOM', 'KEEP', 'COLUMNS', 'OFFSET',
            'NBYTES', 'NDIM', 'DIMS', 'DTYPE', 'WORD', 'WANTED', 'LOOSE', 'LOW', 'HIGH', 'WIDTH', 'FLOAT', 'LEAF',
            'NO_ROOM', 'STACKED', 'BATCH', 'GIVEN', 'PIECE', 'AHEAD', 'TOUCHED', 'leaf_table', 'new_head',
-           'reading_head', 'take_steps', 'link_streams', 'write_kernel', 'list_kernel', 'columns_kernel', 'put_kernel']
+           'reading_head', 'take_steps', 'link_streams', 'write_kernel', 'list_kernel', 'columns_kernel', 'put_kernel',
+           'fetch_some']
 
-# %% ../nbs/18_putting.ipynb #c1ffeee9
+# %% ../nbs/18_putting.ipynb #79e7999b
 from functools import cache
 import numpy as np
 from numba import njit
@@ -17,6 +18,7 @@ from .kernels import COUNTS_AT, FIRST_ID, MAX_SZ, N_ADDED, RECORDS_AT, array_at,
 from .objects import DOUBLE, FLAG, ITEMS, N_KINDS, REAL, SINGLE, TYPES, WHOLE, array_of, is_tuple, number
 from .raw import call, copy, load8, load16, load32, load64, store8, store16, store32, store64, touch
 from .streams import place_of
+from .tally import count_drawn
 
 # %% ../nbs/18_putting.ipynb #86626d7f
 (TYPES_AT, PAIRS_AT, MASK, ROOM,         # known types, the streams' table; its size − 1; room for new streams
@@ -388,3 +390,50 @@ def put_kernel():
 
     Streams: the leaf that names them; or else the int64[m] at `keys_at`; or else, where that is 0, the rows' numbers."""
     return _kernel(_put, 6)
+
+# %% ../nbs/18_putting.ipynb #5de44370
+_ROWS = 64           # rows gathered together
+
+@njit(cache=True)
+def _gather(to, nbytes, rows, offset, m):
+    "Put `m` values of `nbytes`, `offset` bytes into each of the records at the addresses `rows`, one after the other"
+    if nbytes==8:
+        for i in range(m): store64(to + 8*i, load64(rows[i] + offset))
+    elif nbytes==4:
+        for i in range(m): store32(to + 4*i, load32(rows[i] + offset))
+    elif nbytes==1:
+        for i in range(m): store8(to + i, load8(rows[i] + offset))
+    else:
+        for i in range(m): _move(to + i*nbytes, rows[i] + offset, nbytes)
+
+def _fetch_some(head_at, out_at, m, tally_at):
+    head, rows = array_at(head_at, COLUMNS).view(np.int64), np.empty(_ROWS, np.int64)
+    n, max_sz, records, size, ids_at = load64(head[COUNTS_AT]), head[MAX_SZ], head[RECORDS_AT], head[SIZE], out_at + (8*m + 63)//64*64
+    cursor = n % max_sz
+    for i in range(min(m, _ROWS)): _touch_row(records + load64(out_at + 8*i)*size, size)
+    for a in range(0, m, _ROWS):
+        piece, to = min(_ROWS, m - a), ids_at + (8*m + 63)//64*64 + (4*m + 63)//64*128
+        for i in range(piece):
+            slot = load64(out_at + 8*(a + i))
+            store64(ids_at + 8*(a + i), n - cursor + slot - (0 if slot < cursor else max_sz))
+            rows[i] = records + slot*size
+        for i in range(a + _ROWS, min(m, a + 2*_ROWS)): _touch_row(records + load64(out_at + 8*i)*size, size)
+        for k in range(head[N_LEAVES]):
+            leaf = head[LEAVES_AT] + LEAF*k
+            nbytes = load64(leaf + NBYTES)
+            if load64(leaf + OFFSET) >= 0: _gather(to + a*nbytes, nbytes, rows, load64(leaf + OFFSET), piece)
+            to += (m*nbytes + 63)//64*64
+    if tally_at: count_drawn(tally_at, array_at(out_at, m).view(np.int64), m, n, max_sz)
+    return 0
+
+@cache
+def _some_kernel(): return _kernel(_fetch_some, 4)
+
+def fetch_some(head, layout, offsets, part):
+    """A function `fetch(head_at, out_at, m, tally_at)` as [fetch_kernel](10_kernels.ipynb) gives, for an array with this head; at once.
+
+    `part`: the layout of the columns. The leaves of `layout` lie at `offsets` in the records, or elsewhere (−1) and are left out."""
+    own, kernel, place = head.copy(), _some_kernel(), {o.path: at for o, at in zip(layout.leaves, offsets)}
+    known, own_at = take_steps(own, part, [place[o.path] for o in part.leaves]), own.ctypes.data
+    def fetch(head_at, out_at, m, tally_at, known=(own, known)): kernel(own_at, out_at, m, tally_at)
+    return fetch

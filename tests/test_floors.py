@@ -29,7 +29,7 @@ SIBLINGS = {  # module → those of its own floor it may import
     'blocks': {'kernels'},
     'tally': {'kernels'},
     'objects': {'kernels'},
-    'putting': {'kernels', 'objects', 'raw', 'streams'},
+    'putting': {'kernels', 'objects', 'raw', 'streams', 'tally'},
     'interning': {'kernels', 'raw'},
     'stacks': {'cyclic'},
     'budget': {'stacks'},
