@@ -145,9 +145,21 @@ def sized(page):
     return PICTURE.sub(lambda m: f'<img style="--figure: {width(m)}px" {m[1]}', page)
 
 
+OUTPUT = re.compile(r'(<div class="cell-output[^>]*>\s*)<pre>(.*?)</pre>', re.S)
+LONG = 120      # characters of a line, from which on an output is no table
+
+
+def wrapped(page):
+    "A page whose outputs with very long lines are marked for styles.css, which wraps them"
+    def marked(m):
+        longest = max(map(len, html.unescape(re.sub(r'<[^>]*>', '', m[2])).splitlines()), default=0)
+        return f'{m[1]}<pre class="wraps">{m[2]}</pre>' if longest > LONG else m[0]
+    return OUTPUT.sub(marked, page)
+
+
 def localise(site):
     with_places(site)
-    for p in site.rglob('*.html'): p.write_text(sized(own_maths(p.read_text(encoding='utf-8'))), encoding='utf-8')
+    for p in site.rglob('*.html'): p.write_text(wrapped(sized(own_maths(p.read_text(encoding='utf-8')))), encoding='utf-8')
     for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
         text = p.read_text(encoding='utf-8')
         if IMPORT.search(text): p.write_text(IMPORT.sub('', text), encoding='utf-8')
