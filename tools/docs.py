@@ -15,7 +15,8 @@ from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = ['Steps', 'Kernels', 'Storage', 'Samplers', 'Memory', 'Pipes', 'Learning', 'Commands', 'All together']
+SECTIONS = {0: 'Steps', 10: 'Kernels', 20: 'Storage', 30: 'Samplers', 40: 'Memory', 45: 'Streams of steps', 50: 'Pipes', 60: 'Learning',
+            70: 'Commands', 80: 'All together'}     # from which chapter number on
 PAGES = ['CONTRIBUTING.md', 'CHANGELOG.md']
 LESSONS = ['which_buffer', 'three_ways', 'one_line', 'replay_as_datapipe', 'taxi', 'blind_cliffwalk']    # tutorials, in reading order
 
@@ -56,12 +57,12 @@ def chapters(nbs):
 
 
 def sidebar(nbs):
-    "Sections by floor, then the tutorials, in quarto's form"
+    "Sections by number, then the tutorials, in quarto's form"
     sections = {}
     for p in chapters(nbs):
         if p.name == 'index.ipynb': continue
-        number = re.match(r'(\d)\d', p.name)
-        title = 'Tutorials' if len(p.parts) > 1 else FLOORS[int(number[1])] if number else 'More'
+        number = re.match(r'\d\d', p.name)
+        title = 'Tutorials' if len(p.parts) > 1 else SECTIONS[max(k for k in SECTIONS if k <= int(number[0]))] if number else 'More'
         sections.setdefault(title, []).append(plain(p.as_posix()))
     contents = ['index.ipynb', *({'section': k, 'contents': v} for k, v in sections.items())]
     return {'website': {'sidebar': {'contents': [*contents, {'section': 'The project', 'contents': PAGES}]}}}
