@@ -158,9 +158,17 @@ def wrapped(page):
     return OUTPUT.sub(marked, page)
 
 
+SIGNATURE = re.compile(r'(<pre class="sourceCode[^>]*><code[^>]*><span class="kw">)def(</span> <span class="fu">[A-Z])')
+
+
+def classed(page):
+    "A page whose signatures of classes begin with that word: nbdev writes `def` before everything that can be called"
+    return SIGNATURE.sub(r'\1class\2', page)
+
+
 def localise(site):
     with_places(site)
-    for p in site.rglob('*.html'): p.write_text(wrapped(sized(own_maths(p.read_text(encoding='utf-8')))), encoding='utf-8')
+    for p in site.rglob('*.html'): p.write_text(classed(wrapped(sized(own_maths(p.read_text(encoding='utf-8'))))), encoding='utf-8')
     for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
         text = p.read_text(encoding='utf-8')
         if IMPORT.search(text): p.write_text(IMPORT.sub('', text), encoding='utf-8')
