@@ -15,7 +15,8 @@ from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = ['Steps', 'Kernels', 'Storage', 'Samplers', 'Memory', 'Pipes', 'Learning', 'Commands', 'All together']
+SECTIONS = {0: 'Steps', 10: 'Kernels', 20: 'Storage', 30: 'Samplers', 40: 'Memory', 45: 'Streams of steps', 50: 'Pipes', 60: 'Learning',
+            70: 'Commands', 80: 'All together'}     # from which chapter number on
 PAGES = ['CONTRIBUTING.md', 'CHANGELOG.md']
 LESSONS = ['which_buffer', 'three_ways', 'one_line', 'replay_as_datapipe', 'taxi', 'blind_cliffwalk']    # tutorials, in reading order
 
@@ -56,12 +57,12 @@ def chapters(nbs):
 
 
 def sidebar(nbs):
-    "Sections by floor, then the tutorials, in quarto's form"
+    "Sections by number, then the tutorials, in quarto's form"
     sections = {}
     for p in chapters(nbs):
         if p.name == 'index.ipynb': continue
-        number = re.match(r'(\d)\d', p.name)
-        title = 'Tutorials' if len(p.parts) > 1 else FLOORS[int(number[1])] if number else 'More'
+        number = re.match(r'\d\d', p.name)
+        title = 'Tutorials' if len(p.parts) > 1 else SECTIONS[max(k for k in SECTIONS if k <= int(number[0]))] if number else 'More'
         sections.setdefault(title, []).append(plain(p.as_posix()))
     contents = ['index.ipynb', *({'section': k, 'contents': v} for k, v in sections.items())]
     return {'website': {'sidebar': {'contents': [*contents, {'section': 'The project', 'contents': PAGES}]}}}
@@ -145,9 +146,29 @@ def sized(page):
     return PICTURE.sub(lambda m: f'<img style="--figure: {width(m)}px" {m[1]}', page)
 
 
+OUTPUT = re.compile(r'(<div class="cell-output[^>]*>\s*)<pre>(.*?)</pre>', re.S)
+LONG = 120      # characters of a line, from which on an output is no table
+
+
+def wrapped(page):
+    "A page whose outputs with very long lines are marked for styles.css, which wraps them"
+    def marked(m):
+        longest = max(map(len, html.unescape(re.sub(r'<[^>]*>', '', m[2])).splitlines()), default=0)
+        return f'{m[1]}<pre class="wraps">{m[2]}</pre>' if longest > LONG else m[0]
+    return OUTPUT.sub(marked, page)
+
+
+SIGNATURE = re.compile(r'(<pre class="sourceCode[^>]*><code[^>]*><span class="kw">)def(</span> <span class="fu">[A-Z])')
+
+
+def classed(page):
+    "A page whose signatures of classes begin with that word: nbdev writes `def` before everything that can be called"
+    return SIGNATURE.sub(r'\1class\2', page)
+
+
 def localise(site):
     with_places(site)
-    for p in site.rglob('*.html'): p.write_text(sized(own_maths(p.read_text(encoding='utf-8'))), encoding='utf-8')
+    for p in site.rglob('*.html'): p.write_text(classed(wrapped(sized(own_maths(p.read_text(encoding='utf-8'))))), encoding='utf-8')
     for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
         text = p.read_text(encoding='utf-8')
         if IMPORT.search(text): p.write_text(IMPORT.sub('', text), encoding='utf-8')
