@@ -139,7 +139,7 @@ def telling(store):
 
 for name in ('store8', 'store16', 'store32', 'store64', 'copy'): setattr(raw, name, telling(getattr(raw, name)))
 plain = kernels.array_at
-kernels.array_at = lambda address, n: plain(int(address), int(n)).view(Watched)       # what the kernels of storage are made of
+kernels.array_at = lambda address, n: plain(address, n).view(Watched)       # what the kernels of storage are made of
 
 from fastrl_replay.kernels import FIRST_ID
 from fastrl_replay.memory import ReplayMemory
