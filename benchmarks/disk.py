@@ -1,15 +1,18 @@
 """Memories on disk and checkpoints, beside memory and plain files: `python benchmarks/disk.py [FOLDER]`
 
 One million CartPole transitions. On disk against in memory: the same calls in turn, page cache warm. A save against writing and syncing
-as many bytes with numpy, a load against reading them; both are the medians of interleaved repetitions. Peak memory is the growth of the
-process's resident set, sampled, over what the memory itself allocates.
+as many bytes with numpy, a load against reading them; both are the medians of interleaved repetitions. Peaks are measured in processes of
+their own, from a start where all kernels are compiled: the largest resident set, as the kernel of Linux notes it, over what a memory
+takes once it is filled. That is 1.00 for a save that needs nothing, and for a load that needs no more than it leaves.
 """
-import gc
+import ctypes
+import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
 
-ROWS, REPS = 1_000_000, 5
+ROWS, REPS = 1_000_000, 9
 SAMPLERS = dict(uniform=Uniform, proportional=Proportional, rank=RankBased)
 RNG = np.random.default_rng(0)
 
@@ -35,11 +38,12 @@ def transitions(m):
                       np.zeros(m, bool), np.zeros(m, bool))
 
 
-def filled(sampler, **kw):
+def filled(sampler, rows=ROWS, **kw):
     "A memory, wrapped around, with priorities"
-    memory, chunk = ReplayMemory(ROWS, sampler(), seed=0, **kw), Batch.of(transitions(64))
-    while memory.n_added <= ROWS: memory.extend(chunk)
-    memory.update_priorities(np.arange(memory.first_id, memory.n_added), RNG.random(ROWS))
+    memory, chunk = ReplayMemory(rows, sampler(), seed=0, **kw), Batch.of(transitions(64))
+    while memory.n_added <= rows: memory.extend(chunk)
+    memory.update_priorities(np.arange(memory.first_id, memory.n_added), RNG.random(rows))
+    memory.sample(32)                  # which makes what draws need
     return memory
 
 
@@ -65,21 +69,6 @@ def steps_and_batches(name, folder):
     return [(f'{name} {call}', f'{a:.2f}', f'{b:.2f}', f'{b/a:.2f}') for call, (a, b) in pairs.items()]
 
 
-class Peak:
-    "The growth of the resident set while it runs, in bytes"
-    def now(self): return int(Path('/proc/self/statm').read_text().split()[1])*os.sysconf('SC_PAGE_SIZE')
-    def __enter__(self):
-        self.start, self.most, self.over = self.now(), 0, threading.Event()
-        self.thread = threading.Thread(target=self.watch)
-        self.thread.start()
-        return self
-    def watch(self):
-        while not self.over.wait(.001): self.most = max(self.most, self.now() - self.start)
-    def __exit__(self, *_):
-        self.over.set()
-        self.thread.join()
-
-
 def write_and_sync(path, raw):
     "What numpy would do with these bytes"
     with open(path, 'wb') as f:
@@ -94,9 +83,66 @@ def timed(f, *args):
     return time.perf_counter() - start, result
 
 
-def own_bytes(memory):
-    "What the memory and its sampler allocate"
-    return memory.nbytes + sum(v.nbytes for v in vars(memory.sampler).values() if isinstance(v, np.ndarray))
+def renew(memory, part):
+    "New transitions, and new priorities here and there, `part` of the memory each"
+    n = len(memory)//part
+    memory.extend(Batch.of(transitions(n)))
+    memory.update_priorities(RNG.choice(np.arange(memory.first_id, memory.n_added), n, replace=False), RNG.random(n))
+
+
+def resident(what='VmRSS'):
+    "Bytes: the resident set now (VmRSS), or the largest since `forget` (VmHWM)"
+    with open('/proc/self/status') as f: return 1024*int(re.search(what + r':\s+(\d+) kB', f.read())[1])
+
+
+def forget():
+    "Bytes resident, now that what was freed is given back; the largest begins anew"
+    ctypes.CDLL(None).malloc_trim(0)
+    with open('/proc/self/clear_refs', 'w') as f: f.write('5')
+    return resident()
+
+
+def peak_of_saves(name, folder):
+    "Bytes that a filled memory takes, and at most during two saves of it"
+    rehearse(name, folder)
+    before = forget()
+    memory = filled(SAMPLERS[name])
+    own, more = forget() - before, []
+    for _ in range(2):
+        before = forget()
+        memory.save(folder/'saved')
+        more.append(resident('VmHWM') - before)
+        renew(memory, 100)
+    return dict(own=own, most=own + max(more))
+
+
+def peak_of_a_load(name, folder):
+    "Bytes taken at most during a load"
+    rehearse(name, folder)
+    before = forget()
+    memory = ReplayMemory.load(folder/'saved')
+    return dict(most=resident('VmHWM') - before, n=len(memory))
+
+
+def rehearse(name, folder):
+    "All that is done, in small, so that everything is compiled"
+    memory = filled(SAMPLERS[name], 1000)
+    for _ in range(2):
+        memory.save(folder/'small')
+        renew(memory, 10)
+    ReplayMemory.load(folder/'small')
+
+
+PEAKS = dict(save=peak_of_saves, load=peak_of_a_load)
+
+
+def peaks(name, folder):
+    "The peaks in a save and in a load, over what the memory takes"
+    def measured(what):
+        ran = subprocess.run([sys.executable, __file__, '--peak', what, name, str(folder)], capture_output=True, text=True, check=True)
+        return json.loads(ran.stdout)
+    saving, loading = measured('save'), measured('load')
+    return f'{saving["most"]/saving["own"]:.2f}', f'{loading["most"]/saving["own"]:.2f}'
 
 
 def saves_and_loads(name, folder):
@@ -113,15 +159,9 @@ def saves_and_loads(name, folder):
         read, _ = timed(np.fromfile, folder/'raw', np.uint8)
         spent.append((save, write, load, read))
     save, write, load, read = np.median(spent, 0)
-    memory.extend(Batch.of(transitions(ROWS//100)))
-    memory.update_priorities(RNG.choice(np.arange(memory.first_id, memory.n_added), ROWS//100, replace=False), RNG.random(ROWS//100))
-    with Peak() as saving: second = memory.save(folder/'saved')
-    own = own_bytes(memory)
-    del memory
-    gc.collect()
-    with Peak() as loading: ReplayMemory.load(folder/'saved')
-    peaks = f'{1 + saving.most/own:.2f}', f'{loading.most/own:.2f}'
-    return name, f'{first/1e6:.1f}', f'{save/write:.2f}', f'{second/first:.3f}', f'{load/read:.2f}', *peaks
+    renew(memory, 100)
+    second = memory.save(folder/'saved')
+    return name, f'{first/1e6:.1f}', f'{save/write:.2f}', f'{second/first:.3f}', f'{load/read:.2f}', *peaks(name, folder/'peaks')
 
 
 def main():
@@ -136,4 +176,6 @@ def main():
     finally: shutil.rmtree(base)
 
 
-if __name__=='__main__': main()
+if __name__=='__main__':
+    if sys.argv[1:2]==['--peak']: print(json.dumps(PEAKS[sys.argv[2]](sys.argv[3], Path(sys.argv[4])/sys.argv[3])))
+    else: main()

@@ -19,11 +19,11 @@ from .savefiles import SavedState, save_state
 from .schedules import schedule_from, schedule_state
 from .steps import Layout
 
-# %% ../nbs/41_checkpoint.ipynb #c0f2239a
+# %% ../nbs/41_checkpoint.ipynb #24b0ae41
 def memory_state(memory):
     "All that a memory holds and knows, as plain data and arrays that view its own; hold its lock while you use it"
     beta, array = memory.sampler.beta, memory._array
-    return dict(max_sz=memory.max_sz, n_stale=memory.n_stale, rng=memory.rng.get_state(), sampler=memory.sampler.get_state(),
+    return dict(max_sz=memory.max_sz, n_stale=memory.n_stale, rng=memory.rng.get_state(), sampler=memory.sampler.state_now(),
                 beta=None if beta is None else schedule_state(beta), storing=memory._storing,
                 array=None if array is None else array.get_state())
 

@@ -41,8 +41,8 @@ def _prefetch(typingctx, arr, i):
 
 prefetch: Any = _prefetch_nothing if getattr(config, 'DISABLE_JIT', 0) else _prefetch
 
-# %% ../nbs/10_kernels.ipynb #94410ad8
-def _array_at_plain(address, n): return np.ctypeslib.as_array((ctypes.c_uint64*n).from_address(address))
+# %% ../nbs/10_kernels.ipynb #4a46a912
+def _array_at_plain(address, n): return np.ctypeslib.as_array((ctypes.c_uint64*int(n)).from_address(int(address)))
 
 @intrinsic
 def _pointer(typingctx, address):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DiskMemory', 'DiskView']
 
-# %% ../nbs/44_ondisk.ipynb #a59a8cd7
+# %% ../nbs/44_ondisk.ipynb #cd067569
 import os
 import weakref
 from multiprocessing.context import get_spawning_popen
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from fastcore.basics import patch
+from .batch import Batch
 from .checkpoint import _KINDS, checked_layout
-from .chunks import one_priority
+from .chunks import as_steps, one_priority
 from .cyclic import CyclicArray
 from .ids import as_ids
 from .kernels import FIRST_ID, N_ADDED
@@ -24,7 +25,7 @@ from .savefiles import CheckpointError, SavedState, save_state
 from .samplers.uniform import Uniform, as_sampler
 from .steps import Layout
 
-# %% ../nbs/44_ondisk.ipynb #590f0b83
+# %% ../nbs/44_ondisk.ipynb #9b75097f
 _here: weakref.WeakSet = weakref.WeakSet()       # memories on disk that this process writes
 
 class _Gone:
@@ -104,8 +105,13 @@ class DiskMemory(ReplayMemory):
         "As `ReplayMemory.extend`; once it returns, the chunk outlives the process. Killed before, some of its first steps may be there"
         self._acquire()
         try:
-            ids = ReplayMemory.extend(self, chunk, priorities)
-            if self._array is not None: self._array.living[TOLD] = self._array.n_added
+            array, ids, sampler = self._array, None, self.sampler
+            if array is not None and priorities is None: ids = array.put_quick(chunk)
+            if ids is None:
+                ids = self._extend(chunk if isinstance(chunk, (Batch, tuple)) else as_steps(chunk), priorities)
+                array = self._array
+            elif not sampler.settled: sampler.add_run(int(ids[0]) % self.max_sz, len(ids), None)
+            if array is not None: array.living[TOLD] = array.living[N_ADDED]
             return ids
         finally: self._release()
 

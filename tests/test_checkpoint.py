@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fastrl_replay.checkpoint import checked_layout, restore_memory
+from fastrl_replay.checkpoint import checked_layout, memory_state, restore_memory
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.savefiles import CheckpointError, SavedState, manifest_text, read_manifest, save_state
+from fastrl_replay.savefiles import FORMAT, CheckpointError, SavedState, manifest_text, read_manifest, save_state
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep
 from harness import check_resume, seen
@@ -149,14 +149,19 @@ def test_a_second_save_writes_what_changed(sampler, tmp_path):
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def saved_twice(tmp_path):
-    memory = memory_of('simple', Proportional, 5000)()
+@pytest.fixture(scope='module')
+def bytes_saved_twice(tmp_path_factory):
+    memory, folder = memory_of('simple', Proportional, 5000)(), tmp_path_factory.mktemp('twice')
     use(memory, 40)
     memory.extend([memory.make(np.random.default_rng(k), {}) for k in range(4000)])
-    memory.save(tmp_path)
+    memory.save(folder)
     memory.update_priorities([5, 70], [3., 4.])
-    memory.save(tmp_path)
+    memory.save(folder)
+    return files_of(folder)
+
+@pytest.fixture
+def saved_twice(bytes_saved_twice, tmp_path):
+    for name, data in bytes_saved_twice.items(): (tmp_path/name).write_bytes(data)
     return tmp_path
 
 
@@ -268,6 +273,9 @@ FORGERIES = dict(
     nothing=_set('state', value={}),
     a_list=_set('state', value=[1]),
     no_arrays=_set('arrays', value={}),
+    unknown_digest=_set('digest', value='md5'),
+    another_digest=_set('digest', value='crc32'),
+    no_manifest=lambda manifest: manifest.clear(),
 )
 
 @pytest.mark.parametrize('forgery', FORGERIES)
@@ -276,6 +284,26 @@ def test_a_strangers_manifest_is_refused(saved_twice, forgery, monkeypatch):
     forged(saved_twice, FORGERIES[forgery])
     for name in ('load', 'loads', 'Unpickler'): monkeypatch.setattr(pickle, name, lambda *_: pytest.fail('unpickled something'))
     with pytest.raises(ValueError): ReplayMemory.load(saved_twice)
+
+
+@pytest.mark.parametrize('field,wrong,match', [
+    ('births', lambda a: np.zeros_like(a), 'born at once'), ('births', lambda a: -1 - a, 'a birth'), ('births', lambda a: a + 10**9, 'a birth'),
+    ('priorities', lambda a: -a, 'priorities'), ('largest', lambda a: -1., 'largest'), ('largest', lambda a: float('nan'), 'largest'),
+    ('born', lambda a: -3, 'a birth'), ('born', lambda a: 2**63 - 1, 'a birth'), ('alpha', lambda a: float('nan'), 'alpha'), ('size', lambda a: 2**40, 'numbers'),
+    ('order', lambda a: a*0 - 1, None), ('order', lambda a: a*2**20, None), ('order', lambda a: a[::-1], None), ('order', lambda a: a.astype(float), None)])
+def test_a_strangers_ranks_are_refused_or_made_anew(field, wrong, match, tmp_path):
+    "Kernels walk along them without looking: what could lead them astray never gets there"
+    memory = memory_of('simple', RankBased)()
+    use(memory, 12)
+    state = dict(memory=memory_state(memory))
+    state['memory']['sampler'] = dict(memory.sampler.get_state(), priorities=np.ones(memory.sampler.size)) if field=='births' else memory.sampler.get_state()
+    state['memory']['sampler'][field] = wrong(state['memory']['sampler'][field])
+    save_state(tmp_path, state, 'memory')
+    if match is not None:
+        with pytest.raises(ValueError, match=match): ReplayMemory.load(tmp_path)
+        return
+    again = ReplayMemory.load(tmp_path)
+    assert again.check_valid() and (again.sampler.ranks==memory.sampler.ranks).all()
 
 
 def test_a_newest_slot_out_of_bounds_is_refused(tmp_path):
@@ -288,14 +316,14 @@ def test_a_newest_slot_out_of_bounds_is_refused(tmp_path):
 
 def test_a_newer_format_says_so(saved_twice):
     path = saved_twice/'manifest.json'
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":7', 1))
-    refused(saved_twice, 'format 1, got 7')
+    path.write_bytes(path.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":7', 1))
+    refused(saved_twice, f'format {FORMAT}, got 7')
 
 
 def test_the_manifest_is_json_with_a_checksum(saved_twice):
     text = (saved_twice/'manifest.json').read_bytes()
     whole = json.loads(text)
-    assert whole['format']==1 and int(whole['crc32'], 16)==zlib.crc32(text[text.index(b'"manifest":') + 11:-2])
+    assert whole['format']==FORMAT and int(whole['crc32'], 16)==zlib.crc32(text[text.index(b'"manifest":') + 11:-2])
     assert whole['manifest']['kind']=='memory'
 
 
@@ -340,10 +368,12 @@ def test_orphans_of_a_killed_save_go_with_the_next(tmp_path):
 # --- old ones ---------------------------------------------------------------------------------------------------------
 FROZEN = (48, 20, .7, 20, [(8., 0, 4, .125), (21., 1, 3, .125), (34., 0, 3, .125), (47., 1, 2, .125)], 602.4, [39, 28, 19, 8])
 
-def test_a_checkpoint_of_format_1_is_loaded(root):
+@pytest.mark.parametrize('number', [1, 2])
+def test_a_checkpoint_of_an_earlier_format_is_loaded(root, number):
     "It was written once and is never written again; see make_checkpoint.py beside it"
     from data.make_checkpoint import replay_of, steps
-    folder = root/'tests'/'data'/'checkpoint_v1'
+    folder = root/'tests'/'data'/f'checkpoint_v{number}'
+    assert (folder/'manifest.json').read_bytes().startswith(b'{"format":%d,' % number)
     assert b'"changes"' in (folder/'manifest.json').read_bytes(), 'a block that was saved as a list of changes is part of it'
     replay = replay_of(list(steps(75)))
     replay.load(folder)
@@ -355,3 +385,11 @@ def test_a_checkpoint_of_format_1_is_loaded(root):
     assert memory.sampler.priorities.sum()==pytest.approx(FROZEN[5], abs=1e-9) and memory.sampler.priorities[45 % 40]==3.01
     assert replay.sample().ids.tolist()==FROZEN[6]
     assert ReplayMemory.load(folder).sampler.beta==LinearSchedule(.4, 1., 50)
+
+
+def test_a_save_into_an_earlier_format_writes_all_anew(root, tmp_path):
+    for name, data in files_of(root/'tests'/'data'/'checkpoint_v1').items(): (tmp_path/name).write_bytes(data)
+    memory = ReplayMemory.load(tmp_path)
+    memory.save(tmp_path)
+    assert (tmp_path/'manifest.json').read_bytes().startswith(b'{"format":%d,' % FORMAT)
+    assert sorted(files_of(tmp_path))==['blocks-3.bin', 'manifest.json'] and seen(ReplayMemory.load(tmp_path).state_dict())==seen(memory.state_dict())

@@ -19,7 +19,7 @@ from fastrl_replay.ondisk import DiskMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.savefiles import CheckpointError, SavedState
+from fastrl_replay.savefiles import FORMAT, CheckpointError, SavedState
 from fastrl_replay.steps import Layout
 from harness import seen
 from test_checkpoint import MORE, small_files
@@ -139,7 +139,7 @@ def telling(store):
 
 for name in ('store8', 'store16', 'store32', 'store64', 'copy'): setattr(raw, name, telling(getattr(raw, name)))
 plain = kernels.array_at
-kernels.array_at = lambda address, n: plain(int(address), int(n)).view(Watched)       # what the kernels of storage are made of
+kernels.array_at = lambda address, n: plain(address, n).view(Watched)       # what the kernels of storage are made of
 
 from fastrl_replay.kernels import FIRST_ID
 from fastrl_replay.memory import ReplayMemory
@@ -174,7 +174,7 @@ for m in (1, 1, 3, 2, 1, 1, 3, 1, 20, 1):
         assert got in (before, after) or m > 8 and before[0] < got[0] < after[0], 'neither what was there before nor after'
         torn += got==before and np.frombuffer(files['counts'], np.int64)[1] > before[1]
         if got==before: assert seen(again.sampler.priorities)==seen(known), 'a priority of a step that is still there'
-        again.close()
+        again.folder.close()                   # without waiting for the disk
     assert state(memory)==after
 assert torn > 40, f'only {torn} writes were cut short while they overwrote something'
 """
@@ -204,7 +204,7 @@ def test_an_update_cut_short_leaves_old_and_new_priorities(tmp_path):
         again = opened(dict(after, priorities=mixed.tobytes()), description, tmp_path/str(k), lambda: Proportional(normalize='memory'))
         got = again.sampler.priorities
         assert ((got==old) | (got==new)).all() and again.check_valid() and again.sampler.largest >= got.max()
-        again.close()
+        again.folder.close()                   # without waiting for the disk
 
 
 def test_the_kernels_never_have_a_priority_out_of_place(root):
@@ -249,7 +249,7 @@ def filled(path, n=30, sampler=Uniform, max_sz=20):
 def test_a_second_open_says_who_has_it(tmp_path):
     memory = filled(tmp_path)
     with pytest.raises(BlockingIOError, match=f'process {os.getpid()}'): ReplayMemory(20, path=tmp_path)
-    code = f'from fastrl_replay.all import *\nReplayMemory(20, path={str(tmp_path)!r})'
+    code = f'from fastrl_replay.mapped import MappedFolder\nMappedFolder({str(tmp_path)!r})'
     ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert f'process {os.getpid()} is writing' in ran.stderr
     memory.add(memory[0])                      # the refused ones have taken nothing away
@@ -334,6 +334,16 @@ def test_damage_is_named(name, tmp_path):
     assert ReplayMemory(20, Proportional(), path=tmp_path).check_valid()
 
 
+@pytest.mark.parametrize('sampler,at', [(Proportional, 2), (RankBased, 0)])
+@pytest.mark.parametrize('wrong', [np.nan, np.inf])
+def test_a_largest_priority_that_is_no_number_is_refused(sampler, at, wrong, tmp_path):
+    filled(tmp_path, sampler=sampler).close()
+    known = np.fromfile(tmp_path/'priorities.map', np.float64)
+    known[at] = wrong
+    known.tofile(tmp_path/'priorities.map')
+    with pytest.raises(ValueError, match='damaged'): ReplayMemory(20, sampler(), path=tmp_path)
+
+
 def test_impossible_counters_and_a_newer_format_are_refused(tmp_path):
     filled(tmp_path).close()
     counters, whole = tmp_path/'counts.map', (tmp_path/'counts.map').read_bytes()
@@ -342,8 +352,8 @@ def test_impossible_counters_and_a_newer_format_are_refused(tmp_path):
         with pytest.raises(CheckpointError, match='counts.map'): ReplayMemory(20, path=tmp_path)
     counters.write_bytes(whole)
     text = (tmp_path/'memory.json').read_bytes()
-    (tmp_path/'memory.json').write_bytes(text.replace(b'"format":1', b'"format":2'))
-    with pytest.raises(CheckpointError, match='expected format 1, got 2'): ReplayMemory(20, path=tmp_path)
+    (tmp_path/'memory.json').write_bytes(text.replace(b'"format":%d' % FORMAT, b'"format":9'))
+    with pytest.raises(CheckpointError, match=f'expected format {FORMAT}, got 9'): ReplayMemory(20, path=tmp_path)
 
 
 def test_a_full_disk_is_an_error_at_the_opening(tmp_path):

@@ -115,7 +115,7 @@ def test_blocks_stay_within_bounds():
     directory, most = arrays[3], 0
     for round in range(60):
         slots = chance.permutation(n)[:chance.integers(1, n)] if round else np.arange(n)
-        keys = -np.sort(chance.integers(0, 10**chance.integers(1, 9), len(slots)))[::chance.choice([-1, 1])].copy()
+        keys = -np.sort(chance.integers(1, 10**chance.integers(1, 9), len(slots)))[::chance.choice([-1, 1])].copy()
         change(*arrays, slots, keys, bool(chance.random() < .3) or not round)
         check_blocks(*arrays, n)
         most = max(most, directory[HEAD, BLOCKS])
@@ -132,7 +132,7 @@ def test_the_first_fill_leaves_full_blocks():
 def test_all_slots_at_all_ranks():
     chance = np.random.default_rng(0)
     arrays = new_blocks(500, np.empty(0, np.int64), np.empty(0, np.int64), width=8)
-    change(*arrays, np.arange(500), -chance.integers(0, 50, 500), True)
+    change(*arrays, np.arange(500), -chance.integers(1, 50, 500), True)
     found = np.empty(500, np.int64)
     slots_at(arrays[1], arrays[3], np.arange(1, 501), found)
     assert (found == arrays[1][entries_of(arrays[3])]).all() and sorted(found) == list(range(500))
@@ -247,10 +247,41 @@ def test_a_state_goes_on_elsewhere():
         assert all((x == y).all() for x, y in zip(batch(a, 9, rng), batch(b, 9, twin)))
     assert same(a.get_state(), b.get_state())
     unchanged(a, lambda: a.set_state({**state, 'births': [1]}), 'births')
+    unchanged(a, lambda: a.set_state({**state, 'births': np.zeros(30, int), 'priorities': np.ones(30)}), 'born at once')
+    for births in (state['births'] - 1, state['births'] + 1): unchanged(a, partial(a.set_state, {**state, 'births': births}), 'a birth')
+    for bad in (np.nan, -1., np.inf): unchanged(a, partial(a.set_state, {**state, 'largest': bad}), 'largest')
     unchanged(a, lambda: a.set_state({**state, 'kind': 'Uniform'}), 'that of a Uniform')
     empty = RankBased()
     empty.set_state(RankBased().get_state())
     assert empty.check_valid() and empty.ranks.tolist() == []
+
+
+def test_an_order_is_looked_at_before_it_is_believed():
+    "Whatever a state gives for its order, the ranks are those of its priorities"
+    chance = np.random.default_rng(0)
+    for _ in range(60):
+        n = int(chance.integers(1, 60))
+        sampler = filled(rank_based(8), n, 60)
+        sampler.update(np.arange(n), chance.integers(0, 5, n).astype(float))
+        state, ranks = sampler.get_state(), sampler.ranks
+        right, twisted, doubled = state['order'], state['order'].copy(), state['order'].copy()
+        twisted[chance.permutation(n)[:2]] = twisted[chance.permutation(n)[:2]]
+        doubled[chance.integers(n)] = doubled[chance.integers(n)]
+        bad = [twisted, doubled, right[::-1], right - 1, right + 1, right*2**20, right[1:], right.reshape(-1, 1), right.astype(float), None, 'abc',
+               right.astype(np.int64) + 2**32, np.full(n, -2**31, np.int32), np.full(n, 2**31 - 1, np.int32)]
+        for order in (right, right.astype(np.uint64), *bad):
+            again = rank_based(8)
+            again.attach(60)
+            again.set_state({**state, 'order': order})
+            assert again.check_valid() and (again.ranks==ranks).all()
+
+
+def test_a_zero_with_a_sign_is_a_zero():
+    state = filled(rank_based(8), 4).get_state()
+    again = rank_based(8)
+    again.attach(4)
+    again.set_state({**state, 'priorities': np.array([-0., 2., 0., 1.])})
+    assert again.ranks.tolist()==[3, 1, 4, 2] and again.check_valid()
 
 
 @pytest.mark.parametrize('row,at,by', [(START, 3, 10**17), (BIRTH, 2, 5), (SIZE, 2, 1), (BLOCK, 2, 1), (HEAD, WIDTH, 1), (HEAD, blocks.BORN, -5), (HEAD, blocks.FIRST, 10**18)])

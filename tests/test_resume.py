@@ -14,7 +14,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
-from test_cli import RUN, SHORT, command, inside, refused
+from test_cli import RUN, SHORT, inside, refused
 from test_harness import Own
 from twins import KINDS
 
@@ -121,7 +121,7 @@ def test_inspect_says_what_is_wrong_in_one_line(tmp_path, capfd):
     assert refused(inside(capfd, 'inspect'))
     assert refused(inside(capfd, 'inspect', tmp_path/'m', '--plot', tmp_path/'no'/'where.png'))
     ReplayMemory(5).save(tmp_path/'empty')
-    assert 'nothing' not in command('inspect', tmp_path/'empty').stderr
+    assert 'nothing' not in inside(capfd, 'inspect', tmp_path/'empty').stderr
     assert refused(inside(capfd, 'inspect', tmp_path/'empty', '--plot', tmp_path/'x.png'))
 
 

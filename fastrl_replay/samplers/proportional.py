@@ -116,7 +116,7 @@ def write_leaves(tree, n, alpha):
         tree[leaf] = tree[leaf + 4] = 0.
     resum_run(tree, 0, np.int64(tree[1]))
 
-# %% ../../nbs/31_proportional.ipynb #e034cd51
+# %% ../../nbs/31_proportional.ipynb #a6762074
 _NONE = np.empty(0)
 
 class Proportional(Sampler):
@@ -172,8 +172,9 @@ class Proportional(Sampler):
     def recover(self, first_id, n_added, told):
         "Go on with the priorities that were kept; the newest records, if it was not told of them, get the largest"
         self._fill(n_added)
-        if not ((self.priorities >= 0) & (self.priorities < np.inf)).all(): raise ValueError('priorities: the file is damaged')
-        self._tree[2] = max(self.largest, self.priorities.max(initial=0.))
+        known = self.priorities
+        if not (self.largest < np.inf and ((known >= 0) & (known < np.inf)).all()): raise ValueError('priorities: the file is damaged')
+        self._tree[2] = max(self.largest, known.max(initial=0.))
         write_leaves(self._tree, self.size, self._alpha)
         told = max(told, first_id)
         if told < n_added: write_run(self._tree, told % self.max_sz, n_added - told, self._alpha, _NONE)
@@ -224,9 +225,11 @@ class Proportional(Sampler):
         priorities = as_priorities(state['priorities'], int(state['size']))
         if self._allocate is not None and state['normalize']!=self.normalize:
             raise ValueError(f'normalize: the file is for {self.normalize!r}, the state for {state["normalize"]!r}')
+        if state['normalize'] not in ('batch', 'memory'): raise ValueError(f'state: no weights are normalized by {state["normalize"]!r}')
+        alpha, eps, largest = (checked(o, state[o]) for o in ('alpha', 'eps', 'largest'))
         super().set_state(state)
-        self._alpha, self.eps, self.normalize = float(state['alpha']), float(state['eps']), str(state['normalize'])
-        self._build(self.capacity, priorities, float(state['largest']))
+        self._alpha, self.eps, self.normalize = alpha, eps, state['normalize']
+        self._build(self.capacity, priorities, largest)
 
     def check_valid(self):
         "True, or an `AssertionError` that says what is broken; O(N)"

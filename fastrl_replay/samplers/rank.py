@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['RankBased']
 
-# %% ../../nbs/32_rank.ipynb #198f9d83
+# %% ../../nbs/32_rank.ipynb #29502d92
 from typing import Any
 import numpy as np
 from numba import njit
-from ..blocks import BORN, FIRST, HEAD, SPARE, change, check_blocks, entries_of, new_blocks, slots_at
+from ..blocks import BORN, FIRST, HEAD, SPARE, change, check_blocks, empty_blocks, fill_blocks, slots_at, slots_in_order
 from ..kernels import prefetch
 from ..sumtree import power
 from .uniform import Sampler, advance, as_priorities, as_slots, checked, shuffle, words_of
@@ -48,14 +48,21 @@ def draw_ranks(drawn, probs, weights, words, slots, directory, mass, n, alpha, b
         k = order[i]
         drawn[i], probs[i], weights[i] = found[k], (mass[ranks[k]] - mass[ranks[k] - 1])/mass[n], targets[k]
 
-# %% ../../nbs/32_rank.ipynb #3aecff02
+# %% ../../nbs/32_rank.ipynb #b5fec6c5
 @njit(cache=True)
 def key_of(p):
-    "Integers in the order of falling |p|, none above zero"
-    return -np.float64(abs(p)).view(np.int64)
+    "Integers in the order of falling |p|, all below zero"
+    return ~np.float64(abs(p)).view(np.int64)
+
+@njit
+def keep(kept, directory, changed, keys):
+    "Note priorities in `kept` (float64[8 + slots], or of length 0): what was seen first of all, then that of each slot"
+    if not kept.shape[0]: return
+    for i in range(changed.shape[0]): kept[8 + changed[i]] = np.int64(~keys[i]).view(np.float64)
+    kept[0] = np.int64(~directory[HEAD, FIRST]).view(np.float64)
 
 @njit(cache=True)
-def write_ranks(keys, slots, table, directory, changed, values, n, fresh):
+def write_ranks(keys, slots, table, directory, kept, changed, values, n, fresh):
     "New priorities |values| for the slots `changed`, `fresh`: born now; returns 0, or, with nothing changed, 1: not finite, 2: a slot ≥ n"
     k, finite, inside = changed.shape[0], True, True
     wanted = np.empty(k, np.int64)
@@ -65,21 +72,27 @@ def write_ranks(keys, slots, table, directory, changed, values, n, fresh):
         inside &= (changed[i] >= 0) & (changed[i] < n)
     if not (finite and inside): return 1 if inside else 2
     change(keys, slots, table, directory, changed, wanted, fresh)
+    keep(kept, directory, changed, wanted)
     return 0
 
 @njit(cache=True)
-def write_run(keys, slots, table, directory, first_slot, m, given):
+def write_run(keys, slots, table, directory, kept, first_slot, m, given):
     "The priorities `given` (float64[m], or of length 0: the largest seen) for the `m` slots from `first_slot` on, over the end to 0"
     changed, wanted = np.empty(m, np.int64), np.empty(m, np.int64)
     for i in range(m):
         changed[i] = (first_slot + i) % table.shape[0]
         wanted[i] = key_of(given[i]) if given.shape[0] else directory[HEAD, FIRST]
     change(keys, slots, table, directory, changed, wanted, True)
+    keep(kept, directory, changed, wanted)
 
-def _keys_of(priorities): return -np.ascontiguousarray(priorities, dtype=np.float64).view(np.int64)
-def _priorities_of(keys): return (-keys).view(np.float64)
+def _write_keys(priorities, keys):
+    "`key_of` for all of them, into `keys` (int64[n])"
+    np.bitwise_and(priorities.view(np.int64), np.iinfo(np.int64).max, out=keys)         # zero may have had a sign
+    np.invert(keys, out=keys)
 
-# %% ../../nbs/32_rank.ipynb #a4317eb0
+def _priorities_of(keys): return (~keys).view(np.float64)
+
+# %% ../../nbs/32_rank.ipynb #1ace5f28
 _NONE = np.empty(0)
 
 class RankBased(Sampler):
@@ -88,11 +101,11 @@ class RankBased(Sampler):
     Ties go by age, the older first. Drawn stratified, with replacement. `alpha` ≥ 0; `beta` in [0, 1], a number or a schedule of the
     batches drawn. Each out of range is a `ValueError`. New transitions get the largest priority so far, 1.0 at first, or the one given."""
     _width = 128                    # entries in a block
-    _kept: Any = None               # the largest priority, and, from 8 on, those of the slots, in bytes that outlive the process
+    _kept: Any = _NONE              # the largest priority, and, from 8 on, those of the slots, in bytes that outlive the process
 
     def __init__(self, alpha=.7, beta=.5):
         self.alpha, self.beta = alpha, beta
-        self._build(0, np.empty(0), np.empty(0, np.int64), 0, 1.)
+        self._build(0, _NONE, np.empty(0, np.int64), 0, 1.)
 
     @property
     def alpha(self):
@@ -117,29 +130,19 @@ class RankBased(Sampler):
     def ranks(self):
         "The rank of each filled slot (int64[size]): 1 is the largest priority, and of equal ones the oldest"
         ranks = np.empty(self.size, np.int64)
-        ranks[self._slots[entries_of(self._directory)]] = np.arange(1, self.size + 1)
+        ranks[slots_in_order(self._slots, self._directory)] = np.arange(1, self.size + 1)
         return ranks
 
     def attach(self, max_sz, allocate=None):
         "As `Sampler.attach`"
         super().attach(max_sz, allocate)
-        if allocate is not None: self._kept = memoryview(allocate('priorities', 8*(8 + max_sz)).view(np.float64))
-
-    def _keep(self, slots, values):
-        "Note priorities where they outlive the process"
-        if self._kept is None: return
-        np.asarray(self._kept)[8 + slots] = values
-        self._kept[0] = self.largest
-
-    def _keep_run(self, first_slot, m, priorities):
-        if m==1 and priorities is None: self._kept[8 + first_slot] = self._kept[0]
-        else: self._keep(np.arange(first_slot, first_slot + m) % self.max_sz, self._kept[0] if priorities is None else priorities)
+        if allocate is not None: self._kept = allocate('priorities', 8*(8 + max_sz)).view(np.float64)
 
     def recover(self, first_id, n_added, told):
         "Go on with the priorities that were kept; the newest records, if it was not told of them, get the largest"
         self._fill(n_added)
-        n, largest, priorities = self.size, self._kept[0] or 1., np.asarray(self._kept)[8:8 + self.size]
-        if not ((priorities >= 0) & (priorities < np.inf)).all(): raise ValueError('priorities: the file is damaged')
+        n, largest, priorities = self.size, float(self._kept[0]) or 1., self._kept[8:8 + self.size]
+        if not (largest < np.inf and ((priorities >= 0) & (priorities < np.inf)).all()): raise ValueError('priorities: the file is damaged')
         largest = max(largest, priorities.max(initial=0.))
         priorities[np.arange(max(told, first_id), n_added) % self.max_sz] = largest
         births = np.empty(n, np.int64)
@@ -152,23 +155,24 @@ class RankBased(Sampler):
         self._build(capacity, self.priorities, self._table[:self.size, 1], int(self._directory[HEAD, BORN]), self.largest)
 
     def _build(self, capacity, priorities, births, born, largest, order=None):
-        super()._resize(capacity)
-        self._keys = self._slots = self._table = self._directory = _NONE           # large: gone before there are new ones
-        blocks = new_blocks(capacity, _keys_of(priorities), births, self._width, order)
+        blocks, n = empty_blocks(capacity, self._width), len(priorities)
+        _write_keys(priorities, blocks[2][:n, 0])
+        blocks[2][:n, 1] = births
+        fill_blocks(blocks, n, order)
         self._keys, self._slots, self._table, self._directory = blocks
         self._mass = np.zeros(capacity + 1)
-        self._directory[HEAD, BORN], self._directory[HEAD, FIRST] = born, _keys_of([largest])[0]
+        super()._resize(capacity)
+        _write_keys(np.array([largest]), self._directory[HEAD, FIRST:FIRST+1])
+        self._directory[HEAD, BORN] = born
 
     def _write(self, slots, values, fresh):
-        wrong = write_ranks(self._keys, self._slots, self._table, self._directory, slots, values, self.size, fresh)
-        if not wrong: self._keep(slots, np.abs(values))
-        return wrong
+        return write_ranks(self._keys, self._slots, self._table, self._directory, self._kept, slots, values, self.size, fresh)
 
     def add_run(self, first_slot, m, priorities=None):
         "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"
         if self.size!=self.max_sz: self._fill(first_slot + m)
-        write_run(self._keys, self._slots, self._table, self._directory, first_slot, m, _NONE if priorities is None else priorities)
-        if self._kept is not None: self._keep_run(first_slot, m, priorities)
+        given = _NONE if priorities is None else priorities
+        write_run(self._keys, self._slots, self._table, self._directory, self._kept, first_slot, m, given)
 
     def on_add(self, slots, priorities=None):
         "`slots` (int64[m]) were just written; `priorities`: float64[m] ≥ 0, None: the largest so far"
@@ -194,18 +198,30 @@ class RankBased(Sampler):
 
     def get_state(self):
         "Options, counters, the priorities and births of all filled slots, and their order, which spares sorting"
+        state = self.state_now()
+        return state | dict(births=state['births'].copy())
+
+    def state_now(self):
+        "As `Sampler.state_now`"
         return super().get_state() | dict(alpha=self.alpha, largest=self.largest, born=int(self._directory[HEAD, BORN]),
-                                          priorities=self.priorities, births=self._table[:self.size, 1].copy(),
-                                          order=self._slots[entries_of(self._directory)])
+                                          priorities=self.priorities, births=self._table[:self.size, 1],
+                                          order=slots_in_order(self._slots, self._directory))
 
     def set_state(self, state):
         "Go on from what `get_state` gave: options, counters, and every rank"
-        priorities, births = as_priorities(state['priorities'], int(state['size'])), np.array(state['births'], np.int64)
-        if len(births)!=len(priorities): raise ValueError(f'state: expected {len(priorities)} births, got {len(births)}')
+        priorities, births = as_priorities(state['priorities'], int(state['size'])), np.asarray(state['births'], np.int64)
+        alpha, largest, born = checked('alpha', state['alpha']), checked('largest', state['largest']), int(state['born'])
+        if births.shape!=priorities.shape: raise ValueError(f'state: expected {len(priorities)} births, got {len(births)}')
+        if not 0 <= born < 2**63 - 2**32 or len(births) and not 0 <= births.min() <= births.max() < born:
+            raise ValueError(f'state: a birth is not one of {born}')
+        was = self.size, self.n_batches, self.beta
         super().set_state(state)
-        self._alpha = float(state['alpha'])
-        self._build(self.capacity, priorities, births, int(state['born']), float(state['largest']), state.get('order'))
-        self._keep(np.arange(self.size), priorities)
+        try: self._build(self.capacity, priorities, births, born, max(largest, priorities.max(initial=0.)), state.get('order'))
+        except ValueError:
+            self.size, self.n_batches, self.beta = was
+            raise
+        self._alpha = alpha
+        if len(self._kept): self._kept[0], self._kept[8:8 + self.size] = self.largest, priorities
 
     def check_valid(self):
         "True, or an `AssertionError` that says what is broken; O(N)"

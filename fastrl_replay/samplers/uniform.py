@@ -48,7 +48,7 @@ def importance_weights(probs, beta):
     if not (probs>0).all(): raise ValueError('probs: a slot was drawn whose probability is not above 0')
     return (probs.min() / probs)**beta
 
-# %% ../../nbs/30_uniform.ipynb #2261b63a
+# %% ../../nbs/30_uniform.ipynb #e620f503
 class Sampler:
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and either `draw` or `draw_into`.
 
@@ -152,6 +152,10 @@ class Sampler:
         "All that a sampler of this class needs to go on elsewhere: a dict of numbers, strings, lists and arrays"
         return dict(kind=type(self).__name__, size=self.size, n_batches=self.n_batches,
                     beta='a schedule' if callable(self.beta) else self.beta)
+
+    def state_now(self):
+        "As `get_state`, for whoever is done with it before anything changes: its arrays may be the sampler's own"
+        return self.get_state()
 
     def set_state(self, state):
         "Go on from what `get_state` gave; a `ValueError` if that was another kind of sampler, or needs a schedule"

@@ -1,4 +1,5 @@
-"""How `checkpoint_v1` was made, by the version of the package that first wrote format 1. Don't make it again: that it still loads is the test.
+"""How `checkpoint_v1` and `checkpoint_v2` were made, each by the version of the package that first wrote this format. Don't make them again:
+that they still load is the test.
 
     python tests/data/make_checkpoint.py FOLDER"""
 import sys
