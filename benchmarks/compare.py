@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from timing import HEAD, machine, once, pin
+from timing import HEAD, errors, holding, machine, once, pin, repeat
 
 BS, BLOCK, ALPHA, BETA = 256, 10_000, .6, .4
 FIELDS = 'state', 'action', 'reward', 'next_state', 'terminated', 'truncated'
@@ -32,28 +32,6 @@ def block(n=BLOCK):
 
 
 def row(k=0): return {f: c[k] for f, c in block(64).items()}
-
-
-def errors():
-    "TD errors for one batch after another, endlessly"
-    values = np.abs(np.random.default_rng(1).normal(size=(64, BS))).astype(np.float32)
-    while True: yield from values
-
-
-def holding(draw):
-    "A function that draws `n` times while the previous batch is held"
-    def run(n):
-        held = None
-        for _ in range(n): held = draw()
-        return held
-    return run
-
-
-def repeating(f, *args, **kw):
-    "A function that calls `f` n times"
-    def run(n):
-        for _ in range(n): f(*args, **kw)
-    return run
 
 
 def tensors(columns):
@@ -72,7 +50,8 @@ def ours(rows):
     from fastrl_replay.samplers.uniform import Uniform
     from fastrl_replay.steps import Transition
     chunk = Batch.of(Transition(**block()))
-    memory, ranked, tds = ReplayMemory(rows, Uniform(replace=True), seed=0), ReplayMemory(rows, Proportional(ALPHA, BETA), seed=0), errors()
+    memory, ranked = ReplayMemory(rows, Uniform(replace=True), seed=0), ReplayMemory(rows, Proportional(ALPHA, BETA), seed=0)
+    tds = errors(BS)
     for m in (memory, ranked):
         for _ in range(rows//BLOCK): m.extend(chunk)
     values = row()
@@ -87,7 +66,7 @@ def ours(rows):
         out = batch, batch.astuple(), batch.weights
         batch.update_priorities(next(tds))
         return out
-    return {'one step in': repeating(memory.add, step), '64 at once': repeating(memory.extend, Batch.of(Transition(**block(64))))} | \
+    return {'one step in': repeat(memory.add, step), '64 at once': repeat(memory.extend, Batch.of(Transition(**block(64))))} | \
         {f'a batch of {bs}': holding(draw(bs)) for bs in (32, 256, 4096)} | {'prioritized, 256': holding(pair)}
 
 
@@ -95,7 +74,7 @@ def cpprb(rows):
     "cpprb"
     lib = importlib.import_module('cpprb')
     env = {f: dict(shape=c.shape[1:] or 1, dtype=c.dtype) for f, c in block().items()}
-    buffer, ranked, tds = lib.ReplayBuffer(rows, env), lib.PrioritizedReplayBuffer(rows, env, alpha=ALPHA), errors()
+    buffer, ranked, tds = lib.ReplayBuffer(rows, env), lib.PrioritizedReplayBuffer(rows, env, alpha=ALPHA), errors(BS)
     for b in (buffer, ranked):
         for _ in range(rows//BLOCK): b.add(**block())
     def pair():
@@ -104,7 +83,7 @@ def cpprb(rows):
         ranked.update_priorities(got['indexes'], next(tds))
         return out
     def draw(bs): return tensors(buffer.sample(bs).values())
-    return {'one step in': repeating(buffer.add, **row()), '64 at once': repeating(buffer.add, **block(64))} | \
+    return {'one step in': repeat(buffer.add, **row()), '64 at once': repeat(buffer.add, **block(64))} | \
         {f'a batch of {bs}': holding(lambda bs=bs: draw(bs)) for bs in (32, 256, 4096)} | {'prioritized, 256': holding(pair)}
 
 
@@ -121,13 +100,13 @@ def stable_baselines3(rows):
         c = block(n_envs)
         return buffer, (c['state'], c['next_state'], c['action'], c['reward'], c['terminated'], [{} for _ in range(n_envs)])
     (one, step), (many, chunk) = made(1), made(64)
-    return {'one step in': repeating(one.add, *step), '64 at once': repeating(many.add, *chunk)} | \
+    return {'one step in': repeat(one.add, *step), '64 at once': repeat(many.add, *chunk)} | \
         {f'a batch of {bs}': holding(lambda bs=bs: one.sample(bs)) for bs in (32, 256, 4096)}
 
 
 def tianshou(rows):
     "Tianshou"
-    lib, tds = importlib.import_module('tianshou.data'), errors()
+    lib, tds = importlib.import_module('tianshou.data'), errors(BS)
     def batch(c): return lib.Batch(obs=c['state'], act=c['action'], rew=c['reward'], obs_next=c['next_state'], terminated=c['terminated'],
                                    truncated=c['truncated'], info={})
     once, c = lib.ReplayBuffer(BLOCK), block()
@@ -145,7 +124,7 @@ def tianshou(rows):
     def draw(bs):
         got, _ = buffer.sample(bs)
         return tensors(got[k] for k in names)
-    return {'one step in': repeating(buffer.add, step), '64 at once': repeating(vector.add, many)} | \
+    return {'one step in': repeat(buffer.add, step), '64 at once': repeat(vector.add, many)} | \
         {f'a batch of {bs}': holding(lambda bs=bs: draw(bs)) for bs in (32, 256, 4096)} | {'prioritized, 256': holding(pair)}
 
 
@@ -153,7 +132,7 @@ def torchrl(rows):
     "TorchRL"
     import torch
     from tensordict import TensorDict
-    lib, tds = importlib.import_module('torchrl.data'), errors()
+    lib, tds = importlib.import_module('torchrl.data'), errors(BS)
     def td(c, n): return TensorDict({f: torch.as_tensor(v) for f, v in c.items()}, batch_size=n)
     buffer = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(rows), batch_size=BS)
     def full(b):
@@ -171,7 +150,7 @@ def torchrl(rows):
         out = read(got)
         ranked.update_priority(got['index'], torch.from_numpy(next(tds)))
         return out
-    return {'one step in': repeating(buffer.add, step), '64 at once': repeating(buffer.extend, many)} | \
+    return {'one step in': repeat(buffer.add, step), '64 at once': repeat(buffer.extend, many)} | \
         {f'a batch of {bs}': holding(lambda bs=bs: read(buffer.sample(bs))) for bs in (32, 256, 4096)} | \
         {'prioritized, 256': ranked if isinstance(ranked, str) else holding(pair)}
 
@@ -180,7 +159,7 @@ def flashbax(rows):
     "Flashbax, compiled, on the processor; a pair of neighbouring items there is what a transition is here, so an item holds one state"
     import torch
     fbx, jax = importlib.import_module('flashbax'), importlib.import_module('jax')
-    items, tds = {f: c for f, c in block().items() if f != 'next_state'}, errors()
+    items, tds = {f: c for f, c in block().items() if f != 'next_state'}, errors(BS)
     one = {f: c[0] for f, c in items.items()}
     def filled(buffer):
         state, add = buffer.init(one), jax.jit(buffer.add, donate_argnums=0)
@@ -197,7 +176,7 @@ def flashbax(rows):
     def adding(buffer, chunk):
         keep, add = [buffer.init(one)], jax.jit(buffer.add, donate_argnums=0)
         def once(): keep[0] = jax.block_until_ready(add(keep[0], chunk))
-        return repeating(once)
+        return repeat(once)
     state = filled(flat(32, add_sequences=True))
     def drawing(bs):
         draw = jax.jit(flat(bs, add_sequences=True).sample)

@@ -3,11 +3,9 @@
 Every column is read while the previous batch is still held. Both ways draw from the very same memory, in turn; without the tally
 its address is given as 0, which the kernel takes for "nobody counts". A second run of the same, without, shows the noise.
 """
-import argparse
 
 import numpy as np
-import torch
-from timing import interleaved, machine, pin, table
+from timing import begin, interleaved, table
 
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
@@ -40,12 +38,7 @@ def draws(memory, bs, address):
 
 def main():
     "Fill, draw, print"
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--rows', type=int, default=1_000_000)
-    rows = parser.parse_args().rows
-    pin()
-    torch.set_num_threads(1)
-    print(machine())
+    rows = begin()
     for size in sorted({min(rows, 50_000), rows}):
         for sampler in Uniform(), Proportional():
             memory, out = filled(size, sampler), []

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from timing import interleaved, machine, pin, table
+from timing import interleaved, machine, pin, repeat, table
 
 from fastrl_replay import checkpoint, ondisk  # noqa: F401   (they bring save, load and path)
 from fastrl_replay.batch import Batch
@@ -45,13 +45,6 @@ def filled(sampler, rows=ROWS, **kw):
     memory.update_priorities(np.arange(memory.first_id, memory.n_added), RNG.random(rows))
     memory.sample(32)                  # which makes what draws need
     return memory
-
-
-def repeat(f, *args):
-    "A function that calls `f(*args)` n times"
-    def run(n):
-        for _ in range(n): f(*args)
-    return run
 
 
 def steps_and_batches(name, folder):

@@ -4,13 +4,12 @@ Every column, and ids, probabilities and weights, are read as torch tensors whil
 holds it. cpprb's arrays are wrapped with `torch.from_numpy`, the cheapest way there is. cpprb stores the nested observation as
 two flat fields, which favours it.
 """
-import argparse
 from typing import Any, NamedTuple
 
 import cpprb
 import numpy as np
 import torch
-from timing import interleaved, machine, pin, table
+from timing import begin, holding, interleaved, table
 
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.uniform import Uniform
@@ -63,34 +62,21 @@ def own(step, rows, replace):
 
 
 def reader(memory, fields, bs):
-    "A function that draws `n` batches, reading every column, and holds the previous one"
-    def draw(n):
-        held = None
-        for _ in range(n):
-            batch = memory.sample(bs)
-            columns = [getattr(batch, f) for f in fields]
-            held = batch, columns, batch.ids, batch.probs, batch.weights
-        return held
-    return draw
+    "A function that draws `n` batches, reading every column"
+    def draw():
+        batch = memory.sample(bs)
+        return batch, [getattr(batch, f) for f in fields], batch.ids, batch.probs, batch.weights
+    return holding(draw)
 
 
 def peer_reader(buffer, bs):
     "The same for cpprb"
-    def draw(n):
-        held = None
-        for _ in range(n): held = {k: torch.from_numpy(v) for k, v in buffer.sample(bs).items()}
-        return held
-    return draw
+    return holding(lambda: {k: torch.from_numpy(v) for k, v in buffer.sample(bs).items()})
 
 
 def main():
     "Fill, draw, print"
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--rows', type=int, default=1_000_000)
-    rows = parser.parse_args().rows
-    pin()
-    torch.set_num_threads(1)
-    print(machine())
+    rows = begin()
     for name, step in chunks():
         theirs, ours, distinct = peer(step, rows), own(step, rows, True), own(step, rows, False)
         out = []

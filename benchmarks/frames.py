@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from stable_baselines3.common.buffers import ReplayBuffer
-from timing import machine, once, pin, table
+from timing import machine, once, pin, repeat, table
 
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.steps import Transition
@@ -63,13 +63,6 @@ def add_cpprb(buffer, o):
     "One step into cpprb's buffer"
     buffer.add(obs=np.moveaxis(o.state, 0, -1), act=o.action, rew=o.reward, next_obs=np.moveaxis(o.next_state, 0, -1), term=o.terminated)
     if o.terminated: buffer.on_episode_end()
-
-
-def repeat(f, *args):
-    "A function that calls `f(*args)` n times"
-    def run(n):
-        for _ in range(n): f(*args)
-    return run
 
 
 def numpy_copy():

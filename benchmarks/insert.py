@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3.common.buffers import ReplayBuffer
-from timing import interleaved, machine, pin, table
+from timing import interleaved, machine, pin, repeat, table
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
@@ -30,13 +30,6 @@ def filled(chunk):
     memory = ReplayMemory(ROWS)
     while memory.n_added <= ROWS: memory.extend(chunk)
     return memory
-
-
-def repeat(f, *args):
-    "A function that calls `f(*args)` n times"
-    def run(n):
-        for _ in range(n): f(*args)
-    return run
 
 
 def main():

@@ -1,19 +1,15 @@
 """Prioritized draws, updates and insertion beside the peers: `python benchmarks/priority.py [--rows N]`
 
 A pair is a batch of 256 drawn, every column and the weights read as torch tensors while the previous batch is still held, and 256
-new TD errors given to what was drawn. cpprb's arrays are wrapped with `torch.from_numpy`, the cheapest way there is. Tianshou and
-Flashbax take part where they can be imported, and are named where they can't. The sorted list is the plain way to exact ranks: one
-Python list kept in order by `bisect`.
+new TD errors given to what was drawn. cpprb's arrays are wrapped with `torch.from_numpy`, the cheapest way there is. The sorted list
+is the plain way to exact ranks: one Python list kept in order by `bisect`. For the other libraries see compare.py.
 """
-import argparse
 import bisect
-import importlib
-import importlib.util
 
 import cpprb
 import numpy as np
 import torch
-from timing import interleaved, machine, pin, table
+from timing import begin, errors, holding, interleaved, table
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
@@ -29,12 +25,6 @@ def block():
     rng, no = np.random.default_rng(0), np.zeros(BLOCK, bool)
     s, t = (rng.random((BLOCK, 4), dtype=np.float32) for _ in range(2))
     return Transition(s, rng.integers(0, 2, BLOCK), rng.random(BLOCK, dtype=np.float32), t, no, no)
-
-
-def errors():
-    "TD errors for one batch after another, endlessly"
-    values = np.abs(np.random.default_rng(1).normal(size=(64, BS))).astype(np.float32)
-    while True: yield from values
 
 
 def spread(rows):
@@ -53,16 +43,13 @@ def own(sampler, rows):
 
 def own_pairs(memory):
     "A function that does `n` pairs with our memory"
-    tds = errors()
-    def pairs(n):
-        held = None
-        for _ in range(n):
-            batch = memory.sample(BS)
-            columns = batch.astuple()
-            held = batch, columns, batch.weights
-            batch.update_priorities(next(tds))
-        return held
-    return pairs
+    tds = errors(BS)
+    def pair():
+        batch = memory.sample(BS)
+        columns = batch.astuple()
+        batch.update_priorities(next(tds))
+        return batch, columns, batch.weights
+    return holding(pair)
 
 
 def cpprb_buffer(rows):
@@ -76,63 +63,18 @@ def cpprb_buffer(rows):
 
 def cpprb_pairs(buffer):
     "The pairs of cpprb"
-    tds = errors()
-    def pairs(n):
-        held = None
-        for _ in range(n):
-            got = buffer.sample(BS, beta=BETA)
-            held = {k: torch.from_numpy(v) for k, v in got.items()}
-            buffer.update_priorities(got['indexes'], next(tds))
-        return held
-    return pairs
-
-
-def tianshou_pairs(rows):
-    "The pairs of Tianshou"
-    data, tds, chunk = importlib.import_module('tianshou.data'), errors(), block()
-    buffer, once = data.PrioritizedReplayBuffer(rows, alpha=ALPHA, beta=BETA), data.ReplayBuffer(BLOCK)
-    for s, a, r, t, over, cut in zip(*chunk, strict=True):
-        once.add(data.Batch(obs=s, act=a, rew=r, obs_next=t, terminated=over, truncated=cut, info={}))
-    for _ in range(rows // BLOCK): buffer.update(once)
-    for a, td in spread(rows): buffer.update_weight(np.arange(a, a + len(td)), td)
-    names = 'obs', 'act', 'rew', 'obs_next', 'terminated', 'truncated', 'weight'
-    def pairs(n):
-        held = None
-        for _ in range(n):
-            got, index = buffer.sample(BS)
-            held = [torch.from_numpy(np.asarray(got[k])) for k in names]
-            buffer.update_weight(index, next(tds))
-        return held
-    return pairs
-
-
-def flashbax_pairs(rows):
-    "The pairs of Flashbax, compiled, on the processor; a pair of neighbouring items there is what a transition is here"
-    fbx, jax = importlib.import_module('flashbax'), importlib.import_module('jax')
-    chunk, tds = block(), errors()
-    items = dict(state=chunk.state, action=chunk.action, reward=chunk.reward, terminated=chunk.terminated, truncated=chunk.truncated)
-    buffer = fbx.make_prioritised_flat_buffer(max_length=rows, min_length=BS, sample_batch_size=BS, add_sequences=True,
-                                              priority_exponent=ALPHA)
-    add, put = (jax.jit(f, donate_argnums=0) for f in (buffer.add, buffer.set_priorities))
-    draw, split, keep = jax.jit(buffer.sample), jax.jit(jax.random.split), [buffer.init({k: v[0] for k, v in items.items()})]
-    for _ in range(rows // BLOCK): keep[0] = add(keep[0], items)
-    keys = [jax.random.PRNGKey(0)]
-    def pairs(n):
-        held = None
-        for _ in range(n):
-            keys[0], key = split(keys[0])
-            got = draw(keep[0], key)
-            leaves = jax.tree_util.tree_leaves((got.experience.first, got.experience.second['state'], got.probabilities))
-            held = [torch.from_dlpack(leaf) for leaf in leaves]
-            keep[0] = put(keep[0], got.indices, next(tds))
-        jax.block_until_ready(keep[0])
-        return held
-    return pairs
+    tds = errors(BS)
+    def pair():
+        got = buffer.sample(BS, beta=BETA)
+        columns = {k: torch.from_numpy(v) for k, v in got.items()}
+        buffer.update_priorities(got['indexes'], next(tds))
+        return columns
+    return holding(pair)
 
 
 def sorted_pairs(rows):
     "Exact ranks in a Python list kept sorted"
-    rng, tds = np.random.default_rng(0), errors()
+    rng, tds = np.random.default_rng(0), errors(BS)
     priorities = np.concatenate([td for _, td in spread(rows)]).tolist()
     order = sorted((-p, k) for k, p in enumerate(priorities))
     mass = np.cumsum(np.arange(1., rows + 1)**-.7)
@@ -151,17 +93,11 @@ def sorted_pairs(rows):
     return pairs
 
 
-OPTIONAL = {'Tianshou': ('tianshou', tianshou_pairs), 'Flashbax': ('flashbax', flashbax_pairs)}
-
-
 def proportional(memory, buffer, rows):
     "Draw 256 and update 256, in proportion to the TD error"
     cases = {'ours': (own_pairs(memory), 500), 'cpprb': (cpprb_pairs(buffer), 100)}
-    for name, (module, pairs) in OPTIONAL.items():
-        if importlib.util.find_spec(module): cases[name] = pairs(rows), 100
     us = interleaved(cases)
     out = [[name, f'{v:.1f}', f'{v/us["ours"]:.1f}'] for name, v in us.items()]
-    out += [[name, 'not installed', '–'] for name in OPTIONAL if name not in us]
     table(f'Proportional: draw {BS} and update {BS}, {rows:,} transitions', out, ['', 'µs', "times ours"])
 
 
@@ -201,13 +137,7 @@ def ranked(buffer, rows):
 
 def main():
     "Fill, measure, print"
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--rows', type=int, default=1_000_000)
-    rows = parser.parse_args().rows
-    if rows % BLOCK or rows < BLOCK: parser.error(f'--rows: expected a multiple of {BLOCK:,}, got {rows}')
-    pin()
-    torch.set_num_threads(1)
-    print(machine())
+    rows = begin(BLOCK)
     memory, buffer = own(Proportional(ALPHA, BETA), rows), cpprb_buffer(rows)
     proportional(memory, buffer, rows)
     ranked(buffer, rows)

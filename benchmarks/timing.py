@@ -1,4 +1,5 @@
 "Interleaved timing on one core: ratios of medians within one run are what counts, not microseconds"
+import argparse
 import csv
 import gc
 import os
@@ -21,6 +22,42 @@ def machine():
     if os.path.exists('/proc/cpuinfo'):
         with open('/proc/cpuinfo') as f: cpu = next((line.split(':')[1].strip() for line in f if line.startswith('model name')), cpu)
     return f'{cpu}; Python {platform.python_version()}, numpy {numpy.__version__}, numba {numba.__version__}, torch {torch.__version__}'
+
+
+def begin(multiple_of=1, rows=1_000_000):
+    "The number of transitions asked for on the command line (`--rows`); and one core, one thread, and the machine in a line"
+    import torch
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--rows', type=int, default=rows)
+    rows = parser.parse_args().rows
+    if rows % multiple_of or rows < multiple_of: parser.error(f'--rows: expected a multiple of {multiple_of:,}, got {rows}')
+    pin()
+    torch.set_num_threads(1)
+    print(machine())
+    return rows
+
+
+def repeat(f, *args, **kw):
+    "A function that calls `f` n times"
+    def run(n):
+        for _ in range(n): f(*args, **kw)
+    return run
+
+
+def holding(draw):
+    "A function that draws `n` times while the previous batch is held"
+    def run(n):
+        held = None
+        for _ in range(n): held = draw()
+        return held
+    return run
+
+
+def errors(bs):
+    "TD errors for one batch of `bs` after another, endlessly"
+    import numpy as np
+    values = np.abs(np.random.default_rng(1).normal(size=(64, bs))).astype(np.float32)
+    while True: yield from values
 
 
 def once(f, n):
