@@ -78,8 +78,11 @@ def link_streams(head, streams):
     "Tell the head where the table of streams lies now"
     head[PAIRS_AT], head[MASK] = streams.address, streams.mask
 
-# %% ../nbs/18_putting.ipynb #8d3f8028
-@njit(cache=True)
+# %% ../nbs/18_putting.ipynb #17c563fd
+@njit(cache=True, forceinline=True)
+def _word(head, k): return load64(head + 8*k)
+
+@njit(cache=True, forceinline=True)
 def _suits(leaf, kind, whole, real):
     "May the leaf hold this number?"
     if not kind & load64(leaf + WANTED) or whole < load64(leaf + LOW) or whole > load64(leaf + HIGH): return False
@@ -88,26 +91,27 @@ def _suits(leaf, kind, whole, real):
     return not (single and np.isinf(np.float32(real)) and not np.isinf(real))
 
 @njit(cache=True)
-def _array_for(leaf, at, types, m):
+def _array_for(leaf, at, types_at, m):
     "The address of the values of the array at an address, if the leaf may hold it (or, if m ≥ 0, `m` of its kind); else 0"
+    types = array_at(types_at, N_KINDS)
     return array_of(np.uint64(at), types, load64(leaf + DTYPE), m, load64(leaf + NDIM), load64(leaf + DIMS), load64(leaf + WORD))
 
 @njit(cache=True)
-def _fits(at, head, types):
+def _fits(at, head):
     "Is the object at an address a step that is just as usual?"
-    if not is_tuple(at, np.uint64(head[STEP_TYPE]), head[N_LEAVES]): return False
-    leaf, end, item = head[LEAVES_AT], head[LEAVES_AT] + head[N_LEAVES]*LEAF, at + 8*ITEMS
+    n, leaf, item, types_at = _word(head, N_LEAVES), _word(head, LEAVES_AT), at + 8*ITEMS, _word(head, TYPES_AT)
+    if not is_tuple(at, np.uint64(_word(head, STEP_TYPE)), n): return False
+    end = leaf + n*LEAF
     while leaf < end:
-        value = load64(item)
         if load64(leaf + NDIM):
-            if not _array_for(leaf, value, types, -1): return False
+            if not _array_for(leaf, load64(item), types_at, -1): return False
         else:
-            kind, whole, real = number(np.uint64(value), types)
+            kind, whole, real = number(np.uint64(load64(item)), array_at(types_at, N_KINDS))
             if not _suits(leaf, kind, whole, real): return False
         leaf, item = leaf + LEAF, item + 8
     return True
 
-# %% ../nbs/18_putting.ipynb #dc30de3b
+# %% ../nbs/18_putting.ipynb #56e99bbf
 @njit(cache=True)
 def _move(to, at, nbytes):
     "Copy bytes; few of them word by word"
@@ -131,21 +135,22 @@ def _store_number(to, leaf, whole, real):
     elif width==2: store16(to, whole)
     else: store8(to, whole)
 
-@njit(cache=True)
-def _store_value(to, leaf, value, types):
+@njit(cache=True, forceinline=True)
+def _store_value(to, leaf, value, types_at):
     "Put what lies at the address `value` into a leaf at an address"
     if load64(leaf + NDIM): _move(to, load64(value + 16), load64(leaf + NBYTES))
     else:
-        _, whole, real = number(np.uint64(value), types)
+        _, whole, real = number(np.uint64(value), array_at(types_at, N_KINDS))
         _store_number(to, leaf, whole, real)
 
 @njit(cache=True)
-def _store(at, head, types, record):
+def _store(at, head, record):
     "Put the values of the step at an address into a record"
-    leaf, end, item = head[LEAVES_AT], head[LEAVES_AT] + head[N_LEAVES]*LEAF, at + 8*ITEMS
+    leaf, item, types_at = _word(head, LEAVES_AT), at + 8*ITEMS, _word(head, TYPES_AT)
+    end = leaf + _word(head, N_LEAVES)*LEAF
     while leaf < end:
         place = load64(leaf + OFFSET)
-        if place >= 0: _store_value(record + place, leaf, load64(item), types)
+        if place >= 0: _store_value(record + place, leaf, load64(item), types_at)
         leaf, item = leaf + LEAF, item + 8
 
 @njit(cache=True)
@@ -155,10 +160,11 @@ def _whole_at(at, width):
     if width==4: return load32(at)
     return load16(at) if width==2 else load8(at)
 
-# %% ../nbs/18_putting.ipynb #6e7fbce5
+# %% ../nbs/18_putting.ipynb #dda64540
 @njit(cache=True)
-def _tie(records, size, back_at, ahead_at, max_sz, keys_at, pairs, first, key, id, slot):
+def _tie(records, size, back_at, ahead_at, max_sz, keys_at, pairs_at, mask, first, key, id, slot):
     "Link a record and the one before it in its stream; 1 if the stream is new, else 0"
+    pairs = array_at(pairs_at, 2*(mask + 1)).view(np.int64)
     if keys_at: store64(keys_at + 8*slot, key)
     at = np.uint64(2)*place_of(pairs, key)
     tail = pairs[at + np.uint64(1)]
@@ -171,15 +177,16 @@ def _tie(records, size, back_at, ahead_at, max_sz, keys_at, pairs, first, key, i
     pairs[at], pairs[at + np.uint64(1)] = key, id
     return 1 if tail < 0 else 0
 
-# %% ../nbs/18_putting.ipynb #70ca41bd
+# %% ../nbs/18_putting.ipynb #3bb92406
 @njit(cache=True)
-def _keep_old(head, counts, m):
+def _keep_old(head, m):
     "Copy what `m` new rows will overwrite to where an interrupted write can be undone from; False if there is too little room"
-    max_sz, size, first, keys_at = head[MAX_SZ], head[SIZE], counts[FIRST_ID], head[KEYS_AT]
-    lost, slot, to = counts[N_ADDED] + m - max_sz - first, first % max_sz, head[JOURNAL_AT]
-    if lost > head[JOURNAL_ROWS]: return False
+    counts, max_sz, size, keys_at = _word(head, COUNTS_AT), _word(head, MAX_SZ), _word(head, SIZE), _word(head, KEYS_AT)
+    first = _word(counts, FIRST_ID)
+    lost, slot, to = _word(counts, N_ADDED) + m - max_sz - first, first % max_sz, _word(head, JOURNAL_AT)
+    if lost > _word(head, JOURNAL_ROWS): return False
     for _ in range(lost):
-        copy(to, head[RECORDS_AT] + slot*size, size)
+        copy(to, _word(head, RECORDS_AT) + slot*size, size)
         if keys_at: store64(to + size, load64(keys_at + 8*slot))
         slot, to = slot + 1 if slot + 1 < max_sz else 0, to + size + 8
     fence()
@@ -188,59 +195,67 @@ def _keep_old(head, counts, m):
 @njit(cache=True)
 def _room_elsewhere(head, m):
     "Is there room for what `m` rows keep elsewhere, whatever it is?"
-    for j in range(head[N_PLANS]):
-        if not call(head[HAS_ROOM], load64(head[PLANS_AT] + 24*j), m, 0, 0, 0): return False
+    for j in range(_word(head, N_PLANS)):
+        if not call(_word(head, HAS_ROOM), load64(_word(head, PLANS_AT) + 24*j), m, 0, 0, 0): return False
     return True
 
 @njit(cache=True)
-def _reserve(counts, max_sz, m):
+def _ready(head, m):
+    "0 if `m` rows may be written now; else what the kernel is to return"
+    if not _room_elsewhere(head, m): return NO_ROOM
+    return -1 if _word(head, JOURNAL_AT) and not _keep_old(head, m) else 0
+
+@njit(cache=True)
+def _reserve(head, m):
     "The id of the first of `m` rows to come, and of the oldest record that stays; those before it are given up"
-    n, first = counts[N_ADDED], max(counts[FIRST_ID], counts[N_ADDED] + m - max_sz)
-    counts[FIRST_ID] = first
+    counts = _word(head, COUNTS_AT)
+    n = _word(counts, N_ADDED)
+    first = max(_word(counts, FIRST_ID), n + m - _word(head, MAX_SZ))
+    store64(counts + 8*FIRST_ID, first)
     fence()
     return n, first
 
 @njit(cache=True)
-def _publish(head, counts, n, new):
+def _publish(head, n, new):
     fence()
-    counts[N_ADDED] = n
-    head[ROOM] -= new
+    store64(_word(head, COUNTS_AT) + 8*N_ADDED, n)
+    store64(head + 8*ROOM, _word(head, ROOM) - new)
 
 @njit(cache=True)
-def _newest(pairs, key):
+def _newest(head, key):
     "The newest record of a stream, or −1"
+    pairs = array_at(_word(head, PAIRS_AT), 2*(_word(head, MASK) + 1)).view(np.int64)
     return pairs[np.uint64(2)*place_of(pairs, key) + np.uint64(1)]
 
-# %% ../nbs/18_putting.ipynb #55fab9cd
+# %% ../nbs/18_putting.ipynb #5cce9329
 @njit(cache=True)
-def _take(at, head, types, pairs, first, row, id, slot):
+def _keep(head, at, key, id):
+    "Hand over what the step at an address keeps elsewhere"
+    for j in range(_word(head, N_PLANS)):
+        plan, item = _word(head, PLANS_AT) + 24*j, at + 8*ITEMS
+        state, next_state = load64(item + 8*load64(plan + 8)), load64(item + 8*load64(plan + 16))
+        call(_word(head, KEEP), load64(plan), load64(state + 16), load64(next_state + 16), _newest(head, key), id)
+
+@njit(cache=True)
+def _take(at, head, first, row, id, slot):
     "Store the step at an address, row `row` of its chunk, as record `id`; 1 if its stream is new, else 0"
-    record, key = head[RECORDS_AT] + slot*head[SIZE], row
-    _store(at, head, types, record)
-    if head[KEY] >= 0:
-        leaf = head[LEAVES_AT] + head[KEY]*LEAF
+    size, records, key = _word(head, SIZE), _word(head, RECORDS_AT), row
+    record = records + slot*size
+    _store(at, head, record)
+    if _word(head, KEY) >= 0:
+        leaf = _word(head, LEAVES_AT) + _word(head, KEY)*LEAF
         key = _whole_at(record + load64(leaf + OFFSET), load64(leaf + WIDTH))
-    for j in range(head[N_PLANS]):
-        plan = head[PLANS_AT] + 24*j
-        state, next_state = load64(at + 8*(ITEMS + load64(plan + 8))), load64(at + 8*(ITEMS + load64(plan + 16)))
-        call(head[KEEP], load64(plan), load64(state + 16), load64(next_state + 16), _newest(pairs, key), id)
-    return _tie(head[RECORDS_AT], head[SIZE], head[LINK_BACK], head[LINK_AHEAD], head[MAX_SZ], head[KEYS_AT], pairs, first, key, id, slot)
+    if _word(head, N_PLANS): _keep(head, at, key, id)
+    return _tie(records, size, _word(head, LINK_BACK), _word(head, LINK_AHEAD), _word(head, MAX_SZ), _word(head, KEYS_AT),
+                _word(head, PAIRS_AT), _word(head, MASK), first, key, id, slot)
 
-@njit(cache=True)
-def _parts(head_at):
-    "The head, the counters, the known types, the table of streams"
-    head = array_at(head_at, COLUMNS).view(np.int64)
-    return head, array_at(head[COUNTS_AT], 2).view(np.int64), array_at(head[TYPES_AT], N_KINDS), \
-        array_at(head[PAIRS_AT], 2*(head[MASK] + 1)).view(np.int64)
-
-def _write(step_at, head_at):
-    head, counts, types, pairs = _parts(head_at)
-    if head[ROOM] < 1 or not _fits(step_at, head, types): return -1
-    if not _room_elsewhere(head, 1): return NO_ROOM
-    if head[JOURNAL_AT] and not _keep_old(head, counts, 1): return -1
-    n, first = _reserve(counts, head[MAX_SZ], 1)
-    new = _take(step_at, head, types, pairs, first, 0, n, n % head[MAX_SZ])
-    _publish(head, counts, n + 1, new)
+def _write(step_at, head):
+    if _word(head, ROOM) < 1 or not _fits(step_at, head): return -1
+    no = _ready(head, 1)
+    if no: return no
+    n, first = _reserve(head, 1)
+    new = _take(step_at, head, first, 0, n, n % _word(head, MAX_SZ))
+    _publish(head, n + 1, new)
     return n
 
 @njit(cache=True)
@@ -250,52 +265,53 @@ def _number_from(ids_at, n, m):
     ids = array_at(load64(ids_at + 16), m).view(np.int64)
     for i in range(m): ids[i] = n + i
 
-def _write_list(list_at, head_at, ids_at):
-    head, counts, types, pairs = _parts(head_at)
-    m, steps, new, max_sz = load64(list_at + 16), load64(list_at + 24), 0, head[MAX_SZ]
-    if m < 1 or m > max_sz or head[ROOM] < m: return -1
+def _write_list(list_at, head, ids_at):
+    m, steps, new, max_sz = load64(list_at + 16), load64(list_at + 24), 0, _word(head, MAX_SZ)
+    if m < 1 or m > max_sz or _word(head, ROOM) < m: return -1
     for i in range(m):
-        if not _fits(load64(steps + 8*i), head, types): return -1
-    if not _room_elsewhere(head, m): return NO_ROOM
-    if head[JOURNAL_AT] and not _keep_old(head, counts, m): return -1
-    n, first = _reserve(counts, max_sz, m)
-    for i in range(m): new += _take(load64(steps + 8*i), head, types, pairs, first, i, n + i, (n + i) % max_sz)
+        if not _fits(load64(steps + 8*i), head): return -1
+    no = _ready(head, m)
+    if no: return no
+    n, first = _reserve(head, m)
+    slot = n % max_sz
+    for i in range(m):
+        new += _take(load64(steps + 8*i), head, first, i, n + i, slot)
+        slot = slot + 1 if slot + 1 < max_sz else 0
     _number_from(ids_at, n, m)
-    _publish(head, counts, n + m, new)
+    _publish(head, n + m, new)
     return n
 
-# %% ../nbs/18_putting.ipynb #a5c81c17
-def _columns(list_at, head_at, out_at):
-    head = array_at(head_at, COLUMNS).view(np.int64)
-    m, steps, types = load64(list_at + 16), load64(list_at + 24), array_at(head[TYPES_AT], N_KINDS)
+# %% ../nbs/18_putting.ipynb #9d1ba116
+def _columns(list_at, head, out_at):
+    m, steps = load64(list_at + 16), load64(list_at + 24)
     for i in range(m):
-        if not _fits(load64(steps + 8*i), head, types): return -1
-    for k in range(head[N_LEAVES]):
-        leaf = head[LEAVES_AT] + LEAF*k
+        if not _fits(load64(steps + 8*i), head): return -1
+    for k in range(_word(head, N_LEAVES)):
+        leaf = _word(head, LEAVES_AT) + LEAF*k
         nbytes = load64(leaf + NBYTES)
-        for i in range(m): _store_value(out_at + i*nbytes, leaf, load64(load64(steps + 8*i) + 8*(ITEMS + k)), types)
+        for i in range(m): _store_value(out_at + i*nbytes, leaf, load64(load64(steps + 8*i) + 8*(ITEMS + k)), _word(head, TYPES_AT))
         out_at += (m*nbytes + 63)//64*64
     return m
 
-# %% ../nbs/18_putting.ipynb #12186e3e
+# %% ../nbs/18_putting.ipynb #a4ae5107
 STACKED, BATCH, GIVEN = 0, 1, 2
 "Where the kernel `put` finds a chunk's columns: in a tuple of arrays, in a `Batch`'s buffer, by the addresses in the head"
 
 @njit(cache=True)
-def _find_columns(source_at, kind, m, head, types, columns):
+def _find_columns(source_at, kind, m, head, columns):
     "Note the addresses of a chunk's columns; False if one is not just as usual"
-    if kind==STACKED and not is_tuple(source_at, np.uint64(head[STEP_TYPE]), head[N_LEAVES]): return False
-    at = source_at
-    for k in range(head[N_LEAVES]):
-        leaf = head[LEAVES_AT] + LEAF*k
+    n, at = _word(head, N_LEAVES), source_at
+    if kind==STACKED and not is_tuple(source_at, np.uint64(_word(head, STEP_TYPE)), n): return False
+    for k in range(n):
+        leaf = _word(head, LEAVES_AT) + LEAF*k
         if kind==STACKED:
-            at = _array_for(leaf, load64(source_at + 8*(ITEMS + k)), types, m)
+            at = _array_for(leaf, load64(source_at + 8*(ITEMS + k)), _word(head, TYPES_AT), m)
             if not at: return False
         if kind != GIVEN: store64(columns + 8*k, at)
         if kind==BATCH: at += (m*load64(leaf + NBYTES) + 63)//64*64
     return True
 
-# %% ../nbs/18_putting.ipynb #defd297f
+# %% ../nbs/18_putting.ipynb #8306d98c
 PIECE, AHEAD, TOUCHED = 128, 16, 512       # rows dealt together; rows to fetch ahead of the ties, and how many bytes of each at most
 
 @njit(cache=True)
@@ -319,50 +335,54 @@ def _touch_row(row, size):
     for line in range(0, min(size, TOUCHED), 64): touch(row + line)
 
 @njit(cache=True)
-def _tie_piece(head, pairs, first, keys_at, columns, a, n, slot, m):
+def _keep_row(head, columns, row, last, id):
+    "Hand over what row `row` of a chunk keeps elsewhere"
+    for j in range(_word(head, N_PLANS)):
+        plan = _word(head, PLANS_AT) + 24*j
+        state, next_state = load64(plan + 8), load64(plan + 16)
+        nbytes = load64(_word(head, LEAVES_AT) + LEAF*state + NBYTES)
+        call(_word(head, KEEP), load64(plan), load64(columns + 8*state) + row*nbytes, load64(columns + 8*next_state) + row*nbytes, last, id)
+
+@njit(cache=True)
+def _tie_piece(head, first, keys_at, columns, a, n, slot, m):
     "Tie rows `a` to `a + m` of a chunk, which go into slots from `slot` on; how many new streams there are"
-    records, size, max_sz, back_at, ahead_at = head[RECORDS_AT], head[SIZE], head[MAX_SZ], head[LINK_BACK], head[LINK_AHEAD]
-    leaf, own, keep_at, n_plans, new = head[LEAVES_AT] + LEAF*head[KEY], head[KEY] >= 0, head[KEYS_AT], head[N_PLANS], 0
-    column, width = load64(columns + 8*head[KEY]) if own else 0, load64(leaf + WIDTH) if own else 0
+    records, size, max_sz, own = _word(head, RECORDS_AT), _word(head, SIZE), _word(head, MAX_SZ), _word(head, KEY) >= 0
+    back_at, ahead_at, kept_at = _word(head, LINK_BACK), _word(head, LINK_AHEAD), _word(head, KEYS_AT)
+    pairs_at, mask = _word(head, PAIRS_AT), _word(head, MASK)
+    leaf, elsewhere, new = _word(head, LEAVES_AT) + LEAF*_word(head, KEY), _word(head, N_PLANS) > 0, 0
+    column, width = load64(columns + 8*_word(head, KEY)) if own else 0, load64(leaf + WIDTH) if own else 0
     to = records + slot*size
     for i in range(min(m, AHEAD)): _touch_row(to + i*size, size)
     for i in range(m):
         if i + AHEAD < m: _touch_row(to + (i + AHEAD)*size, size)
         if own: key = _whole_at(column + (a + i)*width, width)
         else: key = load64(keys_at + 8*(a + i)) if keys_at else a + i
-        for j in range(n_plans): _keep_elsewhere(head, columns, j, a + i, _newest(pairs, key), n + a + i)
-        new += _tie(records, size, back_at, ahead_at, max_sz, keep_at, pairs, first, key, n + a + i, slot + i)
+        if elsewhere: _keep_row(head, columns, a + i, _newest(head, key), n + a + i)
+        new += _tie(records, size, back_at, ahead_at, max_sz, kept_at, pairs_at, mask, first, key, n + a + i, slot + i)
     return new
 
 @njit(cache=True)
-def _keep_elsewhere(head, columns, j, row, last, id):
-    plan = head[PLANS_AT] + 24*j
-    state, next_state = load64(plan + 8), load64(plan + 16)
-    nbytes = load64(head[LEAVES_AT] + LEAF*state + NBYTES)
-    call(head[KEEP], load64(plan), load64(columns + 8*state) + row*nbytes, load64(columns + 8*next_state) + row*nbytes, last, id)
-
-@njit(cache=True)
 def _deal_piece(head, columns, a, slot, m):
-    for k in range(head[N_LEAVES]):
-        leaf = head[LEAVES_AT] + LEAF*k
+    size = _word(head, SIZE)
+    for k in range(_word(head, N_LEAVES)):
+        leaf = _word(head, LEAVES_AT) + LEAF*k
         place, nbytes = load64(leaf + OFFSET), load64(leaf + NBYTES)
-        if place >= 0: _deal(head[RECORDS_AT] + slot*head[SIZE] + place, head[SIZE], load64(columns + 8*k) + a*nbytes, nbytes, m)
+        if place >= 0: _deal(_word(head, RECORDS_AT) + slot*size + place, size, load64(columns + 8*k) + a*nbytes, nbytes, m)
 
-def _put(source_at, kind, m, keys_at, head_at, ids_at):
-    head, counts, types, pairs = _parts(head_at)
-    max_sz, columns, new, a = head[MAX_SZ], head_at + 8*COLUMNS, 0, 0
-    if m < 1 or m > max_sz or head[ROOM] < m or not _find_columns(source_at, kind, m, head, types, columns): return -1
-    if not _room_elsewhere(head, m): return NO_ROOM
-    if head[JOURNAL_AT] and not _keep_old(head, counts, m): return -1
-    n, first = _reserve(counts, max_sz, m)
+def _put(source_at, kind, m, keys_at, head, ids_at):
+    max_sz, columns, new, a = _word(head, MAX_SZ), head + 8*COLUMNS, 0, 0
+    if m < 1 or m > max_sz or _word(head, ROOM) < m or not _find_columns(source_at, kind, m, head, columns): return -1
+    no = _ready(head, m)
+    if no: return no
+    n, first = _reserve(head, m)
     while a < m:
         slot = (n + a) % max_sz
         piece = min(PIECE, m - a, max_sz - slot)
-        new += _tie_piece(head, pairs, first, keys_at, columns, a, n, slot, piece)
+        new += _tie_piece(head, first, keys_at, columns, a, n, slot, piece)
         _deal_piece(head, columns, a, slot, piece)
         a += piece
     _number_from(ids_at, n, m)
-    _publish(head, counts, n + m, new)
+    _publish(head, n + m, new)
     return n
 
 # %% ../nbs/18_putting.ipynb #cb689420
