@@ -1,9 +1,10 @@
 """Memories on disk and checkpoints, beside memory and plain files: `python benchmarks/disk.py [FOLDER]`
 
-One million CartPole transitions. On disk against in memory: the same calls in turn, page cache warm. A save against writing and syncing
-as many bytes with numpy, a load against reading them; both are the medians of interleaved repetitions. Peaks are measured in processes of
-their own, from a start where all kernels are compiled: the largest resident set, as the kernel of Linux notes it, over what a memory
-takes once it is filled. That is 1.00 for a save that needs nothing, and for a load that needs no more than it leaves.
+One million CartPole transitions, and 20,000 of Atari whose frames are stored once. On disk against in memory: the same calls in turn,
+page cache warm. A save against writing and syncing as many bytes with numpy, a load against reading them; both are the medians of
+interleaved repetitions. Peaks are measured in processes of their own, from a start where all kernels are compiled: the largest resident
+set, as the kernel of Linux notes it, over what a memory takes once it is filled. That is 1.00 for a save that needs nothing, and for a
+load that needs no more than it leaves.
 """
 import ctypes
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
 
-ROWS, REPS = 1_000_000, 9
+ROWS, REPS, SCREENS = 1_000_000, 9, 20_000
 SAMPLERS = dict(uniform=Uniform, proportional=Proportional, rank=RankBased)
 RNG = np.random.default_rng(0)
 
@@ -60,6 +62,27 @@ def steps_and_batches(name, folder):
     disk.close()
     pairs = {call: (spent[call, 'ram'], spent[call, 'disk']) for call in calls}
     return [(f'{name} {call}', f'{a:.2f}', f'{b:.2f}', f'{b/a:.2f}') for call, (a, b) in pairs.items()]
+
+
+def atari(n):
+    "Steps of 84 × 84 frames, four in a stack, one new in each"
+    frames = RNG.integers(256, size=(n + 4, 84, 84), dtype=np.uint8)
+    return [Transition(frames[k:k + 4].copy(), k % 6, 1., frames[k + 1:k + 5].copy(), False, False) for k in range(n)]
+
+
+def frames_in_memory_and_on_disk(folder):
+    "The same for a memory that stores each frame once"
+    steps, more = atari(1024), atari(64)
+    memories = dict(ram=ReplayMemory(SCREENS, seed=0), disk=ReplayMemory(SCREENS, seed=0, path=folder))
+    for o in memories.values():
+        for step in islice(cycle(steps), SCREENS*5//4): o.add(step)            # one by one: one stream
+    chunk = Batch.of(Transition(*(np.stack([np.asarray(v, np.float32 if isinstance(v, float) else None) for v in c]) for c in zip(*more))))
+    turn = cycle(steps)                                  # shared, so that neither finds its steps in the cache because the other had them
+    calls = {'add': (lambda o: o.add(next(turn)), 1000), 'extend(64)': (lambda o: o.extend(chunk), 60),
+             'sample(32)': (lambda o: o.sample(32), 300), 'sample(256)': (lambda o: o.sample(256), 30)}
+    spent = interleaved({(call, k): (repeat(f, o), n) for call, (f, n) in calls.items() for k, o in memories.items()}, 15)
+    memories['disk'].close()
+    return [(call, f'{(a := spent[call, "ram"]):.2f}', f'{(b := spent[call, "disk"]):.2f}', f'{b/a:.2f}') for call in calls]
 
 
 def write_and_sync(path, raw):
@@ -164,6 +187,8 @@ def main():
     try:
         rows = [row for name in SAMPLERS for row in steps_and_batches(name, base/name)]
         table(f'{ROWS:,} transitions: µs a call', rows, ('call', 'in memory', 'on disk', 'ratio'))
+        rows = frames_in_memory_and_on_disk(base/'frames')
+        table(f'{SCREENS:,} Atari transitions, each frame once: µs a call', rows, ('call', 'in memory', 'on disk', 'ratio'))
         rows = [saves_and_loads(name, base) for name in SAMPLERS]
         table('checkpoints', rows, ('sampler', 'MB', 'save / write', 'second / first', 'load / read', 'peak in save', 'peak in load'))
     finally: shutil.rmtree(base)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STACK', 'BYTES', 'STRIDE', 'SHIFT', 'CAPACITY', 'USED', 'FREE', 'N_FREE', 'FRAMES', 'META', 'RECORDS', 'SIZE',
            'MAX_SZ', 'STATE', 'NEXT_STATE', 'PREV', 'INTERLEAVED', 'SCRATCH', 'PACKED', 'CELLS', 'CELL_SHIFT',
-           'CELL_CAPACITY', 'CELL_USED', 'CELL_FREE', 'CELL_N_FREE', 'N_PLAN', 'META_BYTES', 'CELL_BYTES', 'CELL_HOLDS',
-           'LOOK_BACK', 'has_room', 'has_room_at', 'intern_row_at', 'check_frames']
+           'CELL_CAPACITY', 'CELL_USED', 'CELL_FREE', 'CELL_N_FREE', 'LATER', 'N_PLAN', 'META_BYTES', 'CELL_BYTES',
+           'CELL_HOLDS', 'LOOK_BACK', 'has_room', 'has_room_at', 'let_go_at', 'intern_row_at', 'check_frames']
 
 # %% ../nbs/19_interning.ipynb #244e7245
 from functools import cache
@@ -15,7 +15,7 @@ from numba import njit
 from .kernels import array_at
 from .raw import callable_at, copy, differ, fingerprint, load32, load64, pack, store32, store64, unpack
 
-# %% ../nbs/19_interning.ipynb #50d07ab4
+# %% ../nbs/19_interning.ipynb #3f4a6904
 (STACK, BYTES, STRIDE,                         # frames in an observation, bytes of a frame, and from one to the next
  SHIFT, CAPACITY, USED, FREE, N_FREE,          # slots for frames: in a block (log2), in all, ever used; the first free one + 1, how many
  FRAMES, META,                                 # addresses of tables of addresses: blocks of frames, blocks of what is known of each
@@ -24,13 +24,14 @@ from .raw import callable_at, copy, differ, fingerprint, load32, load64, pack, s
  INTERLEAVED,                                  # bytes of a number in a frame, if the stack is the last axis; else 0
  SCRATCH,                                      # address of room for the writer
  PACKED, CELLS, CELL_SHIFT, CELL_CAPACITY, CELL_USED, CELL_FREE, CELL_N_FREE,      # packed frames: the same for cells
- N_PLAN) = range(26)
+ LATER,                                        # does somebody else let go of what a record held, later?
+ N_PLAN) = range(27)
 META_BYTES = 24        # fingerprint (8), records that hold it (4), next free slot + 1 (4), first cell + 1 (4), bytes packed (4)
 CELL_BYTES = 128       # next cell + 1 (4), bytes
 CELL_HOLDS = CELL_BYTES - 4
 LOOK_BACK = 16         # records of a stream to look through for a frame
 
-# %% ../nbs/19_interning.ipynb #bd21a9d1
+# %% ../nbs/19_interning.ipynb #555373e5
 @njit(cache=True)
 def _in_blocks(table, shift, nbytes, k):
     "The address of item `k`, of `nbytes`, in blocks of 2^`shift`"
@@ -76,10 +77,14 @@ def _into_cells(plan, at, nbytes):
 
 @njit(cache=True)
 def _from_cells(plan, k, nbytes, to):
+    "Copy a chain's bytes to an address; False if it leads nowhere"
+    if nbytes > plan[BYTES]: return False
     while nbytes > 0:
+        if k <= 0 or k > plan[CELL_CAPACITY]: return False
         piece, here = min(nbytes, CELL_HOLDS), _cell(plan, k - 1)
         copy(to, here + 4, piece)
         k, to, nbytes = load32(here), to + piece, nbytes - piece
+    return True
 
 @njit(cache=True)
 def _free_cells(plan, first, nbytes):
@@ -99,7 +104,7 @@ def _load(plan, slot, to, room):
     meta = _meta(plan, slot)
     nbytes = load32(meta + 20)
     raw = nbytes==plan[BYTES]
-    _from_cells(plan, load32(meta + 16), nbytes, to if raw else room)
+    if not _from_cells(plan, load32(meta + 16), nbytes, to if raw else room): return False
     return raw or unpack(room, nbytes, to, plan[BYTES])==plan[BYTES]
 
 @njit(cache=True)
@@ -242,7 +247,7 @@ def _planes(plan, at, side):
     _separate(at, to, S, nbytes, plan[INTERLEAVED])
     return to
 
-# %% ../nbs/19_interning.ipynb #46cf579d
+# %% ../nbs/19_interning.ipynb #82514a4b
 @njit(cache=True)
 def has_room(plan, rows):
     "Is there room for `rows` records none of whose frames is known?"
@@ -252,11 +257,11 @@ def has_room(plan, rows):
 
 def _intern_row(plan_at, state, next_state, last, n):
     """Hold the frames of two observations, which begin at addresses, for record `n`; write their numbers into its slot, which lets go of
-    what it held. `last`: the newest record of the stream, or −1."""
+    what it held (unless the plan says LATER). `last`: the newest record of the stream, or −1."""
     plan = array_at(plan_at, N_PLAN).view(np.int64)
     _intern(plan, _planes(plan, state, 0), _planes(plan, next_state, 1), last, n)
     record = plan[RECORDS] + n % plan[MAX_SZ]*plan[SIZE]
-    _let_go(plan, record)
+    if not plan[LATER]: _let_go(plan, record)
     copy(record + plan[STATE], plan[SCRATCH], 4*plan[STACK])
     copy(record + plan[NEXT_STATE], plan[SCRATCH] + 4*plan[STACK], 4*plan[STACK])
     return 0
@@ -267,6 +272,16 @@ def _room_for(plan_at, rows, a, b, c): return 1 if has_room(array_at(plan_at, N_
 def has_room_at():
     "The address of `has_room`, for kernels: `(plan's address, rows, 0, 0, 0)`"
     return callable_at(_room_for)
+
+def _let_go_rows(plan_at, at, rows, size, _):
+    plan = array_at(plan_at, N_PLAN).view(np.int64)
+    for i in range(rows): _let_go(plan, at + i*size)
+    return 0
+
+@cache
+def let_go_at():
+    "The address of what lets go of the frames of records at an address: `(plan's address, address, rows, bytes from one to the next, 0)`"
+    return callable_at(_let_go_rows)
 
 @cache
 def intern_row_at():

@@ -19,7 +19,7 @@ from .kernels import FIRST_ID
 from .putting import JOURNAL_AT, JOURNAL_ROWS, KEYS_AT, link_streams
 from .savefiles import CheckpointError, manifest_text, read_manifest, sync_folder, write_file
 
-# %% ../nbs/25_mapped.ipynb #1c7a9361
+# %% ../nbs/25_mapped.ipynb #0d5d8314
 _held: dict[tuple, Any] = {}       # (device, inode) of the folders that this process writes to
 
 def _take_lock(path):
@@ -50,14 +50,14 @@ class MappedFolder:
     DESCRIPTION = 'memory.json'
 
     def __init__(self, path, writable=True):
-        self.path, self.writable, self.maps, self._new = Path(path), writable, {}, []
+        self.path, self.writable, self.maps, self._inodes, self._new, self._joined = Path(path), writable, {}, {}, [], False
         if writable: self._lock()
         elif not self.path.is_dir(): raise CheckpointError(f'{path}: no such folder; there is no memory here')
         try:
             there = (self.path/self.DESCRIPTION).exists()
             if not there and not writable: raise CheckpointError(f'{path}: there is no memory here yet')
             self.description = read_manifest(self.path/self.DESCRIPTION) if there else None
-            if not there: self._sweep()
+            if writable: self._sweep('*.map.part' if there else '*.map*')
         except BaseException:
             self.close()
             raise
@@ -74,9 +74,9 @@ class MappedFolder:
         self.unlock = weakref.finalize(self, _release, key, fd, os.getpid())
         self.unlock.atexit = False                     # the kernel does it
 
-    def _sweep(self):
-        "Remove the files of an opening that did not get to its end"
-        for file in self.path.glob('*.map'): file.unlink()
+    def _sweep(self, which):
+        "Remove the files of an opening that did not get to its end, or a file that was to join"
+        for file in self.path.glob(which): file.unlink()
 
     def allocate(self, name, nbytes):
         "The bytes (uint8[nbytes]) of the mapped file `name`, which is made, full of zeros, where the folder is new"
@@ -88,7 +88,35 @@ class MappedFolder:
         if path.stat().st_size!=size: raise CheckpointError(f'{path}: expected {size} bytes, got {path.stat().st_size}')
         with open(path, 'r+b' if self.writable else 'rb') as f:
             self.maps[name] = mmap.mmap(f.fileno(), size, access=mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ)
+            self._inodes[name] = os.fstat(f.fileno()).st_ino
         return np.frombuffer(self.maps[name], np.uint8)[:nbytes]
+
+    def join(self, name, nbytes):
+        "As `allocate`, for a file that joins those of a memory that is in use: whole, or an `OSError` and not at all"
+        if self.description is None: return self.allocate(name, nbytes)
+        path, part = self.path/f'{name}.map', self.path/f'{name}.map.part'
+        try:
+            _make_file(part, nbytes)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        self._joined = True
+        return self.allocate(name, nbytes)
+
+    def has(self, name):
+        "Is there a file of this name now?"
+        return (self.path/f'{name}.map').exists()
+
+    def is_same(self, name):
+        "Is the file of this name the one that was mapped?"
+        try: return (self.path/f'{name}.map').stat().st_ino==self._inodes.get(name)
+        except FileNotFoundError: return False
+
+    def drop(self, name):
+        "Forget a file, and remove it where this folder is written to; its bytes live as long as somebody holds them"
+        del self.maps[name], self._inodes[name]
+        if self.writable: (self.path/f'{name}.map').unlink(missing_ok=True)
 
     def describe(self, description):
         "Note what the files hold (JSON), on the disk: from here on this is a memory"
@@ -98,6 +126,8 @@ class MappedFolder:
 
     def flush(self):
         "Wait until everything is on the disk itself"
+        if self._joined: sync_folder(self.path)
+        self._joined = False
         for name in sorted(self.maps, key=lambda o: o=='counts'): self.maps[name].flush()
 
     def close(self):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DiskMemory', 'DiskView']
 
-# %% ../nbs/44_ondisk.ipynb #cd067569
+# %% ../nbs/44_ondisk.ipynb #cf60277e
 import os
 import weakref
 from multiprocessing.context import get_spawning_popen
@@ -17,15 +17,18 @@ from .batch import Batch
 from .checkpoint import _KINDS, checked_layout
 from .chunks import as_steps, one_priority
 from .cyclic import CyclicArray
+from .framefiles import FrameReader, MappedFrameStore
+from .frames import in_words, shared_leaves
 from .ids import as_ids
 from .kernels import FIRST_ID, N_ADDED
 from .mapped import LOADING, TOLD, MappedArray, MappedFolder
 from .memory import ReplayMemory, _whole
 from .savefiles import CheckpointError, SavedState, save_state
 from .samplers.uniform import Uniform, as_sampler
+from .stacks import Interned, inner_layout
 from .steps import Layout
 
-# %% ../nbs/44_ondisk.ipynb #9b75097f
+# %% ../nbs/44_ondisk.ipynb #0710326a
 _here: weakref.WeakSet = weakref.WeakSet()       # memories on disk that this process writes
 
 class _Gone:
@@ -40,23 +43,35 @@ def _leave_to_parent():
 
 os.register_at_fork(after_in_child=_leave_to_parent)
 
+def _note_frames(pairs, storing):
+    "What the description says about frames: nothing where records are plain"
+    return dict(frames=dict(version=1, pairs=pairs, dedup=storing['dedup'], codec=storing['codec'])) if pairs else {}
+
+def _frames_noted(folder):
+    "`dedup`, the interned leaves, and `codec` of the memory in a `MappedFolder`; a `CheckpointError` if this version can't know them"
+    noted, path = folder.description.get('frames'), folder.path/folder.DESCRIPTION
+    if noted is None: return None, (), None
+    if noted['version']!=1:
+        raise CheckpointError(f'{path}: expected frames of version 1, got {noted["version"]}; use the version of the package that wrote it')
+    return noted['dedup'], tuple(Interned(*o) for o in noted['pairs']), noted['codec']
+
 class DiskMemory(ReplayMemory):
     """A `ReplayMemory` in the files of the folder `path`, which `ReplayMemory(..., path=…)` makes, or opens again.
 
     What `add`, `extend` and `update_priorities` have acknowledged is there when the process is killed; `flush` waits until it
     is on the disk itself, for the loss of power. Files are allocated in full when the step type is known: a full disk is an `OSError`
-    then. One process writes; another gets a `BlockingIOError` that says who. A `ValueError` says what differs from the memory that is
-    there: `max_sz`, step type, sampler. Records are plain: nothing is shared between them. Random numbers and counters of batches are
-    kept by `flush` and `close`."""
+    then. Where observations are stored once, there is room for as many frames as calm streams need; if more come, more files do, each
+    allocated in full: a full disk is then an `OSError` of `add` or `extend`, which store nothing. One process writes; another gets a
+    `BlockingIOError` that says who. A `ValueError` says what differs from the memory that is there: `max_sz`, step type, sampler, `codec`,
+    or `dedup` (where 'auto' takes it as it is). Random numbers and counters of batches are kept by `flush` and `close`."""
     def __init__(self, max_sz, sampler=None, *, step=None, dtype=None, dedup='auto', frame_views=False, codec=None, path, seed=None):
-        if dedup not in ('auto', None) or frame_views or codec is not None:
-            raise ValueError('dedup: a memory on disk keeps plain records; leave dedup, frame_views and codec away, '
-                             'or keep it in RAM and save it')
         sampler = as_sampler(Uniform() if sampler is None else sampler)
         self.folder = MappedFolder(path)
         try:
-            self._check(_whole('max_sz', max_sz, 1), sampler)
-            super().__init__(max_sz, sampler, step=step, dtype=dtype, dedup=None, seed=seed)
+            self._check(_whole('max_sz', max_sz, 1), sampler, codec)
+            self._as_there, storing = dedup=='auto', dict(frame_views=frame_views, codec=codec)
+            if self._as_there and self.folder.description: dedup = _frames_noted(self.folder)[0]
+            super().__init__(max_sz, sampler, step=step, dtype=dtype, dedup=dedup, seed=seed, **storing)
             if self._array is None and self.folder.description:
                 self._open(Layout.from_plain(checked_layout(self.folder.description['layout'])))
             self._resume()
@@ -65,12 +80,29 @@ class DiskMemory(ReplayMemory):
             raise
         _here.add(self)
 
-    def _check(self, max_sz, sampler):
+    def _check(self, max_sz, sampler, codec):
         there = self.folder.description
         if there is None: return
-        for what, mine in dict(max_sz=max_sz, sampler=type(sampler).__name__).items():
+        there = dict(there, codec=_frames_noted(self.folder)[2])
+        for what, mine in dict(max_sz=max_sz, sampler=type(sampler).__name__, codec=codec).items():
             if there[what]!=mine: raise ValueError(f'{what}: the memory in {self.folder.path} has {there[what]}, this one {mine}; '
                                                    'open it with its own, or take another folder')
+
+    def _pairs(self, layout):
+        "The leaves that are interned; a `ValueError` where it's others than in the folder"
+        pairs = shared_leaves(layout, **self._storing)
+        if self.folder.description is None: return pairs
+        there = _frames_noted(self.folder)[1]
+        if not self._as_there and pairs!=there:
+            raise ValueError(f'dedup: the memory in {self.folder.path} keeps {in_words(layout, there)}; '
+                             f"dedup={self._storing['dedup']!r} would mean {in_words(layout, pairs)}; open it with its own ('auto'), "
+                             'or take another folder')
+        return there
+
+    def _storage(self, layout, pairs):
+        fixed: Any = dict(_memory=weakref.ref(self))
+        if not pairs: return MappedArray(self.max_sz, layout, self.folder, **fixed)
+        return MappedFrameStore(self.max_sz, layout, pairs, self.folder, self._storing['frame_views'], self._storing['codec'], **fixed)
 
     def _attach(self): self.sampler.attach(self.max_sz, self.folder.allocate)
 
@@ -79,8 +111,11 @@ class DiskMemory(ReplayMemory):
         if there is not None:
             try: layout = Layout.from_plain(checked_layout(there['layout']), layout)
             except ValueError as e: raise ValueError(f'step: the memory in {self.folder.path} has another type: {e}') from None
-        array = MappedArray(self.max_sz, layout, self.folder, _memory=weakref.ref(self))
-        if there is None: self.folder.describe(dict(max_sz=self.max_sz, sampler=type(self.sampler).__name__, layout=layout.to_plain()))
+        pairs = self._pairs(layout)
+        array = self._storage(layout, pairs)
+        if there is None:
+            self.folder.describe(dict(max_sz=self.max_sz, sampler=type(self.sampler).__name__, layout=layout.to_plain(),
+                                      **_note_frames(pairs, self._storing)))
         self.sampler.recover(array.first_id, array.n_added, array.living[TOLD])
         array.living[TOLD] = array.n_added
         self._array = array
@@ -147,7 +182,7 @@ class DiskMemory(ReplayMemory):
         if get_spawning_popen() is not None: return super().__reduce_ex__(protocol)       # which gives a worker nothing
         raise RuntimeError('a memory on disk is not copied with the process; save(folder) makes a copy')
 
-# %% ../nbs/44_ondisk.ipynb #dc099a84
+# %% ../nbs/44_ondisk.ipynb #a3790662
 @patch
 def _adopt(self:DiskMemory, array, sampler):
     there = self._array
@@ -156,6 +191,7 @@ def _adopt(self:DiskMemory, array, sampler):
     if there is None: there = self._open(array.layout)
     Layout.from_plain(array.layout.to_plain(), there.layout)
     state = array.get_state()
+    if isinstance(there, MappedFrameStore): there.room_for(state)
     there.living[LOADING] = 1
     try: ReplayMemory._adopt(self, array, sampler)
     except ValueError:
@@ -165,7 +201,9 @@ def _adopt(self:DiskMemory, array, sampler):
     there.set_state(state)
     there.living[LOADING] = 0
 
-# %% ../nbs/44_ondisk.ipynb #fbb49b96
+# %% ../nbs/44_ondisk.ipynb #b57e80c6
+class _MovedOn(ValueError): "Nothing is left of what was to be read"
+
 class DiskView:
     """A look at the memory in the folder `path`, which another process may be writing: `max_sz`, `n_added`, `first_id`, `layout`,
     `sampler`.
@@ -176,8 +214,13 @@ class DiskView:
         there: Any = self.folder.description
         self.path, self.max_sz, self.sampler = Path(path), _whole('max_sz', there['max_sz'], 1), there['sampler']
         self.layout = Layout.from_plain(checked_layout(there['layout']))
+        dedup, pairs, codec = _frames_noted(self.folder)
+        self._storing = dict(dedup=dedup, codec=codec)
         self._counters = self.folder.allocate('counts', 64).view(np.int64)
-        self._rows = self.folder.allocate('records', self.max_sz*self.layout.record.itemsize).reshape(self.max_sz, -1)
+        size = inner_layout(self.layout, pairs).record.itemsize
+        self._rows = self.folder.allocate('records', self.max_sz*size).reshape(self.max_sz, -1)
+        self._frames = FrameReader(self.max_sz, self.layout, pairs, codec, self.folder) if pairs else None
+        if self._frames: self._frames.store(1)             # compiled before it is urgent
 
     @property
     def n_added(self):
@@ -191,8 +234,12 @@ class DiskView:
 
     def recent(self, k=None):
         "The newest `k` transitions (all, if None) as a `Batch`, in the order of time; fewer, if there are fewer"
-        n = self.n_added
-        return self._read(np.arange(max(self.first_id, 0 if k is None else n - _whole('k', k, 1)), n))
+        k = self.max_sz if k is None else _whole('k', k, 1)
+        for _ in range(9):
+            n = self.n_added
+            try: return self._read(np.arange(max(self.first_id, n - k), n))
+            except _MovedOn: pass                          # all of them were overwritten meanwhile: there are newer ones
+        return self._read(np.arange(max(self.first_id, n - k), n))
 
     def fetch(self, ids):
         "Those of the transitions `ids` that are in the memory, in this order, as a `Batch`"
@@ -210,27 +257,46 @@ class DiskView:
 
     def copy(self):
         "A `ReplayMemory` of its own that holds what can be read now, with its priorities; its ids begin at 0"
-        rows = self.recent()
-        ids, memory = rows.ids.numpy(), ReplayMemory(len(rows), _KINDS.get(self.sampler, Uniform)(), seed=0)
-        keys = (self.path/'keys.map').stat().st_size
-        if keys > 1: rows._streams = self.folder.allocate('keys', keys).view(np.int64)[ids % self.max_sz]
-        memory.extend(rows, self.priorities(ids))
-        had, at = self._rows[ids % self.max_sz].view(self.layout.record)['_prev'].reshape(-1) > 0, np.arange(1, len(ids) + 1)
-        own = memory._array.records['_prev']
-        own[had & (own==0) & (at < len(ids))] = at[had & (own==0) & (at < len(ids))]       # the one before is not here: out of reach
+        store, ids, slots = self._taken(np.arange(self.first_id, self.n_added))
+        p, keys = self.priorities(ids), (self.path/'keys.map').stat().st_size
+        streams = self.folder.allocate('keys', keys).view(np.int64)[ids % self.max_sz] if keys > 1 else None
+        memory = ReplayMemory(len(ids), _KINDS.get(self.sampler, Uniform)(), seed=0, **self._storing)
+        for a in range(0, len(ids), 1024):
+            rows = store.fetch(slots[a:a + 1024])
+            if streams is not None: rows._streams = streams[a:a + 1024]
+            memory.extend(rows, None if p is None else p[a:a + 1024])
+        own, at = memory._array.records['_prev'], np.arange(1, len(ids) + 1)
+        lost = (store.records['_prev'][slots] > 0) & (own==0) & (at < len(ids))             # the one before is not here: out of reach
+        own[lost] = at[lost]
         return memory
 
     def _read(self, ids):
-        rows = self._rows[ids % self.max_sz]
-        alive = ids >= self.first_id                       # asked after the copy: who lives now was whole then
-        ids, rows = ids[alive], rows[alive]
-        if not len(ids): raise ValueError(f'{self.path}: nothing to read: the memory is empty, or has moved on')
-        copy = CyclicArray(len(ids), self.layout)
-        copy.words[:] = rows.reshape(-1).view(np.uint64)
-        copy.living[N_ADDED] = len(ids)
-        batch = copy.fetch(np.arange(len(ids)))
+        store, ids, slots = self._taken(ids)
+        batch = store.fetch(slots)
         batch.ids[:] = batch.ids.new_tensor(ids)
         return batch
+
+    def _taken(self, ids):
+        "A storage in memory with those of the rows `ids` that were whole while they were copied, these ids, and their slots in it"
+        store = None if self._frames is None else self._frames.store(len(self._some(ids)))      # what takes time comes first
+        rows = self._rows[ids % self.max_sz]
+        alive = ids >= self.first_id                       # asked after the copy: who lives now was whole then
+        ids, rows = self._some(ids[alive]), rows[alive]
+        if self._frames is None: return self._plain(rows), ids, np.arange(len(ids))
+        whole = self._frames.fill(store, rows)
+        slots = np.flatnonzero(ids >= self.first_id)       # and again: its frames were whole too
+        if not whole[slots].all(): raise CheckpointError(f'{self.path}: damaged: step {ids[slots][~whole[slots]][0]} has lost a frame')
+        return store, self._some(ids[slots]), slots
+
+    def _some(self, ids):
+        if not len(ids): raise _MovedOn(f'{self.path}: nothing to read: the memory is empty, or has moved on')
+        return ids
+
+    def _plain(self, rows):
+        store = CyclicArray(len(rows), self.layout)
+        store.words[:] = rows.reshape(-1).view(np.uint64)
+        store.living[N_ADDED] = len(rows)
+        return store
 
 @patch(cls_method=True)
 def peek(cls:ReplayMemory, path):
@@ -238,11 +304,13 @@ def peek(cls:ReplayMemory, path):
     return DiskView(path)
 
 @patch(cls_method=True)
-def open(cls:ReplayMemory, path, sampler=None, step=None, seed=None):
-    """The memory in the folder `path`, opened for writing, with the `max_sz` and the sampler it has.
+def open(cls:ReplayMemory, path, sampler=None, step=None, seed=None, frame_views=False):
+    """The memory in the folder `path`, opened for writing, with the `max_sz`, the sampler, `dedup` and `codec` it has.
 
     `sampler`: for other options than the usual ones, or a sampler of your own. A `CheckpointError` if there is no memory."""
-    there: Any = MappedFolder(path, writable=False).description
+    folder = MappedFolder(path, writable=False)
+    there: Any = folder.description
     if sampler is None and there['sampler'] not in _KINDS:
         raise ValueError(f'{path}: its sampler is not of this library: hand it in: open(path, sampler=…)')
-    return DiskMemory(there['max_sz'], _KINDS[there['sampler']]() if sampler is None else sampler, step=step, seed=seed, path=path)
+    own = _KINDS[there['sampler']]() if sampler is None else sampler
+    return DiskMemory(there['max_sz'], own, step=step, seed=seed, path=path, frame_views=frame_views, codec=_frames_noted(folder)[2])

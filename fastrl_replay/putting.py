@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TYPES_AT', 'PAIRS_AT', 'MASK', 'ROOM', 'JOURNAL_AT', 'JOURNAL_ROWS', 'KEYS_AT', 'LEAVES_AT', 'N_LEAVES', 'STEP_TYPE',
-           'KEY', 'SIZE', 'LINK_BACK', 'LINK_AHEAD', 'PLANS_AT', 'N_PLANS', 'HAS_ROOM', 'KEEP', 'COLUMNS', 'OFFSET',
-           'NBYTES', 'NDIM', 'DIMS', 'DTYPE', 'WORD', 'WANTED', 'LOOSE', 'LOW', 'HIGH', 'WIDTH', 'FLOAT', 'LEAF',
-           'NO_ROOM', 'STACKED', 'BATCH', 'GIVEN', 'PIECE', 'AHEAD', 'TOUCHED', 'leaf_table', 'new_head',
-           'reading_head', 'take_steps', 'link_streams', 'write_kernel', 'list_kernel', 'columns_kernel', 'put_kernel',
-           'fetch_some']
+           'KEY', 'SIZE', 'LINK_BACK', 'LINK_AHEAD', 'PLANS_AT', 'N_PLANS', 'HAS_ROOM', 'KEEP', 'LET_GO', 'LOST',
+           'COLUMNS', 'OFFSET', 'NBYTES', 'NDIM', 'DIMS', 'DTYPE', 'WORD', 'WANTED', 'LOOSE', 'LOW', 'HIGH', 'WIDTH',
+           'FLOAT', 'LEAF', 'NO_ROOM', 'STACKED', 'BATCH', 'GIVEN', 'PIECE', 'AHEAD', 'TOUCHED', 'leaf_table',
+           'new_head', 'reading_head', 'take_steps', 'link_streams', 'write_kernel', 'list_kernel', 'columns_kernel',
+           'put_kernel', 'fetch_some']
 
 # %% ../nbs/18_putting.ipynb #79e7999b
 from functools import cache
@@ -20,13 +20,14 @@ from .raw import call, copy, load8, load16, load32, load64, store8, store16, sto
 from .streams import place_of
 from .tally import count_drawn
 
-# %% ../nbs/18_putting.ipynb #86626d7f
+# %% ../nbs/18_putting.ipynb #21e1cf76
 (TYPES_AT, PAIRS_AT, MASK, ROOM,         # known types, the streams' table; its size − 1; room for new streams
  JOURNAL_AT, JOURNAL_ROWS, KEYS_AT,      # where to keep rows that are being overwritten, how many; where to note each slot's stream
  LEAVES_AT, N_LEAVES, STEP_TYPE, KEY,    # the table of leaves, its length, the steps' type, the leaf that names the stream or −1
  SIZE, LINK_BACK, LINK_AHEAD,            # bytes of a record, where its links lie
  PLANS_AT, N_PLANS, HAS_ROOM, KEEP,      # observations kept elsewhere: (plan, leaf, next leaf) of each kind, and two functions
- COLUMNS) = range(3, 22)                 # a chunk's columns
+ LET_GO, LOST,                           # another, for rows in the journal once they are no longer needed (0: none); how many there are
+ COLUMNS) = range(3, 24)                 # a chunk's columns
 (OFFSET, NBYTES, NDIM, DIMS, DTYPE, WORD, WANTED, LOOSE, LOW, HIGH, WIDTH, FLOAT) = range(0, 96, 8)
 "Where the row of a leaf (int64[12]) says: where in the record (−1: elsewhere), how large, the shape, the dtype, what it takes"
 LEAF = 96
@@ -177,7 +178,7 @@ def _tie(records, size, back_at, ahead_at, max_sz, keys_at, pairs_at, mask, firs
     pairs[at], pairs[at + np.uint64(1)] = key, id
     return 1 if tail < 0 else 0
 
-# %% ../nbs/18_putting.ipynb #3bb92406
+# %% ../nbs/18_putting.ipynb #22f87d86
 @njit(cache=True)
 def _keep_old(head, m):
     "Copy what `m` new rows will overwrite to where an interrupted write can be undone from; False if there is too little room"
@@ -185,6 +186,7 @@ def _keep_old(head, m):
     first = _word(counts, FIRST_ID)
     lost, slot, to = _word(counts, N_ADDED) + m - max_sz - first, first % max_sz, _word(head, JOURNAL_AT)
     if lost > _word(head, JOURNAL_ROWS): return False
+    store64(head + 8*LOST, max(0, lost))
     for _ in range(lost):
         copy(to, _word(head, RECORDS_AT) + slot*size, size)
         if keys_at: store64(to + size, load64(keys_at + 8*slot))
@@ -202,8 +204,8 @@ def _room_elsewhere(head, m):
 @njit(cache=True)
 def _ready(head, m):
     "0 if `m` rows may be written now; else what the kernel is to return"
-    if not _room_elsewhere(head, m): return NO_ROOM
-    return -1 if _word(head, JOURNAL_AT) and not _keep_old(head, m) else 0
+    if _word(head, JOURNAL_AT) and not _keep_old(head, m): return -1
+    return 0 if _room_elsewhere(head, m) else NO_ROOM
 
 @njit(cache=True)
 def _reserve(head, m):
@@ -220,6 +222,10 @@ def _publish(head, n, new):
     fence()
     store64(_word(head, COUNTS_AT) + 8*N_ADDED, n)
     store64(head + 8*ROOM, _word(head, ROOM) - new)
+    let_go, journal, size = _word(head, LET_GO), _word(head, JOURNAL_AT), _word(head, SIZE) + 8
+    if not let_go: return
+    fence()                                        # what was overwritten was needed to undo it, until here
+    for j in range(_word(head, N_PLANS)): call(let_go, load64(_word(head, PLANS_AT) + 24*j), journal, _word(head, LOST), size, 0)
 
 @njit(cache=True)
 def _newest(head, key):

@@ -66,7 +66,7 @@ def inner_layout(layout, pairs):
         for k in pair[:2]: leaves[k] = Leaf(leaves[k].path, np.dtype(np.int32), (pair.stack,))
     return Layout(layout.step_type, layout.trees, leaves) if pairs else layout
 
-# %% ../nbs/23_stacks.ipynb #6daf8220
+# %% ../nbs/23_stacks.ipynb #cc2ccb45
 class _Blocks:
     "Items of `nbytes` in blocks of 2^`shift`, which are asked of `allocate` as they are needed; `table` holds their addresses"
     def __init__(self, name, nbytes, shift, allocate):
@@ -76,7 +76,9 @@ class _Blocks:
     def __len__(self): return len(self.blocks) << self.shift
     def grow(self):
         "One more block"
-        block = self.allocate(f'{self.name}.{len(self.blocks)}', self.nbytes << self.shift)
+        self._append(self.allocate(f'{self.name}.{len(self.blocks)}', self.nbytes << self.shift))
+
+    def _append(self, block):
         if len(self.blocks)==len(self.table): self.table = np.append(self.table, np.zeros_like(self.table))
         self.table[len(self.blocks)] = block.ctypes.data
         self.blocks.append(block)
@@ -110,7 +112,7 @@ def _geometry(leaf, pair, max_sz):
     stride = -(-leaf.nbytes//pair.stack//8)*8
     return stride, _shift_for(max_sz, stride), max_sz + max_sz//32 + 2*pair.stack
 
-# %% ../nbs/23_stacks.ipynb #4a48a0b1
+# %% ../nbs/23_stacks.ipynb #42da608d
 def expected_bytes(leaf, pair, max_sz):
     "Bytes allocated for the frames of an observation when a memory opens"
     stride, shift, frames = _geometry(leaf, pair, max_sz)
@@ -120,6 +122,7 @@ class Frames:
     """The frames of one kind of observation, `leaf`: each once, with a count of the records that hold it.
 
     `plan` (int64 array) tells kernels all about it. `codec='lz4'` packs them."""
+    _kind = _Blocks
     def __init__(self, max_sz, leaf, pair, array, names, allocate=in_ram, codec=None):
         self.max_sz, self.leaf, self.pair, self.codec = max_sz, leaf, pair, codec
         self.frames: Any
@@ -127,16 +130,25 @@ class Frames:
         nbytes, S = leaf.nbytes // pair.stack, pair.stack
         self.plan = plan = np.zeros(N_PLAN, np.int64)
         stride, shift, self.expected = _geometry(leaf, pair, max_sz)
-        self.frames = None if codec else _Blocks(f'frames.{leaf.name}', stride, shift, allocate)
-        self.meta = _Blocks(f'frames_meta.{leaf.name}', META_BYTES, shift, allocate)
-        self.cells = _Blocks(f'frames_packed.{leaf.name}', CELL_BYTES, _shift_for(4*max_sz, CELL_BYTES), allocate) if codec else None
+        name = self._name()
+        self.frames = None if codec else self._kind(f'frames.{name}', stride, shift, allocate)
+        self.meta = self._kind(f'frames_meta.{name}', META_BYTES, shift, allocate)
+        self.cells = self._kind(f'frames_packed.{name}', CELL_BYTES, _shift_for(4*max_sz, CELL_BYTES), allocate) if codec else None
         self._scratch = aligned(1024 + 2*stride + 2*(S*nbytes + 64) + 64)
         plan[[STACK, BYTES, STRIDE, SHIFT, MAX_SZ]] = S, nbytes, stride, shift, max_sz
-        plan[[RECORDS, SIZE, STATE, NEXT_STATE]] = array.records.ctypes.data, array.size, *names
-        plan[PREV] = array.layout.record.fields['_prev'][1]
+        if array is not None: self._belong(array, names)
         plan[[INTERLEAVED, SCRATCH]] = leaf.dtype.itemsize if pair.last else 0, self._scratch.ctypes.data
         plan[[PACKED, CELL_SHIFT]] = bool(codec), self.cells.shift if codec else 0
-        while not codec and len(self.frames) < self.expected: self._grow()
+        self._begin()
+
+    def _belong(self, array, names):
+        "Tell the plan where the records are, and where in them the numbers"
+        self.plan[[RECORDS, SIZE, STATE, NEXT_STATE]] = array.records.ctypes.data, array.size, *names
+        self.plan[PREV] = array.layout.record.fields['_prev'][1]
+
+    def _name(self): return self.leaf.name
+    def _begin(self):
+        while not self.codec and len(self.frames) < self.expected: self._grow()
 
     def _parts(self): return [o for o in (self.frames, self.meta, self.cells) if o is not None]
 

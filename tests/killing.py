@@ -6,6 +6,7 @@ What a process does follows from its seed alone, and before and after each piece
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -18,11 +19,20 @@ from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 
 MAX_SZ, EPS = 300, .5
+FRAMES = 'frames', 'packed'          # kinds of steps whose observations are stored once
 SAMPLERS = dict(uniform=Uniform, proportional=lambda: Proportional(eps=EPS, normalize='memory'), rank=RankBased)
+
+
+def frame(k): return np.full((6, 6), k, np.int32)
+
+def stack(k, odd=False):
+    "The newest four frames of the stream of step k, seven steps apart; in some states they are strange to it"
+    return np.stack([frame(-i if odd else i) for i in range(k - 21, k + 1, 7)])
 
 
 def make_step(kind, k):
     "Step number k: every part of it says so"
+    if kind in FRAMES: return SimpleStep(stack(k, k % 5==0), k, stack(k + 7), False, False, float(k % 1000), 0., k % 7, 0, k, 0)
     a, b = np.full(4, k, np.float32), np.full(4, k + 1, np.float32)
     if kind=='simple': return SimpleStep(a, k, b, False, False, float(k % 1000), 0., k % 7, 0, k, 0)
     return Transition(a, k, float(k % 1000), b, False, False)
@@ -36,11 +46,16 @@ def make_chunk(kind, first, m):
 def is_whole(kind, rows):
     "Does every row say of itself what its id says?"
     ids = rows.ids.numpy()
+    if kind in FRAMES:
+        want = [make_step(kind, k) for k in ids.tolist()]
+        return all((a==o.state).all() and (b==o.next_state).all() and c==o.action and e==o.env_id for a, b, c, e, o in
+                   zip(rows.state.numpy(), rows.next_state.numpy(), rows.action.tolist(), rows.env_id.tolist(), want))
     fine = (rows.action.numpy()==ids) & (rows.state.numpy()==ids[:, None]).all(1) & (rows.next_state.numpy()==ids[:, None] + 1).all(1)
     return (fine & (rows.reward.numpy()==ids % 1000)).all() and (kind!='simple' or (rows.env_id.numpy()==ids % 7).all())
 
 
-def open_memory(folder, sampler): return ReplayMemory(MAX_SZ, SAMPLERS[sampler](), path=Path(folder)/'memory', seed=0)
+def open_memory(folder, sampler, kind):
+    return ReplayMemory(MAX_SZ, SAMPLERS[sampler](), path=Path(folder)/'memory', seed=0, codec='lz4' if kind=='packed' else None)
 
 
 def plan(rng, n, first):
@@ -60,7 +75,7 @@ def work(seed, folder, sampler, kind):
     rng, log = np.random.default_rng(seed), os.open(Path(folder)/'log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     def say(what): os.write(log, f'{what}\n'.encode())
     say('opening')
-    memory = open_memory(folder, sampler)
+    memory = open_memory(folder, sampler, kind)
     say(f'open {memory.n_added}')
     number = 0
     while True:
@@ -75,7 +90,7 @@ def work(seed, folder, sampler, kind):
         elif what=='save': memory.save(Path(folder)/'checkpoint')
         else:
             memory.close()
-            memory = open_memory(folder, sampler)
+            memory = open_memory(folder, sampler, kind)
         say(f'{number} {memory.n_added}')
         number += 1
 
@@ -100,16 +115,24 @@ class KillTwin:
                 self.n += 1
 
 
+def warm_up(kind, sampler, folder):
+    memory = ReplayMemory(MAX_SZ, sampler(), seed=0, path=folder if kind=='frames' else None)
+    for _ in range(2): memory.extend(make_chunk(kind, memory.n_added, 200))
+    memory.extend(make_chunk(kind, memory.n_added, 5), np.ones(5))
+    memory.add(make_step(kind, memory.n_added))
+    memory.sample(8)
+    memory.update_priorities(np.arange(200, 230), np.ones(30))
+    memory.check_valid()
+    if kind!='frames': return
+    memory.extend([make_step(kind, memory.n_added)]*3)
+    memory.close()
+    ReplayMemory.open(folder).close()
+
+
 def main():
-    for kind in ('simple', 'transition'):              # compile what the processes will need
-        for sampler in SAMPLERS.values():
-            memory = ReplayMemory(MAX_SZ, sampler(), seed=0)
-            for _ in range(2): memory.extend(make_chunk(kind, memory.n_added, 200))
-            memory.extend(make_chunk(kind, memory.n_added, 5), np.ones(5))
-            memory.add(make_step(kind, memory.n_added))
-            memory.sample(8)
-            memory.update_priorities(np.arange(200, 230), np.ones(30))
-            memory.check_valid()
+    for kind in ('simple', 'transition', 'frames'):              # compile what the processes will need
+        for sampler in SAMPLERS.values() if kind!='frames' else [Uniform]:
+            with TemporaryDirectory() as folder: warm_up(kind, sampler, folder)
     print('ready', flush=True)
     for line in sys.stdin:
         seed, *rest = line.split()

@@ -11,7 +11,7 @@ LIB = 'fastrl_replay'
 FLOORS = {
     0: ['steps', 'schedules', 'compat', 'rng', 'batch', 'sources', 'free'],
     1: ['kernels', 'sumtree', 'pool', 'objects', 'streams', 'putting', 'ids', 'blocks', 'tally', 'raw', 'interning'],
-    2: ['cyclic', 'chunks', 'stacks', 'budget', 'framing', 'frames', 'savefiles', 'mapped'],
+    2: ['cyclic', 'chunks', 'stacks', 'budget', 'framing', 'frames', 'savefiles', 'mapped', 'framefiles'],
     3: ['samplers.uniform', 'samplers.proportional', 'samplers.rank', 'samplers.more'],
     4: ['memory', 'checkpoint', 'ondisk', 'health', 'windows', 'envs', 'workers'],
     5: ['pipes.stepper', 'pipes.nstep', 'pipes.agents', 'pipes.replay', 'pipes.actors', 'pipes.loaders', 'pipes.weights', 'pipes.saving'],
@@ -38,6 +38,7 @@ SIBLINGS = {  # module → those of its own floor it may import
     'samplers.more': {'samplers.uniform', 'samplers.proportional'},
     'health': {'memory'},
     'mapped': {'cyclic', 'savefiles'},
+    'framefiles': {'frames', 'mapped', 'savefiles', 'stacks'},
     'memory': {'ondisk'},
     'checkpoint': {'memory'},
     'ondisk': {'memory', 'checkpoint'},

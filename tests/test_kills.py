@@ -96,7 +96,7 @@ def check_saved(folder, twin, after, kind):
     twin.saved = memory.n_added
 
 
-CASES = [(s, k) for s in ('proportional', 'rank', 'uniform') for k in ('simple', 'transition')]
+CASES = [(s, k) for s in ('proportional', 'rank', 'uniform') for k in ('simple', 'transition', 'packed' if s=='uniform' else 'frames')]
 
 @pytest.mark.parametrize('sampler,kind', CASES)
 def test_killed_again_and_again(forge, sampler, kind, tmp_path, request):
@@ -107,7 +107,7 @@ def test_killed_again_and_again(forge, sampler, kind, tmp_path, request):
         lines = log_of(tmp_path)
         worked += len(lines)
         twin, after = follow(twin, k, lines)
-        memory = open_memory(tmp_path, sampler)
+        memory = open_memory(tmp_path, sampler, kind)
         check(memory, twin, after, kind)
         check_saved(tmp_path/'checkpoint', twin, after, kind)
         adopt(twin, memory)
@@ -116,16 +116,16 @@ def test_killed_again_and_again(forge, sampler, kind, tmp_path, request):
 
 
 def test_the_check_sees_what_is_wrong(tmp_path):
-    "A lost step, a torn row, a changed priority, a stale link"
-    def fresh(name):
-        memory, twin = open_memory(Path(tmp_path)/name, 'proportional'), KillTwin('proportional')
+    "A lost step, a torn row, a changed priority, a stale link, another frame"
+    def fresh(name, kind='transition'):
+        memory, twin = open_memory(Path(tmp_path)/name, 'proportional', kind), KillTwin('proportional')
         rng = np.random.default_rng(0)
         from killing import make_step
         for _ in range(400):
             priority = float(rng.integers(1, 9))
-            memory.add(make_step('transition', memory.n_added), priority=priority)
+            memory.add(make_step(kind, memory.n_added), priority=priority)
             twin.apply(('give', 0, 1, [priority]))
-        check(memory, twin, None, 'transition')
+        check(memory, twin, None, kind)
         return memory, twin
     memory, twin = fresh('a')
     twin.n += 1
@@ -139,3 +139,7 @@ def test_the_check_sees_what_is_wrong(tmp_path):
     memory, twin = fresh('d')
     memory._array.records['_next'][399 % 300] = 1
     with pytest.raises(AssertionError, match='link'): check(memory, twin, None, 'transition')
+    memory, twin = fresh('e', 'frames')
+    memory._array.records['state'][7, 3] = memory._array.records['state'][8, 3]
+    memory._array.frames[0].recover(memory.first_id, memory.n_added)
+    with pytest.raises(AssertionError, match='torn'): check(memory, twin, None, 'frames')
