@@ -143,7 +143,7 @@ def _make_file(path, size):
         f.flush()
         os.fsync(f.fileno())
 
-# %% ../nbs/25_mapped.ipynb #ee992071
+# %% ../nbs/25_mapped.ipynb #3384553f
 TOLD, LOADING = 2, 3      # more counters, after n_added and first_id: how many rows the sampler knows of; is a load under way?
 
 class _Recovery:
@@ -161,9 +161,8 @@ class _Recovery:
     def undo(self, oldest):
         "Put back the rows whose overwriting was under way"
         a, slots = self.array, np.arange(oldest, self.first) % self.array.max_sz
-        kept = a.journal[:len(slots)]
-        a.words.reshape(a.max_sz, -1)[slots] = kept[:, :-1]
-        if a._key is None: a.keys[slots] = kept[:, -1].view(np.int64)
+        a.words.reshape(a.max_sz, -1)[slots] = a.journal[:len(slots)]
+        if a._key is None: a.keys[slots] = a.kept_keys[:len(slots)]
         a.living[FIRST_ID] = oldest
 
     def join(self, ids):
@@ -189,7 +188,7 @@ def _keys_along(records, state, first, n, max_sz):
         rows, back = (rows - before)[before > 0], back[before > 0]
     return keys
 
-# %% ../nbs/25_mapped.ipynb #55488099
+# %% ../nbs/25_mapped.ipynb #985ddd17
 class MappedArray(CyclicArray):
     """A `CyclicArray` in the files of a `MappedFolder`: each record is whole or not there, whenever its process was killed.
 
@@ -199,7 +198,8 @@ class MappedArray(CyclicArray):
         super().__init__(max_sz, layout, folder.allocate, **fixed)
         self.folder, self.path = folder, folder.path
         rows = min(max_sz, max(self.LEAST, self.JOURNAL//self.size))
-        self.journal = folder.allocate('journal', rows*(self.size + 8)).view(np.uint64).reshape(rows, -1)      # rows, and their streams
+        raw = folder.allocate('journal', rows*(self.size + 8)).view(np.uint64)
+        self.journal, self.kept_keys = raw[:-rows].reshape(rows, -1), raw[-rows:].view(np.int64)               # rows, then their streams
         self.keys = folder.allocate('keys', 8*max_sz if self._key is None else 0).view(np.int64)
         self._head[JOURNAL_AT], self._head[JOURNAL_ROWS] = self.journal.ctypes.data, rows
         if self._key is None: self._head[KEYS_AT] = self.keys.ctypes.data

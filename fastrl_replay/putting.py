@@ -178,19 +178,24 @@ def _tie(records, size, back_at, ahead_at, max_sz, keys_at, pairs_at, mask, firs
     pairs[at], pairs[at + np.uint64(1)] = key, id
     return 1 if tail < 0 else 0
 
-# %% ../nbs/18_putting.ipynb #22f87d86
+# %% ../nbs/18_putting.ipynb #e8942524
+@njit(cache=True)
+def _copy_around(to, at, nbytes, slot, m, max_sz):
+    "Copy `m` items of `nbytes` from slot `slot` on, over the end to slot 0 if need be"
+    before = min(m, max_sz - slot)
+    copy(to, at + slot*nbytes, before*nbytes)
+    copy(to + before*nbytes, at, (m - before)*nbytes)
+
 @njit(cache=True)
 def _keep_old(head, m):
     "Copy what `m` new rows will overwrite to where an interrupted write can be undone from; False if there is too little room"
-    counts, max_sz, size, keys_at = _word(head, COUNTS_AT), _word(head, MAX_SZ), _word(head, SIZE), _word(head, KEYS_AT)
-    first = _word(counts, FIRST_ID)
-    lost, slot, to = _word(counts, N_ADDED) + m - max_sz - first, first % max_sz, _word(head, JOURNAL_AT)
-    if lost > _word(head, JOURNAL_ROWS): return False
-    store64(head + 8*LOST, max(0, lost))
-    for _ in range(lost):
-        copy(to, _word(head, RECORDS_AT) + slot*size, size)
-        if keys_at: store64(to + size, load64(keys_at + 8*slot))
-        slot, to = slot + 1 if slot + 1 < max_sz else 0, to + size + 8
+    counts, max_sz, size, to = _word(head, COUNTS_AT), _word(head, MAX_SZ), _word(head, SIZE), _word(head, JOURNAL_AT)
+    first, rows, keys_at = _word(counts, FIRST_ID), _word(head, JOURNAL_ROWS), _word(head, KEYS_AT)
+    lost = max(0, _word(counts, N_ADDED) + m - max_sz - first)
+    if lost > rows: return False
+    store64(head + 8*LOST, lost)
+    _copy_around(to, _word(head, RECORDS_AT), size, first % max_sz, lost, max_sz)
+    if keys_at: _copy_around(to + rows*size, keys_at, 8, first % max_sz, lost, max_sz)
     fence()
     return True
 
@@ -222,7 +227,7 @@ def _publish(head, n, new):
     fence()
     store64(_word(head, COUNTS_AT) + 8*N_ADDED, n)
     store64(head + 8*ROOM, _word(head, ROOM) - new)
-    let_go, journal, size = _word(head, LET_GO), _word(head, JOURNAL_AT), _word(head, SIZE) + 8
+    let_go, journal, size = _word(head, LET_GO), _word(head, JOURNAL_AT), _word(head, SIZE)
     if not let_go: return
     fence()                                        # what was overwritten was needed to undo it, until here
     for j in range(_word(head, N_PLANS)): call(let_go, load64(_word(head, PLANS_AT) + 24*j), journal, _word(head, LOST), size, 0)

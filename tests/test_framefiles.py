@@ -198,7 +198,7 @@ def test_what_was_given_up_is_kept_until_the_end(tmp_path):
     memory.extend(stacked(world.steps(8)))
     after = {int(n) for n in array.records['state'].reshape(-1)} | {int(n) for n in array.records['next_state'].reshape(-1)}
     shared = before & after
-    kept = array.inner.journal[:, :-1].copy().view(np.uint8).reshape(8, -1)
+    kept = array.inner.journal.copy().view(np.uint8).reshape(8, -1)
     assert {int(n) for at in (int(frames.plan[k]) for k in (STATE, NEXT_STATE)) for n in kept[:, at:at + 12].view(np.int32).reshape(-1)}==before
     assert len(after - before) > 20 and len(shared) < 15 and memory.check_valid()
 
