@@ -228,10 +228,11 @@ def main():
     cfg = get_config()
     cache = prepare(cfg)
     render(cache)
+    made = cache/cfg.doc_path.name
+    localise(made)
+    wrong = list(faults(made))
     shutil.rmtree(cfg.doc_path, ignore_errors=True)
-    shutil.move(cache/cfg.doc_path.name, cfg.doc_path)
-    localise(cfg.doc_path)
-    wrong = list(faults(cfg.doc_path))
+    shutil.move(made, cfg.doc_path)                 # in one go: what is there is finished
     if wrong: sys.exit('\n'.join(wrong))
     pages = len([*cfg.doc_path.rglob('*.html')])
     print(f'{cfg.doc_path.name}/index.html: {pages} pages')
