@@ -187,7 +187,7 @@ class MappedFrames(Frames):
         while self.codec and len(self.cells) < state['counters'][3]: self.cells.grow()
         self._note()
 
-# %% ../nbs/29_framefiles.ipynb #b443b448
+# %% ../nbs/29_framefiles.ipynb #42033191
 class MappedFrameStore(FrameStore):
     """A `FrameStore` in the files of a `MappedFolder`: each step is whole or not there, whenever its process was killed.
 
@@ -196,7 +196,7 @@ class MappedFrameStore(FrameStore):
     def __init__(self, max_sz, layout, pairs, folder, frame_views=False, codec=None, **fixed):
         super().__init__(max_sz, layout, pairs, folder, frame_views, codec, **fixed)
         self.folder, self.path = folder, folder.path
-        self.inner._head[LET_GO] = let_go_at()
+        self._head[LET_GO] = let_go_at()
         for o in self.frames: o.recover(self.first_id, self.n_added)
 
     @contextmanager
@@ -208,8 +208,8 @@ class MappedFrameStore(FrameStore):
             for o, blocks in zip(self.frames, before): o.shrink(blocks)
             raise
 
-    def _make_room(self, m):
-        with self._all_or_nothing(): super()._make_room(m)
+    def _room_elsewhere(self, m):
+        with self._all_or_nothing(): super()._room_elsewhere(m)
 
     def put(self, columns, m, keys=None):
         """As that of a `FrameStore`; a chunk that the journal can't hold goes in piece by piece, once there is room for all of it.
@@ -217,7 +217,7 @@ class MappedFrameStore(FrameStore):
         If there is no room on the disk, an `OSError`, and nothing is stored."""
         piece, first = len(self.inner.journal), self.n_added
         if any(len(c)!=m for c in columns): raise ValueError(f'columns: expected {m} rows of {self.layout}')
-        if m > piece: self._make_room(min(m, self.max_sz) + piece)      # what is given up is free again after the next piece
+        if m > piece: self._room_elsewhere(min(m, self.max_sz) + piece)      # what is given up is free again after the next piece
         if keys is None and self._key is None: keys = np.arange(m)
         for a in range(0, m, piece):
             b = min(m, a + piece)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FrameStore', 'shared_leaves', 'storage', 'in_words', 'kept_how']
 
-# %% ../nbs/26_frames.ipynb #0b0f919e
+# %% ../nbs/26_frames.ipynb #f65ef462
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -14,16 +14,13 @@ import numpy as np
 import torch
 from .batch import Batch, aligned, column_names, column_plan
 from .budget import check_fits
-from .cyclic import CyclicArray, in_ram
+from .cyclic import CyclicArray, Intake, in_ram
 from .framing import common_shift, fetch_frames, fetch_noted, fetch_windows, load_note, note_shift
 from .free import in_free_ram
 from .interning import BYTES, STACK, has_room_at, intern_row_at
-from .objects import READABLE
 from .pool import Holders, Pool
-from .putting import (BATCH, COLUMNS, GIVEN, HAS_ROOM, KEEP, N_PLANS, NO_ROOM, PLANS_AT, STACKED, fetch_some, list_kernel, put_kernel,
-    take_steps, write_kernel)
+from .putting import HAS_ROOM, KEEP, N_PLANS, PLANS_AT, fetch_some, take_steps
 from .stacks import Frames, inner_layout, interned
-from .steps import encode
 
 # %% ../nbs/26_frames.ipynb #96940906
 _Base: Any = Pool.kind
@@ -115,8 +112,8 @@ def _fetch_windows(plan, slots, m, note):
     note_shift(note, shift)
     return _team.run(n, lambda a, k: fetch_windows(plan, slots + 8*a, k, windows + a*width, shift), m)
 
-# %% ../nbs/26_frames.ipynb #884365ed
-class FrameStore:
+# %% ../nbs/26_frames.ipynb #99b997d2
+class FrameStore(Intake):
     """A `CyclicArray` whose large observations are interned: it answers the same calls, and holds each frame once.
 
     `pairs`: which leaves, as `interned` gives them. `codec`: None or 'lz4'. `frame_views`: state and next state of a batch are views
@@ -127,27 +124,18 @@ class FrameStore:
         self.max_sz, self.layout, self.pairs, self.frame_views = max_sz, layout, pairs, frame_views
         self.inner = inner = self._array(max_sz, inner_layout(layout, pairs), allocate)
         self.counts, self.living, self.head_at, self._key = inner.counts, inner.living, inner.head_at, inner._key
-        self.records, self.streams, self.columns = inner.records, inner.streams, inner.columns
+        self.records, self.streams, self.columns, self._head = inner.records, inner.streams, inner.columns, inner._head
         self._offsets = inner.layout.offsets()
         self.frames = [self._frames(max_sz, layout.leaves[p.state], p, inner, [self._offsets[k] for k in p[:2]], allocate, codec)
                        for p in pairs]
         self._elsewhere = {k for p in pairs for k in p[:2]}
         self._places = [-1 if k in self._elsewhere else at for k, at in enumerate(self._offsets)]
-        self._known = take_steps(inner._head, layout, self._places)
+        self._known = take_steps(self._head, layout, self._places)
         self._plans = np.array([(o.plan.ctypes.data, *o.pair[:2]) for o in self.frames], np.int64)
-        inner._head[[PLANS_AT, N_PLANS, HAS_ROOM, KEEP]] = self._plans.ctypes.data, len(pairs), has_room_at(), intern_row_at()
+        self._head[[PLANS_AT, N_PLANS, HAS_ROOM, KEEP]] = self._plans.ctypes.data, len(pairs), has_room_at(), intern_row_at()
         self._fixed: dict = dict(fixed, _max_sz=max_sz)
         self._readers: dict = {}
-        self.whole = self.reader()
 
-    @property
-    def n_added(self):
-        "How many records were ever stored: the id of the next one"
-        return self.living[0]
-    @property
-    def first_id(self):
-        "The id of the oldest record"
-        return self.living[1]
     @property
     def tally(self):
         "How often what is stored was drawn"
@@ -160,85 +148,21 @@ class FrameStore:
     def nbytes_used(self):
         "Bytes written so far"
         return min(self.n_added, self.max_sz)*self.inner.size + sum(o.nbytes_used for o in self.frames)
-    def __len__(self): return self.n_added - self.first_id
 
-    @cached_property
-    def _write_list(self): return list_kernel()
-    @cached_property
-    def _put(self): return put_kernel()
-
-    @cached_property
-    def write(self):
-        "`write(step)`: store a step that is just as usual and return its id; −1 for any other, and nothing has changed"
-        kernel, head_at, type_, values = write_kernel(), self.head_at, self.layout.step_type, self.layout.values
-        def flat(step):
-            n = kernel(id(step), head_at)
-            return n if n >= -1 else again(step)
-        def nested(step):
-            if step.__class__ is not type_: return -1
-            leaves = tuple(values(step))                    # which must live while the kernel reads it
-            return flat(leaves)
-        def again(step):
-            self._make_room(1)
-            return kernel(id(step), head_at)
-        def never(step): return -1
-        return never if not READABLE else flat if self.layout.flat else nested
-
-    def _make_room(self, m):
+    def _room_elsewhere(self, m):
         for o in self.frames: o.make_room(m)
 
-    def _with_room(self, m, kernel, *args):
-        "What `kernel(*args)` returns, which stores `m` rows: again, if it needs more room"
-        n = kernel(*args)
-        if n != NO_ROOM: return n
-        self._make_room(m)
+    def _again(self, m, kernel, *args):
+        self._room_elsewhere(m)
         n = kernel(*args)
         if m > 64:
             for o in self.frames: o.trim()
         return n
 
-    def put_one(self, step):
-        "Store one step and return its id; `ValueError` or `TypeError` names what doesn't fit, and nothing has changed"
-        id = self.write(step)
-        return self.put_plain(step) if id < 0 else id
-
-    def put_plain(self, step):
-        "As `put_one`, for a step that is not quite as usual: as a chunk of one"
-        return int(self.put([encode(leaf, v)[None] for leaf, v in zip(self.layout.leaves, self.layout.values(step))], 1)[0])
-
-    def put_quick(self, chunk):
-        "Store a chunk that is just as usual, and return its ids; None for any other, and nothing has changed"
-        kind, m, keys_at, flat = chunk.__class__, 0, 0, self.layout.flat
-        if kind is list: return self._put_list(chunk) if flat and READABLE else None
-        if kind is Batch:
-            at, m, where = chunk._address, chunk._n if chunk._layout is self.layout else 0, BATCH
-            if chunk._streams is not None: keys_at = chunk._streams.ctypes.data
-        elif kind is self.layout.step_type and flat:
-            at, m, where = id(chunk), len(chunk[0]) if chunk[0].__class__ is np.ndarray and chunk[0].ndim else 0, STACKED
-        if not m or at is None or not READABLE: return None
-        ids = np.empty(m, np.int64)
-        return None if self._with_room(m, self._put, at, where, m, keys_at, self.head_at, id(ids)) < 0 else ids
-
-    def _put_list(self, steps):
-        ids = np.empty(len(steps), np.int64)
-        return None if self._with_room(len(steps), self._write_list, id(steps), self.head_at, id(ids)) < 0 else ids
-
-    def put(self, columns, m, keys=None):
-        """Store a chunk of `m` rows, given as one array for each leaf, right in dtype and shape; the rows' ids are returned.
-
-        `keys` (int64[m]) as for a `CyclicArray`. If there is no room for more frames, the allocator's error, and nothing is stored."""
-        if not all(c.shape==(m, *leaf.shape) and c.dtype==leaf.dtype for c, leaf in zip(columns, self.layout.leaves)):
-            raise ValueError(f'columns: expected {m} rows of {self.layout}')
-        inner, skip, ids = self.inner, max(0, m - self.max_sz), np.arange(self.n_added, self.n_added + m)
-        self._make_room(m - skip)
-        if skip and keys is None: keys = np.arange(m)
-        if skip: inner._pass_over(skip)
-        inner._make_room(m - skip)
-        columns = [np.require(c[skip:], None, ['C', 'A']) for c in columns]
-        inner._head[COLUMNS:] = [c.ctypes.data for c in columns]
-        keys = None if keys is None else np.ascontiguousarray(keys[skip:], np.int64)
-        self._with_room(m - skip, self._put, 0, GIVEN, m - skip, 0 if keys is None else keys.ctypes.data, self.head_at, 0)
-        return ids
+    @cached_property
+    def whole(self):
+        "As that of a `CyclicArray`"
+        return self.reader()
 
     def reader(self, fields=None):
         "The pool of buffers and the fetch function for some fields (all, if None)"
