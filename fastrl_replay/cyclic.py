@@ -23,7 +23,7 @@ from .steps import encode
 from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #66280e0b
+# %% ../nbs/20_cyclic.ipynb #5d6ebe2b
 _INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -124,7 +124,7 @@ class Intake:
         self._head[COLUMNS:] = [c.ctypes.data for c in columns]
         keys = None if keys is None else np.ascontiguousarray(keys[skip:], np.int64)
         n = self._put(0, GIVEN, m - skip, 0 if keys is None else keys.ctypes.data, self.head_at, 0)
-        if n < 0: raise RuntimeError(f'a chunk of {m} rows was not stored, though all about it is as it should be')
+        if n < 0 and m: raise RuntimeError(f'a chunk of {m} rows was not stored, though all about it is as it should be')
         return ids
 
     def _pass_over(self, skip):
