@@ -37,7 +37,7 @@ train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning c
 test: $(READY)  ## run every notebook and tests/
 	@cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
 	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	  $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb
 	@$(BIN)/nbdev_export

@@ -15,8 +15,10 @@ def root():
     return Path(__file__).resolve().parent.parent
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    "With several processes (`-n`), the tests of a file stay together, since they share what they have made; each notebook is by itself"
-    for item in items:
-        if item.get_closest_marker('notebook') is None: item.add_marker(pytest.mark.xdist_group(item.path.stem))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    "With several processes (`-n`) the tests of a file stay together, since they share what they have made; each notebook is by itself"
+    from xdist.scheduler import LoadScopeScheduling
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid): return nodeid if '::test_notebook[' in nodeid else nodeid.split('::')[0]
+    return ByFile(config, log)
