@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['example_of', 'chunk_columns', 'as_priorities', 'one_priority', 'as_steps', 'batch_of_steps']
 
-# %% ../nbs/21_chunks.ipynb #69f82f4a
+# %% ../nbs/21_chunks.ipynb #78c77542
 from functools import cache
 from typing import Any
 import numpy as np
 from .batch import Batch, _first_row, _stored, aligned, carve, column_plan
 from .ids import _numbers
+from .leaves import columns_kernel, reading_head
 from .objects import READABLE
-from .putting import columns_kernel, reading_head
 from .steps import _rounded, encode, shown
 
 # %% ../nbs/21_chunks.ipynb #d9aceed9

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['in_ram', 'Intake', 'CyclicArray', 'episode_ids', 'check_array']
 
-# %% ../nbs/20_cyclic.ipynb #a11684b2
+# %% ../nbs/20_cyclic.ipynb #8fba2845
 from collections import deque
 from functools import cached_property
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from .free import fresh_pages
 from .kernels import fetch_kernel
 from .objects import READABLE
 from .pool import Pool
-from .putting import (BATCH, COLUMNS, GIVEN, NO_ROOM, ROOM, STACKED, fetch_some, link_streams, list_kernel, new_head,
-    put_kernel, write_kernel)
+from .putting import BATCH, GIVEN, STACKED, list_kernel, put_kernel, write_kernel
+from .leaves import COLUMNS, NO_ROOM, ROOM, fetch_some, link_streams, new_head
 from .steps import encode
 from .tally import Tally
 from .streams import Streams

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['recover_frames', 'copy_frames', 'MappedFrames', 'MappedFrameStore', 'FrameReader']
 
-# %% ../nbs/29_framefiles.ipynb #39b0ab81
+# %% ../nbs/29_framefiles.ipynb #8d5cfc0d
 from contextlib import contextmanager
 from typing import Any
 import numpy as np
@@ -16,7 +16,7 @@ from .interning import (CAPACITY, CELL_CAPACITY, CELL_FREE, CELL_N_FREE, CELL_US
     NEXT_STATE, PACKED, RECORDS, SIZE, STACK, STATE, STRIDE, USED, _cell, _frame, _hold, _load, _meta, cells_for, let_go_at)
 from .kernels import N_ADDED
 from .mapped import MappedArray
-from .putting import LET_GO
+from .leaves import LET_GO
 from .raw import load32, store32
 from .savefiles import CheckpointError
 from .stacks import Frames, _Blocks

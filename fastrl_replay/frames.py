@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FrameStore', 'shared_leaves', 'storage', 'in_words', 'kept_how']
 
-# %% ../nbs/26_frames.ipynb #f65ef462
+# %% ../nbs/26_frames.ipynb #19648b11
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -19,7 +19,7 @@ from .framing import common_shift, fetch_frames, fetch_noted, fetch_windows, loa
 from .free import in_free_ram
 from .interning import BYTES, STACK, has_room_at, intern_row_at
 from .pool import Holders, Pool
-from .putting import HAS_ROOM, KEEP, N_PLANS, PLANS_AT, fetch_some, take_steps
+from .leaves import HAS_ROOM, KEEP, N_PLANS, PLANS_AT, fetch_some, take_steps
 from .stacks import Frames, inner_layout, interned
 
 # %% ../nbs/26_frames.ipynb #96940906

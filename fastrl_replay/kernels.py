@@ -158,5 +158,5 @@ def compiled(name, source):
 def fetch_kernel(layout):
     """The kernel `fetch(head_at, out_at, m, tally_at)` for records of `layout` and all its columns.
 
-    `out_at`: the address of a batch's buffer; `tally_at`: that of a [tally](17_tally.ipynb) of the draws, or 0."""
+    `out_at`: the address of a batch's buffer; `tally_at`: that of a [tally](16_tally.ipynb) of the draws, or 0."""
     return compiled('fetch', fetch_source(layout, layout.offsets(), layout.record.itemsize))

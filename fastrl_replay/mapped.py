@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TOLD', 'LOADING', 'MappedFolder', 'MappedArray']
 
-# %% ../nbs/28_mapped.ipynb #96a43dd9
+# %% ../nbs/28_mapped.ipynb #2908618e
 import fcntl
 import gc
 import mmap
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from .cyclic import CyclicArray
 from .kernels import FIRST_ID
-from .putting import JOURNAL_AT, JOURNAL_ROWS, KEYS_AT, link_streams
+from .leaves import JOURNAL_AT, JOURNAL_ROWS, KEYS_AT, link_streams
 from .savefiles import CheckpointError, manifest_text, read_manifest, sync_folder, write_file
 
 # %% ../nbs/28_mapped.ipynb #0d5d8314
