@@ -50,7 +50,7 @@ docs: $(READY)  ## build the site into _docs/
 bench: $(PEERS)  ## measure against other replay buffers: all figures in runs/bench/results.csv, and a plot
 	@mkdir -p runs/bench
 	@$(BIN)/python benchmarks/compare.py --out runs/bench
-	@for f in draw insert priority counting; do \
+	@for f in draw insert priority counting frames disk actors; do \
 	  echo "== benchmarks/$$f.py"; BENCH_CSV=runs/bench/results.csv $(BIN)/python benchmarks/$$f.py || exit 1; done
 
 clean:  ## remove what make made, .venv included
