@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['ReplayMemory']
 
-# %% ../nbs/40_memory.ipynb #329ba08b
+# %% ../nbs/40_memory.ipynb #5d65415e
+import copy
 import operator
 import threading
 import weakref
@@ -31,7 +32,7 @@ def _whole(name, v, least):
     if not least <= n < 2**31: raise ValueError(f'{name}: expected a number from {least} to 2³¹ − 1, got {n}')
     return n
 
-# %% ../nbs/40_memory.ipynb #e28cd69e
+# %% ../nbs/40_memory.ipynb #3887dbb9
 class ReplayMemory:
     """The newest `max_sz` transitions and a sampler that draws batches of them.
 
@@ -240,6 +241,8 @@ class ReplayMemory:
     def __reduce_ex__(self, protocol):
         # a worker that is being spawned would only refuse to use its copy: it gets none
         return (_Elsewhere, ()) if get_spawning_popen() is not None else super().__reduce_ex__(protocol)
+
+    def __copy__(self): return copy.deepcopy(self)           # half a copy would share the sampler, and neither memory would hold together
 
     def __getstate__(self):
         array = self._array

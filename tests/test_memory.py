@@ -389,7 +389,7 @@ def test_many_streams(n, form, key):
             assert (back if i - back >= twin.first_id else 0, ahead)==twin.links(i), f'links of {i}'
 
 
-@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=['deepcopy', 'pickle'])
+@pytest.mark.parametrize('how', [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=['copy', 'deepcopy', 'pickle'])
 @pytest.mark.parametrize('sampler', [Uniform, Proportional])
 def test_a_copied_memory_is_another_one(sampler, how):
     "Equal, and nothing done to one reaches the other"
