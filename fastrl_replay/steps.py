@@ -111,7 +111,7 @@ def _leaf(path, v):
     if a.dtype.kind=='c': raise TypeError(f'{name}: expected a real number, got {a.dtype}')
     return leaf._replace(dtype=np.dtype(np.float32), bits_of=None)
 
-# %% ../nbs/00_steps.ipynb #44205ae3
+# %% ../nbs/00_steps.ipynb #5faeb739
 def encode(leaf, v, lead=()):
     """The value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`.
 
@@ -134,8 +134,8 @@ def _cast(leaf, a, rounds):
     if np.can_cast(a.dtype, leaf.dtype): return a.astype(leaf.dtype)
     if a.dtype.kind=='c' or a.ndim and a.dtype.kind=='f': raise _lossy(leaf, a.dtype)
     with np.errstate(all='ignore'): b = a.astype(leaf.dtype)
-    with np.errstate(all='ignore'): back = b.astype(a.dtype)
-    if not np.array_equal(back, a, equal_nan=a.dtype.kind=='f') or not np.array_equal(b < 0, a < 0):      # −1 is no 255
+    with np.errstate(all='ignore'): back = b.real.astype(a.dtype)
+    if not np.array_equal(back, a, equal_nan=a.dtype.kind=='f') or not np.array_equal(b.real < 0, a < 0):      # −1 is no 255
         raise _misfit(leaf, a)
     return b
 
