@@ -162,11 +162,8 @@ def test_everybody_waits_for_a_promised_draw():
 def test_no_buffer_is_made_anew_however_many_are_drawn_ahead():
     replay = make('uniform')
     loader = replay.loader(prefetch=8)
-    for _ in itertools.islice(loader, 30): pass
-    pool = replay.memory._array.whole[0]
-    made = pool.n_made
-    for _ in itertools.islice(loader, 60): pass
-    assert pool.n_made==made
+    for _ in itertools.islice(loader, 90): pass
+    assert replay.memory._array.whole[0].n_made <= 8 + 3            # those that wait, one being filled, the learner's, and the one before it
 
 
 def test_threads_end_with_their_loader():
