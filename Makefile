@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 OUT    ?= runs/cartpole
-JOBS   ?= logical
+JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); if [ $$n -gt 8 ]; then n=8; fi; echo $$n)
 
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
