@@ -23,7 +23,7 @@ from .steps import encode
 from .tally import Tally
 from .streams import Streams
 
-# %% ../nbs/20_cyclic.ipynb #5d6ebe2b
+# %% ../nbs/20_cyclic.ipynb #7fabf063
 _INT64 = np.dtype(np.int64)
 
 def in_ram(name, nbytes):
@@ -70,6 +70,15 @@ class Intake:
             return flat(leaves)
         def never(step): return -1
         return never if not READABLE else flat if self.layout.flat else nested
+
+    @cached_property
+    def whole(self):
+        "The reader that is asked for most, made when it first is"
+        return self.reader()
+
+    def reader(self, fields=None):
+        "The pool of buffers and the fetch function for some fields (all, if None)"
+        raise NotImplementedError
 
     def _again(self, m, kernel, *args):
         "What `kernel(*args)`, which stores `m` rows, returns once there is room"
@@ -138,7 +147,7 @@ class Intake:
         self.streams.make_room(m, self.first_id)
         link_streams(self._head, self.streams)
 
-# %% ../nbs/20_cyclic.ipynb #dafc976c
+# %% ../nbs/20_cyclic.ipynb #3bbee63b
 class CyclicArray(Intake):
     """The newest `max_sz` records of one layout, each with a never-reused id and links along its stream.
 
@@ -173,11 +182,6 @@ class CyclicArray(Intake):
     def nbytes(self):
         "Bytes that the records take when all are written"
         return self.words.nbytes
-
-    @cached_property
-    def whole(self):
-        "The reader that is asked for most, made when it first is"
-        return self.reader()
 
     def reader(self, fields=None):
         "The pool of buffers and the fetch kernel for some fields (all, if None)"

@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['FrameStore', 'shared_leaves', 'storage', 'in_words', 'kept_how']
 
-# %% ../nbs/26_frames.ipynb #19648b11
+# %% ../nbs/26_frames.ipynb #b17a99f6
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any
 import numpy as np
 import torch
@@ -112,7 +111,7 @@ def _fetch_windows(plan, slots, m, note):
     note_shift(note, shift)
     return _team.run(n, lambda a, k: fetch_windows(plan, slots + 8*a, k, windows + a*width, shift), m)
 
-# %% ../nbs/26_frames.ipynb #99b997d2
+# %% ../nbs/26_frames.ipynb #960ab222
 class FrameStore(Intake):
     """A `CyclicArray` whose large observations are interned: it answers the same calls, and holds each frame once.
 
@@ -158,11 +157,6 @@ class FrameStore(Intake):
         if m > 64:
             for o in self.frames: o.trim()
         return n
-
-    @cached_property
-    def whole(self):
-        "As that of a `CyclicArray`"
-        return self.reader()
 
     def reader(self, fields=None):
         "The pool of buffers and the fetch function for some fields (all, if None)"

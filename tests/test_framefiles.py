@@ -117,25 +117,7 @@ STORE_BY_STORE = """
 import sys
 from pathlib import Path
 import numpy as np
-from fastrl_replay import kernels, raw
-
-class Watched(np.ndarray):
-    "An array that tells of every store"
-    watch = None
-    def __setitem__(self, k, v):
-        super().__setitem__(k, v)
-        if Watched.watch: Watched.watch()
-
-def telling(store):
-    def tells(*args):
-        store(*args)
-        if Watched.watch: Watched.watch()
-    return tells
-
-plain = kernels.array_at
-kernels.array_at = lambda address, n: plain(int(address), int(n)).view(Watched)       # what the kernels of storage are made of
-for name in ('store8', 'store16', 'store32', 'store64', 'copy'): setattr(raw, name, telling(getattr(raw, name)))
-
+from watched import Watched                    # first of all: the kernels are made of what it watches
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import PrioritizedReplay
 from fastrl_replay.ondisk import DiskMemory

@@ -122,25 +122,7 @@ STORE_BY_STORE = """
 import sys
 from pathlib import Path
 import numpy as np
-from fastrl_replay import kernels, raw
-
-class Watched(np.ndarray):
-    "An array that tells of every store"
-    watch = None
-    def __setitem__(self, k, v):
-        super().__setitem__(k, v)
-        if Watched.watch: Watched.watch()
-
-def telling(store):
-    def stored(*args):
-        store(*args)
-        if Watched.watch: Watched.watch()
-    return stored
-
-for name in ('store8', 'store16', 'store32', 'store64', 'copy'): setattr(raw, name, telling(getattr(raw, name)))
-plain = kernels.array_at
-kernels.array_at = lambda address, n: plain(address, n).view(Watched)       # what the kernels of storage are made of
-
+from watched import Watched                    # first of all: the kernels are made of what it watches
 from fastrl_replay.kernels import FIRST_ID
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional

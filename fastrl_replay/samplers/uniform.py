@@ -48,7 +48,7 @@ def importance_weights(probs, beta):
     if not (probs>0).all(): raise ValueError('probs: a slot was drawn whose probability is not above 0')
     return (probs.min() / probs)**beta
 
-# %% ../../nbs/30_uniform.ipynb #e620f503
+# %% ../../nbs/30_uniform.ipynb #18ab1962
 class Sampler:
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and either `draw` or `draw_into`.
 
@@ -154,7 +154,7 @@ class Sampler:
                     beta='a schedule' if callable(self.beta) else self.beta)
 
     def state_now(self):
-        "As `get_state`, for whoever is done with it before anything changes: its arrays may be the sampler's own"
+        "As `get_state`, for whoever needs it only until something changes: its arrays may be the sampler's own"
         return self.get_state()
 
     def set_state(self, state):
