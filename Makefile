@@ -32,15 +32,16 @@ $(PEERS): $(READY)
 train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning curve
 	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT)
 
-# A Numba kernel cached earlier does not notice an edit in another cell, so the tests start without any cache.
-# One process for each core; networks this small are slower on two threads than on one.
+# The tests start without any cache, as on a fresh machine. One process for each core; networks this small are slower on two
+# threads than on one.
 test: $(READY)  ## run every notebook and tests/
 	@cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
 	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb
+export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb
 	@$(BIN)/nbdev_export
+	@$(BIN)/python tools/stubs.py
 	@$(BIN)/nbdev_clean
 	@$(BIN)/python tools/readme.py
 
@@ -50,7 +51,7 @@ docs: $(READY)  ## build the site into _docs/
 bench: $(PEERS)  ## measure against other replay buffers: all figures in runs/bench/results.csv, and a plot
 	@mkdir -p runs/bench
 	@$(BIN)/python benchmarks/compare.py --out runs/bench
-	@for f in draw insert priority counting frames disk actors; do \
+	@for f in draw insert priority cold frames disk actors; do \
 	  echo "== benchmarks/$$f.py"; BENCH_CSV=runs/bench/results.csv $(BIN)/python benchmarks/$$f.py || exit 1; done
 
 clean:  ## remove what make made, .venv included

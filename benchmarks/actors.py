@@ -1,14 +1,18 @@
-"""Worker processes that make steps, one memory that takes them: `python benchmarks/actors.py [--learn] [crossing slowed lag prefetching]`
+"""Worker processes that make steps, and one memory that takes them.
 
-Chunks of 64 CartPole-sized steps (SimpleStep, 4 floats) out of one worker; what the memory alone takes in; an environment slowed to
-1 ms a step with one worker and two; how many chunks after its publication a version of the weights is used; what prefetching wins. With
-`--learn`, CartPole with two spawned actors and in one process, by the command line's own settings. It uses all cores it may.
+    python benchmarks/actors.py [--learn] [crossing slowed asking lag prefetching]
+
+Chunks of 64 CartPole-sized steps (4 floats) out of one worker, and what the memory alone takes in; an environment
+slowed to 1 ms a step with one worker and two; what it costs to ask an agent, to publish and to pull weights; how many
+chunks after its publication a version of the weights is used; what prefetching gains. With `--learn`, CartPole with
+two spawned actors and in one process, with the command line's own settings. It uses all cores it is allowed.
 """
 import argparse
 import itertools
 import statistics
 import tempfile
 import time
+import timeit
 from pathlib import Path
 
 import gymnasium as gym
@@ -17,24 +21,27 @@ import torch
 from timing import machine, table
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.compat import IterDataPipe
 from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.pipes.actors import Actors
 from fastrl_replay.pipes.agents import EpsilonGreedy
-from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, batches_due
+from fastrl_replay.pipes.base import IterDataPipe
+from fastrl_replay.pipes.replay import PrioritizedReplay, batches_due
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.pipes.weights import SharedAgent, SharedParams
-from fastrl_replay.steps import SimpleStep
+from fastrl_replay.steps import SimpleStep, Transition
 
 
 class Ready(IterDataPipe):
     "Steps that cost nothing to make, one by one or in batches of 64"
-    def __init__(self, rows=1): self.rows = rows
+    def __init__(self, step_type=SimpleStep, rows=1): self.step_type, self.rows = step_type, rows
+    def one(self, s, i):
+        if self.step_type is Transition: return Transition(s[i], i % 2, 1., s[i + 1], False, i==63)
+        return SimpleStep(s[i], i % 2, s[i + 1], False, i==63, 1., float(i), 0, 0, i, 0)
     def __iter__(self):
-        rng = np.random.default_rng(0)
-        s = rng.random((65, 4), np.float32)
-        steps = [SimpleStep(s[i], i % 2, s[i + 1], False, i==63, 1., float(i), 0, 0, i, 0) for i in range(64)]
-        batch = Batch.of(SimpleStep(*map(np.array, zip(*steps))))
+        s = np.random.default_rng(0).random((65, 4), np.float32)
+        steps = [self.one(s, i) for i in range(64)]
+        batch = Batch.of(self.step_type(*map(np.array, zip(*steps))))
         while True: yield from steps if self.rows==1 else [batch]
 
 
@@ -56,29 +63,31 @@ def rate(items, n):
 
 
 def crossing():
-    "Steps a second through a line, and into a memory"
-    memories = dict(uniform=lambda: ExperienceReplay([], bs=8, max_sz=50_000).memory,
-                    prioritized=lambda: PrioritizedReplay([], bs=8, max_sz=50_000).memory)
-    chunk, rows = next(iter(Actors(Ready(64), 0))), []
-    for name, rows_, n in (('steps, one worker', 1, 1), ('batches, one worker', 64, 1), ('steps, no worker', 1, 0)):
-        pipe = Actors(Ready(rows_), n)
-        rows.append([name, f'{statistics.median(rate(pipe, 3000) for _ in range(5)):,.0f}'])
-        pipe.close()
-    for name, make in memories.items():
-        memory = make()
+    "Steps a second out of a worker, and into a memory"
+    rows = []
+    for kind in (SimpleStep, Transition):
+        for name, rows_, n in (('steps, one worker', 1, 1), ('batches, one worker', 64, 1), ('steps, no worker', 1, 0)):
+            pipe = Actors(Ready(kind, rows_), n)
+            rows.append([kind.__name__, name, f'{statistics.median(rate(pipe, 1000) for _ in range(5)):,.0f}'])
+            pipe.close()
+    chunk = next(iter(Actors(Ready(rows=64), 0)))
+    for name, sampler in (('uniform', None), ('prioritized', Proportional())):
+        memory = ReplayMemory(50_000, sampler, seed=0)
         def taken(memory=memory):
             while True:
                 memory.extend(chunk)
                 yield chunk
-        rows.append([f'into a {name} memory', f'{statistics.median(rate(taken(), 3000) for _ in range(5)):,.0f}'])
-    pipe = Actors(Ready(), 1)
-    replay = PrioritizedReplay(pipe, bs=64, max_sz=50_000, min_sz=64*11, steps_per_batch=1_000_000)
-    next(iter(replay))
-    n, start = replay.memory.n_added, time.perf_counter()
-    while time.perf_counter() - start < 2: replay._pull()
-    rows.append(['one worker into a prioritized memory', f'{(replay.memory.n_added - n)/2:,.0f}'])
+        speed = statistics.median(rate(taken(), 3000) for _ in range(5))
+        rows.append(['SimpleStep', f'into a {name} memory', f'{speed:,.0f}'])
+    pipe, memory = Actors(Ready(), 1), ReplayMemory(50_000, Proportional(), seed=0)
+    def stored():
+        for c in pipe:
+            memory.extend(c)
+            yield c
+    speed = statistics.median(rate(stored(), 1000) for _ in range(5))
+    rows.append(['SimpleStep', 'one worker into a prioritized memory', f'{speed:,.0f}'])
     pipe.close()
-    table('Steps a second, in chunks of 64', rows, ['what', 'steps/s'])
+    table('Steps a second, in chunks of 64', rows, ['step', 'what', 'steps/s'])
 
 
 def slowed(seconds=4.):
@@ -117,6 +126,23 @@ def lag(n=200):
     pipe.close()
     table('Chunks of a worker that begin with older weights, after a publication', [[k, old.count(k)] for k in sorted(set(old))],
           ['chunks', 'times'])
+
+
+def asking():
+    "Microseconds for one action of a CartPole network, exploring or not, and for sharing its weights"
+    torch.set_num_threads(1)
+    def best(f, number=100): return f'{min(timeit.repeat(f, number=number, repeat=20))/number*1e6:.1f}'
+    rows, state = [], np.zeros((1, 4), np.float32)
+    for hidden in (128, 1024):
+        net = torch.nn.Sequential(torch.nn.Linear(4, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, hidden),
+                                  torch.nn.ReLU(), torch.nn.Linear(hidden, 2))
+        shared, greedy, random = SharedParams(net), EpsilonGreedy(net, 0.), EpsilonGreedy(net, 1.)
+        random(state)
+        timed = (lambda: greedy(state), lambda: random(state), lambda: shared.publish(net),      # noqa: B023
+                 lambda: shared.pull(net), lambda: shared.pull(net, shared.version))             # noqa: B023
+        rows.append([hidden, *map(best, timed)])
+    table('Microseconds: one state, two hidden layers', rows,
+          ['hidden', 'greedy', 'exploring', 'publish', 'pull', 'nothing new'])
 
 
 def prefetching():
@@ -167,7 +193,7 @@ def learning(seeds=(0, 1, 2)):
 def main():
     "Measure, print"
     parser = argparse.ArgumentParser()
-    parts = dict(crossing=crossing, slowed=slowed, lag=lag, prefetching=prefetching)
+    parts = dict(crossing=crossing, slowed=slowed, asking=asking, lag=lag, prefetching=prefetching)
     parser.add_argument('parts', nargs='*', choices=[[], *parts], help='which measurements (default: all)')
     parser.add_argument('--learn', action='store_true')
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Memories on disk and checkpoints, beside memory and plain files: `python benchmarks/disk.py [FOLDER]`
+"""Memories on disk and checkpoints, compared with memory and plain files: `python benchmarks/disk.py [FOLDER]`
 
-One million CartPole transitions, and 20,000 of Atari whose frames are stored once. On disk against in memory: the same calls in turn,
-page cache warm. A save against writing and syncing as many bytes with numpy, a load against reading them; both are the medians of
-interleaved repetitions. Peaks are measured in processes of their own, from a start where all kernels are compiled: the largest resident
-set, as the kernel of Linux notes it, over what a memory takes once it is filled. That is 1.00 for a save that needs nothing, and for a
-load that needs no more than it leaves.
+One million CartPole transitions, and 20,000 of Atari whose frames are stored once. On disk against in memory: the same
+calls in turn, page cache warm. A save against writing and syncing as many bytes with numpy, a load against reading
+them; both are the medians of interleaved repetitions. Peaks are measured in processes of their own, from a start where
+all kernels are compiled: the largest resident set, as Linux notes it, over what a memory takes once it is filled. That
+is 1.00 for a save that needs nothing, and for a load that needs no more than it leaves.
 """
 import ctypes
 import json
@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 from timing import interleaved, machine, pin, repeat, table
 
-from fastrl_replay import checkpoint, ondisk  # noqa: F401   (they bring save, load and path)
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
@@ -36,8 +35,8 @@ RNG = np.random.default_rng(0)
 
 def transitions(m):
     "A chunk of m CartPole transitions, as arrays"
-    return Transition(RNG.random((m, 4), np.float32), RNG.integers(2, size=m), np.ones(m, np.float32), RNG.random((m, 4), np.float32),
-                      np.zeros(m, bool), np.zeros(m, bool))
+    state, next_state, no = RNG.random((m, 4), np.float32), RNG.random((m, 4), np.float32), np.zeros(m, bool)
+    return Transition(state, RNG.integers(2, size=m), np.ones(m, np.float32), next_state, no, no)
 
 
 def filled(sampler, rows=ROWS, **kw):
@@ -52,7 +51,7 @@ def filled(sampler, rows=ROWS, **kw):
 def steps_and_batches(name, folder):
     "µs of the calls that a run makes, in memory and on disk"
     ram, disk = filled(SAMPLERS[name]), filled(SAMPLERS[name], path=folder)
-    one, chunk = Transition(np.zeros(4, np.float32), 1, 1., np.zeros(4, np.float32), False, False), Batch.of(transitions(64))
+    one, chunk = Batch.of(transitions(1))[0], Batch.of(transitions(64))
     ages, td = ROWS//2 + RNG.permutation(ROWS//4)[:256], RNG.random(256)
     calls = {'add': (lambda o: o.add(one), 20_000), 'extend(64)': (lambda o: o.extend(chunk), 2000),
              'sample(32)': (lambda o: o.sample(32), 3000), 'sample(256)': (lambda o: o.sample(256), 1000),
@@ -76,13 +75,15 @@ def frames_in_memory_and_on_disk(folder):
     memories = dict(ram=ReplayMemory(SCREENS, seed=0), disk=ReplayMemory(SCREENS, seed=0, path=folder))
     for o in memories.values():
         for step in islice(cycle(steps), SCREENS*5//4): o.add(step)            # one by one: one stream
-    chunk = Batch.of(Transition(*(np.stack([np.asarray(v, np.float32 if isinstance(v, float) else None) for v in c]) for c in zip(*more))))
-    turn = cycle(steps)                                  # shared, so that neither finds its steps in the cache because the other had them
+    chunk = Batch.of_steps(more)
+    turn = cycle(steps)        # shared, so that neither finds its steps in the cache because the other had them
     calls = {'add': (lambda o: o.add(next(turn)), 1000), 'extend(64)': (lambda o: o.extend(chunk), 60),
              'sample(32)': (lambda o: o.sample(32), 300), 'sample(256)': (lambda o: o.sample(256), 30)}
-    spent = interleaved({(call, k): (repeat(f, o), n) for call, (f, n) in calls.items() for k, o in memories.items()}, 15)
+    work = {(call, k): (repeat(f, o), n) for call, (f, n) in calls.items() for k, o in memories.items()}
+    spent = interleaved(work, 15)
     memories['disk'].close()
-    return [(call, f'{(a := spent[call, "ram"]):.2f}', f'{(b := spent[call, "disk"]):.2f}', f'{b/a:.2f}') for call in calls]
+    pairs = {call: (spent[call, 'ram'], spent[call, 'disk']) for call in calls}
+    return [(call, f'{a:.2f}', f'{b:.2f}', f'{b/a:.2f}') for call, (a, b) in pairs.items()]
 
 
 def write_and_sync(path, raw):
@@ -155,7 +156,8 @@ PEAKS = dict(save=peak_of_saves, load=peak_of_a_load)
 def peaks(name, folder):
     "The peaks in a save and in a load, over what the memory takes"
     def measured(what):
-        ran = subprocess.run([sys.executable, __file__, '--peak', what, name, str(folder)], capture_output=True, text=True, check=True)
+        args = [sys.executable, __file__, '--peak', what, name, str(folder)]
+        ran = subprocess.run(args, capture_output=True, text=True, check=True)
         return json.loads(ran.stdout)
     saving, loading = measured('save'), measured('load')
     return f'{saving["most"]/saving["own"]:.2f}', f'{loading["most"]/saving["own"]:.2f}'
@@ -177,7 +179,8 @@ def saves_and_loads(name, folder):
     save, write, load, read = np.median(spent, 0)
     renew(memory, 100)
     second = memory.save(folder/'saved')
-    return name, f'{first/1e6:.1f}', f'{save/write:.2f}', f'{second/first:.3f}', f'{load/read:.2f}', *peaks(name, folder/'peaks')
+    ratios = f'{save/write:.2f}', f'{second/first:.3f}', f'{load/read:.2f}'
+    return name, f'{first/1e6:.1f}', *ratios, *peaks(name, folder/'peaks')
 
 
 def main():
@@ -188,9 +191,11 @@ def main():
         rows = [row for name in SAMPLERS for row in steps_and_batches(name, base/name)]
         table(f'{ROWS:,} transitions: µs a call', rows, ('call', 'in memory', 'on disk', 'ratio'))
         rows = frames_in_memory_and_on_disk(base/'frames')
-        table(f'{SCREENS:,} Atari transitions, each frame once: µs a call', rows, ('call', 'in memory', 'on disk', 'ratio'))
+        title = f'{SCREENS:,} Atari transitions, each frame once: µs a call'
+        table(title, rows, ('call', 'in memory', 'on disk', 'ratio'))
         rows = [saves_and_loads(name, base) for name in SAMPLERS]
-        table('checkpoints', rows, ('sampler', 'MB', 'save / write', 'second / first', 'load / read', 'peak in save', 'peak in load'))
+        columns = 'sampler', 'MB', 'save / write', 'second / first', 'load / read', 'peak in save', 'peak in load'
+        table('checkpoints', rows, columns)
     finally: shutil.rmtree(base)
 
 

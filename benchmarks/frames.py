@@ -31,9 +31,9 @@ def transitions(n):
         yield Transition(NOISE[k:k + S], t % 6, 1., NOISE[k + 1:k + S + 1], t % EPISODE==EPISODE - 1, False)
 
 
-def ours(**options):
+def ours():
     "Our memory, wrapped around"
-    memory = ReplayMemory(ROWS, seed=0, **options)
+    memory = ReplayMemory(ROWS, seed=0)
     for step in transitions(ROWS + 1000): memory.add(step)
     return memory
 
@@ -108,7 +108,7 @@ def of_pong(codec):
     "A memory of Pong, and its bytes a transition"
     memory = ReplayMemory(PONG, seed=0, codec=codec)
     for step in pong(PONG): memory.add(step)
-    return memory, memory._array.nbytes_used/PONG
+    return memory, memory.nbytes/PONG
 
 
 def contender(name):
@@ -123,7 +123,7 @@ def contender(name):
     if name.startswith('pong'):
         memory, nbytes = of_pong('lz4' if 'lz4' in name else None)
         return dict(draw=memory.sample, nbytes=lambda _: nbytes)
-    memory = ours(frame_views='views' in name)
+    memory = ours()
     return dict(draw=memory.sample, add=adding(memory.add))
 
 
@@ -188,13 +188,13 @@ def main():
     here, there = context.Pipe()
     context.Process(target=resident, args=(there,)).start()
     print(f'\nresident bytes a transition: {here.recv():,.0f}; as plain records {8*SIDE*SIDE:,}', flush=True)
-    all_ = Contenders('one column each', 'frame_views', 'sb3', 'cpprb', 'numpy')
+    all_ = Contenders('ours', 'sb3', 'cpprb', 'numpy')
     rows = []
     for bs, n in ((32, 40), (256, 8)):
         us = all_.times('draw', n, bs)
         rows += [[bs, k, f'{v:.0f}', f'{us["sb3"]/v:.2f}', f'{us["cpprb"]/v:.2f}', f'{v/us["numpy"]:.2f}'] for k, v in us.items()]
     table('Draws', rows, ['batch', '', 'µs', 'times as fast as sb3', 'as cpprb', 'of copying 5 frames with numpy'])
-    us = all_.times('add', 300, names=['one column each', 'sb3', 'cpprb'])
+    us = all_.times('add', 300, names=['ours', 'sb3', 'cpprb'])
     table('One step in', [[k, f'{v:.2f}', f'{us["sb3"]/v:.2f}'] for k, v in us.items()], ['', 'µs', 'times as fast as sb3'])
     all_.close()
     screens = Contenders('pong', 'pong, lz4')

@@ -1,13 +1,15 @@
-"""Putting steps in, beside Stable-Baselines3: `python benchmarks/insert.py`
+"""Steps in, compared with Stable-Baselines3 and cpprb: `python benchmarks/insert.py [--rows N]`
 
-Stable-Baselines3 stores with its default handling of time limits. Both memories are wrapped around before the clock starts, so
-that no page is touched for the first time while it runs.
+One step and 64 steps at once in every dtype that is accepted, 512 steps in a list, and all rows in one call. Stable-Baselines3
+stores with its default handling of time limits. The small memories have wrapped around before the clock starts, so that no page is
+touched for the first time while it runs.
 """
+import cpprb
 import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3.common.buffers import ReplayBuffer
-from timing import interleaved, machine, pin, repeat, table
+from timing import begin, interleaved, repeat, table
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
@@ -17,43 +19,73 @@ ROWS, ENVS, MANY = 50_000, 64, 512
 
 
 def peer(n_envs):
-    "Stable-Baselines3's buffer and the arguments of its `add`"
+    "Stable-Baselines3's `add` of `n_envs` transitions, wrapped around"
     buffer = ReplayBuffer(ROWS, gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), n_envs=n_envs)
     o = np.zeros((n_envs, 4), np.float32)
-    args = o, o + 1, np.zeros(n_envs, np.int64), np.ones(n_envs, np.float32), np.zeros(n_envs, bool), [{} for _ in range(n_envs)]
+    infos = [{} for _ in range(n_envs)]
+    args = o, o + 1, np.zeros(n_envs, np.int64), np.ones(n_envs, np.float32), np.zeros(n_envs, bool), infos
     for _ in range(ROWS // n_envs + 1): buffer.add(*args)
-    return buffer, args
+    return repeat(buffer.add, *args)
 
 
 def filled(chunk):
-    "Our memory, wrapped around"
+    "A memory of ours, wrapped around"
     memory = ReplayMemory(ROWS)
     while memory.n_added <= ROWS: memory.extend(chunk)
     return memory
 
 
-def main():
-    "Measure one step, 64 environments' steps, and 512 steps at once"
-    pin()
-    torch.set_num_threads(1)
-    print(machine())
-    rng = np.random.default_rng(0)
-    def state(): return rng.random(4, dtype=np.float32)
-    steps = [Transition(state(), 1, 1., state(), False, False) for _ in range(MANY)]
-    o, i, no = np.zeros((ENVS, 4), np.float32), np.zeros(ENVS, np.int64), np.zeros(ENVS, bool)
-    arrays = Transition(o, i, np.ones(ENVS, np.float32), o + 1, no, no)
-    chunk = Batch.of(arrays)
-    one, many = peer(1), peer(ENVS)
-    cases = {'sb3, one step': (repeat(one[0].add, *one[1]), 2000),
-             'one step': (repeat(filled(chunk).add, steps[0]), 2000),
-             f'sb3, {ENVS} at once': (repeat(many[0].add, *many[1]), 1000),
-             f'{ENVS} at once, a Batch': (repeat(filled(chunk).extend, chunk), 1000),
-             f'{ENVS} at once, arrays': (repeat(filled(chunk).extend, arrays), 1000),
-             f'{MANY} in a list': (repeat(filled(chunk).extend, steps), 10)}
+def single(rng):
+    "One step in each accepted dtype: name → step"
+    s, t = (rng.random(4, dtype=np.float32) for _ in range(2))
+    return {'Python numbers': Transition(s, 1, 1., t, False, False),
+            'numpy scalars': Transition(s, np.int64(1), np.float32(1), t, np.False_, np.False_),
+            'a float64 reward': Transition(s, np.int64(1), np.float64(1), t, False, False),
+            'a uint8 action': Transition(s, np.uint8(1), 1., t, False, False),
+            '0-d arrays': Transition(s, np.array(1), np.array(1.), t, np.array(False), np.array(False)),
+            'tensors': Transition(torch.from_numpy(s), torch.tensor(1), torch.tensor(1.), torch.from_numpy(t), False, False)}
+
+
+def stacked(rng, n):
+    "`n` transitions as stacked arrays, as they are stored and in need of casts: name → step of arrays"
+    s, t, r = rng.random((n, 4), np.float32), rng.random((n, 4), np.float32), rng.random(n, np.float32)
+    i, no = rng.integers(0, 2, n), np.zeros(n, bool)
+    return {'as stored': Transition(s, i, r, t, no, no), 'float64 rewards': Transition(s, i, r.astype(float), t, no, no),
+            'uint8 actions': Transition(s, i.astype(np.uint8), r, t, no, no)}
+
+
+def beside(title, cases, base, per=1):
+    "Print each case in µs, and how many times as fast it is as `base` (a case), of which one call does 1/`per` of the work"
     us = interleaved(cases)
-    alone, vector = us['sb3, one step'], us[f'sb3, {ENVS} at once']
-    rows = [[k, f'{v:.2f}', f'{(vector if str(ENVS) in k else alone*(MANY if str(MANY) in k else 1))/v:.1f}'] for k, v in us.items()]
-    table('Steps in', rows, ['', 'µs a call', 'times as fast as Stable-Baselines3'])
+    rows = [[k, f'{v:.2f}', '' if k == base else f'{us[base]*per/v:.2f}'] for k, v in us.items()]
+    table(title, rows, ['', 'µs a call', 'times as fast'])
+
+
+def bulk(rng, rows):
+    "All rows in one call"
+    arrays = stacked(rng, rows)['as stored']
+    memory, columns = ReplayMemory(rows), arrays._asdict()
+    buffer = cpprb.ReplayBuffer(rows, {k: dict(shape=v.shape[1:] or 1, dtype=v.dtype) for k, v in columns.items()})
+    cases = {'cpprb': (repeat(buffer.add, **columns), 2), 'ours': (repeat(memory.extend, arrays), 2)}
+    beside(f'{rows:,} rows in one call', cases, 'cpprb')
+
+
+def main():
+    "Measure and print"
+    rows = begin()
+    rng = np.random.default_rng(0)
+    steps, arrays = single(rng), stacked(rng, ENVS)
+    chunk = Batch.of(arrays['as stored'])
+    one, many, memory = peer(1), peer(ENVS), filled(chunk)
+    beside('One step', {'Stable-Baselines3': (one, 2000)} | {k: (repeat(memory.add, v), 2000) for k, v in steps.items()},
+           'Stable-Baselines3')
+    arrays['as stored, a Batch'] = chunk
+    beside(f'{ENVS} at once', {'Stable-Baselines3': (many, 1000)} | {k: (repeat(memory.extend, v), 1000) for k, v in arrays.items()},
+           'Stable-Baselines3')
+    listed = [steps['Python numbers']]*MANY
+    beside(f'{MANY} in a list', {'Stable-Baselines3, one': (one, 2000), 'ours': (repeat(memory.extend, listed), 20)},
+           'Stable-Baselines3, one', MANY)
+    bulk(rng, rows)
 
 
 if __name__ == '__main__': main()

@@ -7,7 +7,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from fastrl_replay.compat import IterDataPipe
+from fastrl_replay.batch import Batch
+from fastrl_replay.pipes.base import IterDataPipe
 from fastrl_replay.steps import SimpleStep, Transition
 
 
@@ -32,6 +33,7 @@ class Counting(gym.Env):
         if self.trouble=='odd': raise Odd('nobody can unpickle me', 3)
         if self.trouble=='kill': os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble=='exit': os._exit(7)
+        if self.trouble=='pipe': raise BrokenPipeError('the robot hung up')
         if self.trouble=='leave': raise SystemExit(3)
         if self.trouble=='hang': time.sleep(1000)
 
@@ -47,8 +49,10 @@ class Make:
 
 
 class Source(IterDataPipe):
-    "`n` steps of streams 0 … k−1 in turn (for ever: None), as many in each item as `rows` says (0: single steps); then the end, or an error"
-    def __init__(self, n=None, k=1, rows=0, step_type=SimpleStep, counter=None, error=None):
+    """`n` steps of streams 0 … k−1 in turn (for ever: None), as many in each item as `rows` says (0: single steps);
+    a list of them or, `stacked`, a `Batch`; then the end, or an error"""
+    def __init__(self, n=None, k=1, rows=0, step_type=SimpleStep, counter=None, error=None, stacked=False):
+        self.stacked = stacked
         self.n, self.k, self.rows, self.step_type, self.counter, self.error, self.i, self.at = n, k, rows, step_type, counter, error, 0, 0
     def one(self):
         i, self.i, self.at = self.i, self.i + 1, self.at + 1
@@ -58,9 +62,13 @@ class Source(IterDataPipe):
         if self.step_type is Transition: return Transition(s, 0, float(i), s + 1, False, False)
         return SimpleStep(s, 0, s + 1, False, False, float(i), 0., i % self.k, 0, i//self.k, 0)
     def __iter__(self):
-        while self.n is None or self.at < self.n: yield self.one() if not self.rows else [self.one() for _ in range(self.rows)]
+        while self.n is None or self.at < self.n: yield self.item()
         self.at = 0
         if self.error: raise self.error
+    def item(self):
+        if not self.rows: return self.one()
+        steps = [self.one() for _ in range(self.rows)]
+        return Batch.of(self.step_type(*map(np.array, zip(*steps)))) if self.stacked else steps
     def state_dict(self): return dict(i=self.i, at=self.at)
     def load_state_dict(self, state): self.i, self.at = state['i'], state['at']
 

@@ -6,7 +6,8 @@ import pytest
 
 def pytest_addoption(parser):
     parser.addoption('--nbflags', default='', help='nbdev flags to run although they are skipped by default, such as "slow"')
-    parser.addoption('--kills', type=int, default=25, help='how many processes test_kills.py kills')
+    parser.addoption('--kills', type=int, default=25, help='how many processes the tests of kills kill')
+    parser.addoption('--mutants', type=int, default=100, help='how many damaged or hostile files each test of them loads')
 
 
 @pytest.fixture(scope='session')

@@ -1,8 +1,9 @@
 """A process that works on a memory on disk until it is killed, and the naive twin that knows what it must have left.
 
-Run as a script it is the parent of such processes: for each line `seed folder sampler step` on its standard input it forks one and prints
-its process id; when that one is gone it prints `gone`. Everything is imported and compiled before, so a fork is at work at once.
-What a process does follows from its seed alone, and before and after each piece of work it writes a line into the folder's log."""
+Run as a script it is the parent of such processes: for each line `seed folder sampler step` on its standard input it
+forks one and prints its process id; when that one is gone it prints `gone`. Everything is imported and compiled before,
+so a fork is at work at once. What a process does follows from its seed alone, and after each piece of work it writes a
+line into the folder's log."""
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fastrl_replay import checkpoint, ondisk  # noqa: F401   (they bring save, load and path)
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
@@ -19,7 +19,7 @@ from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 
 MAX_SZ, EPS = 300, .5
-FRAMES = 'frames', 'packed'          # kinds of steps whose observations are stored once
+KINDS = 'simple', 'transition', 'frames'         # of the last kind observations are stored once
 SAMPLERS = dict(uniform=Uniform, proportional=lambda: Proportional(eps=EPS, normalize='memory'), rank=RankBased)
 
 
@@ -32,41 +32,48 @@ def stack(k, odd=False):
 
 def make_step(kind, k):
     "Step number k: every part of it says so"
-    if kind in FRAMES: return SimpleStep(stack(k, k % 5==0), k, stack(k + 7), False, False, float(k % 1000), 0., k % 7, 0, k, 0)
     a, b = np.full(4, k, np.float32), np.full(4, k + 1, np.float32)
-    if kind=='simple': return SimpleStep(a, k, b, False, False, float(k % 1000), 0., k % 7, 0, k, 0)
+    if kind=='frames': a, b = stack(k, k % 5==0), stack(k + 7)
+    if kind!='transition': return SimpleStep(a, k, b, False, False, float(k % 1000), 0., k % 7, 0, k, 0)
     return Transition(a, k, float(k % 1000), b, False, False)
 
 
 def make_chunk(kind, first, m):
     steps = [make_step(kind, first + i) for i in range(m)]
-    return Batch.of(type(steps[0])(*(np.stack([np.asarray(v, np.float32) if isinstance(v, float) else np.asarray(v) for v in c]) for c in zip(*steps))))
+    def column(values): return np.stack([np.asarray(v, np.float32 if isinstance(v, float) else None) for v in values])
+    return Batch.of(type(steps[0])(*map(column, zip(*steps))))
 
 
 def is_whole(kind, rows):
     "Does every row say of itself what its id says?"
     ids = rows.ids.numpy()
-    if kind in FRAMES:
+    if kind=='frames':
         want = [make_step(kind, k) for k in ids.tolist()]
         return all((a==o.state).all() and (b==o.next_state).all() and c==o.action and e==o.env_id for a, b, c, e, o in
                    zip(rows.state.numpy(), rows.next_state.numpy(), rows.action.tolist(), rows.env_id.tolist(), want))
-    fine = (rows.action.numpy()==ids) & (rows.state.numpy()==ids[:, None]).all(1) & (rows.next_state.numpy()==ids[:, None] + 1).all(1)
-    return (fine & (rows.reward.numpy()==ids % 1000)).all() and (kind!='simple' or (rows.env_id.numpy()==ids % 7).all())
+    fine = (rows.action.numpy()==ids) & (rows.reward.numpy()==ids % 1000)
+    fine &= (rows.state.numpy()==ids[:, None]).all(1) & (rows.next_state.numpy()==ids[:, None] + 1).all(1)
+    return fine.all() and (kind!='simple' or (rows.env_id.numpy()==ids % 7).all())
 
 
 def open_memory(folder, sampler, kind):
-    return ReplayMemory(MAX_SZ, SAMPLERS[sampler](), path=Path(folder)/'memory', seed=0, codec='lz4' if kind=='packed' else None)
+    dedup = 'frames' if kind=='frames' else None
+    return ReplayMemory(MAX_SZ, SAMPLERS[sampler](), path=Path(folder)/'memory', seed=0, dedup=dedup)
 
+
+WORK = {'add': .4, 'give': .1, 'chunk': .1, 'list': .05, 'given chunk': .05, 'update': .2, 'sample': .06, 'save': .03,
+        'reopen': .01}
 
 def plan(rng, n, first):
     "The next piece of work on a memory of ids `first` … `n − 1`: its name, and numbers"
-    what = rng.choice(['add', 'add', 'add', 'give', 'chunk', 'list', 'given chunk', 'update', 'update', 'sample', 'save', 'reopen'],
-                      p=[.2, .1, .1, .1, .1, .05, .05, .1, .1, .06, .03, .01])
+    what = rng.choice(list(WORK), p=list(WORK.values()))
     if what in ('chunk', 'list', 'given chunk'):
         m = int(rng.choice([1, 5, 40, 299, 700], p=[.3, .3, .2, .1, .1]))
         return what, n, m, rng.integers(1, 50, size=m).astype(float)
     if what in ('update', 'sample', 'save', 'reopen') and n==first: what = 'add'
-    if what=='update': return what, rng.integers(first, n, size=int(rng.choice([1, 30, 250]))), None, rng.integers(1, 60, size=250).astype(float)
+    if what=='update':
+        ids = rng.integers(first, n, size=int(rng.choice([1, 30, 250])))
+        return what, ids, None, rng.integers(1, 60, size=250).astype(float)
     return what, n, 1, rng.integers(1, 50, size=1).astype(float)
 
 
@@ -115,24 +122,24 @@ class KillTwin:
                 self.n += 1
 
 
-def warm_up(kind, sampler, folder):
-    memory = ReplayMemory(MAX_SZ, sampler(), seed=0, path=folder if kind=='frames' else None)
+def warm_up(folder, sampler, kind):
+    memory = open_memory(folder, sampler, kind)
     for _ in range(2): memory.extend(make_chunk(kind, memory.n_added, 200))
     memory.extend(make_chunk(kind, memory.n_added, 5), np.ones(5))
+    memory.extend([make_step(kind, memory.n_added)]*3)
     memory.add(make_step(kind, memory.n_added))
     memory.sample(8)
     memory.update_priorities(np.arange(200, 230), np.ones(30))
     memory.check_valid()
-    if kind!='frames': return
-    memory.extend([make_step(kind, memory.n_added)]*3)
+    memory.save(Path(folder)/'checkpoint')
     memory.close()
-    ReplayMemory.open(folder).close()
+    open_memory(folder, sampler, kind).close()
 
 
 def main():
-    for kind in ('simple', 'transition', 'frames'):              # compile what the processes will need
-        for sampler in SAMPLERS.values() if kind!='frames' else [Uniform]:
-            with TemporaryDirectory() as folder: warm_up(kind, sampler, folder)
+    for kind in KINDS:                         # compile what the processes will need
+        for sampler in SAMPLERS:
+            with TemporaryDirectory() as folder: warm_up(folder, sampler, kind)
     print('ready', flush=True)
     for line in sys.stdin:
         seed, *rest = line.split()

@@ -49,8 +49,7 @@ def plain(v):
 
 def state(memory):
     "All there is: records (padding and stale ones included), counters, streams, sampler, generator"
-    whole = None if memory._array is None else memory._array.words.tobytes()
-    return plain(memory.state_dict()), whole, memory.first_id, memory.n_added, len(memory), memory.n_stale
+    return plain(memory.state_dict()), memory.first_id, memory.n_added, len(memory), memory.n_stale
 
 @pytest.fixture(params=['uniform', 'proportional'])
 def memory(request):
@@ -399,11 +398,16 @@ class TestAnOwnSamplerThatIsWrong:
         with unchanged(memory, BAD, 'Own'): memory.sample(3)
 
 
-BAD_STATES = dict(none=lambda s: None, empty=lambda s: {}, text=lambda s: 'state', format=lambda s: s | dict(format=2), max_sz=lambda s: s | dict(max_sz=11),
-                  sampler=lambda s: s | dict(sampler=s['sampler'] | dict(kind='Magic')), no_sampler=lambda s: {k: v for k, v in s.items() if k!='sampler'},
-                  rng=lambda s: s | dict(rng=[1, 2]), no_rng=lambda s: {k: v for k, v in s.items() if k!='rng'},
-                  records=lambda s: s | dict(array=s['array'] | dict(records=s['array']['records'][:-8])),
-                  layout=lambda s: s | dict(array=s['array'] | dict(layout=ReplayMemory(10, step=SimpleStep(1, 2, 3)).state_dict()['array']['layout'])))
+def in_memory(**changed): return lambda s: s | dict(memory=s['memory'] | changed)
+def without(name): return lambda s: s | dict(memory={k: v for k, v in s['memory'].items() if k!=name})
+def in_rows(name, change): return lambda s: s | dict(rows={'0': s['rows']['0'] | {name: change(s['rows']['0'][name])}})
+OTHER = ReplayMemory(10)
+OTHER.add(SimpleStep(1, 2, 3))
+BAD_STATES = dict(none=lambda s: None, empty=lambda s: {}, text=lambda s: 'state', format=lambda s: s | dict(format=2), max_sz=in_memory(max_sz=11),
+                  sampler=lambda s: in_memory(sampler=s['memory']['sampler'] | dict(kind='Magic'))(s), no_sampler=without('sampler'),
+                  rng=in_memory(rng=[1, 2]), no_rng=without('rng'), no_rows=lambda s: s | dict(rows={}), rows=lambda s: s | dict(rows=3),
+                  records=in_rows('records', lambda a: a[:-1]), first_id=in_rows('first_id', lambda n: n - 1), n_added=in_rows('n_added', lambda n: 2**70),
+                  since=in_rows('since', lambda n: -n), layout=in_rows('layout', lambda _: OTHER.state_dict()['rows']['0']['layout']))
 
 @pytest.mark.parametrize('case', BAD_STATES)
 def test_a_state_that_does_not_fit_changes_nothing(memory, case):

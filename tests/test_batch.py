@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pool import Buffer, CountedBuffer, Pool
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
@@ -26,11 +25,6 @@ def filled(n=60, max_sz=60, sampler=None, **kw):
     memory = ReplayMemory(max_sz, sampler, seed=0, **kw)
     memory.extend([transition(i) for i in range(n)])
     return memory
-
-@pytest.fixture(params=[Buffer, CountedBuffer], ids=['counted by torch', 'counted by Python'])
-def either_pool(request, monkeypatch):
-    "Both ways to learn that a buffer is held by nobody"
-    monkeypatch.setattr(Pool, 'kind', request.param)
 
 
 # --- validity ---------------------------------------------------------------------------------------------------------
@@ -75,7 +69,7 @@ HOLDS = {       # a way to hold on to a batch -> a function that reads its rewar
 }
 
 @pytest.mark.parametrize('way', HOLDS)
-def test_what_is_held_stays(way, either_pool):
+def test_what_is_held_stays(way):
     memory = filled()
     for bs in (3, 8):
         batch = memory.sample(bs)
@@ -90,7 +84,7 @@ def test_what_is_held_stays(way, either_pool):
         assert read().tolist()==want.tolist()
 
 
-def test_random_holders_over_many_draws(either_pool):
+def test_random_holders_over_many_draws():
     "Every draw something of some batches is kept, and let go later; all that is kept still reads as it did"
     memory, rng, held = filled(sampler=Proportional()), np.random.default_rng(0), []
     ways = [HOLDS[o] for o in HOLDS if o not in ('autograd', 'iterator')]
@@ -105,7 +99,7 @@ def test_random_holders_over_many_draws(either_pool):
     for read, want in held: assert read().tolist()==want
 
 
-def test_buffers_are_used_again(either_pool):
+def test_buffers_are_used_again():
     "Nobody holds the batch before last: a loop needs two buffers"
     memory, seen = filled(), set()
     for _ in range(50):
@@ -181,7 +175,7 @@ def test_meddling_with_a_tensors_shape_or_grad_does_not_reach_the_next_batch():
         batch.weights.set_()
         batch.reward.mine = 5
         del batch.terminated
-        batch.extra = 1
+        with pytest.raises(AttributeError, match='extra'): batch.extra = 1
         del batch
         assert describe(memory.sample(8))==plain
         assert not hasattr(memory.sample(8), 'extra')

@@ -14,12 +14,19 @@ SHORT = ['--steps', '400', '--min_sz', '100', '--bs', '16', '--episodes', '3', '
 
 def command(*args, code=RUN, **kw):
     env = os.environ | dict(PYTHONWARNINGS='default', MPLBACKEND='tkagg')       # a desktop's settings must not matter
-    return subprocess.run([sys.executable, '-c', code, *map(str, args)], capture_output=True, text=True, env=env, timeout=120, **kw)
+    ran = subprocess.run([sys.executable, '-c', code, *map(str, args)], capture_output=True, text=True, env=env, timeout=300, **kw)
+    return subprocess.CompletedProcess(ran.args, ran.returncode, ran.stdout, said(ran.stderr))
 
 
-def refused(ran):
-    "The one line of a run that failed"
-    assert ran.returncode not in (0, None) and ran.stdout == '', ran
+def said(stderr):
+    "What a program said on stderr, but for the word about kernels, which are compiled once"
+    return ''.join(o for o in stderr.splitlines(True) if not o.startswith('fastrl_replay: compiling kernels'))
+
+
+def refused(ran, began=False):
+    "The one line of a run that failed, before it `began` or after"
+    assert ran.returncode not in (0, None) and ran.stdout.startswith('training ')==began, ran
+    assert began or not ran.stdout, ran
     assert ran.stderr.startswith('fastrl_replay: ') and ran.stderr.endswith('\n') and ran.stderr.count('\n') == 1, ran.stderr
     return ran.stderr
 
@@ -27,8 +34,8 @@ def refused(ran):
 def inside(capfd, *args):
     "The same in this process, which has everything imported already"
     code = cli.main([str(o) for o in args])
-    said = capfd.readouterr()
-    return subprocess.CompletedProcess(args, code, said.out, said.err)
+    out, err = capfd.readouterr()
+    return subprocess.CompletedProcess(args, code, out, said(err))
 
 
 # ---- a run
@@ -52,7 +59,11 @@ def test_a_run_says_how_it_went_and_where_the_picture_lies(ran):
     result = json.loads((folder/'result.json').read_text())
     assert f'mean evaluation return: {result["mean_return"]:.1f}' in run.stdout
     assert str(folder/'learning_curve.png') in run.stdout
-    assert '\r' not in run.stdout and len(run.stdout.splitlines()) < 6
+    lines = run.stdout.splitlines()
+    assert '\r' not in run.stdout and len(lines) == 6
+    assert lines[0].startswith('training CartPole-v1 for at most 400 steps (150 batches of 16), prioritized memory, seed 3, into ')
+    assert lines[1].startswith('batch 150, step 39') and ': greedy ' in lines[1] and ', loss ' in lines[1]
+    assert lines[2] == 'evaluating the best weights: 3 episodes of at most 500 steps'
 
 
 def test_the_numbers(ran):
@@ -69,9 +80,10 @@ def test_the_numbers(ran):
 def test_what_is_not_given_comes_from_the_memory_and_the_environment():
     def filled(env_id, **given):
         env = cli.make_env(env_id)
-        return cli._filled(dict(memory='rank', alpha=None, beta=.3, goal=None, patience=10) | given, env)
-    assert filled('CartPole-v1') == dict(memory='rank', alpha=.7, beta=.3, goal=475, patience=10)
-    assert filled('Acrobot-v1', goal=-80., memory='uniform') == dict(memory='uniform', alpha=None, beta=.3, goal=-80., patience=10)
+        return cli._filled(dict(memory='rank', alpha=None, beta=.3, goal=None, patience=10, max_steps=None) | given, env)
+    assert filled('CartPole-v1') == dict(memory='rank', alpha=.7, beta=.3, goal=475, patience=10, max_steps=500)
+    assert filled('Acrobot-v1', goal=-80., memory='uniform') == dict(memory='uniform', alpha=None, beta=.3, goal=-80., patience=10, max_steps=500)
+    assert filled('CliffWalking-v1')['max_steps'] == 1000 and filled('CartPole-v1', max_steps=70)['max_steps'] == 70
     assert filled('Blackjack-v1')['patience'] == 0         # no threshold, so nobody knows when it is good enough
     assert filled('Blackjack-v1', goal=0.)['patience'] == 10
 
@@ -125,10 +137,11 @@ def test_the_global_generators_are_left_alone(tmp_path, capfd):
     (['train', '--steps_per_batch', '0'], '--steps_per_batch'),
     (['train', '--n', '0'], '--n'),
     (['train', '--n_envs', '0'], '--n_envs'),
+    (['train', '--max_steps', '0'], '--max_steps'),
     (['train', '--target_sync', '0'], 'target_sync'),
     (['train', '--eps_end', '-2'], 'eps'),
     (['train', '--average', '3'], 'average'),
-    (['train', '--device', 'abacus'], 'abacus'),
+    (['train', '--device', 'abacus'], '--device abacus'),
     (['train', 'CartPoll-v1'], 'CartPoll-v1'),
     (['train', ''], 'environment'),
     (['train', 'no_such_module:Env-v0'], 'no_such_module'),
@@ -176,7 +189,7 @@ def test_an_environment_that_breaks(tmp_path, capfd, monkeypatch):
         def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}
         def step(self, action): raise ZeroDivisionError('the simulator\nfell over')
     monkeypatch.setitem(gym.registry, 'Broken-v0', gym.envs.registration.EnvSpec('Broken-v0', entry_point=Broken))
-    assert 'ZeroDivisionError: the simulator fell over' in refused(inside(capfd, 'train', 'Broken-v0', *SHORT, '--out', tmp_path))
+    assert 'ZeroDivisionError: the simulator fell over' in refused(inside(capfd, 'train', 'Broken-v0', *SHORT, '--out', tmp_path), began=True)
 
 
 def test_an_environment_whose_actions_begin_elsewhere(tmp_path, capfd, monkeypatch):
@@ -201,7 +214,39 @@ def test_ctrl_c_gets_one_line(tmp_path):
         time.sleep(2.)
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=60)
-    assert (p.returncode, out, err) == (130, '', 'fastrl_replay: interrupted\n')
+    assert (p.returncode, said(err)) == (130, 'fastrl_replay: interrupted\n') and 'evaluating' not in out
+
+
+# ---- time limits, and what a run says
+
+def test_an_environment_without_a_limit_gets_one(tmp_path, capfd):
+    "CliffWalking played 27,000 steps an episode: 20 episodes took minutes"
+    run = inside(capfd, 'train', 'CliffWalking-v1', *SHORT, '--out', tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert 'CliffWalking-v1 has no time limit: episodes are cut off after 1,000 steps (--max_steps)' in run.stdout
+    assert 'evaluating the best weights: 3 episodes of at most 1,000 steps' in run.stdout
+    result = json.loads((tmp_path/'result.json').read_text())
+    assert result['arguments']['max_steps'] == 1000 and min(result['returns']) >= -100*1000
+
+
+@pytest.mark.parametrize('actors', [0, 1])
+def test_the_limit_given_holds_in_training_and_evaluation(actors, tmp_path, capfd):
+    run = inside(capfd, 'train', 'CartPole-v1', *SHORT, '--max_steps', 9, '--actors', actors, '--on_disk', '--out', tmp_path)
+    assert run.returncode == 0, run.stderr
+    result = json.loads((tmp_path/'result.json').read_text())
+    assert max(result['returns']) <= 9 and 'at most 9 steps' in run.stdout and 'no time limit' not in run.stdout
+    from fastrl_replay.memory import ReplayMemory
+    rows = ReplayMemory.peek(tmp_path/'memory').recent()
+    assert rows.truncated.any() and int(rows.step_n.max()) == 8
+
+
+def test_an_early_stop_is_explained(tmp_path, capfd):
+    run = inside(capfd, 'train', *SHORT, '--goal', 1, '--patience', 2, '--every', 20, '--out', tmp_path)
+    assert run.returncode == 0, run.stderr
+    stopped, = (o for o in run.stdout.splitlines() if o.startswith('stopped early'))
+    batches = json.loads((tmp_path/'result.json').read_text())['batches']
+    assert f'at batch {batches:,} of 150: the score of ' in stopped and 'reached the goal of 1, and 2 evaluations' in stopped
+    assert sum(o.startswith('batch ') for o in run.stdout.splitlines()) == batches//20
 
 
 # ---- actors
@@ -234,9 +279,9 @@ def test_actors(how, tmp_path):
             os.killpg(p.pid, signal.SIGINT)
         out, err = p.communicate(timeout=120)
         assert nobody_left(p.pid)
-    if how=='interrupted': return check((p.returncode, out, err) == (130, '', 'fastrl_replay: interrupted\n'), err)
+    if how=='interrupted': return check((p.returncode, said(err)) == (130, 'fastrl_replay: interrupted\n'), err)
     result = json.loads((tmp_path/'out'/'result.json').read_text())
-    assert (p.returncode, err) == (0, '') and result['arguments']['actors'] == 2
+    assert (p.returncode, said(err)) == (0, '') and result['arguments']['actors'] == 2
     assert result['batches'] == 1 + (400 - 2*2 - 100)//2 and 396 - 1 <= result['steps'] < 400 + cli._CHUNK
 
 

@@ -1,7 +1,7 @@
 """The site in a browser: it builds, every internal link leads somewhere, search finds, nothing is fetched elsewhere, nothing complains.
 
 Skipped where no Chromium is installed (`.ci/run` installs it)."""
-import subprocess, sys
+import re, subprocess, sys
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -73,10 +73,23 @@ def page_of(url, server):
 
 
 def test_all_chapters_are_there(root, visited):
-    chapters = [p.stem for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
-    pages = {p.rpartition('/')[2].removesuffix('.html') for p in visited}
+    chapters = [p.relative_to(root/'nbs').with_suffix('.html') for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
     assert len(visited) > 30
-    assert not {name.split('_', 1)[1] if name[0].isdigit() else name for name in chapters} - pages
+    assert not {re.sub(r'(^|/)\d+_', r'\1', p.as_posix()) for p in chapters} - visited.keys(), 'a chapter at its path without the numbers'
+
+
+def test_methods_have_entries_of_their_own(visited):
+    for page, names in {'memory/memory.html': ['replaymemory', 'replaymemory.add', 'replaymemory.sample', 'replaymemory.update_priorities'],
+                        'memory/batch.html': ['batch.update_priorities', 'batch.to'], 'learning/learner.html': ['dqnlearner.fit']}.items():
+        assert set(names) <= visited[page][3], page
+
+
+def test_the_sidebar_has_the_parts_of_the_book(root, browser, server):
+    browser.size(1280)
+    browser.open(server.url)
+    titles = browser.eval('Array.from(document.querySelectorAll("#quarto-sidebar .sidebar-item-section > .sidebar-item-container"), o => o.innerText.trim())')
+    parts = sorted(p.name for p in (root/'nbs').iterdir() if p.is_dir() and p.name[0].isdigit())
+    assert [o[:2] for o in titles[:len(parts)]] == [f'{o.split("_")[0]} ' for o in parts] and titles[len(parts):] == ['Tutorials', 'The project']
 
 
 def test_no_page_complains(visited, server):
@@ -108,8 +121,9 @@ def test_each_page_fits_a_phone(visited):
 
 
 @pytest.mark.parametrize('width', [PHONE, 1280])
-@pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'CyclicArray', 'cyclic.html'),
-                                                ('steps.html', 'Blind Cliffwalk', 'tutorials/blind_cliffwalk.html')])
+@pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'ReplayMemory', 'memory/memory.html'),
+                                                ('index.html', 'ReplayMemory.add', 'memory/memory.html'),
+                                                ('memory/steps.html', 'Blind Cliffwalk', 'tutorials/blind_cliffwalk.html')])
 def test_search_finds(browser, server, width, start, query, wanted):
     browser.size(width, mobile=width == PHONE)
     browser.open(server.url + start)
@@ -137,6 +151,32 @@ def test_search_finds_nothing_where_there_is_nothing(browser, server):
     assert browser.until('document.querySelector(".search-none") && document.querySelector(".search-none").innerText') == 'No results'
 
 
+CONTRAST = """(query => {
+    const rgb = o => o.match(/[0-9.]+/g).map(Number), light = c => c.slice(0, 3).map(v => (c.srgb ? v : v/255)).map(v => v <= .04 ? v/12.92 : ((v + .055)/1.055)**2.4);
+    const colour = o => { const c = rgb(o); c.srgb = o.startsWith('color('); return c };
+    const y = o => (([r, g, b]) => .2126*r + .7152*g + .0722*b)(light(colour(o)));
+    return Array.from(document.querySelectorAll(query)).filter(o => o.innerText.trim()).map(o => {
+        let under = o;
+        while (under && /rgba\\(.*, 0\\)|transparent/.test(getComputedStyle(under).backgroundColor)) under = under.parentElement;
+        const a = y(getComputedStyle(o).color), b = y(under ? getComputedStyle(under).backgroundColor : 'rgb(255,255,255)');
+        return (Math.max(a, b) + .05)/(Math.min(a, b) + .05) })
+})"""       # how far the words of elements stand out from their ground, from 1 to 21
+
+
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_search_results_and_links_can_be_read(browser, server, scheme):
+    browser.size(1280)
+    browser.prefer(scheme)
+    browser.open(server.url + 'index.html')
+    browser.eval('document.querySelector(".smalldocs-search input, input[type=search]").focus()')
+    browser.type('priority')
+    browser.until('document.querySelectorAll(".search-result-section, .search-result-text").length > 3')
+    for query in ('.search-result-section, .search-result-text', 'main p a'):
+        found = browser.eval(f'{CONTRAST}({query!r})')
+        assert found and min(found) >= 4.5, (query, found)
+    browser.prefer('light')
+
+
 def brightness(browser):
     "Of the ground the page is written on, 0 to 255"
     return browser.eval('(c => (c[0]*3 + c[1]*6 + +c[2])/10)(getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).map(Number))')
@@ -147,7 +187,7 @@ def test_light_and_dark(browser, server):
     try:
         for scheme, fits in (('light', lambda b: b > 200), ('dark', lambda b: b < 80)):
             browser.prefer(scheme)
-            browser.open(server.url + 'show.html')
+            browser.open(server.url + 'looking/show.html')
             assert fits(brightness(browser)), scheme
             ground = browser.eval('getComputedStyle(document.querySelector(".cell-output img, figure img, main img")).backgroundColor')
             if scheme == 'dark': assert ground == 'rgb(255, 255, 255)', 'pictures need a ground of their own on a dark page'

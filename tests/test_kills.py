@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from fastrl_replay.memory import ReplayMemory
-from killing import KillTwin, is_whole, open_memory, plan
+from killing import KINDS, SAMPLERS, KillTwin, is_whole, make_step, open_memory, plan
 
 
 @pytest.fixture(scope='module')
 def forge(root):
     "Starts working processes"
     env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(root), str(root/'tests'), os.environ.get('PYTHONPATH', '')]))
-    process = subprocess.Popen([sys.executable, str(root/'tests'/'killing.py')], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, str(root/'tests'/'killing.py')], env=env, **pipes)
     assert process.stdout.readline()=='ready\n'
     def work_and_die(seed, folder, sampler, kind, lines, seconds):
         "Kill it `seconds` after it has said so many lines"
@@ -27,7 +28,8 @@ def forge(root):
         process.stdin.flush()
         child = int(process.stdout.readline())
         log, patience = folder/'log', time.monotonic() + 20
-        while time.monotonic() < patience and not (log.exists() and log.read_bytes().count(b'\n') >= lines): time.sleep(.0005)
+        def said(): return log.read_bytes().count(b'\n') if log.exists() else -1
+        while time.monotonic() < patience and said() < lines: time.sleep(.0005)
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
         assert process.stdout.readline()=='gone\n'
@@ -73,7 +75,8 @@ def check(memory, twin, after, kind):
     got = dict(zip(rows.ids.tolist(), priorities_of(memory)[rows.idxs].tolist()))
     for i, p in got.items():
         may = {o.p[i] for o in (twin, after) if o is not None and i in o.p}
-        if i >= twin.n: may |= {twin.largest, after.largest, *(max(twin.largest, o) for o in after.p.values())}      # of a step that was not acknowledged
+        if i >= twin.n:                        # a step that was not acknowledged
+            may |= {twin.largest, after.largest, *(max(twin.largest, o) for o in after.p.values())}
         assert p in may, f'step {i} has priority {p}, expected one of {may}'
     assert memory.sampler.largest >= max(twin.largest, *got.values())
 
@@ -83,7 +86,8 @@ def adopt(twin, memory):
     rows = memory.fetch(np.arange(memory.first_id, memory.n_added)) if len(memory) else None
     twin.n = memory.n_added
     if rows is None or priorities_of(memory) is None: return
-    twin.p, twin.largest = dict(zip(rows.ids.tolist(), priorities_of(memory)[rows.idxs].tolist())), memory.sampler.largest
+    twin.p = dict(zip(rows.ids.tolist(), priorities_of(memory)[rows.idxs].tolist()))
+    twin.largest = memory.sampler.largest
 
 
 def check_saved(folder, twin, after, kind):
@@ -96,7 +100,7 @@ def check_saved(folder, twin, after, kind):
     twin.saved = memory.n_added
 
 
-CASES = [(s, k) for s in ('proportional', 'rank', 'uniform') for k in ('simple', 'transition', 'packed' if s=='uniform' else 'frames')]
+CASES = [(s, k) for s in SAMPLERS for k in KINDS]
 
 @pytest.mark.parametrize('sampler,kind', CASES)
 def test_killed_again_and_again(forge, sampler, kind, tmp_path, request):
@@ -115,12 +119,13 @@ def test_killed_again_and_again(forge, sampler, kind, tmp_path, request):
     assert worked > kills, f'only {worked} things were done in {kills} lives: the kills test nothing'
 
 
+def stored(memory): return np.memmap(Path(memory.path)/'records.map', memory.layout.record, 'r+')
+
 def test_the_check_sees_what_is_wrong(tmp_path):
     "A lost step, a torn row, a changed priority, a stale link, another frame"
     def fresh(name, kind='transition'):
         memory, twin = open_memory(Path(tmp_path)/name, 'proportional', kind), KillTwin('proportional')
         rng = np.random.default_rng(0)
-        from killing import make_step
         for _ in range(400):
             priority = float(rng.integers(1, 9))
             memory.add(make_step(kind, memory.n_added), priority=priority)
@@ -131,15 +136,14 @@ def test_the_check_sees_what_is_wrong(tmp_path):
     twin.n += 1
     with pytest.raises(AssertionError, match='expected 401'): check(memory, twin, None, 'transition')
     memory, twin = fresh('b')
-    memory._array.records['state'][7, 3] += 1
+    stored(memory)['state'][7, 3] += 1
     with pytest.raises(AssertionError, match='torn'): check(memory, twin, None, 'transition')
     memory, twin = fresh('c')
     memory.update_priorities([350], [77.])
     with pytest.raises(AssertionError, match='step 350 has priority 77.5'): check(memory, twin, None, 'transition')
     memory, twin = fresh('d')
-    memory._array.records['_next'][399 % 300] = 1
+    stored(memory)['_next'][399 % 300] = 1
     with pytest.raises(AssertionError, match='link'): check(memory, twin, None, 'transition')
     memory, twin = fresh('e', 'frames')
-    memory._array.records['state'][7, 3] = memory._array.records['state'][8, 3]
-    memory._array.frames[0].recover(memory.first_id, memory.n_added)
-    with pytest.raises(AssertionError, match='torn'): check(memory, twin, None, 'frames')
+    for file in Path(memory.path).glob('frames*.map'): np.memmap(file, np.uint8, 'r+')[:100_000] += 1
+    with pytest.raises(AssertionError, match='frame is damaged'): check(memory, twin, None, 'frames')

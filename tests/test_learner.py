@@ -1,6 +1,7 @@
 "The learner's arithmetic, against worlds and sums small enough to check by hand"
 import copy
 import itertools
+import tracemalloc
 
 import gymnasium as gym
 import numpy as np
@@ -9,12 +10,13 @@ import torch
 from torch import nn
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.learner import BestWeights, DQNLearner, OneHot, evaluate, plot_training, q_network, q_targets
+from fastrl_replay.learner import DQNLearner, Episodes, OneHot, evaluate, plot_training, q_network, q_targets
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
-from fastrl_replay.pipes.nstep import NStep
+from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from fastrl_replay.pipes.stepper import GymStepper
+from fastrl_replay.runs import BestWeights
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
@@ -253,6 +255,36 @@ def test_returns_are_those_of_the_stream(n, n_envs):
     assert learn.n_steps == replay.memory.n_added
 
 
+def test_only_five_numbers_of_a_step_are_read():
+    "After 2,000 steps of 40 kB the first look takes no 80 MB"
+    memory = ReplayMemory(2000)
+    for a in range(0, 2000, 100):
+        s, k = np.zeros((100, 20_000), np.uint8), np.arange(a, a + 100)
+        ends = k % 50==49
+        memory.extend(Batch.of(SimpleStep(s, k, s, ends, ends & False, k + 0., k + 1., k*0, k*0, k % 50, k//50)))
+    look = Episodes()
+    look.memory = memory
+    tracemalloc.start()
+    ended = look.ended()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert ended == [(k, float(k)) for k in range(50, 2001, 50)] and look.n_seen == 2000
+    assert peak < 2 << 20, f'{peak:,} bytes'
+
+
+def test_a_look_in_pieces(monkeypatch):
+    from fastrl_replay import learner
+    monkeypatch.setattr(learner, '_AT_ONCE', 7)
+    memory, look, fetched = ReplayMemory(100), Episodes(), []
+    look.memory, fetch = memory, memory.fetch
+    memory.fetch = lambda ids, fields=None: fetched.append(len(ids)) or fetch(ids, fields)
+    for k in range(250):
+        memory.add(SimpleStep(0, 0, 0, terminated=k % 10==9, total_reward=float(k), episode_n=k//10))
+        if k in (30, 31, 55): look.look()
+    assert look.ended() == [(k + 1, float(k)) for k in range(9, 250, 10) if k < 55 or k >= 150]
+    assert max(fetched) == 7 and sum(fetched) == 56 + 100
+
+
 def test_returns_that_were_overwritten_are_lost_quietly():
     replay = ExperienceReplay(GymStepper(['CartPole-v1'], seed=5), bs=4, max_sz=10, seed=0)
     learn = DQNLearner(q_network(gym.spaces.Box(-1, 1, (4,)), 2, 8, seed=0), replay.loader())
@@ -390,7 +422,7 @@ def test_the_mean_of_the_weights_is_a_running_one():
     fitted(watch, 5)
     want = weights[0]
     for w in weights[1:]: want = want + .25*(w - want)
-    assert torch.allclose(best._mean[0].weight, want)
+    assert torch.allclose(best.mean[0].weight, want)
 
 
 @pytest.mark.parametrize('goal,stops', [(0., True), (1e9, False)])
@@ -406,12 +438,12 @@ def test_nothing_to_restore():
 
 
 def test_the_second_round_is_for_those_who_reach_the_goal(monkeypatch):
-    from fastrl_replay import learner
+    from fastrl_replay import runs
     asked, scores = [], iter([10., 50., 40., 40., 60.])
     def played(model, env_id, episodes, seed):
         asked.append(episodes)
         return np.full(episodes, next(scores))
-    monkeypatch.setattr(learner, 'evaluate', played)
+    monkeypatch.setattr(runs, 'evaluate', played)
     best = BestWeights('CartPole-v1', every=10, episodes=3, confirm=2, goal=45.)
     fitted(best, 30)           # 10: below the goal; 50: again, and 40 then, still better than 10; 40: not better
     assert asked == [3, 3, 5, 3] and best.score == 40.

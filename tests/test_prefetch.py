@@ -1,19 +1,23 @@
-"""Drawing ahead in a thread: the same batches as the naive twin that draws ahead without one."""
+"""Drawing ahead: the same batches as the naive twin, whatever a thread does with them afterwards; and nothing ever waits for ever."""
+import collections
 import gc
 import itertools
+import signal
 import threading
 import time
 from collections import deque
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
 from acting import Source
+from fastrl_replay.batch import Batch
 from fastrl_replay.learner import DQNLearner, q_network
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
-from fastrl_replay.pipes.loaders import _Turns, make_loader
+from fastrl_replay.pipes.loader import make_loader
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.samplers.proportional import Proportional
@@ -21,7 +25,7 @@ from fastrl_replay.samplers.uniform import Uniform
 from harness import seen
 
 import gymnasium as gym
-import fastrl_replay.pipes.actors, fastrl_replay.pipes.nstep  # noqa: F401
+import fastrl_replay.pipes.actors, fastrl_replay.pipes.n_step, fastrl_replay.show  # noqa: F401
 
 
 def lagged(replay, k):
@@ -40,18 +44,15 @@ class Log(ReplayMemory):
     def __init__(self, *args, **kw):
         self.log = []
         super().__init__(*args, **kw)
-    def sample(self, bs, fields=None):
-        with self._lock:
-            self.log.append('draw')
-            return super().sample(bs, fields)
-    def extend(self, chunk, priorities=None):
-        with self._lock:
-            self.log.append('put')
-            return super().extend(chunk, priorities)
-    def update_priorities(self, ids, td_errors):
-        with self._lock:
-            self.log.append('update')
-            return super().update_priorities(ids, td_errors)
+    def sample(self, *args):
+        self.log.append('draw')
+        return super().sample(*args)
+    def extend(self, *args):
+        self.log.append('put')
+        return super().extend(*args)
+    def update_priorities(self, *args):
+        self.log.append('update')
+        return super().update_priorities(*args)
 
 
 REPLAYS = dict(uniform=ExperienceReplay, prioritized=PrioritizedReplay, rank=RankReplay)
@@ -68,21 +69,32 @@ def use(batches, n, jitter=None):
     return out
 
 
+MOVED = dict(kept={}, moved=dict(device='cpu'))      # `moved`: a thread of torchdata's finishes the batches; on the CPU it has nothing to do
+
 @pytest.mark.parametrize('kind', REPLAYS)
 @pytest.mark.parametrize('k', [1, 2, 5])
-def test_the_same_as_without_a_thread(kind, k):
-    "Random delays on both sides change nothing"
+@pytest.mark.parametrize('how', MOVED)
+def test_the_same_as_the_twin(kind, k, how):
+    "Random delays change nothing"
     one, other = make(kind), make(kind)
-    jitter, late_by = np.random.default_rng(k), np.random.default_rng(9)
-    sample = other.memory.sample
-    def late(*args):
-        time.sleep(float(late_by.choice([0, 1e-4, 2e-3])))
-        return sample(*args)
-    other.memory.sample = late
-    assert seen(use(lagged(one, k), 120))==seen(use(other.loader(prefetch=k), 120, jitter))
+    jitter = np.random.default_rng(k)
+    assert seen(use(lagged(one, k), 120))==seen(use(other.loader(prefetch=k, **MOVED[how]), 120, jitter))
     assert one.memory.check_valid() and other.memory.check_valid()
     assert seen(one.memory.state_dict())==seen(other.memory.state_dict()) and one.n_batches==other.n_batches==120 + k
     assert seen(one.state_dict()['rng'])==seen(other.state_dict()['rng'])
+
+
+@pytest.mark.parametrize('k', [0, 3])
+def test_the_caller_draws_and_a_thread_finishes(k, monkeypatch):
+    "The pipe is pulled, and the memory touched, by the caller alone; with k > 0 another thread moves the batches, in order"
+    drawn, moved = set(), []
+    monkeypatch.setattr('fastrl_replay.batch.Batch.to', lambda self, device, non_blocking=False: moved.append((self.ids.tolist(), threading.current_thread())) or self)
+    replay = make('uniform')
+    sample = replay.memory.sample
+    replay.memory.sample = lambda *args: drawn.add(threading.current_thread()) or sample(*args)
+    got = [o.ids.tolist() for o in itertools.islice(replay.loader(prefetch=k, device='cpu'), 20)]
+    me = threading.current_thread()
+    assert drawn=={me} and [ids for ids, _ in moved][:20]==got and {thread==me for _, thread in moved}=={k==0}
 
 
 def test_the_lag_is_what_was_promised():
@@ -120,76 +132,113 @@ def test_indices_frozen_memories_and_other_columns():
     assert seen(use(other.loader(prefetch=1), 9)) and other.memory.n_added==n
 
 
-def test_an_error_comes_with_its_batch_and_the_memory_is_free():
+@pytest.mark.parametrize('how', MOVED)
+def test_an_error_while_drawing_loses_no_batch(how):
     class Sulky(Uniform):
         "Raises once"
+        raised = False
         def draw_into(self, *args):
             if self.n_batches==5 and not self.raised:
                 self.raised = True
                 raise ArithmeticError('not today')
             return super().draw_into(*args)
-    sampler = Sulky()
-    sampler.raised = False
-    replay = ExperienceReplay(Source(), bs=4, max_sz=50, sampler=sampler, seed=0)
-    loader = replay.loader(prefetch=2)
-    it, n = iter(loader), 0
+    replay = ExperienceReplay(Source(), bs=4, max_sz=50, sampler=Sulky(), seed=0)
+    loader, got = replay.loader(prefetch=2, **MOVED[how]), []
     with pytest.raises(ArithmeticError, match='not today'):
-        while True:
-            next(it)
-            n += 1
-    assert n==5 and replay.memory.check_valid() and len(replay.sample(3))==3
-    assert len(use(loader, 10))==20
+        for batch in loader: got.append(batch)
+    assert len(got)==3 and replay.memory.check_valid() and replay.n_batches==5
+    got += itertools.islice(loader, 10)
+    twin = ExperienceReplay(Source(), bs=4, max_sz=50, seed=0)
+    assert seen([o.ids for o in got])==seen([o.ids for o in itertools.islice(twin, 13)])
 
 
-def test_everybody_waits_for_a_promised_draw():
-    replay = make('uniform')
-    next(iter(replay.loader(prefetch=1)))
-    turns = replay.memory._lock
-    assert isinstance(turns, _Turns)
-    with turns: pass                   # what is under way
-    turns.made.clear()
-    came = []
-    others = [threading.Thread(target=lambda f=f: (f(), came.append(1)), daemon=True)
-              for f in (lambda: replay.sample(2), lambda: replay.memory.recent(1), replay.state_dict, lambda: replay.update_priorities([0], [1.]), lambda: replay.extend([]))]
-    for o in others: o.start()
-    time.sleep(.1)
-    early = list(came)
-    turns.made.set()
-    for o in others: o.join(20)
-    assert not early and len(came)==len(others)
+def test_an_error_while_a_batch_is_moved_comes_out_and_the_loader_goes_on(monkeypatch):
+    to, calls = Batch.to, itertools.count()
+    def failing(self, *args, **kw):
+        if next(calls)==7: raise MemoryError('the device is full')
+        return to(self, *args, **kw)
+    monkeypatch.setattr(Batch, 'to', failing)
+    for k in (0, 2):
+        calls = itertools.count()
+        loader = make('uniform').loader(prefetch=k, device='cpu')
+        with pytest.raises(MemoryError, match='the device is full'): list(itertools.islice(loader, 20))
+        assert len(list(itertools.islice(loader, 20)))==20
 
 
-def test_no_buffer_is_made_anew_however_many_are_drawn_ahead():
-    replay = make('uniform')
-    loader = replay.loader(prefetch=8)
-    for _ in itertools.islice(loader, 90): pass
-    assert replay.memory._array.whole[0].n_made <= 8 + 3            # those that wait, one being filled, the learner's, and the one before it
+def test_an_interrupt_leaves_a_loader_that_goes_on():
+    "Ctrl-C at any moment, again and again: the next loop always gets its batches"
+    loader, struck = make('prioritized').loader(prefetch=3, device='cpu'), 0
+    def strike(*_): raise KeyboardInterrupt
+    old = signal.signal(signal.SIGALRM, strike)
+    try:
+        for k in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + k*5e-5)
+                use(loader, 300)
+            except KeyboardInterrupt: struck += 1
+            finally: signal.setitimer(signal.ITIMER_REAL, 0)
+            assert len(use(loader, 6))==12
+    finally: signal.signal(signal.SIGALRM, old)
+    assert struck > 30
+
+
+@pytest.mark.parametrize('how', MOVED)
+def test_whatever_another_thread_asks_it_gets_an_answer(how):
+    "While a loop draws ahead and updates, a second thread reads, looks, draws, adds and updates; nobody waits for ever"
+    memory = ReplayMemory(64, Proportional(), seed=0)
+    replay = ExperienceReplay(Source(None, k=2, rows=3), bs=8, min_sz=20, steps_per_batch=2, memory=memory)
+    asked, errors, stop = collections.Counter(), [], threading.Event()
+    source = Source(k=2)
+    calls = dict(recent=lambda: memory.recent(5), episode=lambda: memory.episode(memory.n_added - 1), health=lambda: memory.health(), valid=lambda: memory.check_valid(),
+                 state=replay.state_dict, contents=memory.state_dict, sample=lambda: replay.sample(3), add=lambda: replay.add(source.one()),
+                 extend=lambda: replay.extend([source.one() for _ in range(3)]), update=lambda: replay.update_priorities([memory.n_added - 1], [1.]),
+                 fetch=lambda: memory.fetch([memory.n_added - 1]), show=lambda: asked['show'] < 3 and plt.close(memory.show()))
+    def ask():
+        while not stop.is_set():
+            for name, call in calls.items():
+                try: call()
+                except Exception as e: errors.append((name, e))      # noqa: BLE001
+                asked[name] += 1
+    use(replay.loader(), 3)
+    other = threading.Thread(target=ask, daemon=True)
+    other.start()
+    loader, n = replay.loader(prefetch=4, **MOVED[how]), 0
+    while min((asked[o] for o in calls), default=0) < 5 or n < 300: n += len(use(loader, 20))//2
+    stop.set()
+    other.join(60)
+    assert not other.is_alive() and not [o for o in errors if 'not in the memory' not in str(o[1])] and memory.check_valid()
 
 
 def test_threads_end_with_their_loader():
-    def count(): return sum(o.name=='prefetch' for o in threading.enumerate())
     gc.collect()
-    before = count()
-    loaders = [make('uniform').loader(prefetch=1) for _ in range(3)]
+    before = threading.active_count()
+    loaders = [make('uniform').loader(prefetch=1, device='cpu') for _ in range(3)]
     for o in loaders: use(o, 3)
-    assert count()==before + 3
+    assert threading.active_count()==before + 3
     del loaders, o
     gc.collect()
     limit = time.monotonic() + 20
-    while count() > before and time.monotonic() < limit: time.sleep(.01)
-    assert count()==before
+    while threading.active_count() > before and time.monotonic() < limit: time.sleep(.01)
+    assert threading.active_count()==before
+
+
+def test_a_loader_that_is_never_asked_has_no_thread():
+    before = threading.active_count()
+    loader = make('uniform').loader(prefetch=1, device='cpu')
+    assert threading.active_count()==before and len(use(loader, 2))==4
 
 
 def test_wrong_arguments():
     for k in (-1, 1.5, 'two'):
         with pytest.raises(ValueError, match='prefetch'): make('uniform').loader(prefetch=k)
-    with pytest.raises(ValueError, match='only a replay can draw ahead, got list'): make_loader([], prefetch=1)
+    with pytest.raises(ValueError, match='prefetch: batches drawn ahead are in no state'): make('uniform').loader(prefetch=1, stateful=True)
+    with pytest.raises(RuntimeError, match='[Dd]evice'): make('uniform').loader(device='no such device')
     a, b = make('uniform'), make('uniform')
     assert seen(use(a.loader(prefetch=0), 5))==seen(use(iter(b), 5))
 
 
 def test_training_is_the_same_each_time_and_as_without_a_thread():
-    "The agent acts by the model that is being trained, in the learner's thread, at fixed points"
+    "The agent acts by the model that is being trained, at fixed points"
     def train(k, wrap):
         env = gym.make('CartPole-v1')
         model = q_network(env.observation_space, 2, hidden=16, seed=0)
@@ -216,15 +265,34 @@ def test_with_actors():
     assert seen(got)==seen(want)
 
 
-def test_where_there_is_cuda_batches_are_pinned(monkeypatch):
-    "In the thread; without CUDA the call alone can be seen"
+def test_any_iterable_can_be_drawn_ahead():
+    batches = list(itertools.islice(make('uniform'), 7))
+    assert seen(list(make_loader(batches, 3)))==seen(list(make_loader(iter(batches), 2, device='cpu')))==seen(batches) and list(make_loader([], 2))==[]
+
+
+@pytest.mark.parametrize('k', [0, 1])
+def test_batches_are_pinned(k, monkeypatch):
+    "Where there is CUDA; without, the call alone can be seen"
     pinned = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    monkeypatch.setattr('fastrl_replay.batch.Batch.pin_memory', lambda self: pinned.append(threading.current_thread().name) or self)
-    loader = make('uniform').loader(prefetch=1)
-    assert loader.pin_memory is False and len(list(itertools.islice(loader.dataset.ahead, 4)))==4
-    loader.dataset.ahead.drawn[-1].result()
-    assert set(pinned)=={'prefetch'}
-    n = len(pinned)
-    list(itertools.islice(make('uniform').loader(prefetch=1, pin_memory=False).dataset.ahead, 4))
-    assert len(pinned)==n
+    monkeypatch.setattr('fastrl_replay.batch.Batch.pin_memory', lambda self: pinned.append(len(self)) or self)
+    loader = make('uniform').loader(prefetch=k, pin_memory=True)
+    assert loader.pin_memory is False and len(list(itertools.islice(loader.dataset, 4)))==4 and pinned[:4]==[8]*4
+    pinned.clear()
+    list(itertools.islice(make('uniform').loader(prefetch=k).dataset, 4))
+    assert not pinned
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='without CUDA')
+def test_without_cuda_nothing_is_pinned_and_a_warning_says_so():
+    with pytest.warns(UserWarning, match='pin_memory: this torch finds no CUDA device'): loader = make('uniform').loader(prefetch=1, pin_memory=True)
+    assert len(use(loader, 3))==6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs CUDA')
+@pytest.mark.parametrize('pin', [False, True])
+@pytest.mark.parametrize('k', [0, 2])
+def test_on_a_gpu(pin, k):
+    one, other = make('prioritized'), make('prioritized')
+    got = use(other.loader(prefetch=k, pin_memory=pin, device='cuda'), 50)
+    assert all(o.state.is_cuda for o in got[::2]) and seen([o.to('cpu') if hasattr(o, 'to') else o for o in got])==seen(use(lagged(one, k), 50))

@@ -1,4 +1,4 @@
-"""The exported package read as text: linter, types, vocabulary, the size of functions, docstrings.
+"""The exported package read as text: linter, types, vocabulary, widths, what is out of bounds, the size of functions, docstrings.
 
 What is generated (`_modidx.py`) is left out; nothing else is.
 """
@@ -7,7 +7,8 @@ import ast, re, statistics, subprocess, sys, tokenize
 import pytest
 
 LIB = 'fastrl_replay'
-LONGEST, MEDIAN = 40, 8
+LONGEST, MEDIAN = 40, 8          # lines of a function
+WIDEST, MOST = 120, 100          # characters of a line: of any, and of nine in ten
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -23,7 +24,7 @@ def tool(root, *args):
 
 
 def test_ruff(root):
-    code, said = tool(root, 'ruff', 'check', '--output-format=concise', LIB, 'tests', 'tools')
+    code, said = tool(root, 'ruff', 'check', '--output-format=concise', LIB, 'tests', 'tools', 'benchmarks')
     assert code == 0, said
 
 
@@ -54,7 +55,8 @@ def banned(source):
 
 
 def test_the_word_done_is_banned(root):
-    wrong = {k: lines for k, text in sources(root).items() if (lines := banned(text))}
+    own = {k: text for k, text in sources(root).items() if not k.startswith(f'{LIB}/interop/')}      # there, other libraries' words are spoken
+    wrong = {k: lines for k, text in own.items() if (lines := banned(text))}
     assert not wrong, f'`done` is neither terminated nor truncated (file: lines): {wrong}'
 
 
@@ -64,6 +66,79 @@ def test_done_is_noticed(source): assert banned(source)
 
 
 def test_done_in_prose_is_fine(): assert not banned('"What is done"\nabandoned = 1  # done')
+
+
+HOUSE_WORDS = {'tally', 'leaves', 'putting', 'raw', 'free', 'framing', 'interning', 'objects', 'stacks'}
+
+
+def test_modules_have_the_words_of_the_field(root):
+    assert not {k for k in sources(root) if k.rpartition('/')[2].removesuffix('.py') in HOUSE_WORDS}
+
+
+# ---- the width of lines
+
+def widths(source):
+    "Length of each line that is neither blank nor part of the generated `__all__`"
+    inside, found = False, []
+    for line in source.splitlines():
+        inside = inside or line.startswith('__all__ = [')
+        if line.strip() and not inside: found.append(len(line))
+        inside = inside and not line.endswith(']')
+    return found
+
+
+def test_lines_can_be_read(root):
+    long = [f'{k}: {n}' for k, text in sources(root).items() for n in widths(text) if n > WIDEST]
+    assert not long, f'lines of more than {WIDEST} characters: {long}'
+    all_of_them = sorted(n for text in sources(root).values() for n in widths(text))
+    ninth = all_of_them[int(.9*len(all_of_them))]
+    assert ninth <= MOST, f'one line in ten has {ninth} characters or more'
+
+
+def test_widths_are_measured():
+    assert widths("__all__ = ['a',\n           'b']\n\nx = 1\n    y = [2]\n__all__ = []\nz") == [5, 11, 1]
+
+
+# ---- what is out of bounds
+
+def calls(source):
+    "Dotted names of what is called or used as a decorator or looked up, with their lines"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name): yield f'{node.func.id}(', node.lineno
+        elif isinstance(node, ast.Attribute): yield ast.unparse(node), node.lineno
+        elif isinstance(node, ast.ImportFrom): yield from ((f'{node.module}.{a.name}', node.lineno) for a in node.names)
+        elif isinstance(node, ast.Import): yield from ((a.name, node.lineno) for a in node.names)
+
+
+def outside(source):
+    "Uses of code made of text, of torch's private parts, of objects by address"
+    private = re.compile(r'(eval|exec)\($|torch\._C\b|.*\b(from_address|string_at|basicsize)$')
+    return [(what, line) for what, line in calls(source) if private.match(what)]
+
+
+def intrinsics(source):
+    "Names of the functions made of LLVM instructions by hand"
+    return [f.name for _, f in functions(source) if any('intrinsic' in ast.unparse(d) for d in f.decorator_list)]
+
+
+def test_nothing_out_of_bounds_is_used(root):
+    wrong = {k: found for k, text in sources(root).items() if (found := outside(text))}
+    assert not wrong, wrong
+
+
+def test_few_intrinsics(root):
+    found = [o for text in sources(root).values() for o in intrinsics(text)]
+    assert len(found) <= 4, found
+
+
+@pytest.mark.parametrize('source', ['eval("1")', 'def f():\n    exec(code)', 'torch._C._cuda', 'from torch import _C', 'import torch._C', 'c_uint64.from_address(3)',
+                                    'ctypes.string_at(p, 3)'])
+def test_what_is_out_of_bounds_is_noticed(source): assert outside(source)
+
+
+def test_what_is_allowed_passes():
+    source = 'model.eval()\nre.compile("x")\n@intrinsic\ndef f(): pass\n@numba.extending.intrinsic\ndef g(): pass\n# torch._C'
+    assert not outside(source) and intrinsics(source) == ['f', 'g']
 
 
 # ---- the size of functions
@@ -135,10 +210,11 @@ def public(body):
 
 
 def described(trees):
-    "Class name → names of its base classes, and of its methods with a docstring"
+    "Class name → names of its base classes, and of its methods with a docstring or a declaration"
     classes = {c.name: c for tree in trees for c in ast.walk(tree) if isinstance(c, ast.ClassDef)}
+    def declared(c): return {o.target.id for o in c.body if isinstance(o, ast.AnnAssign)}      # with a comment beside it
     return {name: ({b.attr if isinstance(b, ast.Attribute) else getattr(b, 'id', '') for b in c.bases},
-                   {f.name for f in public(c.body) if ast.get_docstring(f)}) for name, c in classes.items()}
+                   {f.name for f in public(c.body) if ast.get_docstring(f)} | declared(c)) for name, c in classes.items()}
 
 
 def inherits(name, method, classes):

@@ -33,11 +33,12 @@ def test_links_of_the_readme_lead_somewhere(root):
 
 
 def test_the_sampler_of_contributing_works(root):
-    from fastrl_replay.samplers.uniform import as_sampler
+    from fastrl_replay.samplers.own import as_sampler
     code = re.search(r'```python\n(.*?)```', (root/'CONTRIBUTING.md').read_text(encoding='utf-8'), re.S)[1]
     scope = {}
     exec(code, scope)
     first, second = (as_sampler(scope['Recent'](half_life=2, max_sz=8)) for _ in range(2))
+    for o in (first, second): o.attach(8)
     first.on_add(np.arange(5), None)
     first.update(np.arange(2), np.ones(2))
     second.set_state(first.get_state())

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.compat import IterDataPipe
+from fastrl_replay.pipes.base import IterDataPipe
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.loaders import Facade
+from fastrl_replay.pipes.loader import Facade
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from harness import seen
 from test_harness import Own, Stream
@@ -373,6 +373,59 @@ def test_a_memory_of_ones_own_beside_the_pipe():
         memory.add(only(n - 1))
         if n >= 10 and (n - 10) % 2==0: want.append(memory.sample(4))
     assert seen(list(replay))==seen(want)
+
+
+class Plain:
+    "As little of a memory as a pipe needs: a list"
+    def __init__(self): self.steps, self.told, self.rng = [], [], np.random.default_rng(0)
+    n_added = property(lambda self: len(self.steps))
+    first_id = 0
+    def __len__(self): return len(self.steps)
+    def add(self, step, priority=None):
+        self.steps.append(step)
+        return len(self.steps) - 1
+    def extend(self, chunk, priorities=None, streams=None): return np.array([self.add(o) for o in chunk], np.int64)
+    def sample(self, bs, fields=None):
+        ids = np.random.default_rng(len(self.steps)).integers(0, len(self.steps), bs)
+        batch = batch_of([self.steps[i] for i in ids])
+        batch.ids = torch.from_numpy(ids)
+        return batch
+    def update_priorities(self, ids, td_errors):
+        self.told.append(ids)
+        return len(ids)
+
+
+def test_any_memory_serves():
+    memory = Plain()
+    del memory.rng
+    replay = ExperienceReplay(Stream('only', chunk=3), bs=4, memory=memory, min_sz=9, steps_per_batch=2)
+    for batch, _ in zip(replay.loader(prefetch=2), range(20)):
+        assert len(batch)==4 and replay.update_priorities(batch.ids, torch.ones(4))==4
+    assert replay.memory is memory and len(memory.told)==20 and replay.n_batches==1 + 2 + 20 and len(replay)==memory.n_added
+    assert replay.add(only(1))==memory.n_added - 1 and replay.state_dict()['rng'] is None
+    replay.load_state_dict(replay.state_dict())
+    replay.freeze_memory, n = True, memory.n_added
+    next(iter(replay))
+    assert memory.n_added==n
+
+
+def test_two_pipes_over_one_memory():
+    memory = ReplayMemory(40, seed=0)
+    a, b = (ExperienceReplay(map(only, range(20)), bs=bs, memory=memory) for bs in (2, 5))
+    assert len(list(a))==19 and len(memory)==20
+    assert len(list(b))==16 + 20 and len(memory)==40 and memory.check_valid()        # steps count for both, whoever pulled them
+
+
+@pytest.mark.parametrize('name,value', dict(max_sz=7, seed=0, replace=True, step=only(0), dedup='frames', path='x', sampler=Own()).items())
+def test_options_that_make_a_memory_are_refused_beside_one(name, value):
+    with pytest.raises(TypeError, match=f'^{name}: '): ExperienceReplay([], memory=ReplayMemory(50), **{name: value})
+    with pytest.raises(TypeError, match='^sampler: '): PrioritizedReplay([], memory=ReplayMemory(50))
+    assert ExperienceReplay([], memory=ReplayMemory(50), max_sz=50).memory.max_sz==50
+
+
+def test_what_is_no_memory_is_refused():
+    for o in ([], dict, 'memory', 3):
+        with pytest.raises(TypeError, match='memory: expected a memory, got'): ExperienceReplay([], memory=o)
 
 
 def test_repr_says_something():

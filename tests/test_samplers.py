@@ -7,10 +7,13 @@ import pytest
 import torch
 from draws import batch, filled
 
-from fastrl_replay.rng import Rng, below, unit
+from fastrl_replay.samplers.rng import Rng, below, unit
+from fastrl_replay.samplers.base import Sampler, importance_weights
+from fastrl_replay.samplers.own import OwnSampler, as_sampler
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.uniform import OwnSampler, Sampler, Uniform, as_sampler, importance_weights
+from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.schedules import LinearSchedule
 
 SIZES = [1, 2, 3, 5, 8, 13, 64, 65, 100, 257]
 
@@ -88,17 +91,22 @@ def test_update_changes_nothing_under_uniform():
 
 
 @pytest.mark.parametrize('make', [Uniform, Proportional])
-def test_without_a_memory_a_sampler_grows(make):
+def test_slots_are_those_of_the_memory(make):
+    with pytest.raises(ValueError, match='attach'): make().add_run(0, 1)
+    with pytest.raises(ValueError, match='beyond the 0'): make().on_add([0])
     sampler, rng = make(), Rng(0)
+    sampler.attach(200)
     for k in range(200):
         sampler.on_add(np.array([k]), None)
         assert sampler.size == k + 1 and sampler.check_valid()
     assert set(np.concatenate([sampler.draw(100, rng)[0] for _ in range(50)])) == set(range(200))
-    with pytest.raises(ValueError, match='one sampler'): sampler.attach(500)
     other = filled(make(), 3, 5)
     unchanged(other, lambda: other.on_add([5], None), 'beyond the 5')
+    unchanged(other, lambda: other.on_add([-1], None), 'beyond the 5')
     unchanged(other, lambda: other.on_add([[1, 2]], None), 'one dimension')
     unchanged(other, lambda: other.on_add([.5], None), 'whole numbers')
+    for bad in (0, -1, 2**31, 1.5, None, True):
+        with pytest.raises(ValueError, match='max_sz'): make().attach(bad)
 
 
 @pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional, LAP, Combined, ERE])
@@ -136,7 +144,7 @@ def test_five_methods_are_enough():
     own.attach(5)
     own.add_run(3, 4)
     assert own.inner.slots == [3, 4, 0, 1]
-    slots, probs, weights = batch(own, 3, Rng(0))
+    with pytest.warns(UserWarning, match='Five draws with unequal'): slots, probs, weights = batch(own, 3, Rng(0))
     assert slots.tolist() == [3, 4, 0] and np.allclose(probs, [.1, .2, .4]) and (weights == 1).all()
     own.inner.beta = 1.
     assert np.allclose(batch(own, 3, Rng(0))[2], [1, .5, .25])
@@ -163,8 +171,8 @@ def test_what_is_no_sampler():
 
 
 @pytest.mark.parametrize('drawn,probs,says', [
-    ([0, 1], [.5, .5, .5], 'as many'), ([0, 1, 2], [.5], 'as many'), ([0, 1, 9], [.5]*3, 'from 0 to 9'),
-    ([0, 1, -1], [.5]*3, 'from -1 to 1'),    ([0., .5, 1.], [.5]*3, 'whole numbers'), ([0, 1, 2], [.5, .5, 0.], 'not above 0'),
+    ([0, 1], [.5, .5, .5], 'as many'), ([0, 1, 2], [.5], 'as many'), ([0, 1, 9], [.5]*3, 'from 0 to 3'),
+    ([0, 1, -1], [.5]*3, 'from 0 to 3'),    ([0., .5, 1.], [.5]*3, 'whole numbers'), ([0, 1, 2], [.5, .5, 0.], 'not above 0'),
     ([0, 1, 2], [.5, .5, np.nan], 'not above 0')])
 def test_a_faulty_sampler_is_told(drawn, probs, says):
     class Faulty(Sampler):
@@ -336,7 +344,7 @@ def test_the_largest_so_far():
 def test_alpha_on_a_living_memory():
     sampler, rng = filled(Proportional(), 50), Rng(0)
     sampler.update(np.arange(50), np.linspace(0, 5, 50)**9)
-    before = sampler._tree.copy()
+    before = sampler.tree.copy()
     sampler.alpha = 0
     assert np.allclose(sampler.draw(9, rng)[1], 1/50)
     sampler.alpha = 2.5
@@ -345,7 +353,7 @@ def test_alpha_on_a_living_memory():
     slots, probs, _ = batch(sampler, 9, rng)
     assert np.allclose(probs, (p/p.sum())[slots])
     sampler.alpha = .6
-    assert (sampler._tree == before).all()
+    assert (sampler.tree == before).all()
 
 
 def test_beta_schedule_counts_batches():
@@ -376,17 +384,17 @@ def test_options_out_of_range(options):
 
 @pytest.mark.parametrize('slots,td,says', [
     ([0, 1], [1., np.nan], 'NaN'), ([0, 1], [np.inf, 1.], 'infinity'), ([0, 1], [-np.inf, 1.], 'infinity'), ([0, 1], [1.], 'shape'),
-    ([0], [1., 2.], 'shape'),    ([0, 1], [[1.], [2.]], 'shape'), ([0, 7], [1., 2.], 'from 0 to 6'),
+    ([0], [1., 2.], 'shape'), ([0, 7], [1., 2.], 'from 0 to 6'),
     ([0, -1], [1., 2.], 'from 0 to 6'), ([0, .5], [1., 2.], 'whole')])
 def test_a_bad_update_changes_nothing(slots, td, says):
     sampler = filled(Proportional(), 7, 9)
     sampler.update(np.arange(7), np.arange(7.))
-    before = sampler._tree.copy()
+    before = sampler.tree.copy()
     unchanged(sampler, lambda: sampler.update(slots, td), says)
     unchanged(sampler, lambda: sampler.update(slots, np.array(td, np.float32)), says)
-    assert (sampler._tree == before).all()
+    assert (sampler.tree == before).all()
     sampler.update([], [])
-    assert (sampler._tree == before).all()
+    assert (sampler.tree == before).all()
 
 
 @pytest.mark.parametrize('given', [[1., np.nan], [1., -1.], [np.inf, 1.], [1.], [[1., 2.]]])
@@ -419,12 +427,15 @@ def test_a_state_goes_on_elsewhere(make):
 
 
 def test_a_state_with_a_schedule_asks_for_it():
-    schedule = lambda n: .5
+    def schedule(n): return .5
     state = filled(Proportional(beta=schedule), 3).get_state()
     unchanged(plain := filled(Proportional(), 3), lambda: plain.set_state(state), 'schedule')
     again = filled(Proportional(beta=schedule), 3)
     again.set_state(state)
     assert again.beta is schedule
+    state = filled(Proportional(beta=LinearSchedule(.4, 1., 10)), 3).get_state()
+    plain.set_state(state)
+    assert plain.beta == LinearSchedule(.4, 1., 10)
 
 
 @pytest.mark.parametrize('make', [Uniform, Proportional, lambda: Proportional(normalize='memory'), LAP, lambda: as_sampler(Five())])
@@ -452,12 +463,16 @@ def test_updates_by_id(make):
 def test_the_checks_can_fail():
     sampler = filled(Proportional(normalize='memory'), 30)
     sampler.check_valid()
-    for at in (7, 9, int(sampler._tree[0]), int(sampler._tree[0]) + 4, -1):
+    first = int(sampler.tree[0, 0])
+    for line, q in ((0, 7), (1, 1), (first, 0), (first, 4), (-1, -1)):
         broken = filled(Proportional(normalize='memory'), 30)
-        broken._tree[at] += .5 if np.isfinite(broken._tree[at]) else -np.inf
+        broken.tree[line, q] += .5
         with pytest.raises(AssertionError): broken.check_valid()
+    broken = filled(Proportional(normalize='memory'), 30)
+    broken.lows[1, 0] = .5
+    with pytest.raises(AssertionError, match='low'): broken.check_valid()
     uniform = filled(Uniform(), 30)
-    uniform._marks[0] = 4
+    uniform.marks[0] = 4
     with pytest.raises(AssertionError, match='marks'): uniform.check_valid()
     twin, rng = Twin(30, .6, 1e-6), Rng(0)
     twin.add(0, 30, None)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = dict(os.environ, FASTRL_REPLAY_SHIM='1')
-PIPES = [o for o in ('test_replay.py', 'test_nstep.py', 'test_stepper.py', 'test_agents.py') if (ROOT/'tests'/o).exists()]
+PIPES = [o for o in ('test_replay.py', 'test_n_step.py', 'test_stepper.py', 'test_agents.py') if (ROOT/'tests'/o).exists()]
 
 
 def ran(*args, **kw):
@@ -27,7 +27,7 @@ class TestShim:
 
     def test_a_torch_without_datapipes_gets_it_by_itself(self):
         out = ran('-c', 'import os, torch.utils.data as d; del os.environ["FASTRL_REPLAY_SHIM"]; del d.IterDataPipe;'
-                        'from fastrl_replay.compat import IterDataPipe; print(IterDataPipe.__name__)')
+                        'from fastrl_replay.pipes.base import IterDataPipe; print(IterDataPipe.__name__)')
         assert out.split()==['ShimDataPipe']
 
     def test_the_pipe_tests(self):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fastrl_replay.all import (DQNLearner, NStep, Proportional, RankBased, ReplayMemory, SimpleStep, TensorBoardLog, Transition, Uniform)
-from fastrl_replay.health import episode_returns, newest_numbers
-from fastrl_replay.tally import Tally, watch_stride
+from fastrl_replay.health import episode_returns, newest
+from fastrl_replay.storage.draw_counts import watch_stride
 
 matplotlib.use('agg')
 
@@ -31,7 +31,7 @@ class Twin:
 
 @pytest.mark.parametrize('max_sz', [1, 7, 100, 4097, 6000])
 @pytest.mark.parametrize('make', [lambda: Uniform(replace=True), Proportional, RankBased])
-def test_the_tally_agrees_with_a_twin(max_sz, make):
+def test_the_counts_agree_with_a_twin(max_sz, make):
     rng, memory, twin = np.random.default_rng(max_sz), ReplayMemory(max_sz, make(), seed=0), Twin()
     for _ in range(400):
         if rng.random() < .3: memory.add(step(memory.n_added))
@@ -52,9 +52,7 @@ def test_the_tally_agrees_with_a_twin(max_sz, make):
 
 def test_the_watched_slots_favour_no_environment():
     for max_sz in (10_000, 65_536, 1_000_000, 2**20):
-        tally = Tally(max_sz)
-        watched = np.arange(0, max_sz, tally.stride)
-        assert len(watched) == tally.n_watched
+        watched = np.arange(0, max_sz, watch_stride(max_sz))
         for n_envs in (2, 8, 10, 64):
             assert np.bincount(watched % n_envs, minlength=n_envs).min() > .7*len(watched)/n_envs
 
@@ -96,7 +94,7 @@ def test_returns_of_stored_episodes(with_totals):
         mine.append(s)
         made.append(s)
         memory.add(s if with_totals else Transition(0, 0, s.reward, 0, s.terminated, s.truncated))
-    ids, returns = episode_returns(memory, newest_numbers(memory))
+    ids, returns = episode_returns(newest(memory))
     ends = [k for k in range(700, 1000) if made[k].terminated or made[k].truncated]
     if with_totals: assert dict(zip(ids.tolist(), returns.tolist())) == {k: made[k].total_reward for k in ends}
     else: assert returns.tolist() == sums(made)[-len(returns):] and len(ends) - len(returns) in (0, 1)
@@ -157,7 +155,7 @@ def test_any_memory_can_be_shown(name, memory):
     assert fig.get_facecolor()[:3] == (1, 1, 1)
     plt.close(fig)
     assert set(memory.health()) == set(ReplayMemory(3).health()) | set(next(memories())[1].health())
-    assert memory._repr_html_().count('<tr>') == len(memory._array.layout.leaves) + 2
+    assert memory._repr_html_().count('<tr>') == len(memory.layout.leaves) + 2
     assert memory.fetch([memory.first_id])._repr_html_().count('<tr>') == 2
 
 

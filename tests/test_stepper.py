@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.compat import IterDataPipe
+from fastrl_replay.pipes.base import IterDataPipe
 from fastrl_replay.pipes.agents import EpsilonGreedy
-from fastrl_replay.pipes.nstep import NStep
+from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition
@@ -521,6 +521,68 @@ def test_epsilon_greedy_drives():
         again = EpsilonGreedy(model, LinearSchedule(1., 0., 300), seed=0)
         same = list(flat(take(GymStepper(['CartPole-v1'], agent=again, seed=0, n_envs=n_envs), 400)))
         assert all(np.array_equal(a.next_state, b.next_state) for a, b in zip(rows, same))
+
+
+class Recurrent(NamedTuple):
+    state: Any
+    action: Any
+    next_state: Any
+    terminated: Any
+    truncated: Any
+    env_id: Any
+    step_n: Any
+    episode_n: Any
+    hidden: Any = (np.zeros(2, np.float32), 0)
+    note: Any = 7
+
+
+class Remembers:
+    "Its hidden state counts the calls since `restarted`, in one buffer that it writes into"
+    def __init__(self, n, tensors=False): self.hidden, self.told, self.tensors = np.zeros((n, 2), np.float32), 0, tensors
+    def restarted(self, mask):
+        assert mask.dtype == bool and mask.shape == (len(self.hidden),) and mask.any()
+        self.hidden[mask] = 0
+        self.told += int(mask.sum())
+    def __call__(self, states):
+        self.hidden += 1
+        h = torch.from_numpy(self.hidden).requires_grad_() if self.tensors else self.hidden
+        return np.ones(len(states), np.int64), dict(hidden=(h, np.arange(len(states))))
+
+
+def check_remembered(rows):
+    for s in rows:
+        assert np.array_equal(s.hidden[0], [s.step_n + 1]*2) and s.note == 7, s
+    streams = collections.defaultdict(list)
+    for s in rows: streams[int(s.env_id)].append(s)
+    return sum(len({int(s.episode_n) for s in of}) for of in streams.values())
+
+
+@pytest.mark.parametrize('tensors', [False, True])
+def test_an_agent_with_a_state_of_its_own(tensors):
+    "It is told where an episode begins, and the state it acted from stands in the step, as it was then"
+    agent = Remembers(1, tensors)
+    steps = take(GymStepper([lambda: Count((3, 1, 4))], agent=agent, step_type=Recurrent), 40)
+    assert check_remembered(steps) == agent.told and steps[0].hidden[1] == 0 and not any(np.shares_memory(a.hidden[0], b.hidden[0]) for a, b in zip(steps, steps[1:]))
+
+
+@pytest.mark.parametrize('mode', AutoresetMode)
+@pytest.mark.parametrize('tensors', [False, True])
+def test_an_agent_with_a_state_of_its_own_in_every_mode(mode, tensors):
+    agent = Remembers(4, tensors)
+    envs = gym.vector.SyncVectorEnv([lambda k=k: Count((3, 1, 4)[k % 3:] + (5 + k,)) for k in range(4)], autoreset_mode=mode)
+    rows = list(flat(take(GymStepper([envs], agent=agent, step_type=Recurrent), 60)))
+    begun = check_remembered(rows)
+    assert agent.told in range(begun, begun + 5) and {int(s.hidden[1]) for s in rows} == set(range(4))
+    assert all(s.hidden[1] == s.env_id for s in rows)
+
+
+def test_fields_that_an_agent_may_not_fill():
+    def agent(extra): return lambda states: ([0]*len(states), extra)
+    for extra in (dict(colour=[1]), dict(reward=[1.]), dict(hidden=1, colour=2)):
+        with pytest.raises(ValueError, match='the agent returned a field'): take(GymStepper([Count], agent=agent(extra), step_type=Recurrent), 1)
+    assert take(GymStepper([Count], agent=agent({}), step_type=Recurrent), 1)[0].note == 7
+    pipe = GymStepper([Count()], agent=agent(dict(note=[3])), step_type=Recurrent)
+    assert take(pipe, 1)[0].note == 3
 
 
 # ---- life and death

@@ -196,8 +196,10 @@ class Twin:
         self.priority[id] = self.largest if priority is None else float(priority)
         return id
 
-    def extend(self, steps, priorities=None):
-        return [self.add(o, None if priorities is None else priorities[k], k) for k, o in enumerate(steps)]
+    def extend(self, steps, priorities=None, form='stacked'):
+        "A list is one stream in the order of time; stacked arrays and a `Batch` are one row of each"
+        one = form not in ('stacked', 'batch')
+        return [self.add(o, None if priorities is None else priorities[k], 0 if one else k) for k, o in enumerate(steps)]
 
     def update(self, ids, td):
         last = {}

@@ -1,10 +1,12 @@
 """Build the site into _docs/ from the notebooks: with quarto where it is installed, else with smalldocs.
 
 Both read the same `_quarto.yml` and give the same pages. nbdev prepares the notebooks in _proc/ (it runs the cells that
-import or show signatures, so a chapter that does not import fails here); this script gives them their final names, makes links
-between pages relative, and sees to it that the finished site asks no other host for anything and has no dead links.
+import or show signatures, so a chapter that does not import fails here). This script gives them their final names,
+makes links between pages relative, and checks that the finished site loads nothing from other hosts and has no dead
+links.
 """
 import ast, base64, html, json, os, posixpath, re, shutil, subprocess, sys, tempfile
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -15,17 +17,18 @@ from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = {0: 'Steps', 10: 'Kernels', 20: 'Storage', 30: 'Samplers', 40: 'Memory', 45: 'Streams of steps', 50: 'Pipes', 60: 'Learning',
-            70: 'Commands', 80: 'All together'}     # from which chapter number on
+PARTS = {'memory': 'The memory', 'learning': 'Environments and learning', 'lasting': 'Large and lasting',
+         'processes': 'Many processes', 'looking': 'Looking at it'}    # folders of nbs/ without their numbers
 PAGES = ['CONTRIBUTING.md', 'CHANGELOG.md']
-LESSONS = ['which_buffer', 'three_ways', 'one_line', 'replay_as_datapipe', 'taxi', 'blind_cliffwalk']    # tutorials, in reading order
+# The tutorials, in reading order
+LESSONS = ['which_buffer', 'three_ways', 'one_line', 'replay_as_datapipe', 'taxi', 'blind_cliffwalk']
 
 
 # ---- before: notebooks as the renderer wants them
 
 def plain(name):
-    "`31_proportional.ipynb` → `proportional.ipynb`, with or without folders before it"
-    return re.sub(r'(^|/)\d+[a-zA-Z0-9]*_(?=[^/]*\.ipynb)', r'\1', name)
+    "`2_learning/01_stepper.ipynb` → `learning/stepper.ipynb`: a path without the numbers that order it"
+    return re.sub(r'(^|/)\d+[a-zA-Z0-9]*_(?=[^/])', r'\1', name)
 
 
 def strings(tree, change):
@@ -43,27 +46,37 @@ def relinked(cfg, depth):
 
     def change(text):
         text = source.sub('', text) if 'example' in cfg.git_url else text
-        text = text.replace(base, '../' * depth)
-        if re.fullmatch(r'output-file: \S+\n?', text): return ''  # front matter: the files have their final names already
+        text = re.sub(re.escape(base) + r'([\w./-]*)', lambda m: '../'*depth + plain(m[1]), text)
+        if re.fullmatch(r'output-file: \S+\n?', text): return ''      # front matter: the files have their names already
         text = re.sub(r'\]\(([^)\s]+\.ipynb)', lambda m: f']({plain(m[1])}', text)
         return re.sub(r'\]\((?:\.\./)+(' + '|'.join(PAGES) + r')', '](' + '../' * depth + r'\1', text)
     return change
 
 
 def chapters(nbs):
-    "The notebooks of `nbs`, in reading order: lessons of tutorials/ last"
-    found = [p.relative_to(nbs) for p in nbs.rglob('*.ipynb') if not any(o[0] in '._' for o in p.relative_to(nbs).parts)]
-    return sorted(found, key=lambda p: (len(p.parts), LESSONS.index(p.stem) if p.stem in LESSONS else len(LESSONS), p.as_posix()))
+    "The notebooks of `nbs`, in reading order: the parts by their numbers, then the tutorials"
+    found = [p.relative_to(nbs) for p in nbs.rglob('*.ipynb')]
+    found = [p for p in found if not any(o[0] in '._' for o in p.parts)]
+    lesson = {name: k for k, name in enumerate(LESSONS)}
+    found.sort(key=lambda p: (len(p.parts), p.parent.as_posix(), lesson.get(p.stem, len(lesson)), p.name))
+    twice = [k for k, n in Counter(plain(p.as_posix()) for p in found).items() if n > 1]
+    if twice: raise ValueError(f'two notebooks make one page: {twice}')
+    return found
+
+
+def part(folder):
+    "The title of a part of the book: `2_learning` → `2 Environments and learning`"
+    name = plain(folder)
+    number = folder.removesuffix(name).rstrip('_')
+    return f'{number} {PARTS.get(name, name.capitalize())}'.strip()
 
 
 def sidebar(nbs):
-    "Sections by number, then the tutorials, in quarto's form"
+    "The parts of the book, then the tutorials, in quarto's form"
     sections = {}
     for p in chapters(nbs):
         if p.name == 'index.ipynb': continue
-        number = re.match(r'\d\d', p.name)
-        title = 'Tutorials' if len(p.parts) > 1 else SECTIONS[max(k for k in SECTIONS if k <= int(number[0]))] if number else 'More'
-        sections.setdefault(title, []).append(plain(p.as_posix()))
+        sections.setdefault(part(p.parent.name), []).append(plain(p.as_posix()))
     contents = ['index.ipynb', *({'section': k, 'contents': v} for k, v in sections.items())]
     return {'website': {'sidebar': {'contents': [*contents, {'section': 'The project', 'contents': PAGES}]}}}
 
@@ -76,25 +89,59 @@ def shown(cell):
     return {**cell, 'source': re.sub(r'^#\| ?export *$', '#| exports', code, count=1, flags=re.M).splitlines(True)}
 
 
+def for_users():
+    "The names that `from fastrl_replay.all import *` brings"
+    tree = ast.parse((ROOT/'fastrl_replay'/'all.py').read_text(encoding='utf-8'))
+    lists = [o.value for o in tree.body if isinstance(o, ast.Assign) and ast.unparse(o.targets[0]) == '__all__']
+    return set(ast.literal_eval(lists[0]))
+
+
+def methods(cell, names):
+    "`Class.method` for each documented public method of those classes in an export cell that users have by name"
+    code = ''.join(cell['source'])
+    if cell['cell_type'] != 'code' or not re.match(r'#\| ?exports? *$', code, re.M): return
+    for c in ast.parse(code).body:
+        if not (isinstance(c, ast.ClassDef) and c.name in names): continue
+        for f in c.body:
+            if not isinstance(f, ast.FunctionDef) or f.name.startswith('_') or not ast.get_docstring(f): continue
+            decorators = ' '.join(map(ast.unparse, f.decorator_list))
+            if not re.search(r'\bproperty|setter|overload', decorators): yield f'{c.name}.{f.name}'
+
+
+def documented(cell, names):
+    "A cell, and after it those that give each of its public methods an entry of its own"
+    yield shown(cell)
+    for name in methods(cell, names):
+        place = re.sub(r'[._]', '-', f'doc-{name}')[:64]
+        yield {'cell_type': 'code', 'id': place, 'metadata': {}, 'outputs': [], 'execution_count': None,
+               'source': [f'show_doc({name})']}
+
+
 def with_source(nbs, copy):
-    "A copy of the notebooks in which what is exported shows its code too"
+    "A copy of the notebooks in which what is exported shows its code too, and methods that users call have entries"
     shutil.copytree(nbs, copy, ignore=shutil.ignore_patterns('.*'))
+    names = for_users()
     for p in copy.rglob('*.ipynb'):
         nb = json.loads(p.read_text(encoding='utf-8'))
-        p.write_text(json.dumps({**nb, 'cells': [shown(o) for o in nb['cells']]}), encoding='utf-8')
+        cells = [new for cell in nb['cells'] for new in documented(cell, names)]
+        p.write_text(json.dumps({**nb, 'cells': cells}), encoding='utf-8')
     return copy
 
 
 def prepare(cfg):
     "_proc/ with everything to render"
     with tempfile.TemporaryDirectory() as tmp:
+        shutil.rmtree(ROOT/'_proc', ignore_errors=True)
         cache = proc_nbs(path=str(with_source(cfg.nbs_path, Path(tmp)/'nbs')), n_workers=2, force=True)
     for p in [*cache.rglob('*.ipynb')]:
         change = relinked(cfg, len(p.relative_to(cache).parts) - 1)
         p.write_text(json.dumps(strings(json.loads(p.read_text(encoding='utf-8')), change)), encoding='utf-8')
         p.rename(p.with_name(plain(p.name)))
+    for folder in [*cache.iterdir()]:
+        if folder.is_dir(): folder.rename(cache/plain(folder.name))
     for page in PAGES: shutil.copy(ROOT/page, cache)
-    about = {'project': {'output-dir': cfg.doc_path.name}, 'website': {'title': cfg.title, 'description': cfg.description}}
+    website = {'title': cfg.title, 'description': cfg.description}
+    about = {'project': {'output-dir': cfg.doc_path.name}, 'website': website}
     for name, what in [('nbdev.yml', about), ('sidebar.yml', sidebar(cfg.nbs_path))]:
         (cache/name).write_text(yaml.safe_dump(what, sort_keys=False), encoding='utf-8')
     return cache
@@ -120,7 +167,9 @@ def own_maths(page):
 
 
 def placed(page, address, places):
-    "A link of `page` without its place where the page it leads to has none of that name: a method's is that of its class, if there is one"
+    """A link of `page`, without its place where the page it leads to has none of that name.
+
+    The place of a method is that of its class, if there is one."""
     head, _, place = address.partition('#')
     target = (posixpath.normpath(posixpath.join(page.parent.as_posix(), unquote(head))) if head else page.as_posix())
     if not place or is_elsewhere(address) or target not in places: return address
@@ -129,7 +178,7 @@ def placed(page, address, places):
 
 
 def with_places(site):
-    "Every link to a place that is there: nbdev links to whatever is exported, also to what is too private for a heading"
+    "Make every link lead to a place that exists: nbdev links to all that is exported, headings or not"
     pages = {p.relative_to(site): p.read_text(encoding='utf-8') for p in site.rglob('*.html')}
     places = {p.as_posix(): set(re.findall(r'\bid="([^"]+)"', text)) for p, text in pages.items()}
     for p, text in pages.items():
@@ -141,7 +190,9 @@ PICTURE = re.compile(r'<img (src="data:image/png;base64,([A-Za-z0-9+/]{32}))')
 
 
 def sized(page):
-    "A page whose pictures say how wide they ought to be at least, for styles.css: 62 points for an inch of figure, which is 203 pixels"
+    """A page whose pictures say how wide they should be at least, for styles.css.
+
+    An inch of a figure is 203 pixels, and should be 62 points wide."""
     def width(m): return int.from_bytes(base64.b64decode(m[2])[16:20], 'big')*62//203
     return PICTURE.sub(lambda m: f'<img style="--figure: {width(m)}px" {m[1]}', page)
 
@@ -168,7 +219,9 @@ def classed(page):
 
 def localise(site):
     with_places(site)
-    for p in site.rglob('*.html'): p.write_text(classed(wrapped(sized(own_maths(p.read_text(encoding='utf-8'))))), encoding='utf-8')
+    for p in site.rglob('*.html'):
+        page = own_maths(p.read_text(encoding='utf-8'))
+        p.write_text(classed(wrapped(sized(page))), encoding='utf-8')
     for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
         text = p.read_text(encoding='utf-8')
         if IMPORT.search(text): p.write_text(IMPORT.sub('', text), encoding='utf-8')
@@ -186,7 +239,8 @@ class Page(HTMLParser):
         self.in_code = tag if tag in ('script', 'style') else None
         if tag == 'a' and 'href' in a: self.links.append(a['href'])
         elif tag == 'link':
-            if not {'canonical', 'alternate', 'next', 'prev'} & set(a.get('rel', '').split()): self.loads.append(a.get('href', ''))
+            names = {'canonical', 'alternate', 'next', 'prev'} & set(a.get('rel', '').split())
+            if not names: self.loads.append(a.get('href', ''))
         elif tag != 'a': self.loads += [a[k] for k in ('src', 'srcset', 'data', 'poster') if k in a]
         self.loads += outside(a.get('style', ''))
 
@@ -218,9 +272,11 @@ def faults(site):
     for p in sorted(site.rglob('*.html')):
         page, name = Page(p.read_text(encoding='utf-8')), p.relative_to(site)
         yield from (f'{name} loads {o} from another host' for o in page.loads if is_elsewhere(o))
-        yield from (f'{name} links to {o}, which is not there' for o in [*page.links, *page.loads] if missing(site, name, o))
+        dead = [o for o in [*page.links, *page.loads] if missing(site, name, o)]
+        yield from (f'{name} links to {o}, which is not there' for o in dead)
     for p in sorted(site.rglob('*.css')):
-        yield from (f'{p.relative_to(site)} loads {o} from another host' for o in outside(p.read_text(encoding='utf-8')))
+        elsewhere = outside(p.read_text(encoding='utf-8'))
+        yield from (f'{p.relative_to(site)} loads {o} from another host' for o in elsewhere)
 
 
 def main():

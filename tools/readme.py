@@ -29,6 +29,7 @@ def output_text(out):
     data = out.get('data', {})
     if 'text/markdown' in data: return ''.join(data['text/markdown']).strip()
     text = ''.join(out.get('text') or data.get('text/plain') or '').rstrip()
+    if text.startswith('<Figure'): return None      # a picture, which only the site can show
     return '\n'.join(('    ' + line).rstrip() for line in text.splitlines()) or None
 
 

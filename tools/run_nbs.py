@@ -1,7 +1,7 @@
 """Run notebooks in place and store their outputs.
 
     python tools/run_nbs.py                      every notebook of nbs/, in order
-    python tools/run_nbs.py nbs/00_steps.ipynb   only these
+    python tools/run_nbs.py nbs/index.ipynb      only these
     python tools/run_nbs.py --flags slow ...     also cells marked `#| slow`
 
 Cells run under the rules of `nbdev_test`: `#| eval: false`, the flags of `tst_flags` and calls of
@@ -51,10 +51,12 @@ _VOLATILE = [
     (re.compile(r'(/tmp/ipykernel_)\d+/\d+\.py'), r'\1cell.py'),
     (re.compile(r'<ipython-input-[\w-]+>'), '<cell>'),
     (re.compile(r' at 0x[0-9a-fA-F]+'), ''),
+    (re.compile(r'fastrl_replay: compiling kernels[^\n]*\n?'), ''),
 ]
 
 
-_BAR = re.compile(r'[^\n|]*\|[█▏▎▍▌▋▊▉#0-9 -]{8,}\|[^\n\]]*\](?:[^\S\n]*\n)?|^█[^\S\n]*\n?', re.M)  # a progress bar on a terminal
+# A progress bar on a terminal
+_BAR = re.compile(r'[^\n|]*\|[█▏▎▍▌▋▊▉#0-9 -]{8,}\|[^\n\]]*\](?:[^\S\n]*\n)?|^█[^\S\n]*\n?', re.M)
 
 
 def _steady(text):
@@ -82,13 +84,14 @@ def _steady_outputs(outs):
         if 'text' in o: o['text'] = _steady(_on_screen(o['text']))
         for k, v in o.get('data', {}).items():
             if k.startswith('text') or 'svg' in k: o['data'][k] = _steady(v)
-    return [o for o in outs if o.get('text', True)]
+    return [o for o in outs if ''.join(o.get('text', 'none'))]
 
 
 def _failure(fn, number, cell, shell):
     trace = ''.join(format_exc(shell.exc))
     code = '\n'.join('    ' + o for o in cell.source.splitlines())
-    return CellFailed(f'{fn}: code cell {number} (id {cell.get("id")}) raised {type(shell.exc).__name__}\n\n{code}\n\n{trace}')
+    where = f'{fn}: code cell {number} (id {cell.get("id")})'
+    return CellFailed(f'{where} raised {type(shell.exc).__name__}\n\n{code}\n\n{trace}')
 
 
 def run_notebook(fn, flags=()):

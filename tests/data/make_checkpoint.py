@@ -1,20 +1,17 @@
-"""How `checkpoint_v1` and `checkpoint_v2` were made, each by the version of the package that first wrote this format. Don't make them again:
+"""How the frozen folders beside this file were made, each by the version of the package that first wrote its format. Don't make them again:
 that they still load is the test.
 
-    python tests/data/make_checkpoint.py FOLDER"""
+    python tests/data/make_checkpoint.py rows FOLDER        saved_v3, of test_saving_format.py
+    python tests/data/make_checkpoint.py replay FOLDER      a replay with its memory"""
 import sys
+from pathlib import Path
 
 import numpy as np
-
-from fastrl_replay.pipes.nstep import NStep
-from fastrl_replay.pipes.replay import PrioritizedReplay
-from fastrl_replay.pipes import saving  # noqa: F401   (brings save)
-from fastrl_replay.schedules import LinearSchedule
-from fastrl_replay.steps import SimpleStep
 
 
 def steps(n):
     "Two environments, whose episodes have seven steps"
+    from fastrl_replay.steps import SimpleStep
     for k in range(n):
         t, e = k//2, k % 2
         yield SimpleStep(np.array([k, k/2], np.float32), k % 3, np.array([k + 1, k/2], np.float32), t % 7==6 and e==0, t % 7==6 and e==1,
@@ -22,16 +19,36 @@ def steps(n):
 
 
 def replay_of(source):
+    from fastrl_replay.pipes.n_step import NStep
+    from fastrl_replay.pipes.replay import PrioritizedReplay
+    from fastrl_replay.schedules import LinearSchedule
     return PrioritizedReplay(NStep(source, n=3, gamma=.5), bs=4, max_sz=40, min_sz=10, steps_per_batch=2, seed=7, alpha=.7,
                              beta=LinearSchedule(.4, 1., 50), eps=.01)
 
 
-if __name__=='__main__':
+def make_replay(folder):
+    "Saved twice: its rows lie in two pieces, the first of which begins with rows that were overwritten"
     replay = replay_of(list(steps(75)))
     it = iter(replay)
     for k in range(20): next(it).update_priorities(np.arange(4) + k)
-    replay.save(sys.argv[1])
+    replay.save(folder)
+    for _ in range(8): next(it)
     replay.update_priorities([45], [3.])
-    replay.save(sys.argv[1])
+    replay.save(folder)
     batch = replay.sample()
     print(replay.memory.n_added, replay.n_batches, batch.ids.tolist(), batch.weights.tolist(), replay.memory.sampler.priorities.sum())
+
+
+def make_rows(folder):
+    "The ring of the tests, saved twice; the second time with a bit of everything that a state may hold"
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from fastrl_replay.saving import save_state
+    from test_saving_format import Ring, anything
+    ring = Ring().add(30)
+    ring.save(folder)
+    ring.add(35)
+    extra = {k: v for k, v in anything().items() if k not in ('tensor', 'columns')}      # those two are random
+    save_state(folder, dict(max_sz=40, n=65, priorities=ring.priorities, extra=extra), 'ring', ring.as_rows())
+
+
+if __name__=='__main__': dict(rows=make_rows, replay=make_replay)[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,170 @@
+"""What was once silently wrong, each through the public API."""
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from fastrl_replay.batch import Batch
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.steps import SimpleStep, Transition
+from twins import Only
+
+Z = np.zeros(4, np.float32)
+
+def step(i, **changed): return Transition(Z + i, i % 2, float(i), Z + i + 1, False, False)._replace(**changed)
+def stacked(n): return Transition(*map(np.array, zip(*map(step, range(n)))))
+
+
+# --- assigning a column ----------------------------------------------------------------------------------------------
+def drawn():
+    memory = ReplayMemory(32, Proportional(), seed=0)
+    memory.extend(stacked(32))
+    return memory.sample(8)
+
+@pytest.mark.parametrize('make', [drawn, lambda: Batch.of(stacked(8)), lambda: Batch.of_steps([step(i) for i in range(8)]),
+                                  lambda: pickle.loads(pickle.dumps(drawn()))], ids=['drawn', 'chunk', 'list', 'pickled'])
+@pytest.mark.parametrize('value', [torch.full((8,), -1.), np.full(8, -1.), [-1]*8], ids=['tensor', 'float64', 'list'])
+def test_an_assigned_column_counts_everywhere(make, value):
+    batch = make()
+    before = batch.state.clone()
+    batch.reward = value
+    other, memory = ReplayMemory(8), ReplayMemory(8)
+    other.extend(batch)
+    memory.extend(list(batch))
+    views = dict(column=batch.reward, item=batch['reward'], numpy=batch.numpy().reward, rows=[o.reward for o in batch], row=[batch[3].reward]*8,
+                 tuple=batch.astuple().reward, extend=other.recent(8).reward, rows_in=memory.recent(8).reward, pickle=pickle.loads(pickle.dumps(batch)).reward,
+                 slice=batch[:].reward, to=batch.to('meta').reward.shape and batch.reward, replaced=batch.replace(action=batch.action).reward)
+    for name, column in views.items(): assert np.asarray(column, np.float32).tolist()==[-1]*8, name
+    assert torch.equal(batch.state, before) and torch.equal(other.recent(8).state, before)
+
+def test_what_cannot_be_assigned():
+    batch = drawn()
+    for bad, says in ((torch.zeros(7), 'reward: expected 8 rows'), (1., 'reward: expected 8 rows')):
+        with pytest.raises(ValueError, match=says): batch.reward = bad
+    with pytest.raises(AttributeError, match='rewards'): batch.rewards = torch.zeros(8)
+    with pytest.raises(AttributeError, match='rewards'): batch.rewards
+
+def test_a_column_of_another_dtype_is_refused_where_it_does_not_fit():
+    batch, memory = drawn(), ReplayMemory(8)
+    memory.add(step(0))
+    batch.state = batch.state.double()/3
+    assert batch.numpy().state.dtype==np.float64 and pickle.loads(pickle.dumps(batch)).state.dtype==torch.float64
+    with pytest.raises((ValueError, TypeError), match='state'): memory.extend(batch)
+    assert len(memory)==1
+
+def test_a_pickle_holds_what_torch_has_moved():
+    batch = drawn()
+    batch.state.share_memory_()
+    batch.state.fill_(5)
+    batch.reward.share_memory_()
+    batch.reward.fill_(6)
+    for again in (pickle.loads(pickle.dumps(batch)), batch.replace(action=batch.action)):
+        assert again.state.unique().tolist()==[5] and again.reward.unique().tolist()==[6]
+    assert batch.to('meta').state.device.type=='meta'
+
+
+# --- one rule for single steps, lists and arrays -------------------------------------------------------------------
+class Mixed:
+    leaves = dict(f8=np.float64(.5), f4=.5, i8=1, u1=np.uint8(1), b=True, c8=np.complex64(1), f2=np.float16(1), bf16=torch.tensor(1., dtype=torch.bfloat16))
+    values = [0, 1, True, np.bool_(True), .5, 2**53 + 1, 2**63, -1, 300, 1e39, float('nan'), float('-inf'), np.float16('-inf'), np.float32(.1), np.float64(.1), np.uint64(2**63),
+              np.int8(-1), np.array(3), np.array(.25), np.ma.masked_array(1., True), 1j, np.complex128(.1), 'x', None, torch.tensor(2), torch.tensor(.5, requires_grad=True),
+              torch.tensor(1.5, dtype=torch.bfloat16), np.array(1, '>i8'), [1], np.longdouble(1)]
+
+@pytest.mark.parametrize('kind', Mixed.leaves)
+def test_a_list_takes_what_add_takes_and_nothing_else(kind):
+    "Mixed with values of every other kind: the list was once cast as a whole"
+    from fastrl_replay.steps import derived_type
+    Box = derived_type('Box', ('x',))
+    def attempt(store):
+        memory = ReplayMemory(4, step=Box(Mixed.leaves[kind]))
+        try: store(memory)
+        except (TypeError, ValueError) as e: return type(e), 'x: ' in str(e), len(memory)
+        return memory.recent(1).numpy().x[0].tobytes()
+    for v in Mixed.values:
+        alone = attempt(lambda m, v=v: m.add(Box(v)))
+        assert attempt(lambda m, v=v: m.extend([Box(v)]))==alone, repr(v)
+        for beside in (Mixed.leaves[kind], .5, 1, np.float64(.5)):
+            if isinstance(attempt(lambda m, b=beside: m.add(Box(b))), tuple): continue
+            assert attempt(lambda m, v=v, b=beside: m.extend([Box(b), Box(v)]))==alone, (repr(v), repr(beside))
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_small_floats_overflow_aloud(dtype):
+    from fastrl_replay.steps import derived_type
+    Box, most = derived_type('Box', ('x',)), torch.finfo(dtype).max
+    memory = ReplayMemory(4, step=Box(torch.zeros(2, dtype=dtype)))
+    for bad in ([1e39, 0.], [float(most)*4, 0.], np.array([1e39, 0])):
+        with pytest.raises((ValueError, TypeError), match='x: '): memory.add(Box(bad))
+    memory.add(Box([most, -most]))
+    assert memory[0].x.tolist()==[most, -most]
+
+
+# --- streams -----------------------------------------------------------------------------------------------------------
+def episode(n): return [step(i, terminated=i==n - 1) for i in range(n)]
+
+def test_consecutive_transitions_are_an_episode():
+    steps = episode(7)
+    ways = dict(add=lambda m: [m.add(o) for o in steps], list=lambda m: m.extend(steps), lists=lambda m: [m.extend(steps[:3]), m.extend(steps[3:])],
+                one=lambda m: m.extend(Transition(*map(np.array, zip(*steps))), streams='one'),
+                batch=lambda m: m.extend(Batch.of_steps(steps)), ids=lambda m: m.extend(Batch.of(Transition(*map(np.array, zip(*steps)))), streams=np.full(7, 3)),
+                slices=lambda m: [m.extend(Batch.of_steps(steps)[:3]), m.extend(pickle.loads(pickle.dumps(Batch.of_steps(steps)[3:])))])
+    for name, way in ways.items():
+        memory = ReplayMemory(10)
+        way(memory)
+        assert memory.episode(4).ids.tolist()==list(range(7)), name
+
+def test_stacked_arrays_are_one_row_of_each_stream():
+    for form in (lambda o: o, Batch.of):
+        memory = ReplayMemory(20)
+        for _ in range(3): memory.extend(form(stacked(4)))
+        assert memory.episode(1).ids.tolist()==[1, 5, 9]
+
+def test_what_decides_whose_row_it_is():
+    "The argument, then env_id, then the batch, then the form"
+    def simple(i): return SimpleStep(Z, 0, Z, env_id=i)
+    memory = ReplayMemory(20)
+    memory.extend([simple(0), simple(1), simple(0)])
+    assert memory.episode(0).ids.tolist()==[0, 2]
+    memory.extend([simple(7), simple(8)], streams='one')
+    assert memory.next([3]).tolist()==[4]
+    plain, chunk = ReplayMemory(20), Batch.of(stacked(4), streams=[5, 5, 6, 6])
+    plain.extend(chunk)
+    assert plain.next([0, 1, 2, 3]).tolist()==[1, -1, 3, -1]
+    plain.extend(chunk, streams=[1, 2, 1, 2])
+    assert plain.next([4, 5, 6, 7]).tolist()==[6, 7, -1, -1]
+
+@pytest.mark.parametrize('streams', ['two', [0, 1], [0., 1., 2., 3.], np.zeros((4, 1), int), object()])
+def test_streams_that_are_none(streams):
+    memory = ReplayMemory(20)
+    with pytest.raises((TypeError, ValueError), match='streams'): memory.extend(stacked(4), streams=streams)
+    assert len(memory)==0
+
+
+# --- in time and room that don't grow with the memory ----------------------------------------------------------------
+def test_a_slot_is_read_without_looking_at_the_others():
+    memory = ReplayMemory(300_000)
+    memory.extend(Only(np.zeros((300_000, 3), np.int32)))
+    memory[5]
+    tracemalloc.start()
+    memory[5], memory[-1], next(iter(memory))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50_000
+    with pytest.raises(IndexError): memory[300_000]
+
+def test_buffers_of_held_batches_are_not_scanned_forever_and_come_back():
+    memory = ReplayMemory(64, seed=0)
+    memory.extend(stacked(64))
+    held = [memory.sample(16) for _ in range(100)]
+    places = {b.state.data_ptr() for b in held}
+    assert len(places)==100
+    kept = [column.clone() for b in held for column in b.astuple()]
+    for _ in range(50): memory.sample(16), memory.fetch([1, 2]), memory.recent(9)
+    assert all(torch.equal(a, b) for a, b in zip(kept, (c for b in held for c in b.astuple())))
+    del held
+    again = {memory.sample(16).state.data_ptr() for _ in range(30)}
+    assert again & places, 'what was held is never used again'
+    sizes = {memory.fetch(np.arange(n % 9 + 1)).state.data_ptr() for n in range(200)}
+    assert len(sizes) < 30, 'nine sizes in turn use their buffers again'

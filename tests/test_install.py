@@ -1,0 +1,78 @@
+"The package where pip may put it: read-only, without a place for compiled kernels, and on systems that lack Linux's calls"
+import ctypes, os, shutil, stat, subprocess, sys, tempfile
+from pathlib import Path
+
+import pytest
+
+SMALL = """
+import numpy as np
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.steps import Transition
+def step(k): return Transition(np.full(4, k, np.float32), k % 2, float(k), np.full(4, k + 1, np.float32), False, k % 5 == 4)
+def try_out(memory):
+    for k in range(30): memory.add(step(k))
+    batch = memory.sample(8)
+    assert (batch.state[:, 0] == batch.reward).all() and len(set(batch.ids.tolist())) == 8
+    memory.check_valid()
+"""
+
+
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
+
+
+def obey():
+    "In a child process, before it runs anything: permissions hold for root too"
+    if os.geteuid() == 0: ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+
+
+def python(code, **kw): return subprocess.run([sys.executable, '-c', code], preexec_fn=obey, capture_output=True, text=True, **kw)
+
+
+@pytest.fixture
+def read_only(root):
+    "A folder with a copy of the package that may be read and not written"
+    folder = Path(tempfile.mkdtemp(prefix='installed-'))
+    shutil.copytree(root/'fastrl_replay', folder/'fastrl_replay', ignore=shutil.ignore_patterns('__pycache__', '*.nb?'))
+    for p in [folder, *folder.rglob('*')]: p.chmod(stat.S_IREAD | (stat.S_IEXEC if p.is_dir() else 0))
+    yield folder
+    for p in [folder, *folder.rglob('*')]: p.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_installation_without_a_cache_works(read_only):
+    if python('open("here", "w")', cwd=read_only).returncode == 0: pytest.skip('this user may write everywhere')
+    env = {'HOME': str(read_only), 'PYTHONPATH': str(read_only), 'PATH': os.defpath, 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1'}
+    ran = python(f'{SMALL}\nimport fastrl_replay\nprint(fastrl_replay.__file__)\ntry_out(ReplayMemory(20, seed=0))', cwd='/', env=env)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(read_only))
+    assert ran.stderr.count('NUMBA_CACHE_DIR') == 1 and 'Traceback' not in ran.stderr, ran.stderr
+
+
+BARE = """
+import os, sys
+import gymnasium, matplotlib.pyplot, numba, torch, torchdata.nodes, torchdata.stateful_dataloader, multiprocessing.connection     # they need it on this system
+sys.modules['fcntl'] = None
+for name in ('posix_fallocate', 'posix_fadvise', 'register_at_fork', 'O_DIRECTORY'):
+    if hasattr(os, name): delattr(os, name)
+import fastrl_replay.all
+"""
+ON_DISK = """
+try: memory = ReplayMemory(20, path=sys.argv[1], seed=0)
+except (OSError, RuntimeError, NotImplementedError) as e:
+    assert sys.argv[1] in str(e) or 'system' in str(e), e
+    print('refused')
+else:
+    try_out(memory)
+    memory.close()
+    with_steps = ReplayMemory.open(sys.argv[1])
+    assert with_steps.n_added == 30 and with_steps.recent(1).reward[0] == 29
+    print('works')
+"""
+
+
+@pytest.mark.parametrize('then,said', [('try_out(ReplayMemory(20, seed=0)); print("works")', {'works'}), (ON_DISK, {'works', 'refused'})],
+                         ids=['in RAM', 'on disk'])
+def test_a_system_without_fcntl(root, tmp_path, then, said):
+    ran = subprocess.run([sys.executable, '-c', f'{BARE}\n{SMALL}\n{then}', str(tmp_path/'memory')], cwd=root, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split()[-1] in said

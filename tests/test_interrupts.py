@@ -1,0 +1,151 @@
+"""Ctrl-C at any moment, threads, and forks: nobody waits forever, and what is stored holds together."""
+import linecache
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.rank import RankBased
+from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.steps import SimpleStep, Transition
+
+SIGNALS = 600            # for each method; every one of them strikes somewhere in a tight loop
+STEP = Transition(np.zeros(4, np.float32), 1, 1., np.zeros(4, np.float32), False, False)
+CHUNK = Transition(np.zeros((8, 4), np.float32), np.ones(8, int), np.ones(8), np.zeros((8, 4), np.float32), np.zeros(8, bool), np.zeros(8, bool))
+SAMPLERS = dict(uniform=lambda: Uniform(replace=True), proportional=Proportional, rank=RankBased)
+METHODS = dict(
+    add=lambda m: m.add(STEP),
+    add_with_a_priority=lambda m: m.add(STEP, 2.),
+    extend=lambda m: m.extend(CHUNK),
+    extend_with_priorities=lambda m: m.extend(CHUNK, np.arange(1., 9.)),
+    extend_a_list=lambda m: m.extend([STEP, STEP, STEP]),
+    sample=lambda m: m.sample(4),
+    update=lambda m: m.update_priorities(np.arange(m.first_id, m.first_id + 4), np.arange(4.)),
+    fetch=lambda m: m.fetch([m.first_id]),
+    recent=lambda m: m.recent(3),
+    episode=lambda m: m.episode(m.n_added - 1),
+    state=lambda m: m.state_dict(),
+    check_valid=lambda m: m.check_valid(),
+)
+
+
+class Struck(Exception): pass
+
+
+def filled(sampler, max_sz=64):
+    memory = ReplayMemory(max_sz, SAMPLERS[sampler](), seed=0)
+    for _ in range(10): memory.extend(CHUNK)
+    for method in METHODS.values(): method(memory)          # all is compiled before the signals come
+    return memory
+
+def storm(call, n, rng):
+    "Call in a tight loop, struck by `n` signals at random moments; how many of them reached the loop"
+    def strike(*_): raise Struck
+    before, hits = signal.signal(signal.SIGALRM, strike), 0
+    try:
+        for _ in range(n):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(2e-6, 4e-4))
+                while True: call()
+            except Struck: hits += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return hits
+
+def reached(memory):
+    "Does a second thread get through?"
+    through = []
+    thread = threading.Thread(target=lambda: through.append(len(memory.sample(2))), daemon=True)
+    thread.start()
+    thread.join(20)
+    return bool(through)
+
+
+@pytest.mark.parametrize('sampler', SAMPLERS)
+@pytest.mark.parametrize('method', METHODS)
+def test_interrupts_in_a_tight_loop(method, sampler):
+    "Without the lock inside the `try`, some of them leave it taken, and every other thread waits forever"
+    memory, rng = filled(sampler), random.Random(1)
+    for _ in range(3):
+        assert storm(lambda: METHODS[method](memory), SIGNALS//3, rng)==SIGNALS//3
+        assert reached(memory), 'another thread waits forever'
+        assert memory.check_valid()
+    assert len(memory.sample(64))==64
+    ids = memory.extend(CHUNK)
+    assert memory.recent(8).ids.tolist()==ids.tolist() and memory.episode(int(ids[-1])).ids[-1]==ids[-1]
+
+
+@pytest.mark.parametrize('sampler', SAMPLERS)
+def test_an_exception_at_every_line_of_a_write(sampler):
+    "As Ctrl-C would raise it: between any two lines, of the memory, its storage and its sampler"
+    def struck_at(k, call):
+        count = [0]
+        def trace(frame, event, arg):
+            if 'fastrl_replay' not in frame.f_code.co_filename: return None
+            if event=='line' and 'release()' not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+                count[0] += 1                       # (that line is one call in C, which is not interrupted)
+                if count[0]==k: raise Struck
+            return trace
+        sys.settrace(trace)
+        try: call()
+        except Struck: return True
+        finally: sys.settrace(None)
+        return False
+    for call in (METHODS[o] for o in ('add', 'add_with_a_priority', 'extend', 'extend_with_priorities', 'sample', 'update')):
+        memory, k = filled(sampler), 1
+        while struck_at(k, lambda: call(memory)):
+            assert reached(memory), f'line {k}: another thread waits forever'
+            assert memory.check_valid(), f'line {k}'
+            k += 1
+        assert k > 5
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fork')
+def test_a_fork_while_another_thread_draws():
+    "A child that inherits a taken lock would hang at its first call"
+    memory, stop = filled('proportional'), threading.Event()
+    def draw():
+        while not stop.is_set(): memory.sample(4)
+    threads = [threading.Thread(target=draw, daemon=True) for _ in range(2)]
+    for t in threads: t.start()
+    try:
+        for _ in range(20):
+            pid = os.fork()
+            if not pid:
+                code = 1
+                try:
+                    memory.add(STEP)
+                    memory.sample(4)
+                    code = 0 if memory.check_valid() else 2
+                finally: os._exit(code)
+            limit = time.monotonic() + 60
+            while (status := os.waitpid(pid, os.WNOHANG))[0]==0:
+                if time.monotonic() > limit:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    pytest.fail('the child hangs')
+                time.sleep(.005)
+            assert os.waitstatus_to_exitcode(status[1])==0
+    finally:
+        stop.set()
+        for t in threads: t.join()
+
+
+def test_links_in_a_circle_end():
+    "Records whose links were damaged: a walk along them ends, and says nothing that is not so"
+    def step(i): return SimpleStep(np.zeros(2, np.float32), 0, np.zeros(2, np.float32), step_n=i)
+    for prev, after in ((0, 0), (-1, -1), (1, -5), (2**31 - 1, 2**31 - 1), (-2**31, -2**31)):
+        memory = ReplayMemory(16, seed=0)
+        memory.extend([step(i) for i in range(16)])
+        memory._storage.records['_prev'], memory._storage.records['_next'] = prev, after
+        assert 1 <= len(memory.episode(8)) <= 16
+        assert len(memory.next(range(16)))==16
+        with pytest.raises(AssertionError): memory.check_valid()

@@ -1,0 +1,501 @@
+"""A folder of mapped files: one writer, no hole that a full disk could tear open, and nothing held after `close`."""
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastrl_replay.batch import Batch
+from fastrl_replay.saving import CheckpointError, manifest_bytes, read_manifest
+from fastrl_replay.steps import Layout, SimpleStep, Transition
+from fastrl_replay.storage import mapped
+from fastrl_replay.storage.mapped import Journal, MappedFolder, View
+from fastrl_replay.storage.records import FIRST_ID, LOADING, N_ADDED, TOLD, Records
+from watched import interrupted, moments, torn
+
+needs_proc = pytest.mark.skipif(not Path('/proc/self/maps').exists(), reason='needs /proc')
+
+
+def made(path, **files):
+    "A folder with these files, described"
+    folder = MappedFolder(path)
+    arrays = {name: folder.allocate(name, n) for name, n in dict(counts=64, **files).items()}
+    folder.describe(dict(max_sz=3))
+    return folder, arrays
+
+
+def held(path):
+    "What this process still has of the files under `path`: mappings and descriptors"
+    fds = []
+    for fd in os.listdir('/proc/self/fd'):
+        try: fds.append(os.readlink(f'/proc/self/fd/{fd}'))
+        except OSError: pass
+    return [o for o in [*open('/proc/self/maps'), *fds] if str(path) in o]
+
+
+@contextmanager
+def small_disk(path, size):
+    "A file system of `size` bytes at `path`; skips where this process may not mount"
+    mount = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'none', str(path)]
+    if shutil.which('mount') is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip('needs the right to mount a small tmpfs')
+    try: yield
+    finally: subprocess.run(['umount', '-l', str(path)])
+
+
+# --- one writer -------------------------------------------------------------------------------------------------------
+def in_another_process(path):
+    "What another process says that opens the folder for writing"
+    code = f'from fastrl_replay.storage.mapped import MappedFolder\nMappedFolder({str(path)!r})\nprint("opened")'
+    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    return ran.stdout + ran.stderr
+
+
+def test_a_second_writer_is_told_who_is_writing(tmp_path):
+    folder, _ = made(tmp_path)
+    with pytest.raises(BlockingIOError, match=f'this process .process {os.getpid()}. already'): MappedFolder(tmp_path)
+    assert f'process {os.getpid()} is writing' in in_another_process(tmp_path)
+    folder.close()
+    assert in_another_process(tmp_path)=='opened\n'
+
+
+def test_a_copy_of_the_folder_does_not_lose_the_lock(tmp_path):
+    "`copytree` closes a descriptor of the lock file; a lock of the POSIX kind would be gone"
+    folder, _ = made(tmp_path/'a')
+    shutil.copytree(tmp_path/'a', tmp_path/'b')
+    assert f'process {os.getpid()} is writing' in in_another_process(tmp_path/'a')
+    MappedFolder(tmp_path/'b').close()
+    folder.close()
+
+
+def test_a_folder_that_was_dropped_can_be_opened(tmp_path):
+    folder, _ = made(tmp_path)
+    folder.itself = folder                     # only the garbage collector finds it
+    del folder, _
+    MappedFolder(tmp_path).close()
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_a_forked_child_does_not_hold_the_lock(tmp_path):
+    "The parent is killed, its child lives on: the folder is free"
+    says, child_says = os.pipe()
+    parent = os.fork()
+    if not parent:
+        folder, _ = made(tmp_path)
+        child = os.fork()
+        if not child:
+            try: MappedFolder(tmp_path)
+            except BlockingIOError: os.write(child_says, f'{os.getpid()}\n'.encode())
+            signal.pause()
+        signal.pause()
+    child = int(os.read(says, 99))
+    try:
+        with pytest.raises(BlockingIOError, match=f'process {parent}'): MappedFolder(tmp_path)
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        os.kill(child, 0)                      # lives
+        MappedFolder(tmp_path).close()
+    finally: os.kill(child, signal.SIGKILL)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+@needs_proc
+@pytest.mark.parametrize('hold', [False, True])
+def test_close_gives_everything_back(hold, tmp_path):
+    folder, arrays = made(tmp_path, numbers=1 << 20)
+    assert len(held(tmp_path)) > 3
+    kept = arrays['numbers'][:3] if hold else None
+    del arrays
+    folder.close()
+    folder.close()
+    if hold: assert kept.tolist()==[0, 0, 0]   # a view outlives `close`, and takes its mapping with it
+    del kept
+    assert held(tmp_path)==[] and 'closed' in repr(folder)
+
+
+@needs_proc
+def test_an_opening_that_fails_gives_everything_back(tmp_path):
+    folder, _ = made(tmp_path, numbers=100)
+    del _
+    folder.close()
+    (tmp_path/'memory.json').write_bytes(b'{}')
+    for writable in (True, False):
+        with pytest.raises(CheckpointError, match='memory.json'): MappedFolder(tmp_path, writable)
+        assert held(tmp_path)==[]
+
+
+def test_blocks_are_there_before_they_are_written(tmp_path):
+    folder, _ = made(tmp_path, numbers=10_000_000)
+    assert os.stat(tmp_path/'numbers.map').st_blocks*512 >= 10_000_000 > 1000*resource.getpagesize()
+    folder.close()
+    hole = tmp_path/'numbers.map'              # as a copy that leaves zeros out makes it
+    os.truncate(hole, 0)
+    os.truncate(hole, 10_000_000)
+    folder = MappedFolder(tmp_path)
+    folder.allocate('numbers', 10_000_000)
+    assert os.stat(hole).st_blocks*512 >= 10_000_000
+    folder.close()
+
+
+@pytest.mark.parametrize('has_fallocate', [True, False])
+def test_a_growing_file_is_given_blocks_as_it_is_asked_for_them(has_fallocate, tmp_path, monkeypatch):
+    if not has_fallocate: monkeypatch.delattr(os, 'posix_fallocate')
+    folder, size, used = MappedFolder(tmp_path), 1 << 36, lambda: os.stat(tmp_path/'frames.map').st_blocks*512
+    frames = folder.allocate('frames', size, grow=True)
+    folder.describe({})
+    folder.extend('frames', 5 << 20)
+    frames[:5 << 20] = 7
+    assert 5 << 20 <= used() < 6 << 20
+    folder.extend('frames', (5 << 20) + 1)     # an eighth more
+    assert (45 << 20)//8 <= used() < 7 << 20
+    folder.extend('frames', 1000)
+    assert used() < 7 << 20 and (frames[:5 << 20]==7).all() and not frames[5 << 20:6 << 20].any()
+    with pytest.raises(ValueError, match='upto'): folder.extend('frames', size + 1)
+    folder.close()
+    again = MappedFolder(tmp_path)
+    frames = again.allocate('frames', size, grow=True)
+    again.extend('frames', 6 << 20)
+    assert (frames[:5 << 20]==7).all() and not frames[5 << 20:6 << 20].any()
+    again.close()
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder_and_the_bytes(tmp_path):
+    with small_disk(tmp_path, '1m'):
+        folder = MappedFolder(tmp_path/'m')
+        numbers = folder.allocate('numbers', 100_000)
+        with pytest.raises(OSError, match='m: records.map needs 2,000,000 more bytes') as e:
+            folder.allocate('records', 2_000_000)
+        assert e.value.errno==errno.ENOSPC
+        frames = folder.allocate('frames', 1 << 40, grow=True)
+        folder.describe({})
+        folder.extend('frames', 300_000)
+        before, used = shutil.disk_usage(tmp_path), os.stat(tmp_path/'m'/'frames.map').st_blocks
+        with pytest.raises(OSError, match='frames.map needs'): folder.extend('frames', 1_200_000)
+        assert shutil.disk_usage(tmp_path)==before and os.stat(tmp_path/'m'/'frames.map').st_blocks==used
+        folder.extend('frames', 400_000)
+        frames[:400_000] = numbers[0] + 1
+        del frames, numbers
+        folder.close()
+        folder = MappedFolder(tmp_path/'n')
+        folder.allocate('counts', 64)
+        with pytest.raises(OSError): folder.allocate('records', 2_000_000)
+        folder.close()
+        assert not list((tmp_path/'n').glob('*.map'))
+
+
+def test_a_file_beyond_the_limit_of_the_process(tmp_path):
+    before, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
+    try:
+        folder = MappedFolder(tmp_path)
+        with pytest.raises(OSError, match=f'{tmp_path}: records.map'): folder.allocate('records', 1_000_000)
+        with pytest.raises(OSError, match=f'{tmp_path}: frames.map'): folder.allocate('frames', 1_000_000, grow=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, before)
+    folder.close()
+    assert not list(tmp_path.glob('*.map'))
+
+
+def test_what_an_interrupted_opening_left_is_removed(tmp_path):
+    (tmp_path/'records.map').write_bytes(b'half')
+    MappedFolder(tmp_path).close()
+    assert not list(tmp_path.glob('*.map'))
+
+
+def test_a_file_that_is_missing_or_cut_is_named(tmp_path):
+    folder, _ = made(tmp_path, numbers=5000)
+    folder.close()
+    os.truncate(tmp_path/'numbers.map', 4999)
+    for writable in (True, False):
+        folder = MappedFolder(tmp_path, writable)
+        with pytest.raises(CheckpointError, match='numbers.map: expected 5000 bytes, got 4999'):
+            folder.allocate('numbers', 5000)
+        with pytest.raises(CheckpointError, match='other.map: no such file'): folder.allocate('other', 5000)
+        folder.close()
+    assert os.stat(tmp_path/'numbers.map').st_size==4999
+
+
+def test_a_reader_writes_nothing(tmp_path):
+    folder, arrays = made(tmp_path, numbers=50)
+    reader = MappedFolder(tmp_path, writable=False)
+    seen = reader.allocate('numbers', 50)
+    arrays['numbers'][7] = 9
+    assert seen[7]==9 and reader.journal(64, 100) is None
+    with pytest.raises(ValueError, match='read-only'): seen[0] = 1
+    reader.extend('numbers', 50)
+    reader.close()
+    for path, words in ((tmp_path/'nothing', 'no such folder'), (tmp_path.parent, 'no memory here yet')):
+        with pytest.raises(CheckpointError, match=words): MappedFolder(path, writable=False)
+    assert not (tmp_path/'nothing').exists()
+
+
+def test_options_that_differ_are_named(tmp_path):
+    folder = MappedFolder(tmp_path)
+    folder.describe(dict(max_sz=20, sampler=dict(kind='Proportional', alpha=.6)))
+    folder.check(max_sz=20, sampler=dict(kind='Proportional', alpha=.6))
+    with pytest.raises(ValueError, match='max_sz: .* has 20, and 21 was asked for'): folder.check(max_sz=21)
+    folder.check(max_sz=20)
+    folder.close()
+
+
+def test_a_windows_without_fcntl_imports_it():
+    code = ('import os, sys, torch\nfor name in ("fcntl", "resource", "pwd"): sys.modules[name] = None\n'
+            'del os.register_at_fork, os.posix_fallocate\nimport fastrl_replay.storage.mapped')
+    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert ran.returncode==0, ran.stderr
+
+
+# --- the power goes ---------------------------------------------------------------------------------------------------
+@pytest.fixture
+def boots(monkeypatch):
+    "Which boot of the computer this is; call it to restart"
+    now = [0]
+    monkeypatch.setattr(mapped, 'boot_id', lambda: f'boot {now[0]}')
+    def restart(): now[0] += 1
+    return restart
+
+
+def opened(path):
+    "Open and close, with the warnings"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        folder = MappedFolder(path)
+    folder.close()
+    return folder.power_cut, [str(o.message) for o in said]
+
+
+def test_after_a_power_cut_the_opening_says_what_is_certain(tmp_path, boots):
+    folder, arrays = made(tmp_path)
+    counts = arrays['counts'].view(np.int64)
+    counts[:2] = 30, 10
+    folder.flush()
+    counts[:2] = 40, 20
+    folder.close()                             # a kill, or a close without a flush
+    assert opened(tmp_path)==(None, [])        # the same boot: the page cache has it all
+    boots()
+    cut, said = opened(tmp_path)
+    assert (cut.n_added, cut.first_id)==(30, 10) and len(said)==1
+    assert 'ids below 30' in said[0] and 'check_valid()' in said[0] and str(tmp_path) in said[0]
+    assert opened(tmp_path)==(None, [])        # said once
+    boots()
+    assert opened(tmp_path)[0]==cut            # and nothing was flushed since
+
+
+def test_after_a_flush_at_the_end_there_is_nothing_to_say(tmp_path, boots):
+    folder, arrays = made(tmp_path)
+    arrays['counts'].view(np.int64)[0] = 5
+    folder.flush(closing=True)
+    folder.close()
+    boots()
+    assert opened(tmp_path)==(None, [])
+    boots()
+    assert opened(tmp_path)[0].n_added==5      # it was opened since, and may have been written to
+
+
+def test_a_power_cut_before_any_flush(tmp_path, boots):
+    made(tmp_path)[0].close()
+    boots()
+    assert opened(tmp_path)[0][:2]==(0, 0)
+
+
+def test_where_boots_have_no_name_nothing_is_said(tmp_path, boots, monkeypatch):
+    made(tmp_path)[0].close()
+    monkeypatch.setattr(mapped, 'boot_id', lambda: None)
+    assert opened(tmp_path)==(None, [])
+    assert opened(tmp_path)==(None, [])
+
+
+@pytest.mark.parametrize('change', [dict(n_added='many'), dict(time=None), dict(boot=[]), dict(closed=3)])
+def test_a_damaged_note_is_named(change, tmp_path):
+    made(tmp_path)[0].close()
+    path = tmp_path/'flushed.json'
+    path.write_bytes(manifest_bytes(read_manifest(path) | change))
+    with pytest.raises(CheckpointError, match='flushed.json'): MappedFolder(tmp_path)
+
+
+# --- the journal ------------------------------------------------------------------------------------------------------
+def state(k): return np.full(3, k, np.float32)
+LAYOUTS = dict(keyed=lambda k: SimpleStep(state(k), k, state(k + 1), env_id=k % 3),
+               plain=lambda k: Transition(state(k), k, float(k), state(k + 1), False, False))
+
+def records_over(path, make, max_sz=8):
+    folder, layout = MappedFolder(path), Layout.of(make(0))
+    records = Records(max_sz, layout, folder)
+    if not folder.description: folder.describe(dict(max_sz=max_sz, layout=layout.to_plain()))
+    return records
+
+
+def contents(records):
+    "All rows with their ids and links, once they have been found to be in order"
+    assert records.check_valid()
+    if not records.n_added: return [[], []]
+    slots = np.arange(records.first_id, records.n_added) % records.max_sz
+    rows = records.fetch(slots)
+    assert (rows.next_state==rows.state + 1).all() and (rows.action==rows.state[:, 0]).all()
+    return [rows.ids.tolist(), rows.action.tolist(), *(o.tolist() for o in records.neighbours(slots))]
+
+
+def stored(records, steps):
+    if len(steps)==1: return records.add(steps[0])
+    chunk = Batch.of_steps(steps, records.layout)
+    return records.put(chunk.arrays(), len(steps), chunk.streams)
+
+
+def released(records):
+    folder = records.room
+    records.close()
+    folder.close()
+
+
+@pytest.mark.parametrize('kind', LAYOUTS)
+def test_a_write_cut_short_at_any_line_is_undone(kind, tmp_path):
+    """The files are copied before every line; each copy, and a mixture of two, opens as the state before or after.
+
+    A chunk that crosses the ring's end goes in in pieces."""
+    make, rng, undone, count = LAYOUTS[kind], np.random.default_rng(0), 0, 0
+    records = records_over(tmp_path/'m', make)
+    notes = {name: (tmp_path/'m'/name).read_bytes() for name in ('memory.json', 'flushed.json')}
+    for m in (1, 1, 3, 5, 1, 1, 3, 8, 1, 20):
+        n, before = records.n_added, contents(records)
+        steps = [make(n + k) for k in range(m)]
+        shots = moments(tmp_path/'m', partial(stored, records, steps))
+        after = contents(records)
+        for a, b in zip(shots, shots[1:] + shots[-1:]):
+            for files in (a, *(torn(a, b, rng) for _ in range(4))):
+                path, count = tmp_path/str(count), count + 1
+                path.mkdir()
+                for name, data in (files | notes).items(): (path/name).write_bytes(data)
+                again = records_over(path, make)
+                got = contents(again)
+                assert got in (before, after) if n % 8 + m <= 8 else n <= again.n_added <= n + m
+                assert got[0]==got[1]==list(range(max(0, again.n_added - 8), again.n_added))
+                undone += got==before and np.frombuffer(files['counts.map'], np.int64)[FIRST_ID] > max(0, n - 8)
+                released(again)
+    assert undone > 20, f'only {undone} writes were cut short while they overwrote something'
+    released(records)
+
+
+@pytest.mark.parametrize('durable', [False, True])
+@pytest.mark.parametrize('m', [1, 3])
+@pytest.mark.parametrize('kind', LAYOUTS)
+def test_a_write_interrupted_at_any_line_is_completed_or_never_was(kind, m, durable, tmp_path):
+    "As by Ctrl-C; rows are whole at once, nothing is missing, and a kill after the next write finds the same"
+    make = LAYOUTS[kind]
+    for line in range(1000):
+        path = tmp_path/str(line)
+        records = records_over(path, make) if durable else Records(8, Layout.of(make(0)))
+        for k in range(11): records.add(make(k))
+        again = interrupted(partial(stored, records, [make(11 + k) for k in range(m)]), line)
+        records.fetch(np.arange(8))                    # as a sampler that knows nothing of it
+        n = records.n_added
+        assert n in (11, 11 + m) and contents(records)[1]==list(range(n - 8, n))
+        records.add(make(n))
+        assert contents(records)[1]==list(range(n - 7, n + 1))
+        if durable:
+            released(records)
+            records = records_over(path, make)
+            assert contents(records)[1]==list(range(n - 7, n + 1))
+            released(records)
+        if not again: return
+    raise AssertionError('the write never came to its end')
+
+
+WRONG = [{N_ADDED: -1}, {N_ADDED: 0}, {N_ADDED: 2**62}, {FIRST_ID: 1}, {FIRST_ID: 7}, {FIRST_ID: 2**62},
+         {TOLD: 7}, {TOLD: -1}, {LOADING: 1}]
+
+@pytest.mark.parametrize('wrong', WRONG)
+def test_impossible_counters_are_refused(wrong, tmp_path):
+    records = records_over(tmp_path, LAYOUTS['plain'], 4)
+    for k in range(6): records.add(LAYOUTS['plain'](k))
+    released(records)
+    counts = np.fromfile(tmp_path/'counts.map', np.int64)
+    for k, v in wrong.items(): counts[k] = v
+    counts.tofile(tmp_path/'counts.map')
+    with pytest.raises(CheckpointError, match='interrupted' if LOADING in wrong else 'counts.map'):
+        records_over(tmp_path, LAYOUTS['plain'], 4)
+
+
+@needs_proc
+@pytest.mark.parametrize('kind', LAYOUTS)
+def test_records_that_are_closed_hold_no_file(kind, tmp_path):
+    records = records_over(tmp_path, LAYOUTS[kind])
+    for k in range(20): records.add(LAYOUTS[kind](k))
+    rows = records.fetch(np.arange(8))
+    released(records)
+    assert held(tmp_path)==[] and len(rows)==8
+    records = records_over(tmp_path, LAYOUTS[kind])
+    assert contents(records)[0]==list(range(12, 20))
+    released(records)
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+def test_a_view_reads_what_another_process_writes(tmp_path):
+    make, folder = LAYOUTS['plain'], MappedFolder(tmp_path)
+    records = Records(20, Layout.of(make(0)), folder)
+    folder.describe(dict(max_sz=20, layout=records.layout.to_plain(), sampler=dict(kind='Uniform', options={}), dedup='auto'))
+    for k in range(30): records.add(make(k))
+    view = View(tmp_path)
+    assert (len(view), view.max_sz, view.n_added, view.first_id)==(20, 20, 30, 10)
+    assert view.recent(3).action.tolist()==view.recent(3).ids.tolist()==[27, 28, 29]
+    records.add(make(30))
+    rows = view.fetch([3, 10, 15, 99])
+    assert (rows.ids.tolist(), rows.idxs.tolist(), rows.action.tolist(), rows.streams.tolist())==([15], [15], [15], [0])
+    assert view.recent().ids.tolist()==list(range(11, 31)) and len(view.fetch([]))==0 and view.priorities([15]) is None
+    assert set(view.sample(300, seed=0).ids.tolist())==set(range(11, 31))
+    assert 'Uniform' in repr(view) and '20 of 20' in repr(view)
+    with pytest.raises(TypeError, match='ids'): view.fetch([1.5])
+    view.close()
+    assert 'closed' in repr(view)
+    released(records)
+    if Path('/proc/self/maps').exists(): assert held(tmp_path)==[]
+
+
+class Late(View):
+    "Rows are overwritten between the look at the counters and the reading"
+    @property
+    def first_id(self):
+        first = super().first_id
+        if self.late:
+            self.late()
+            self.late = None
+        return first
+
+
+def test_rows_that_are_overwritten_while_they_are_read_are_left_out(tmp_path):
+    make, folder = LAYOUTS['plain'], MappedFolder(tmp_path)
+    records = Records(20, Layout.of(make(0)), folder)
+    folder.describe(dict(max_sz=20, layout=records.layout.to_plain(), sampler=dict(kind='Uniform', options={}), dedup='auto'))
+    for k in range(26): records.add(make(k))
+    view = Late.__new__(Late)
+    view.late = None
+    view.__init__(tmp_path)
+    view.late = lambda: [records.add(make(k)) for k in range(26, 29)]
+    rows = view.fetch(np.arange(6, 20))
+    assert rows.ids.tolist()==rows.action.tolist()==rows.idxs.tolist()==list(range(9, 20)) and len(rows.streams)==11
+    view.late = lambda: [records.add(make(k)) for k in range(29, 69)]
+    assert view.recent(5).ids.tolist()==list(range(64, 69))
+    view.close()
+    released(records)
+
+
+def test_a_journal_has_room_for_as_many_rows_as_it_says(tmp_path):
+    folder = MappedFolder(tmp_path)
+    assert [folder.journal(*o).rows for o in ((64, 10), (64, 10**6), (10**5, 10**6))]==[10, 2**14, 256]
+    folder.close()
+    journal = Journal(np.zeros(3*16, np.uint8), 3)
+    records = np.random.default_rng(0).integers(256, size=(9, 16), dtype=np.uint8)
+    rows, slots = records.copy(), np.array([8, 0, 1])
+    journal.keep(records[slots])
+    records[slots] = 0
+    journal.restore(records, slots)
+    assert (records==rows).all()

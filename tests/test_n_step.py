@@ -1,0 +1,383 @@
+"""N-step returns against a twin too simple to be wrong: whole episodes, cut up afterwards.
+
+The twin never sees a stream of steps. It gets complete episodes, and for each step of each it adds up what follows.
+"""
+import collections, json, pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from fastrl_replay.batch import Batch
+from fastrl_replay.pipes.n_step import NStep, n_step_type
+from fastrl_replay.steps import SimpleStep, Transition
+
+
+
+class Short(NamedTuple):
+    "Fields in another order, and one more"
+    reward: Any
+    terminated: Any
+    truncated: Any
+    next_state: Any
+    colour: Any
+    state: Any
+    env_id: Any
+
+
+# ---- the twin
+
+def episodes(rng, streams, per_stream, longest=7):
+    "Complete episodes: stream → lists of steps; the very last one of a stream may have no end yet"
+    made, serial = {}, 0
+    for e in range(streams):
+        made[e] = []
+        for k in range(per_stream):
+            length, how = int(rng.integers(1, longest + 1)), rng.integers(4 if k == per_stream - 1 else 3)
+            steps = []
+            for t in range(length):
+                last = t == length - 1
+                terminated, truncated = bool(last and how in (0, 2)), bool(last and how in (1, 2))
+                steps.append(SimpleStep(float(serial), serial % 3, float(serial + 1), terminated, truncated, float(rng.integers(-8, 9)),
+                                        0., e, 0, t, k))
+                serial += 1
+            made[e].append(steps)
+    return made
+
+
+def twin(eps, n, gamma):
+    "What must come out for these episodes, by the number of their first step"
+    out = {}
+    for ep in (ep for of_stream in eps.values() for ep in of_stream):
+        ended = ep[-1].terminated or ep[-1].truncated
+        for t, first in enumerate(ep):
+            window = ep[t:t + n]
+            if len(window) < n and not ended: continue
+            last = window[-1]
+            out[first.state] = (sum(gamma**k * s.reward for k, s in enumerate(window)), gamma**len(window), last.next_state,
+                                last.terminated, last.truncated, first.action, first.env_id, first.step_n, first.episode_n)
+    return out
+
+
+def interleaved(rng, eps):
+    "The steps of all streams, shuffled so that each stream keeps its order"
+    queues = [collections.deque(s for ep in of_stream for s in ep) for of_stream in eps.values()]
+    while any(queues):
+        q = queues[rng.integers(len(queues))]
+        if q: yield q.popleft()
+
+
+def seen(steps):
+    got = {}
+    for s in steps:
+        assert float(s.state) not in got, 'a step came twice'
+        got[float(s.state)] = (float(s.reward), float(s.discount), float(s.next_state), bool(s.terminated), bool(s.truncated),
+                               int(s.action), int(s.env_id), int(s.step_n), int(s.episode_n))
+    return got
+
+
+def same(got, want):
+    assert got.keys() == want.keys()
+    for k in want: assert got[k] == pytest.approx(want[k], rel=1e-6, abs=1e-5), k
+
+
+def stack(steps): return Batch.of(type(steps[0])(*map(np.array, zip(*steps))))
+
+
+def flat(items):
+    for o in items:
+        if isinstance(o, (Batch, list)): yield from o
+        else: yield o
+
+
+def cut(rng, steps, kinds=(stack,), longest=9):
+    "The steps in pieces of random sizes, each of a random kind"
+    i = 0
+    while i < len(steps):
+        j = i + int(rng.integers(1, longest + 1))
+        yield kinds[rng.integers(len(kinds))](steps[i:j])
+        i = j
+
+
+@pytest.mark.parametrize('seed', range(12))
+@pytest.mark.parametrize('form', ['single', 'list', 'chunk', 'mixed'])
+def test_equals_the_twin(seed, form):
+    rng = np.random.default_rng(seed)
+    n, gamma = int(rng.integers(1, 8)), float(rng.choice([0., .5, .9, 1.]))
+    eps = episodes(rng, streams=int(rng.integers(1, 40)), per_stream=5)
+    steps = list(interleaved(rng, eps))
+    kinds = dict(single=None, list=(list,), chunk=(stack,), mixed=(list, stack))[form]
+    source = steps if kinds is None else list(cut(rng, steps, kinds))
+    out = list(NStep(source, n, gamma))
+    same(seen(flat(out)), twin(eps, n, gamma))
+    if form == 'chunk': assert all(isinstance(o, Batch) and len(o) for o in out)
+    if form == 'list': assert all(isinstance(o, list) and o for o in out)
+
+
+def test_many_streams_with_far_numbers():
+    "Stream numbers that are far apart take another way in the kernel"
+    rng = np.random.default_rng(5)
+    eps = episodes(rng, 30, 4)
+    far = {e: [[s._replace(env_id=e*10**12 - 5) for s in ep] for ep in of] for e, of in eps.items()}
+    steps = list(interleaved(rng, far))
+    same(seen(flat(NStep(list(cut(rng, steps)), 3, .9))), twin(far, 3, .9))
+    same(seen(NStep(steps, 3, .9)), twin(far, 3, .9))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.booleans(), st.lists(st.integers(0, 15), max_size=12))
+def test_taken_up_again(seed, n, chunks, visits):
+    "Left after any number of items and taken up again, with the source cut in pieces too: nothing lost, nothing twice"
+    rng = np.random.default_rng(seed)
+    eps = episodes(rng, 4, 3)
+    steps = list(interleaved(rng, eps))
+    items = list(cut(rng, steps)) if chunks else steps
+    whole = list(flat(NStep(items, n, .5)))
+    half = len(items)//2
+    source = items[:half]
+    pipe = NStep(source, n, .5)
+    got = []
+    for k in visits:
+        before = len(got)
+        got += [o for _, o in zip(range(k), pipe)]
+        if len(got) - before < k: break                          # the source ended: do not begin it anew
+    else: got += list(pipe)
+    source[:] = items[half:]
+    got += list(pipe)
+    a, b = seen(flat(got)), seen(whole)
+    assert a == b
+
+
+def test_one_two_three_of_the_design():
+    steps = [Transition(k, 0, r, k + 1, k == 2, False) for k, r in enumerate([1., 10., 100.])]
+    out = list(NStep(steps, 3, .5))
+    assert [o.reward for o in out] == [31., 60., 100.] and [o.discount for o in out] == [.125, .25, .5]
+    assert [o.next_state for o in out] == [3, 3, 3] and all(o.terminated for o in out)
+
+
+@pytest.mark.parametrize('flag', ['terminated', 'truncated'])
+@pytest.mark.parametrize('chunk', [False, True])
+def test_tails_come_at_both_ends(flag, chunk):
+    steps = [SimpleStep(float(k), 0, k + 1., reward=1., step_n=k, **{flag: k == 4}) for k in range(5)]
+    out = list(flat(NStep([stack([s]) for s in steps] if chunk else steps, 3, .5)))
+    assert [float(o.reward) for o in out] == [1.75, 1.75, 1.75, 1.5, 1.]
+    assert [bool(getattr(o, flag)) for o in out] == [False, False, True, True, True]
+    other = 'truncated' if flag == 'terminated' else 'terminated'
+    assert not any(getattr(o, other) for o in out)
+
+
+def bare(stream, t, ends=None): return Transition(float(100*stream + t), 0, float(10**stream), 100*stream + t + 1., ends == (stream, t), False)
+
+def rewards_of(items): return collections.Counter(float(o.reward) for o in flat(items))
+
+
+def test_rows_of_a_batch_are_streams_without_env_id():
+    out = list(NStep([stack([bare(s, t, (1, 3)) for s in range(3)]) for t in range(4)], 2, 1.))
+    assert rewards_of(out) == {2.: 3, 20.: 3, 10.: 1, 200.: 3}
+    assert all(float(o.state)//100 == float(o.next_state)//100 for o in flat(out))
+    for batch in out: assert batch.streams.tolist() == [int(s)//100 for s in batch.state]         # each row says whose it is
+
+
+@pytest.mark.parametrize('cuts', [[7], [1]*7, [3, 4], [2, 1, 4]])
+@pytest.mark.parametrize('single', [False, True])
+def test_a_list_without_env_id_is_one_stream_in_the_order_of_time(cuts, single):
+    "As single steps are, however it is cut: no window begins before an end and goes on after it"
+    steps = [Transition(float(t), 0, float(10**(t % 4)), t + 1., t == 2, t == 5) for t in range(7)]
+    lists, at = [], 0
+    for m in cuts:
+        lists.append(steps[at:at + m])
+        at += m
+    if single: lists = [o[0] if len(o) == 1 else o for o in lists]
+    got = [(float(o.state), float(o.reward), float(o.next_state), o.discount, o.terminated, o.truncated) for o in flat(NStep(lists, 2, .5))]
+    assert got == [(0., 6., 2., .25, False, False), (1., 60., 3., .25, True, False), (2., 100., 3., .5, True, False),
+                   (3., 1000.5, 5., .25, False, False), (4., 6., 6., .25, False, True), (5., 10., 6., .5, False, True)]
+
+
+def test_the_streams_of_a_chunk_count_more_than_the_place():
+    "A chunk may say whose its rows are: they may come in any order, number, and form"
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        queues = {s: collections.deque(bare(s, t, (1, 3)) for t in range(6)) for s in range(3)}
+        chunks = []
+        while any(queues.values()):
+            whose = [s for s in rng.permutation(3) for _ in range(rng.integers(0, 4)) if queues[s]]
+            rows = [(s, queues[s].popleft()) for s in whose if queues[s]]
+            if rows: chunks.append(Batch.of(Transition(*map(np.array, zip(*(r for _, r in rows)))), streams=[s for s, _ in rows]))
+        out = list(NStep(chunks, 2, 1.))
+        assert rewards_of(out) == {2.: 5, 20.: 4, 10.: 1, 200.: 5}
+        assert all((batch.streams.tolist() == [int(s)//100 for s in batch.state]) for batch in out)
+        again = list(NStep(list(NStep(chunks, 1, 1.)), 2, 1.))        # the streams go through
+        assert rewards_of(again) == rewards_of(out)
+
+
+def test_rows_that_have_shifted_are_refused():
+    three, two = stack([bare(s, 0) for s in range(3)]), stack([bare(s, 1) for s in range(2)])
+    with pytest.raises(ValueError, match='a chunk of 2 rows after one of 3'): list(NStep([three, two], 2, .9))
+
+
+@pytest.mark.parametrize('chunk', [False, True])
+def test_a_gap_is_a_truncation(chunk):
+    "A stream that breaks off, in its step or its episode number, is closed and not bridged"
+    def run(numbers):
+        steps = [SimpleStep(float(k), 0, k + 1., reward=1., episode_n=e, step_n=t) for k, (e, t) in enumerate(numbers)]
+        return [(float(o.state), float(o.reward), bool(o.truncated), bool(o.terminated))
+                for o in flat(NStep([stack(steps)] if chunk else steps, 3, 1.))]
+    for numbers in ([(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [(0, 4), (0, 5), (0, 0), (0, 1), (0, 2)],
+                    [(0, 0), (0, 1), (0, 7), (0, 8), (0, 9)]):
+        assert run(numbers) == [(0., 2., True, False), (1., 1., True, False), (2., 3., False, False)]
+    assert run([(0, 0)]*4) == [(0., 3., False, False), (1., 3., False, False)]      # unnumbered steps are taken as they come
+
+
+def test_all_else_comes_from_the_first():
+    steps = [Short(float(k), k == 2, False, k + 1, f'c{k}', k, 5) for k in range(3)]
+    out = list(NStep(steps, 2, 1.))
+    assert [o.colour for o in out] == ['c0', 'c1', 'c2'] and out[0]._fields == (*Short._fields, 'discount')
+    assert [o.reward for o in out] == [1., 3., 2.]
+
+
+def test_the_type_pickles_and_keeps_defaults():
+    t = n_step_type(SimpleStep)
+    assert pickle.loads(pickle.dumps(t)) is t and t(1, 2, 3).discount == 1. and t(1, 2, 3).reward == 0.
+    batch = next(iter(NStep([stack([SimpleStep(0., 0, 1., True)])], 2, .9)))
+    again = pickle.loads(pickle.dumps(batch))
+    assert again.step_type is t and torch.equal(again.discount, batch.discount)
+
+
+@pytest.mark.parametrize('chunk', [False, True])
+def test_sums_are_float64(chunk):
+    "A million, small change, and minus a million: float32 sums would lose the change"
+    rewards = [1e8, 1.25, -1e8]
+    steps = [Transition(float(k), 0, r, k + 1., k == 2, False) for k, r in enumerate(rewards)]
+    out = next(iter(flat(NStep([stack([s]) for s in steps] if chunk else steps, 3, 1.))))
+    assert float(out.reward) == 1.25
+
+
+def test_ints_flags_and_tensors():
+    steps = [Transition(0, 0, np.int64(3), 1, np.bool_(False), np.bool_(False)),
+             Transition(1, 0, torch.tensor(4.), 2, torch.tensor(True), False)]
+    assert [o.reward for o in NStep(steps, 2, .5)] == [5., 4.]
+
+
+def test_nested_observations_and_bfloat16():
+    def step(k):
+        return SimpleStep(dict(a=np.full(2, k, np.uint8), b=(torch.full((3,), k/2, dtype=torch.bfloat16),)), 0,
+                          dict(a=np.full(2, k + 1, np.uint8), b=(torch.full((3,), (k + 1)/2, dtype=torch.bfloat16),)),
+                          k == 5, False, 1., step_n=k)
+    def column(v): return dict(a=v['a'][None], b=(v['b'][0][None],))
+    singles = list(NStep([step(k) for k in range(6)], 3, .5))
+    def chunk(s):
+        others = {f: [getattr(s, f)] for f in s._fields if f not in ('state', 'next_state')}
+        return Batch.of(s._replace(state=column(s.state), next_state=column(s.next_state), **others))
+    chunks = [chunk(step(k)) for k in range(6)]
+    out = list(NStep(chunks, 3, .5))
+    rows = list(flat(out))
+    assert [float(r.reward) for r in rows] == [o.reward for o in singles]
+    for r, o in zip(rows, singles):
+        assert np.array_equal(r.next_state['a'], o.next_state['a']) and np.allclose(r.state['b'][0], o.state['b'][0].float())
+    assert out[0].state['b'][0].dtype == torch.bfloat16
+    back = list(flat(NStep([*chunks[:2], *(step(k) for k in range(2, 6))], 3, .5)))         # rows become steps
+    assert [float(r.reward) for r in back] == [o.reward for o in singles]
+    there = list(flat(NStep([*(step(k) for k in range(2)), *chunks[2:]], 3, .5)))           # and back
+    assert [float(r.reward) for r in there] == [o.reward for o in singles]
+
+
+def test_chunks_are_not_aliased():
+    steps = [SimpleStep(np.full(2, k, np.float32), 0, np.full(2, k + 1, np.float32), k == 3, False, 1., step_n=k) for k in range(4)]
+    chunks = [stack([s]) for s in steps]
+    def spoiled():
+        for c in chunks:
+            yield c
+            for column in c.numpy(): column[...] = 0
+    rows = list(flat(NStep(spoiled(), 2, 1.)))
+    assert [float(r.reward) for r in rows] == [2., 2., 2., 1.] and [float(r.state[0]) for r in rows] == [0., 1., 2., 3.]
+
+
+def test_state_and_loading():
+    steps = [SimpleStep(k, 0, k + 1, reward=1., step_n=k) for k in range(6)]
+    pipe = NStep(steps, 4, .5)
+    assert len(list(pipe)) == 3
+    state = json.loads(json.dumps(pipe.state_dict()))
+    assert len(json.dumps(state)) < 100
+    pipe.load_state_dict(state)
+    pipe.source_datapipe = []
+    assert [(o.state, o.truncated) for o in pipe] == [(3, True), (4, True), (5, True)]
+    assert list(pipe) == []
+    fresh = NStep(steps, 4, .5)
+    fresh.load_state_dict(state)
+    assert len(list(fresh)) == 3
+    with pytest.raises(ValueError, match='the state is of n=4'): NStep(steps, 3, .5).load_state_dict(state)
+
+
+@pytest.mark.parametrize('form', ['single', 'list', 'chunk'])
+def test_what_waits_can_be_saved(form):
+    "Closed as truncated in the copy, and still open here"
+    steps = [SimpleStep(np.float32(k), 0, np.float32(k + 1), reward=1., step_n=k) for k in range(12)]
+    items = dict(single=steps, list=[steps[i:i + 2] for i in range(0, 12, 2)], chunk=[stack(steps[i:i + 2]) for i in range(0, 12, 2)])[form]
+    pipe = NStep(items, 4, .5)
+    got = [o for _, o in zip(range(3), pipe)]
+    state = pipe.waiting()
+    copy = NStep([], 4, .5)
+    copy.take_waiting(copy.read_waiting(state))
+    cut = list(flat(copy))
+    begun = [float(o.state) for o in flat(got)]
+    assert [float(o.state) for o in cut] == [len(begun) + k for k in range(len(cut))] and [bool(o.truncated) for o in cut][-3:] == [True]*3
+    assert [float(o.reward) for o in cut][-3:] == [1.75, 1.5, 1.]
+    rest = list(flat(pipe))
+    assert [float(o.state) for o in rest] == [float(k) for k in range(len(begun), 9)] and not any(o.truncated for o in rest)
+    with pytest.raises(ValueError, match='the state is of n=4'): NStep([], 3, .5).read_waiting(state)
+    damaged = dict(state, items=[dict(state['items'][0], columns=state['items'][0]['columns'][1:])])
+    with pytest.raises(ValueError, match='their columns do not fit'): copy.read_waiting(damaged)
+
+
+def test_as_a_pipe():
+    steps = [SimpleStep(float(k), 0, k + 1., k == 4, reward=1., step_n=k) for k in range(5)]
+    again = NStep(steps, 1, 1.).n_step(n=2, gamma=.5)
+    assert isinstance(again, NStep) and len(list(again)) == 5
+    source = IterableWrapper(steps)
+    pipe = NStep(source, 2, .5)
+    assert len(list(pipe)) == 5
+    assert len(list(DataLoader(pipe, batch_size=None, collate_fn=lambda o: o))) == 5
+    assert len(list(pickle.loads(pickle.dumps(pipe)))) == 5
+    nested = list(NStep(NStep(steps, 1, .5), 2, 1.))
+    assert [o.discount for o in nested] == [.25]*4 + [.5]
+    it = iter(pipe)
+    next(it)
+    assert len(list(source)) == 5                                     # somebody else reads the source: it begins anew,
+    assert [(o.state, o.truncated) for o in pipe] == [(1., True), (0., False), (1., False), (2., False), (3., False), (4., False)]
+
+
+@pytest.mark.parametrize('n', [0, -1, 1.5, '3', None])
+def test_bad_n(n):
+    with pytest.raises(ValueError, match='n: expected a whole number ≥ 1'): NStep([], n, .9)
+
+
+@pytest.mark.parametrize('gamma', [-.1, 1.01, float('nan'), '1', None])
+def test_bad_gamma(gamma):
+    with pytest.raises(ValueError, match='gamma: expected a number from 0 to 1'): NStep([], 3, gamma)
+
+
+def test_bad_items_change_nothing():
+    ok = [SimpleStep(k, 0, k + 1, reward=1., step_n=k) for k in range(4)]
+    NoReward = NamedTuple('NoReward', [(f, Any) for f in ('state', 'next_state', 'terminated', 'truncated')])
+    for bad, kind, said in ((7, TypeError, 'got int 7'), ((1, 2), TypeError, 'got tuple'), (None, TypeError, 'got NoneType'),
+                            (NoReward(0, 1, False, False), ValueError, 'expected steps with reward; NoReward has'),
+                            ([ok[1], 'x'], TypeError, "got str 'x'"), (Batch.of(NoReward(*[np.zeros(2)]*4)), ValueError, 'reward')):
+        pipe = NStep([ok[0], bad, *ok[1:]], 2, 1.)
+        with pytest.raises(kind, match=said) as e: list(pipe)
+        assert '\n' not in str(e.value)
+        assert [o.state for o in pipe] == [0, 1, 2]
+
+
+def test_rewards_of_a_chunk_are_numbers():
+    two = Batch.of(SimpleStep(np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), np.zeros((2, 3)),
+                              *[np.zeros(2, np.int64)]*5))
+    with pytest.raises(ValueError, match='reward: expected one number for each step'): list(NStep([two], 2, .9))
+
+
+def test_another_layout_is_refused():
+    a, b = stack([SimpleStep(0., 0, 1., step_n=0)]), stack([SimpleStep(np.zeros(2), 0, np.zeros(2), step_n=1)])
+    with pytest.raises(ValueError, match='as before; got'): list(NStep([a, b], 3, .9))

@@ -1,0 +1,101 @@
+"What a user's type checker knows of the package: a script under `mypy --strict`, and misuse that it must notice"
+import re, subprocess, sys
+
+import pytest
+
+SCRIPT = '''
+from typing import NamedTuple
+
+import numpy as np
+from torch import nn
+from fastrl_replay.all import (
+    Batch, DQNLearner, EpsilonGreedy, GymStepper, LinearSchedule, NStep, PrioritizedReplay, Proportional, ReplayMemory, SimpleStep, Transition,
+)
+
+
+class Mine(NamedTuple):
+    state: np.ndarray[tuple[int], np.dtype[np.float32]]
+    reward: float
+
+
+def fill(memory: ReplayMemory, n: int) -> float:
+    for k in range(n): memory.add(Mine(np.zeros(4, np.float32), float(k)))
+    batch = memory.sample(8)
+    batch.update_priorities(np.ones(8))
+    total: float = batch.reward.sum().item()
+    assert batch.ids is not None        # as they are in a batch that nobody drew
+    return total + len(batch) + float(batch.ids[0]) + len(memory)
+
+
+memory = ReplayMemory(1_000, Proportional(alpha=.6), seed=0)
+print(fill(memory, 100), memory.n_added, memory.first_id)
+memory.save('folder')
+again = ReplayMemory.load('folder')
+state = again.sample(8).state
+print(state.shape, again.fetch([1, 2]), again.recent(3, fields=['reward']))
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+agent = EpsilonGreedy(model, eps=LinearSchedule(1., .05, 1_000), seed=0)
+steps = GymStepper(['CartPole-v1'], agent=agent, seed=0)
+windows = steps.n_step(n=3, gamma=.99)
+replay = windows.prioritized_replay(bs=64, max_sz=5_000, min_sz=1_000, steps_per_batch=2, seed=0)
+learn = DQNLearner(model, replay.loader())
+learn.fit(10)
+replay.show()
+print(memory.health()['n_terminated'], [len(o) for o in memory.episodes()])
+for batch in replay:
+    print(batch.state)
+    break
+plain = GymStepper(['CartPole-v1'], step_type=Transition).experience_replay(bs=2)
+reveal_type(memory)
+reveal_type(again)
+reveal_type(memory.sample(8))
+reveal_type(steps)
+reveal_type(windows)
+reveal_type(replay)
+reveal_type(plain)
+reveal_type(memory.n_added)
+'''
+REVEALED = ['memory.ReplayMemory', 'memory.ReplayMemory', 'batch.Batch', 'pipes.stepper.GymStepper', 'pipes.n_step.NStep',
+            'pipes.replay.PrioritizedReplay', 'pipes.replay.ExperienceReplay', 'int']
+
+
+@pytest.fixture(scope='module')
+def check(root, tmp_path_factory):
+    "A function that runs `mypy --strict` over a user's script, with the package where pip would put it: (returncode, what was said)"
+    folder, cache = tmp_path_factory.mktemp('user'), root/'.mypy_cache'/'strict'      # torch takes half a minute, the first time
+    options = ['--strict', '--follow-imports=silent', '--ignore-missing-imports', '--cache-dir', str(cache)]
+    def run(code):
+        (folder/'script.py').write_text(code)
+        ran = subprocess.run([sys.executable, '-m', 'mypy', *options, 'script.py'], cwd=folder, env={'MYPYPATH': str(root), 'PATH': ''},
+                             capture_output=True, text=True)
+        return ran.returncode, ran.stdout + ran.stderr
+    return run
+
+
+def test_a_strict_script_passes_and_types_are_known(check):
+    code, said = check(SCRIPT)
+    assert code == 0, said
+    assert re.findall(r'Revealed type is "([^"]*)"', said.replace('fastrl_replay.', '').replace('builtins.', '')) == REVEALED
+
+
+@pytest.mark.parametrize('wrong,said', [
+    ('GymStepper(["CartPole-v1"]).n_stepp(n=3, gamma=.99)', '"GymStepper" has no attribute "n_stepp"'),
+    ('GymStepper(["CartPole-v1"]).n_step(3, gama=.99)', 'Unexpected keyword argument "gama"'),
+    ('GymStepper(["CartPole-v1"]).n_step()', 'Missing positional argument'),
+    ('ReplayMemory(10).smaple(3)', '"ReplayMemory" has no attribute "smaple"'),
+    ('ReplayMemory()', 'Missing positional argument'),
+])
+def test_misuse_is_noticed(check, wrong, said):
+    code, out = check(f'from fastrl_replay.all import GymStepper, ReplayMemory\n{wrong}\n')
+    assert code == 1 and said in out, out
+
+
+def test_types_travel_with_the_package(root):
+    "A wheel has `py.typed` and the stub"
+    from setuptools import find_packages
+    from setuptools.config.pyprojecttoml import read_configuration
+    patterns = read_configuration(root/'pyproject.toml')['tool']['setuptools']['package-data']
+    named = {p.relative_to(root/package.replace('.', '/')).as_posix() for package, globs in patterns.items() if package in find_packages(root)
+             for g in globs for p in (root/package.replace('.', '/')).glob(g)}
+    assert {'py.typed', 'pipes/base.pyi'} <= named
