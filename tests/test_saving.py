@@ -1,9 +1,6 @@
 """Pipelines saved and loaded: every replay through the harness, windows that waited, stateful loaders, nodes, learners, refusals."""
 import itertools
-import resource
-import signal
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -21,6 +18,7 @@ from fastrl_replay.saving import CheckpointError, SavedState
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
 from harness import check_constant_size, check_resume, seen, through_json
+from limits import small_files
 from test_harness import Stream, draw
 
 REPLAYS = dict(uniform=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, min_sz=9, steps_per_batch=3, seed=1, **kw),
@@ -30,16 +28,6 @@ REPLAYS = dict(uniform=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, min_
 
 
 def files_of(folder): return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
-
-@contextmanager
-def small_files(limit):
-    "No file may grow beyond `limit` bytes: to a writer, a full disk"
-    before, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))
-    try: yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, before)
 
 @pytest.fixture
 def by_folder(tmp_path):

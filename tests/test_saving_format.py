@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import resource
 import signal
 import struct
 import subprocess
@@ -14,7 +13,7 @@ import sys
 import threading
 import time
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from fastrl_replay.saving import (FORMAT, MANIFEST, CheckpointError, Rows, Saved
                                   sync_folder, write_file)
 from harness import seen
 from hostile import as_json, attack, files_in, forge, nested, setter
+from limits import small_files
 
 
 class Ring:
@@ -353,17 +353,6 @@ def test_a_failed_first_save_leaves_no_folder(tmp_path):
     for folder in (tmp_path/'a'/'b', there/'c', there):
         with pytest.raises(TypeError, match='state.x'): save_state(folder, dict(big=np.zeros(1000), x=object()), 'x')
     assert [o.name for o in tmp_path.iterdir()]==['there'] and not list(there.iterdir())
-
-
-@contextmanager
-def small_files(limit):
-    "No file may grow beyond `limit` bytes: to a writer, a full disk"
-    before, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))
-    try: yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, before)
 
 @pytest.mark.parametrize('limit', [0, 100, 2500, 8000])
 def test_a_full_disk_leaves_the_earlier_state(tmp_path, limit):
