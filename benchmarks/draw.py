@@ -1,8 +1,8 @@
-"""Drawing a batch as torch tensors from a million transitions, beside cpprb: `python benchmarks/draw.py [--rows N]`
+"""Drawing a batch from a million transitions, beside cpprb: `python benchmarks/draw.py [--rows N]`
 
-Every column, and ids, probabilities and weights, are read as torch tensors while the previous batch is still held, as a learner
-holds it. cpprb's arrays are wrapped with `torch.from_numpy`, the cheapest way there is. cpprb stores the nested observation as
-two flat fields, which favours it.
+*Drawn*: the batch is there, all its bytes copied, while the previous batch is still held, as a learner holds it. *Read*: every
+column, and ids, probabilities and weights, are then read as torch tensors; cpprb's arrays, which are fewer, are wrapped with
+`torch.from_numpy`, the cheapest way there is. cpprb stores the nested observation as two flat fields, which favours it.
 """
 from typing import Any, NamedTuple
 
@@ -74,20 +74,31 @@ def peer_reader(buffer, bs):
     return holding(lambda: {k: torch.from_numpy(v) for k, v in buffer.sample(bs).items()})
 
 
+def compare(title, cases, n_of):
+    "Print µs and ratios of `cases` {name: function of bs that gives a function of n}, the last of them the peer's"
+    out = []
+    for bs in SIZES:
+        us = interleaved({k: (make(bs), n_of(bs)) for k, make in cases.items()})
+        *ours, theirs = us.values()
+        out.append([bs, *(f'{v:.1f}' for v in us.values()), *(f'{theirs/v:.1f}' for v in ours)])
+    names = list(cases)
+    table(title, out, ['rows', *(f'{k} µs' for k in names), *(f'times as fast, {k}' for k in names[:-1])])
+
+
 def main():
     "Fill, draw, print"
     rows = begin()
     for name, step in chunks():
         theirs, ours, distinct = peer(step, rows), own(step, rows, True), own(step, rows, False)
-        out = []
-        for bs in SIZES:
-            n = max(20, min(400, 100_000 // bs))
-            us = interleaved({'ours': (reader(ours, step._fields, bs), n), 'without replacement': (reader(distinct, step._fields, bs), n),
-                              'cpprb': (peer_reader(theirs, bs), n)})
-            times = [f'{us["cpprb"]/us[k]:.1f}' for k in ('ours', 'without replacement')]
-            out.append([bs, *(f'{v:.1f}' for v in us.values()), *times])
-        head = ['rows', 'ours µs', 'without replacement µs', 'cpprb µs', 'times as fast', 'times, without replacement']
-        table(f'{name}: a batch out of {rows:,}', out, head)
+        def often(bs): return max(20, min(400, 100_000 // bs))
+        compare(f'{name}: a batch drawn out of {rows:,}', {
+            'ours': lambda bs, o=ours: holding(lambda: o.sample(bs)),
+            'without replacement': lambda bs, o=distinct: holding(lambda: o.sample(bs)),
+            'cpprb': lambda bs, o=theirs: holding(lambda: o.sample(bs))}, often)
+        compare(f'{name}: drawn and read as tensors', {
+            'ours': lambda bs, o=ours, f=step._fields: reader(o, f, bs),
+            'without replacement': lambda bs, o=distinct, f=step._fields: reader(o, f, bs),
+            'cpprb': lambda bs, o=theirs: peer_reader(o, bs)}, often)
 
 
 if __name__ == '__main__': main()

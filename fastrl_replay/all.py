@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError', 'ReplayMemory',
-           'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'IterDataPipe', 'datapipe',
-           'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay',
-           'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'DQNLearner', 'BestWeights', 'q_network', 'evaluate',
-           'TensorBoardLog']
+           'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'Sequence', 'IterDataPipe',
+           'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node', 'ExperienceReplay', 'PrioritizedReplay',
+           'RankReplay', 'SequenceReplay', 'HindsightReplay', 'Actors', 'ActorError', 'SharedParams', 'SharedAgent',
+           'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
 
-# %% ../nbs/5_looking/06_all.ipynb #289a6b4e
+# %% ../nbs/5_looking/06_all.ipynb #13dbbc6c
 from .steps import SimpleStep, Transition
 from .batch import Batch
 from .schedules import ExponentialSchedule, LinearSchedule
@@ -18,23 +18,27 @@ from .samplers.uniform import Uniform
 from .samplers.proportional import Proportional
 from .samplers.rank import RankBased
 from .samplers.more import ERE, LAP, Combined
+from .samplers.sequence import Sequence
 from .saving import CheckpointError
 from .memory import ReplayMemory
 from .pipes.base import IterDataPipe, datapipe
 from .pipes.stepper import GymStepper
 from .pipes.n_step import NStep
 from .pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
+from .pipes.sequences import SequenceReplay
+from .pipes.hindsight import HindsightReplay
 from .pipes.loader import as_node
 from .pipes.agents import EpsilonGreedy
 from .pipes.actors import ActorError, Actors
 from .pipes.weights import SharedAgent, SharedParams
-from .learner import DQNLearner, evaluate, q_network
+from .learner import DQNLearner, Learner, evaluate, q_network
 from .show import TensorBoardLog
 from .runs import BestWeights
 
-# %% ../nbs/5_looking/06_all.ipynb #83ecdcdf
+# %% ../nbs/5_looking/06_all.ipynb #4044ddb8
 _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError',
-         'ReplayMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE',
+         'ReplayMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'Sequence',
          'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
-         'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'Actors', 'ActorError', 'SharedParams', 'SharedAgent',
-         'DQNLearner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
+         'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
+         'Actors', 'ActorError', 'SharedParams', 'SharedAgent',
+         'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']

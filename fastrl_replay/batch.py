@@ -6,13 +6,13 @@
 __all__ = ['column_plan', 'aligned', 'carve', 'as_tensor', 'Batch', 'column_names', 'columns_of_steps', 'chunk_columns',
            'first_row', 'stream_numbers', 'chunk_streams']
 
-# %% ../nbs/1_memory/03_batch.ipynb #3fc38887
+# %% ../nbs/1_memory/03_batch.ipynb #62b90cd6
 import copy
 from functools import cache, partial
 from typing import Any
 import numpy as np
 import torch
-from .steps import LOOSE, Layout, as_array, children, is_step, shown, tree_leaves, tree_map
+from .steps import LOOSE, Layout, as_array, children, is_step, same_layout, shown, tree_leaves, tree_map
 
 # %% ../nbs/1_memory/03_batch.ipynb #2108dd11
 _HEADER = tuple(map(np.dtype, (np.int64, np.int64, np.float32, np.float32)))      # slots, ids, probs, weights
@@ -44,7 +44,6 @@ def carve(plan, raw: np.ndarray) -> list:
     "The columns of a `column_plan`, as arrays that view the buffer `raw`"
     return [np.ndarray(shape, dt, raw, at) for at, dt, shape in plan]
 
-# %% ../nbs/1_memory/03_batch.ipynb #2148eae7
 @cache
 def _torch_dtype(dt): return torch.from_numpy(np.empty(0, dt)).dtype
 
@@ -60,7 +59,7 @@ def as_tensor(leaf, a: np.ndarray) -> torch.Tensor:
     "A tensor over the array `a` of a leaf's stored values"
     return torch.from_numpy(a) if leaf.bits_of is None else torch.from_numpy(a).view(leaf.bits_of)
 
-# %% ../nbs/1_memory/03_batch.ipynb #29f1fa14
+# %% ../nbs/1_memory/03_batch.ipynb #d588f045
 class Batch:
     """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), a dict or tuple
     of them for a nested field. Columns are contiguous and independent of each other.
@@ -75,6 +74,7 @@ class Batch:
     _host_ids: Any = None      # the ids on the CPU, where `ids` is elsewhere
     _memory: Any = None        # a weak reference to the memory it was drawn from
     _max_sz: Any = None
+    _extra: dict = {}          # what a subclass knows besides, and copies keep
 
     def __init__(self, layout: Layout, n: int, **attributes) -> None:
         self.__dict__.update(attributes, _layout=layout, _n=n)
@@ -127,13 +127,15 @@ class Batch:
         return made
 
     def __getattr__(self, name: str) -> Any:
-        # chunks on their way to a memory never need tensors: they are made when one is asked for
-        layout = self.__dict__.get('_layout')
-        if layout is None or self._arrays is None or name not in column_names(layout):
-            known = f'; its fields are {layout.fields}' if layout else ''
-            raise AttributeError(f'this Batch has no {name!r}{known}')
-        self._set_columns([as_tensor(leaf, a) for leaf, a in zip(layout.leaves, self._arrays)])
-        return self.__dict__[name]
+        # tensors are made when the first column is asked for: chunks on their way never need them
+        known: Any = self.__dict__
+        layout, arrays = known.get('_layout'), known.get('_arrays')
+        if arrays is None or name not in column_names(layout):
+            has = f'; its fields are {layout.fields}' if layout else ''
+            raise AttributeError(f'this Batch has no {name!r}{has}')
+        if layout.is_plain: known.update(zip(column_names(layout), map(torch.from_numpy, arrays)))
+        else: self._set_columns(list(map(as_tensor, layout.leaves, arrays)))
+        return known[name]
 
     def _set_columns(self, tensors):
         layout = self._layout
@@ -163,9 +165,10 @@ class Batch:
 
     def _of_header(self, name):
         found = self._header.get(name)
-        if found is None or isinstance(found, torch.Tensor): return found
-        self.__dict__['_header'] = self._header | {name: torch.from_numpy(found)}
-        return self._header[name]
+        if found.__class__ is not np.ndarray: return found
+        made = {k: torch.from_numpy(v) if v.__class__ is np.ndarray else v for k, v in self._header.items()}
+        self.__dict__['_header'] = made
+        return made[name]
     @property
     def ids(self) -> torch.Tensor | None:
         "The rows' ids (int64 tensor), if it comes from a memory"
@@ -218,7 +221,8 @@ class Batch:
         return self._layout.step_type(*[getattr(self, o) for o in column_names(self._layout)])
     def arrays(self) -> list:
         "One array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
-        if self._arrays is not None and column_names(self._layout)[0] not in self.__dict__: return self._arrays
+        if self._arrays is not None and column_names(self._layout)[0] not in self.__dict__:
+            return list(self._arrays)        # each is held by whoever holds the list
         return [as_array(leaf.name, v)[0] for leaf, v in zip(self._layout.leaves, tree_leaves(tuple(self.astuple())))]
     def numpy(self) -> Any:
         "All columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
@@ -235,7 +239,8 @@ class Batch:
         return made
 
     def __copy__(self):
-        made = Batch.__new__(Batch)
+        self.astuple()                       # both have the same tensors
+        made = Batch.__new__(type(self))
         made.__dict__.update(self.__dict__)
         return made
 
@@ -252,10 +257,8 @@ class Batch:
         if self._raw is None: return None
         base = self._raw if isinstance(self._raw, torch.Tensor) else torch.from_numpy(self._raw)
         if column_names(self._layout)[0] not in self.__dict__: return base
-        plan = column_plan(self._layout, self._n, self.ids is not None)[0]
-        columns = [getattr(self, o) for o in _drawn_names(self)] + tree_leaves(tuple(self.astuple()))
-        places = plan[1:1 + len(_drawn_names(self))] + plan[len(plan) - len(self._layout.leaves):]
-        inside = all(t.data_ptr()==base.data_ptr() + at for t, (at, *_) in zip(columns, places))
+        columns = [getattr(self, o) for o in self._header] + tree_leaves(tuple(self.astuple()))
+        inside = all(0 <= t.data_ptr() - base.data_ptr() < len(base) for t in columns)     # none was moved
         return base if inside else None
 
     def to(self, device, non_blocking=False) -> 'Batch':
@@ -267,22 +270,30 @@ class Batch:
         "A copy in page-locked memory, from which it goes to a GPU without waiting"
         return _moved(self, torch.Tensor.pin_memory)
 
+    def unsqueezed(self) -> 'Batch':
+        "The same batch with shape (bs, 1) in place of (bs,), except for `ids`: for code that wants columns so"
+        made = _each(self, lambda t: t.unsqueeze(-1) if t.ndim==1 else t)
+        leaves = [o._replace(shape=o.shape or (1,)) for o in self._layout.leaves]
+        layout = same_layout(self.step_type, self._layout.trees, leaves)
+        made.__dict__.update(_layout=layout, _header=made._header | {k: self.ids for k in self._header if k=='ids'})
+        return made
+
     def as_tensordict(self) -> Any:
         "A `TensorDict` (of the package tensordict) of batch size [bs], with ids, probs and weights"
         from tensordict import TensorDict
-        header = {k: getattr(self, k) for k in _drawn_names(self)}
+        header = {k: getattr(self, k) for k in self._header}
         def named(v):
             kids = children(v)
             return v if kids is None else {str(k): named(o) for k, o in kids}
         return TensorDict(header | named(self.astuple()._asdict()), batch_size=[self._n])
 
     def __reduce__(self):
-        known = dict(streams=self.streams, _max_sz=self._max_sz)
-        header = {k: getattr(self, k).detach().cpu().numpy() for k in _drawn_names(self)}
+        known = dict(streams=self.streams, _max_sz=self._max_sz, _extra=self._extra)
+        header = {k: getattr(self, k).detach().cpu().numpy() for k in self._header}
         block = self.block()
         if block is not None: return _from_block, (self._layout, self._n, block.cpu().numpy(), len(header), known)
         arrays = [np.array(a) for a in self.arrays()]
-        return partial(Batch, _arrays=arrays, _header=header, **known), (self._layout, self._n)
+        return partial(type(self), _arrays=arrays, _header=header, **known), (self._layout, self._n)
 
     def __repr__(self):
         kind = 'chunk' if self.ids is None else 'fetched' if self.weights is None else 'drawn'
@@ -293,24 +304,23 @@ _OWN = frozenset(dir(Batch)) | {'_layout', '_n'}
 
 def column_names(layout: Layout) -> tuple:
     "The attributes that hold the columns: the fields' own names, unless the class has them"
-    if 'column_names' not in layout.__dict__:
-        names = tuple('_field_' + f if f in _OWN else f for f in layout.fields)
-        layout.column_names = names      # type: ignore[attr-defined]
-    return layout.column_names      # type: ignore[attr-defined]
+    known: Any = layout
+    try: return known.column_names
+    except AttributeError: known.column_names = tuple('_field_' + f if f in _OWN else f for f in layout.fields)
+    return known.column_names
 
-# %% ../nbs/1_memory/03_batch.ipynb #35720704
-def _drawn_names(batch): return tuple(batch._header)
-
+# %% ../nbs/1_memory/03_batch.ipynb #56694eb0
 def _kept(batch):
     "What a copy keeps: the way back to its memory, with the ids on the CPU, and its streams"
     host = batch.ids if batch._host_ids is None else batch._host_ids
-    return dict(_memory=batch._memory, _max_sz=batch._max_sz, streams=batch.streams, _host_ids=host)
+    known = dict(_memory=batch._memory, _max_sz=batch._max_sz, _extra=batch._extra)
+    return known | dict(streams=batch.streams, _host_ids=host)
 
 def _moved(batch, f):
 
     block = batch.block()
     if block is None: return _each(batch, f)
-    return _over(batch._layout, batch._n, f(block), len(_drawn_names(batch)), _kept(batch))
+    return _over(batch._layout, batch._n, f(block), len(batch._header), _kept(batch))
 
 def _over(layout, n, base, n_drawn, known):
     "A batch carved out of the tensor `base`; `n_drawn`: how many of ids, probs, weights it has"
@@ -321,16 +331,14 @@ def _over(layout, n, base, n_drawn, known):
 
 def _each(batch, f, n=None):
     "The same batch with `f` applied to every tensor (and then of `n` rows)"
-    header = {k: f(getattr(batch, k)) for k in _drawn_names(batch)}
+    header = {k: f(getattr(batch, k)) for k in batch._header}
     columns = {name: tree_map(f, v) for name, v in zip(column_names(batch._layout), batch.astuple())}
     kept = _kept(batch) if n is None else _kept(batch) | dict(_host_ids=None, streams=None)
-    return Batch(batch._layout, batch._n if n is None else n, _header=header, **(kept | columns))
+    return type(batch)(batch._layout, batch._n if n is None else n, _header=header, **(kept | columns))
 
 def _from_block(layout, n, raw, n_drawn, known):
     if not n_drawn: return Batch.over(layout, n, raw, known['streams'])
     return _over(layout, n, torch.from_numpy(raw if raw.flags.writeable else raw.copy()), n_drawn, known)
-
-
 
 def _is_on(t, device): return t.device.type==device.type and (device.index is None or t.device.index==device.index)
 
@@ -340,7 +348,7 @@ def _checked_rows(name, v, n):
         if t.ndim==0 or len(t)!=n: raise ValueError(f'{name}: expected {n} rows, got shape {tuple(t.shape)}')
     return v
 
-# %% ../nbs/1_memory/03_batch.ipynb #811b59ee
+# %% ../nbs/1_memory/03_batch.ipynb #5dfe9d1b
 def columns_of_steps(layout: Layout, steps) -> list:
     "One array for each leaf; a `ValueError` or `TypeError` names the step that doesn't fit"
     own = {layout.step_type}.issuperset(map(type, steps))
@@ -360,7 +368,9 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
         except TypeError:
             raise ValueError(f'{layout.leaves[0].name}: expected an array of rows, got {shown(values[0])}; '
                              'a single step goes in by add') from None
-    return [fitter.stacked(v, m) for fitter, v in zip(layout.fitters, values)], m
+    lead, plain = (m,), np.ndarray
+    return [v if v.__class__ is plain and v.dtype is f.dtype and v.shape==lead + f.shape else f.stacked(v, m)
+            for f, v in zip(layout.fitters, values)], m
 
 def first_row(step) -> Any:
     "The first row of a step of stacked arrays, as an example step"
@@ -372,7 +382,6 @@ def first_row(step) -> Any:
             raise ValueError(f'{f}: expected an array of one row or more, got {shown(leaf)}; a single step is no chunk')
     return type(step)(*(tree_map(lambda a: a[0], v) for v in step))
 
-# %% ../nbs/1_memory/03_batch.ipynb #2117419e
 def stream_numbers(batch: Batch) -> np.ndarray:
     "The stream of each row (int64): `env_id`, or else `batch.streams`, or else its number"
     key = batch.layout.stream_leaf

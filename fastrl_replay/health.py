@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Newest', 'newest', 'not_finite', 'episode_returns', 'trial_draws', 'stored_resets', 'memory_health']
 
-# %% ../nbs/5_looking/02_health.ipynb #85101973
+# %% ../nbs/5_looking/02_health.ipynb #707774cf
 import copy
 from typing import Any, NamedTuple
 import numpy as np
@@ -13,7 +13,6 @@ from fastcore.basics import patch
 from .kernels import kernel
 from .memory import ReplayMemory
 from .samplers.rng import Rng
-from .samplers.base import Sampler
 from .steps import tree_leaves
 
 # %% ../nbs/5_looking/02_health.ipynb #7db2895a
@@ -42,7 +41,6 @@ def newest(memory, most=_MOST, shift=0) -> Newest:
     at = np.where(before < 0, unknown, np.where(before < ids[0], -2, before - ids[0]))
     return Newest(ids, at, columns)
 
-# %% ../nbs/5_looking/02_health.ipynb #525c6dcf
 def not_finite(memory) -> tuple[dict[str, int], int]:
     "{name of a leaf: how many rows hold NaN or infinity there}, and how many rows were read"
     layout, found, k = memory.layout, {}, len(memory)
@@ -87,23 +85,17 @@ def _last_of_each(columns, at):
     episodes = zip(columns['env_id'][at].tolist(), columns['episode_n'][at].tolist())
     return np.array(sorted(dict(zip(episodes, at.tolist())).values()), np.int64)
 
-# %% ../nbs/5_looking/02_health.ipynb #340886bb
+# %% ../nbs/5_looking/02_health.ipynb #46d4e3be
 def trial_draws(memory, n=20_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "Ids, probabilities, weights of about `n` draws that leave the memory's own batches alone"
-    sampler, rng, bs = memory.sampler, Rng(0), min(64, len(memory))
-    slots, probs, weights = (np.empty((-(-n//bs), bs), dt) for dt in (np.int64, np.float32, np.float32))
-    library = type(sampler).draw is Sampler.draw          # another may remember what it drew
-    with memory.lock:
-        n_batches, state = sampler.n_batches, None if library else copy.deepcopy(sampler.get_state())
-        try:
-            for row in zip(slots, probs, weights): sampler.draw_into(*row, rng)
-        finally:
-            if state is not None: sampler.set_state(state)
-            sampler.n_batches = n_batches
-        ids = slots + (memory.n_added - 1 - slots)//memory.max_sz*memory.max_sz
+    "Ids, probabilities, weights of about `n` draws by a copy of the sampler; none where nothing can be drawn"
+    with memory.lock: sampler, n_added = copy.deepcopy(memory.sampler), memory.n_added
+    rng, bs = Rng(0), min(64, sampler.n_choices)
+    slots, probs, weights = (np.empty((-(-n//max(bs, 1)), bs), dt) for dt in (np.int64, np.float32, np.float32))
+    for row in zip(slots, probs, weights) if bs else (): sampler.draw_into(*row, rng)
+    ids = slots + (n_added - 1 - slots)//memory.max_sz*memory.max_sz
     return ids.ravel(), probs.ravel(), weights.ravel()
 
-# %% ../nbs/5_looking/02_health.ipynb #8c2afef8
+# %% ../nbs/5_looking/02_health.ipynb #adafc70a
 def stored_resets(memory, rows) -> int:
     "How many of `rows` (a `Newest`) lead from the end of an episode to the beginning of the next"
     ends, names = rows.ends(), memory.layout.fields
@@ -128,13 +120,12 @@ def stored_resets(memory, rows) -> int:
 
 def _read(memory, ids, fields):
     return [tree_leaves(v) for v in memory.fetch(ids, fields=fields).numpy()]
-
 def _apart(some, others):
     "How far apart the rows of some arrays and of others are: the sum of all differences"
     def apart(a, b): return np.abs(np.subtract(a, b, dtype=np.result_type(a, np.float32)))
     return sum(apart(a, b).reshape(len(a), -1).sum(1) for a, b in zip(some, others))
 
-# %% ../nbs/5_looking/02_health.ipynb #786c2393
+# %% ../nbs/5_looking/02_health.ipynb #87710e9f
 _NAN = float('nan')
 def _mean(values): return float(values.mean(dtype=float)) if len(values) else _NAN
 def _share(which, of): return _mean(which) if np.isfinite(of).all() else _NAN
@@ -150,7 +141,7 @@ def _draw_numbers(memory):
 
 def _sampler_numbers(memory):
     _, probs, weights = trial_draws(memory)
-    beta, n = memory.sampler.beta_now(), float(1/probs.mean(dtype=float))
+    beta, n = memory.sampler.beta_now(), 1/_mean(probs)
     return dict(effective=n, effective_share=n/len(memory), beta=_NAN if beta is None else beta,
                 weights_effective_share=_mean(weights)**2/_mean(weights.astype(float)**2),
                 n_stale=memory.n_stale, stale_share=memory.n_stale/max(1, memory.n_drawn))
@@ -177,30 +168,25 @@ def _one_length(columns):
     same = len(lengths) >= 10 and len(np.unique(lengths))==1
     return int(lengths[0]) + 1 if same and not columns['truncated'].any() else _NAN
 
-# %% ../nbs/5_looking/02_health.ipynb #2a38f882
+# %% ../nbs/5_looking/02_health.ipynb #b03b4c5a
 _RULES = [     # when (a function of the numbers), and what to say
     (lambda o: o['evicted_undrawn'] > .2 and o['n_watched_evicted'] > 99 and o['samples_per_insert'] > 0,
-     '{evicted_undrawn:.1%} of transitions were overwritten undrawn: draw larger batches, '
-     'or take fewer steps per batch, or make the memory larger'),
+     '{evicted_undrawn:.1%} of transitions were overwritten undrawn: draw more or larger batches, or store more'),
     (lambda o: o['stale_share'] > .1 and o['n_stale'] >= 100,
-     '{n_stale:,} priorities ({stale_share:.1%} of all rows drawn) came too late, their transitions '
-     'overwritten: send them sooner, or make the memory larger'),
+     '{n_stale:,} priorities ({stale_share:.1%} of all rows drawn) came too late: send them sooner, or store more'),
     (lambda o: o['priority_equal_share']==1 and o['n_batches'] >= 100 and o['n'] > 1,
      'after {n_batches:,} batches every priority is still {priority_max:g}: '
      'call batch.update_priorities(td_errors) after each batch'),
     (lambda o: o['effective_share'] < .05 and o['n'] >= 100,
-     'the effective number of transitions is {effective:,.0f} of {n:,}: '
-     'unless that is intended, choose a smaller alpha or a larger eps'),
+     'the effective number of transitions is {effective:,.0f} of {n:,}: choose a smaller alpha or a larger eps'),
     (lambda o: o['priority_zero_share'] > .5,
      '{priority_zero_share:.1%} of transitions have priority 0 and are never drawn: use an eps above 0'),
     (lambda o: o['not_finite'],
      'NaN or infinity in {bad}, of {n_looked_at:,} rows looked at: find out where they come from'),
     (lambda o: o['reward_zero_share']==1 and o['n'] >= 1000,
-     'all of {n:,} stored rewards are 0: there is nothing to learn from yet; explore more, '
-     'or check how rewards are stored'),
+     'all of {n:,} stored rewards are 0: explore more, or check how rewards are stored'),
     (lambda o: o['one_length'] > 1,
-     'every stored episode terminated after exactly {one_length:,} steps: if that is a time limit, '
-     'store it as truncated, so that the learner bootstraps'),
+     'every stored episode terminated after exactly {one_length:,} steps: a time limit is stored as truncated'),
     (lambda o: o['n_stored_resets'],
      '{n_stored_resets:,} of {n_read:,} rows were stored while a vector environment reset itself: each '
      'begins in the state in which the episode before it ended, and leads to a new one; drop the row after '
@@ -209,9 +195,8 @@ _RULES = [     # when (a function of the numbers), and what to say
 def memory_health(memory) -> dict[str, Any]:
     """Numbers that show whether a memory does its work, and `warnings`: what looks wrong, in words.
 
-    A flat dict; what can't be known is NaN. The batches that follow are the same whether or not you
-    ask. Draws are counted from when the memory was made or loaded; where `watched_every` is above 1
-    the counts are estimates from that share of the slots."""
+    A flat dict; what can't be known is NaN. Draws are counted since the memory was made or loaded;
+    where `watched_every` is above 1, on that share of the slots. The batches stay the same."""
     with memory.lock:
         n, max_sz, nbytes = len(memory), memory.max_sz, memory.nbytes
         out: dict[str, Any] = dict(n=n, max_sz=max_sz, fill=n/max_sz, n_added=memory.n_added,
@@ -224,5 +209,5 @@ def memory_health(memory) -> dict[str, Any]:
 
 @patch
 def health(self:ReplayMemory) -> dict[str, Any]:
-    "Numbers that show whether this memory does its work, and `warnings`: see `memory_health`"
+    "Numbers and `warnings`: see `memory_health`"
     return memory_health(self)

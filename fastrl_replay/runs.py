@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['BestWeights', 'Found', 'look', 'summary', 'picture']
 
-# %% ../nbs/5_looking/04_runs.ipynb #01459acc
+# %% ../nbs/5_looking/04_runs.ipynb #af73bdaf
 import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 import torch
 from .health import episode_returns, memory_health, newest
-from .learner import evaluate
+from .learner import evaluate, move_towards
 from .memory import ReplayMemory
 from .samplers import more, proportional, rank      # noqa: F401   (kinds of samplers)
 from .samplers.own import sampler_from
@@ -20,7 +20,7 @@ from .saving import CheckpointError, SavedState
 from .show import memory_figure
 from .storage.base import readable
 
-# %% ../nbs/5_looking/04_runs.ipynb #5833d815
+# %% ../nbs/5_looking/04_runs.ipynb #ec8c08bd
 class BestWeights:
     """A callback of `fit` that keeps the weights that play best, on episodes of their own.
 
@@ -41,8 +41,7 @@ class BestWeights:
         self.goal, self.patience = goal, patience
         self.score, self.since, self.history = -np.inf, 0, list[Any]()
         self.weights: Any = None
-        self.mean: Any = None              # the model with the running average
-        self._mean: Any = None             # what to begin it with
+        self.mean: Any = None              # the model with the running average, or the weights to begin it with
 
     def __call__(self, learn) -> bool:
         "Evaluate, where it is time to; True when the fit may end"
@@ -61,12 +60,11 @@ class BestWeights:
     def _averaged(self, model):
         "The model with the running average of the weights, the present ones included"
         if not self.average: return model
-        if self.mean is None:
-            self.mean = copy.deepcopy(model).requires_grad_(False)
-            if self._mean is not None: self.mean.load_state_dict(self._mean)
-        with torch.no_grad():
-            for own, now in zip(self.mean.parameters(), model.parameters()): own.lerp_(now, self.average)
-            for own, now in zip(self.mean.buffers(), model.buffers()): own.copy_(now)
+        if not isinstance(self.mean, torch.nn.Module):
+            mean = copy.deepcopy(model).requires_grad_(False)
+            if self.mean is not None: mean.load_state_dict(self.mean)
+            self.mean = mean
+        move_towards(self.mean, model, self.average)
         return self.mean
 
     def restore(self, learn) -> None:
@@ -76,13 +74,13 @@ class BestWeights:
         learn.model.load_state_dict(self.weights)
     def state_dict(self) -> dict[str, Any]:
         "Score, history and weights, as plain data and tensors"
-        mean = self._mean if self.mean is None else dict(self.mean.state_dict())
+        mean = dict(self.mean.state_dict()) if isinstance(self.mean, torch.nn.Module) else self.mean
         return dict(score=self.score, since=self.since, history=self.history, mean=mean,
                     weights=None if self.weights is None else dict(self.weights))
     def load_state_dict(self, state) -> None:
         "Continue from what `state_dict` gave"
-        self.score, self.since, self.weights = state['score'], state['since'], state['weights']
-        self.history, self.mean, self._mean = [tuple(o) for o in state['history']], None, state['mean']
+        self.score, self.since, self.history = state['score'], state['since'], [tuple(o) for o in state['history']]
+        self.weights, self.mean = state['weights'], state['mean']
 
 # %% ../nbs/5_looking/04_runs.ipynb #6bd86ff5
 _ROWS = 4096
@@ -135,7 +133,6 @@ def _checkpoint(folder):
             except ValueError as e: notes.append(str(e))             # a sampler that must be passed again
     return found._replace(notes=tuple(notes))
 
-# %% ../nbs/5_looking/04_runs.ipynb #86f9437c
 def _range(a): return f'{a.min():.4g} to {a.max():.4g}, mean {a.mean():.4g}'
 
 def summary(folder, found=None) -> list[tuple[str, str]]:

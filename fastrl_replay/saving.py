@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'MANIFEST', 'PATIENCE', 'BLOCK', 'PIECES', 'CheckpointError', 'to_plain', 'from_plain', 'naming',
-           'sync_folder', 'write_file', 'manifest_bytes', 'read_manifest', 'lock_file', 'Rows', 'save_state',
+           'sync_folder', 'write_file', 'manifest_bytes', 'read_manifest', 'lock_file', 'Lock', 'Rows', 'save_state',
            'SavedState']
 
-# %% ../nbs/3_lasting/03_saving.ipynb #11d7b659
-import base64, io, itertools, json, os, re, secrets, struct, time, zlib
+# %% ../nbs/3_lasting/03_saving.ipynb #111074e4
+import base64, io, itertools, json, os, re, secrets, struct, time, weakref, zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def read_manifest(path: Path) -> Any:
         if zlib.crc32(body)!=int(head[2], 16): raise ValueError('checksum mismatch')
         return json.loads(body)
 
-# %% ../nbs/3_lasting/03_saving.ipynb #e0bf0322
+# %% ../nbs/3_lasting/03_saving.ipynb #90b8dd39
 PATIENCE = 60.    # seconds that a save or a load waits for others
 
 def lock_file(fd: int, exclusive: bool, wait: float = 0.) -> None:
@@ -121,29 +121,44 @@ def lock_file(fd: int, exclusive: bool, wait: float = 0.) -> None:
             if time.monotonic() >= end: raise
         time.sleep(.01)
 
-class _Lock:
-    "A lock on a folder: many may load, or one may save. It goes with `free`, or with this object."
-    fd: int | None = None
-    def __init__(self, folder, exclusive):
+_locks: weakref.WeakSet = weakref.WeakSet()
+
+class Lock:
+    """A lock on a file or folder: of one process (`exclusive`) or of many. It goes with `free`, with this
+    object, or with the process; a forked child has no part in it. Waits and raises as `lock_file` does."""
+    fd: Any = None
+    def __init__(self, path: Path, exclusive: bool, wait: float = 0., flags: int = os.O_RDONLY) -> None:
         try:
-            self.fd = os.open(folder, os.O_RDONLY)
-            lock_file(self.fd, exclusive, PATIENCE)
-        except BaseException as e:
+            self.fd, self.pid = os.open(path, flags, 0o644), os.getpid()
+            _locks.add(self)
+            lock_file(self.fd, exclusive, wait)
+        except BaseException:
             self.free()
-            if isinstance(e, BlockingIOError): raise BlockingIOError(
-                f'{folder}: still being saved into or loaded from, after {PATIENCE:.0f} s of waiting') from None
-            if not isinstance(e, OSError): raise      # Windows opens no folders; others lock none
-    def free(self, *_):
+            raise
+    def free(self, *_: object) -> None:
+        "Release the lock"
         if self.fd is None: return
-        try:       # closing is not enough: a child forked meanwhile has it too
-            with suppress(OSError, AttributeError): fcntl.flock(self.fd, fcntl.LOCK_UN)
+        try:       # closing is not enough: a child being forked has the file open too
+            if self.pid==os.getpid():
+                with suppress(OSError, AttributeError): fcntl.flock(self.fd, fcntl.LOCK_UN)
         finally:
             fd, self.fd = self.fd, None
             os.close(fd)
-    def __enter__(self): return self
+    def __enter__(self) -> 'Lock': return self
     __exit__ = __del__ = free
 
-# %% ../nbs/3_lasting/03_saving.ipynb #79ddb9c8
+def _in_forked_child():
+    for lock in list(_locks): lock.free()
+if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_in_forked_child)
+
+def _lock(folder, exclusive):
+    "A `Lock` on a folder: many may load, or one may save"
+    try: return Lock(folder, exclusive, PATIENCE)
+    except BlockingIOError: raise BlockingIOError(
+        f'{folder}: still being saved into or loaded from, after {PATIENCE:.0f} s of waiting') from None
+    except OSError: return nullcontext()      # Windows opens no folders; others lock none
+
+# %% ../nbs/3_lasting/03_saving.ipynb #02a2e79f
 _SMALL, BLOCK = 1 << 10, 1 << 20
 
 def _write_array(path, a):
@@ -165,22 +180,20 @@ def _read_array(path, size, crc, mapped):
     with _reading(path) as f:
         found = os.fstat(f.fileno()).st_size
         if found!=size: raise ValueError(f'expected {size:,} bytes, got {found:,}')
-        raw, at, now = np.empty(BLOCK if mapped else size, np.uint8), 0, 0
-        while n := f.readinto(raw[at:at + BLOCK].data):
-            now = zlib.crc32(raw[at:at + n].data, now)
-            at += 0 if mapped else n
+        raw, now = memoryview(bytearray(BLOCK)), 0
+        while n := f.readinto(raw): now = zlib.crc32(raw[:n], now)
         if now!=crc: raise ValueError('checksum mismatch')
         a = np.lib.format.open_memmap(path, 'r')
         if a.dtype.kind not in 'biufc' or not a.flags.c_contiguous or a.offset + a.nbytes!=size:
             raise ValueError(f'unexpected dtype {str(a.dtype):.40} or shape {a.shape}')
-        return np.asarray(a) if mapped else raw[a.offset:].view(a.dtype).reshape(a.shape)
+        return np.asarray(a) if mapped else np.array(a)
 
 def _short(a): return {'!array': [a.dtype.str, list(a.shape), base64.b64encode(a.tobytes()).decode()]}
 def _from_short(dtype, shape, text):
     if not re.fullmatch('[<>|][biufc][0-9]{1,2}', dtype): raise ValueError(f'dtype {dtype!r:.40}')
     return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape).copy()
 
-# %% ../nbs/3_lasting/03_saving.ipynb #63e0f39f
+# %% ../nbs/3_lasting/03_saving.ipynb #40295b4a
 PIECES, _TOKENS = 100, 64
 _NAME = re.compile(r'[0-9a-f]{16}-[0-9]{1,6}\.npy')
 
@@ -259,13 +272,13 @@ def save_state(folder: str | Path, state: Any, kind: str, rows: Rows | None = No
         folder.mkdir(parents=True, exist_ok=True)
         for o in made: sync_folder(o.parent)
         if rows is None: rows = Rows(0, 0, lambda since: {}, {})
-        with _Lock(folder, exclusive=True): return _write_state(folder, state, kind, rows)
+        with _lock(folder, exclusive=True): return _write_state(folder, state, kind, rows)
     except BaseException:
         for o in made:
             with suppress(OSError): o.rmdir()     # it goes if it is empty
         raise
 
-# %% ../nbs/3_lasting/03_saving.ipynb #9f53d430
+# %% ../nbs/3_lasting/03_saving.ipynb #130158e5
 def _manifest_in(folder):
     "The manifest in `folder`; a `CheckpointError` unless `save_state` may have written it"
     manifest = read_manifest(folder/MANIFEST)
@@ -291,26 +304,19 @@ class SavedState:
     def __init__(self, folder: str | Path, kind: str | None = None) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir(): raise CheckpointError(f'{folder}: no such folder, so no saved state')
-        self._lock = _Lock(folder, exclusive=False)
-        try:
+        with ExitStack() as held:
+            held.enter_context(_lock(self.folder, exclusive=False))
             self._manifest = _manifest_in(self.folder)
             self.kind, self.token = self._manifest['kind'], self._manifest['token']
-            if kind in (None, self.kind): return
-            raise CheckpointError(f'{self.folder/MANIFEST}: not the state of a {kind} but of a {self.kind}')
-        except BaseException:
-            self.close()
-            raise
+            if kind not in (None, self.kind):
+                raise CheckpointError(f'{self.folder/MANIFEST}: not the state of a {kind} but of a {self.kind}')
+            self._held = held.pop_all()
 
     def close(self) -> None:
         "Let others save into the folder again"
-        self._lock.free()
+        self._held.close()
     def __enter__(self) -> 'SavedState': return self
     def __exit__(self, *_: object) -> None: self.close()
-    @property
-    def nbytes(self) -> int:
-        "Bytes on the disk that belong to this state"
-        files = _files([self._manifest['state'], *self._manifest['pieces']])
-        return (self.folder/MANIFEST).stat().st_size + sum(size for _, (size, _) in files)
     def sense(self, what: str) -> Any:
         "A context: what fails in it because this isn't the state of `what` is a `CheckpointError`"
         return naming(self.folder/MANIFEST, f'not the state of {what}')

@@ -10,51 +10,44 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# %% ../nbs/1_memory/09_schedules.ipynb #117f0eeb
-@dataclass(frozen=True)
-class LinearSchedule:
-    """A straight line from `start` (at 0) to `end` (from `n` on); `n` is a whole number ≥ 1.
+# %% ../nbs/1_memory/09_schedules.ipynb #cee25823
+_MOST = 1.7976931348623157e308         # the largest float
 
-    Mnih et al. 2015, Methods (ε); Schaul et al. 2016, section 3.4 (β). A `ValueError` names an
-    invalid argument."""
-    start: float
-    end: float
-    n: int
-
-    def __post_init__(self) -> None: _check(self)
-    def __call__(self, k: int) -> float:
-        "The value after `k` steps"
-        if k >= self.n: return self.end
-        return self.start + (self.end - self.start)*k/self.n if k > 0 else self.start
+def _is_number(v): return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= _MOST
 
 @dataclass(frozen=True)
-class ExponentialSchedule:
-    "From `start` to `end` in `n` equal ratios, then `end`; both must be positive"
+class _Schedule:
     start: float
     end: float
     n: int
 
     def __post_init__(self) -> None:
-        _check(self)
-        if min(self.start, self.end) <= 0:
-            raise ValueError(f'ExponentialSchedule: expected start and end above 0, got {self.start} and {self.end}: '
-                             'an exponential schedule cannot reach or cross zero')
+        name = type(self).__name__
+        for k, value in (('start', self.start), ('end', self.end)):
+            if not _is_number(value): raise ValueError(f'{name}: {k}: expected a finite number, got {value!r:.60}')
+        if not _is_number(self.n) or self.n!=int(self.n) or self.n < 1:
+            raise ValueError(f'{name}: n: expected a whole number ≥ 1, got {self.n!r:.60}')
     def __call__(self, k: int) -> float:
         "The value after `k` steps"
         if k >= self.n: return self.end
-        return self.start * (self.end/self.start)**(k/self.n) if k > 0 else self.start
+        return self._between(k) if k > 0 else self.start
+    def _between(self, k: int) -> float: raise NotImplementedError
 
-_MOST = 1.7976931348623157e308         # the largest float
+class LinearSchedule(_Schedule):
+    """A straight line from `start` (at 0) to `end` (from `n` on); `n` is a whole number ≥ 1.
 
-def _is_number(v): return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= _MOST
+    Mnih et al. 2015, Methods (ε); Schaul et al. 2016, section 3.4 (β). A `ValueError` names an
+    invalid argument."""
+    def _between(self, k): return self.start + (self.end - self.start)*k/self.n
 
-def _check(s):
-    name = type(s).__name__
-    for k in ('start', 'end'):
-        value = getattr(s, k)
-        if not _is_number(value): raise ValueError(f'{name}: {k}: expected a finite number, got {value!r:.60}')
-    if not _is_number(s.n) or s.n!=int(s.n) or s.n < 1:
-        raise ValueError(f'{name}: n: expected a whole number ≥ 1, got {s.n!r:.60}')
+class ExponentialSchedule(_Schedule):
+    "From `start` to `end` in `n` equal ratios, then `end`; both must be positive"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.start, self.end) > 0: return
+        raise ValueError(f'ExponentialSchedule: expected start and end above 0, got {self.start} and {self.end}: '
+                         'an exponential schedule cannot reach or cross zero')
+    def _between(self, k): return self.start * (self.end/self.start)**(k/self.n)
 
 # %% ../nbs/1_memory/09_schedules.ipynb #c0a9f03c
 def value_at(schedule: Any, k: int) -> float:
@@ -68,21 +61,19 @@ def check_schedule(name: str, v: Any) -> Any:
     raise kind(f'{name}: expected a finite number or a schedule such as LinearSchedule(1., .05, 10_000), '
                f'got {v!r:.60}')
 
-# %% ../nbs/1_memory/09_schedules.ipynb #be98082f
+# %% ../nbs/1_memory/09_schedules.ipynb #2f1f2280
 _SCHEDULES: dict[str, Callable[..., Any]] = {o.__name__: o for o in (LinearSchedule, ExponentialSchedule)}
 
 def schedule_state(schedule: Any) -> Any:
-    "A number, or the name and numbers of a schedule, as plain data (JSON will do)"
-    if not callable(schedule): return float(schedule)
+    "A number, None, or the name and numbers of a schedule, as plain data (JSON will do)"
+    if not callable(schedule): return None if schedule is None else float(schedule)
     name = getattr(schedule, '__name__', type(schedule).__name__)
     return dict(name=name) | (asdict(schedule) if type(schedule) is _SCHEDULES.get(name) else {})
 
 def schedule_from(state: Any, given: Any = None) -> Any:
-    """The number or schedule that `schedule_state` saved as `state`; a `ValueError` for anything
-    else.
-
-    A schedule of your own is `given`, since only its name was saved; without one, a `ValueError`
-    asks for it."""
+    """The number, None or schedule that `schedule_state` saved as `state`; a `ValueError` for anything else.
+    A schedule of your own is `given`, since only its name was saved; without one, a `ValueError` asks for it."""
+    if state is None: return None
     if _is_number(state): return float(state)
     if not isinstance(state, dict) or not isinstance(state.get('name'), str):
         raise ValueError(f'schedule: expected a finite number, or a dict with a name; got {state!r:.60}')
@@ -90,6 +81,6 @@ def schedule_from(state: Any, given: Any = None) -> Any:
     if numbers and state['name'] in _SCHEDULES:
         try: return _SCHEDULES[state['name']](**numbers)
         except TypeError as e: raise ValueError(f'{state["name"]}: {e}') from None
-    if given is not None: return given
+    if callable(given): return given
     raise ValueError(f'{state["name"]:.60}: a schedule that is not of this library is saved by name only; '
                      'pass it again')

@@ -17,7 +17,7 @@ from .pipes.replay import ExperienceReplay
 from .steps import tree_leaves
 from .storage.base import readable
 
-# %% ../nbs/5_looking/03_show.ipynb #e1dee601
+# %% ../nbs/5_looking/03_show.ipynb #f2ea91d4
 _BARS = 50
 
 def _histogram(ax, values):
@@ -38,15 +38,14 @@ def _ages(ax, memory, ids):
     n = len(memory)
     edges = np.linspace(0, n, min(_BARS, n) + 1)
     drawn = np.histogram(memory.n_added - 1 - ids, edges)[0]
-    ax.stairs(drawn/(len(ids)*np.diff(edges)/n), edges, fill=True, baseline=0)
+    ax.stairs(drawn/(max(1, len(ids))*np.diff(edges)/n), edges, fill=True, baseline=0)
     ax.axhline(1, color='k', lw=.8, ls=':')
-    ax.set(title='probability by age (now)', xlabel='transitions ago', ylabel='× uniform')
+    ax.set(xlabel='transitions ago', ylabel='× uniform')
 
 def _times(ax, memory):
     counts, n = memory.draws, memory.n_added
     gone, (_, now) = counts.evicted(n), counts.living(memory.first_id, n)
     now = np.bincount(np.minimum(now, len(gone) - 1), minlength=len(gone))
-    ax.set(title='times drawn')
     if not counts.n_rows: return _nothing(ax, 'nothing was drawn since it\nwas made or loaded')
     top = max([1, *np.flatnonzero(gone + now)]) + 1
     for found, label, side in (now, 'stored', -.2), (gone, 'overwritten', .2):
@@ -56,16 +55,13 @@ def _times(ax, memory):
     if (gone + now).any(): ax.legend()
 
 def _priorities(ax, memory):
-    ax.set(title='priorities')
     p = getattr(memory.sampler, 'priorities', None)
     if not isinstance(p, np.ndarray) or not memory.sampler.prioritized: return _nothing(ax, 'not used by this sampler')
     _histogram(ax, p[p > 0])
     if (p==0).any(): ax.set_xlabel(f'{(p==0).sum():,} are 0')
 
-# %% ../nbs/5_looking/03_show.ipynb #6d683d13
 def _returns(ax, rows, shift):
     ids, returns = episode_returns(rows)
-    ax.set(title='returns of stored episodes')
     if not len(ids): return _nothing(ax, 'no finished episode, or steps\nwithout episode information')
     ids, k = ids + shift, len(ids)//10
     ax.plot(ids, returns, '.', ms=3, alpha=.5)
@@ -75,9 +71,8 @@ def _returns(ax, rows, shift):
     ax.legend()
 
 def _rewards(ax, rows):
-    ax.set(title='n-step rewards' if 'discount' in rows.columns else 'rewards')
-    if 'reward' in rows.columns: _counted(ax, rows.columns['reward'], 12)
-    else: _nothing(ax, 'no field of that name')
+    if 'reward' not in rows.columns: return _nothing(ax, 'no field of that name')
+    _counted(ax, rows.columns['reward'], 12)
 
 def _counted(ax, values, most):
     "A bar for each value where there are few of them, else a histogram"
@@ -87,14 +82,13 @@ def _counted(ax, values, most):
     ax.set(xticks=range(len(which)), xticklabels=[f'{o:.3g}' for o in which], ylabel='%')
 
 def _actions(ax, memory, rows):
-    ax.set(title='actions')
     if 'action' in rows.columns: return _counted(ax, rows.columns['action'], 40)
     if memory.layout.leaf('action') is None: return _nothing(ax, 'no field of that name, or nested')
     actions = memory.fetch(rows.ids[-10_000:], fields=['action']).numpy().action
     for k, a in enumerate(actions.reshape(len(actions), -1).T[:6]): ax.hist(a, _BARS, histtype='step', label=f'{k}')
     ax.legend(title='dimension')
 
-# %% ../nbs/5_looking/03_show.ipynb #4f194f62
+# %% ../nbs/5_looking/03_show.ipynb #9b30e75a
 def image_leaf(layout) -> str | None:
     "Name of the field of observations, if these are images, at least 8 pixels wide and high"
     for name in 'state', 'obs', 'observation':
@@ -109,17 +103,12 @@ def as_picture(a) -> np.ndarray:
     if a.ndim==3 and a.shape[-1]!=3: a = a[..., -1]
     return a if a.dtype.kind!='f' else (a - a.min())/(np.ptp(a) or 1)
 
-def _window(memory, id, n):
-    "Ids of the `n` steps from `id` on, as far as its episode goes"
-    return [k for k in memory.episode_ids(id).tolist() if k >= id][:n]
-
 def _worth_seeing(memory, rows, n):
     "The first of the newest `n` steps that end with a reward; the newest step, if there was no reward"
-    ids, reward = rows.ids.tolist(), rows.columns.get('reward', np.zeros(len(rows.ids)))
-    for k in [*np.flatnonzero(reward)[::-1][:50], -1]:
-        start = max(memory.first_id, ids[k] - n + 1)
-        if ids[k] in _window(memory, start, n): return start
-    return ids[-1]
+    earned = np.flatnonzero(rows.columns.get('reward', 0))
+    last = rows.ids[earned[-1] if len(earned) else -1]
+    ids = memory.episode_ids(last)
+    return ids[ids <= last][-n:][0]
 
 def _arithmetic(rewards, gamma, terminated):
     "The n-step return written out"
@@ -132,7 +121,8 @@ def _strip(fig, memory, rows, id, n, gamma, shift):
     "Pictures of a transition's steps, with the action taken and the reward earned"
     id = _worth_seeing(memory, rows, n) if id is None else id
     name, summed = str(image_leaf(memory.layout)), 'discount' in rows.columns
-    steps = list(memory.fetch([id] if summed else _window(memory, id, n)))
+    ids = memory.episode_ids(id)
+    steps = list(memory.fetch([id] if summed else ids[ids >= id][:n]))
     last = steps[-1]
     after, terminated = getattr(last, f'next_{name}', None), getattr(last, 'terminated', False)
     pictures = [getattr(o, name) for o in steps] + [after]*(after is not None)
@@ -148,7 +138,7 @@ def _caption(step):
     values = [(f[0], getattr(step, f, ())) for f in ('action', 'reward')]
     return ', '.join(f'{short} {v:.3g}' for short, v in values if np.ndim(v)==0)
 
-# %% ../nbs/5_looking/03_show.ipynb #4456f362
+# %% ../nbs/5_looking/03_show.ipynb #0a54afd6
 def _in_words(memory, health, shift):
     "The summary: lines of text"
     fill = 'full' if health['fill']==1 else f'{health["fill"]:.0%} full'
@@ -162,8 +152,8 @@ def _in_words(memory, health, shift):
     if memory.n_drawn and np.isfinite(undrawn): yield f'{undrawn:.1%} overwritten undrawn'
     yield f'{n} warning{"s"*(n > 1)}: see health()' if n else 'no warnings'
 
-_SIZES: Any = {'axes.titlesize': 9, 'axes.labelsize': 8, 'xtick.labelsize': 7, 'ytick.labelsize': 7,
-          'legend.fontsize': 7, 'legend.title_fontsize': 7}
+_SIZES: Any = {'axes.titlesize': 9, 'axes.labelsize': 8} | dict.fromkeys(
+    ('xtick.labelsize', 'ytick.labelsize', 'legend.fontsize', 'legend.title_fontsize'), 7)
 
 def memory_figure(memory, id=None, n=3, gamma=.99, shift=0) -> Any:
     "See `ReplayMemory.show`; `shift`: what to add to the ids, for the copy of a part of a memory"
@@ -178,9 +168,11 @@ def memory_figure(memory, id=None, n=3, gamma=.99, shift=0) -> Any:
         return fig
 
 def _panels(axs, memory, rows, shift):
-    ids, _, weights = trial_draws(memory)
+    (ids, _, weights), health = trial_draws(memory), memory_health(memory)
     text, ages, times, priorities, weighed, returns, rewards, actions = axs.ravel()
-    health = memory_health(memory)
+    titles = ['', 'probability by age (now)', 'times drawn', 'priorities', 'weights of what is drawn',
+              'returns of stored episodes', 'n-step '*('discount' in rows.columns) + 'rewards', 'actions']
+    for ax, title in zip(axs.ravel(), titles): ax.set_title(title)
     words, colour = '\n'.join(_in_words(memory, health, shift)), 'C3' if health['warnings'] else 'k'
     text.axis('off')
     text.text(0, 1, words, va='top', fontsize=8.5, linespacing=1.7, transform=text.transAxes, color=colour)
@@ -188,18 +180,16 @@ def _panels(axs, memory, rows, shift):
     _times(times, memory)
     _priorities(priorities, memory)
     _histogram(weighed, weights)
-    weighed.set(title='weights of what is drawn')
     _returns(returns, rows, shift)
     _rewards(rewards, rows)
     _actions(actions, memory, rows)
 
 @patch
 def show(self:ReplayMemory|ExperienceReplay, id=None, n=3, gamma=.99) -> Any:
-    """A figure of what the memory holds: draws, priorities, weights, returns, rewards, actions.
-
-    Where observations are images, a strip of `n` steps from transition `id` (None: the newest with
-    a reward) with their n-step return at discount `gamma`. The batches that follow are the same.
-    Raises a `ValueError` where the memory is empty."""
+    """A figure of what the memory holds: draws, priorities, weights, returns, rewards, actions;
+    for images also `n` steps from transition `id` (None: those up to the newest reward) with their
+    n-step return at discount `gamma`. The batches that follow are the same. A `ValueError` where
+    the memory is empty."""
     return memory_figure(getattr(self, 'memory', self), id, n, gamma)
 
 @patch
@@ -207,7 +197,7 @@ def health(self:ExperienceReplay) -> dict[str, Any]:
     "Numbers and warnings: see `memory_health`"
     return memory_health(self.memory)
 
-# %% ../nbs/5_looking/03_show.ipynb #2833b9a0
+# %% ../nbs/5_looking/03_show.ipynb #bb6d860d
 _ROWS = 5
 
 def _cell(v):
@@ -219,10 +209,9 @@ def _cell(v):
     return html.escape(np.array2string(a, precision=3, suppress_small=True, separator=', '))
 
 def _table(head, rows, caption):
-    def line(cells, tag):
-        return '<tr>' + ''.join(f'<{tag} style="text-align:left">{o}</{tag}>' for o in cells) + '</tr>'
-    style = 'caption-side:top;text-align:left;white-space:nowrap'
-    top = f'<caption style="{style}">{caption}</caption><thead>{line(head, "th")}</thead>'
+    left, above = 'text-align:left', 'caption-side:top;white-space:nowrap'
+    def line(cells, tag): return f'<tr>{"".join(f"<{tag} style={left}>{o}</{tag}>" for o in cells)}</tr>'
+    top = f'<caption style="{above};{left}">{caption}</caption><thead>{line(head, "th")}</thead>'
     return f'<table style="font-size:85%">{top}<tbody>{"".join(line(o, "td") for o in rows)}</tbody></table>'
 
 def batch_table(batch) -> str:
@@ -252,15 +241,14 @@ def replay_table(replay) -> str:
     words = f'batches of {replay.bs}, {every}, {replay.n_batches:,} so far'
     return f'<p><b>{type(replay).__name__}</b>: {words}</p>' + memory_table(replay.memory)
 
-_TABLES: Any = {Batch: batch_table, ReplayMemory: memory_table, ExperienceReplay: replay_table}
-for _kind, _table_of in _TABLES.items(): _kind._repr_html_ = _table_of
+_tables: Any = {Batch: batch_table, ReplayMemory: memory_table, ExperienceReplay: replay_table}
+for _kind, _table_of in _tables.items(): _kind._repr_html_ = _table_of
 
-# %% ../nbs/5_looking/03_show.ipynb #f774b693
+# %% ../nbs/5_looking/03_show.ipynb #ff315032
 class TensorBoardLog:
-    """A callback of `fit` that writes scalars to `folder` for TensorBoard, every `every` batches.
-
-    They are the learner's `progress()` and the share of transitions overwritten undrawn. `also`:
-    another callback, whose answer is handed on. A `ModuleNotFoundError` without tensorboard."""
+    """A callback of `fit` that writes the learner's `progress()` and the share of transitions
+    overwritten undrawn to `folder`, for TensorBoard, every `every` batches. `also`: another
+    callback, whose answer is handed on. A `ModuleNotFoundError` without tensorboard."""
     def __init__(self, folder, every=100, also=None) -> None:
         if every < 1: raise ValueError(f'TensorBoardLog: every: expected a number ≥ 1, got {every!r}')
         try: from torch.utils.tensorboard import SummaryWriter
@@ -271,15 +259,13 @@ class TensorBoardLog:
     def __call__(self, learn) -> bool:
         "Write, where it is time to; True when `also` says that the fit may end"
         if learn.n_batches % self.every==0:
-            found = learn.progress() | _undrawn(learn.memory)
-            for name, v in found.items(): self._writer.add_scalar(name, v, learn.n_batches)
+            for name, v in (learn.progress() | self._undrawn(learn.memory)).items():
+                self._writer.add_scalar(name, v, learn.n_batches)
             self._writer.flush()
         return bool(self.also is not None and self.also(learn))
+    def _undrawn(self, memory):
+        gone = None if memory is None else memory.draws.evicted(memory.n_added)
+        return {} if gone is None or not gone.sum() else dict(evicted_undrawn=gone[0]/gone.sum())
     def close(self) -> None:
         "Finish the file"
         self._writer.close()
-
-def _undrawn(memory):
-    "The share of overwritten transitions that were never drawn, if any was overwritten"
-    gone = None if memory is None else memory.draws.evicted(memory.n_added)
-    return {} if gone is None or not gone.sum() else dict(evicted_undrawn=gone[0]/gone.sum())

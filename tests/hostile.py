@@ -8,6 +8,7 @@ import copy
 import faulthandler
 import json
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -18,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from fastcore.xdg import xdg_cache_home
 
 from fastrl_replay.saving import MANIFEST, CheckpointError, manifest_bytes, read_manifest
@@ -196,6 +198,16 @@ def attack(folder, load, n, work, refusals=(CheckpointError,), seed=0):
     assert not harm, f'{len(harm)} of {n} mutants did harm:\n{told[:6000]}'
     assert (work/'outside.npy').read_bytes()==b'not yours'
     return counts
+
+
+def rewrite(path, change):
+    "Replace values in the manifest at `path`, and mend its checksum"
+    path.write_bytes(manifest_bytes(read_manifest(path) | change))
+
+
+def no_pickle(monkeypatch):
+    "Whatever is unpickled fails the test"
+    for name in ('load', 'loads', 'Unpickler'): monkeypatch.setattr(pickle, name, lambda *_: pytest.fail('unpickled something'))
 
 
 def forge(folder, change):

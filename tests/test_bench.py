@@ -89,3 +89,17 @@ def test_reasons_are_one_line(bench):
     assert peers.last_word('noise\nERROR: No matching distribution found for x\nWARNING: old pip\n') == 'ERROR: No matching distribution found for x'
     assert peers.last_word('Traceback\n  File\nModuleNotFoundError: No module named x\n').endswith('named x')
     assert peers.last_word('') == 'it said nothing'
+
+
+def test_updates_learn(bench):
+    "Each update runs, and the loss that stands beside CleanRL is its squared error"
+    pytest.importorskip('stable_baselines3')
+    updates = importlib.import_module('updates')
+    torch.manual_seed(0)
+    for update in (updates.own(200, 32, double=False), updates.sb3(200, 32), updates.cleanrl(200, 32)): update()
+    memory = updates.ReplayMemory(200, seed=0)
+    memory.extend(updates.transitions(200))
+    batch, model, target = memory.sample(32), updates.network(), updates.network()
+    q, future = model(batch.state)[range(32), batch.action], target(batch.next_state).max(1).values
+    want = (batch.reward + updates.GAMMA*future*(1 - batch.terminated.float()) - q).square()
+    assert torch.allclose(updates.squared(batch, model, target), want)

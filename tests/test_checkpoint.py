@@ -1,5 +1,4 @@
 """Memories saved and loaded: every kind of step and sampler, what a second save writes, damage, strangers. The format by itself: test_saving_format."""
-import pickle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from fastrl_replay.saving import CheckpointError, SavedState, save_state
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep
 from harness import check_resume, seen
-from hostile import attack, forge, setter
+from hostile import attack, forge, no_pickle, setter
 from test_harness import SAMPLERS, Own, memory_of, use
 from test_saving_format import small_files
 from twins import KINDS, stacked
@@ -220,7 +219,7 @@ FORGERIES = dict(
 def test_a_strangers_manifest_is_refused(saved_twice, forgery, monkeypatch):
     "Whole by its checksums, and asking for what it should not have"
     forge(saved_twice, FORGERIES[forgery])
-    for name in ('load', 'loads', 'Unpickler'): monkeypatch.setattr(pickle, name, lambda *_: pytest.fail('unpickled something'))
+    no_pickle(monkeypatch)
     refused(saved_twice, None, ValueError)
 
 

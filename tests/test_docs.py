@@ -80,7 +80,7 @@ def test_all_chapters_are_there(root, visited):
 
 def test_methods_have_entries_of_their_own(visited):
     for page, names in {'memory/memory.html': ['replaymemory', 'replaymemory.add', 'replaymemory.sample', 'replaymemory.update_priorities'],
-                        'memory/batch.html': ['batch.update_priorities', 'batch.to'], 'learning/learner.html': ['dqnlearner.fit']}.items():
+                        'memory/batch.html': ['batch.update_priorities', 'batch.to'], 'learning/learner.html': ['learner.fit', 'dqnlearner.evaluate']}.items():
         assert set(names) <= visited[page][3], page
 
 

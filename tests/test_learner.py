@@ -2,6 +2,7 @@
 import copy
 import itertools
 import tracemalloc
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.learner import DQNLearner, Episodes, OneHot, evaluate, plot_training, q_network, q_targets
+from fastrl_replay.learner import DQNLearner, Episodes, Learner, OneHot, dqn_loss, evaluate, plot_training, q_network, q_targets
+from fastrl_replay.learner import _clip
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
 from fastrl_replay.pipes.n_step import NStep
@@ -154,6 +156,228 @@ def test_a_double_model_gets_double_states():
             return super().forward(x)
     s = np.zeros((1, 3), np.uint8)
     DQNLearner(Only64(3, 2, dtype=torch.float64), [Batch.of(Transition(s, [0], [1.], s, [False], [False]))]).fit(2)
+
+
+# ---- a loss, an optimizer, a target of one's own
+
+def pulled(learn, batch):
+    "The parameters after one update, as a plain list"
+    learn.update(batch)
+    return [p.detach().clone() for p in learn.model.parameters()]
+
+
+def squares(batch, model, target): return (batch.reward - model(batch.state).gather(1, batch.action[:, None])[:, 0]).square()
+
+
+def by_torch(model, f, n=1, lr=.1):
+    "The parameters after `n` steps of plain gradient descent on f(model)"
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for _ in range(n):
+        optimizer.zero_grad()
+        f(model).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize('n', [1, 2, 5])
+@pytest.mark.parametrize('shape', ['rows', 'column', 'grid', 'number'])
+def test_a_loss_of_ones_own(shape, n):
+    batch, weights = rows(T(r=3.), T(s=1, r=5.), T(s=1, a=1)), torch.tensor([1., .5, .25])
+    batch.weights = weights
+    shapes = dict(rows=lambda o: o, column=lambda o: o[:, None], grid=lambda o: torch.stack([o, 3*o], 1)/2, number=lambda o: (weights*o).mean())
+    model = Table(np.zeros((2, 2)))
+    want = by_torch(model, lambda m: (weights*squares(batch, m, None)).mean(), n)
+    learn = DQNLearner(model, [], loss=lambda *o: shapes[shape](squares(*o)), optimizer=partial(torch.optim.SGD, lr=.1), gradient_steps=n, max_norm=None)
+    assert all(torch.allclose(a, b) for a, b in zip(pulled(learn, batch), want))
+    assert learn.n_batches == len(learn.losses) == 1
+
+
+@pytest.mark.parametrize('kind', ['losses', 'pair', 'number'])
+def test_which_priorities_a_loss_brings(kind):
+    memory = ReplayMemory(4, Proportional(eps=0.), seed=0)
+    memory.extend(rows(*(T(r=float(r)) for r in (1, 2, 3, 4))))
+    def loss(batch, model, target):
+        found = squares(batch, model, target)
+        return dict(losses=found, pair=(found, -7*batch.reward), number=found.mean())[kind]
+    batch = memory.sample(16)
+    Learner(Table(np.zeros((2, 2))), [batch], loss).fit(1)
+    want, ids = np.ones(4), batch.ids.numpy()
+    if kind!='number': want[ids] = batch.reward.numpy()**2 if kind=='losses' else 7*batch.reward.numpy()
+    assert np.allclose(memory.sampler.priorities, want)
+
+
+def test_the_loss_gets_batch_model_and_target():
+    seen = []
+    def loss(*args):
+        seen.append(args)
+        return squares(*args)
+    batch, learn = rows(T()), Learner(Table(np.zeros((2, 2))), [], loss)
+    learn.update(batch)
+    assert len(seen) == 1 and seen[0][0] is batch and seen[0][1] is learn.model and seen[0][2] is learn.target
+
+
+def test_the_default_loss_is_that_of_a_double_dqn():
+    batch = rows(T(), T(a=1, r=4., terminated=True))
+    for double in (True, False):
+        learn, model = DQNLearner(copy.deepcopy(MODEL), [], .5, double=double, optimizer=torch.optim.SGD, lr=1.), copy.deepcopy(MODEL)
+        losses, errors = dqn_loss(batch, model, learn.target, .5, double)
+        want = q_targets(batch, MODEL, MODEL, .5, double) - MODEL.q.detach()[0, batch.action]
+        assert torch.equal(errors, want) and not errors.requires_grad
+        assert torch.allclose(losses, torch.nn.functional.smooth_l1_loss(torch.zeros(2), want, reduction='none'))
+        assert torch.allclose(pulled(learn, batch)[0], by_torch(MODEL, lambda m: dqn_loss(batch, m, MODEL, .5, double)[0].mean(), lr=1.)[0])
+
+
+def test_the_learning_rate_is_the_optimizers_own():
+    def rate(**kw): return DQNLearner(Table(np.zeros((2, 2))), [rows(T())], **kw).fit(3).optimizer.param_groups[0]['lr']
+    own = partial(torch.optim.RMSprop, lr=.03)
+    assert rate() == 1e-3 and rate(optimizer=own) == .03 and rate(optimizer=own, lr=.5) == .5
+    assert rate(optimizer=own, lr=LinearSchedule(1., 0., 4)) == .5
+
+
+def test_groups_of_parameters():
+    def two(parameters):
+        first, *rest = parameters
+        return torch.optim.SGD([dict(params=[first], lr=.5), dict(params=rest)], lr=.1)
+    learn = DQNLearner(net(), [], optimizer=two)
+    s = np.ones((2, 4), np.float32)
+    learn.update(Batch.of(Transition(s, [0, 1], [1., 2.], s, [True]*2, [False]*2)))
+    assert [g['lr'] for g in learn.optimizer.param_groups] == [.5, .1]
+
+
+@pytest.mark.parametrize('tau,sync,every', [(.3, None, 1), (.3, 2, 2), (1., None, 250), (1., 3, 3)])
+def test_the_target_moves(tau, sync, every):
+    class Counts(Table):
+        def __init__(self, q):
+            super().__init__(q)
+            self.register_buffer('n', torch.zeros((), dtype=torch.int64))
+        def forward(self, s):
+            self.n += self.training
+            return super().forward(s)
+    learn = DQNLearner(Counts(np.zeros((2, 2))), [rows(T())], target_sync=sync, tau=tau, optimizer=torch.optim.SGD, lr=.5)
+    want, n = torch.zeros(2, 2), 0
+    for k in range(1, 8):
+        learn.fit(1)
+        if k % every==0: want, n = (1 - tau)*want + tau*learn.model.q.detach(), int(learn.model.n)
+        assert torch.allclose(learn.target.q, want) and (every > 7 or int(learn.target.n)==n or k % every)
+
+
+def test_clipping_is_torchs():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        model, norm = net(), float(rng.choice([.01, 1., 5.]))
+        x = torch.from_numpy(rng.normal(size=(5, 4)).astype(np.float32)*np.float32(rng.choice([.1, 1, 10])))
+        for m in (model, twin := copy.deepcopy(model)): m(x).square().mean().backward()
+        frozen = model[0].bias.grad = twin[0].bias.grad = None
+        _clip(model, norm)
+        nn.utils.clip_grad_norm_(twin.parameters(), norm)
+        assert frozen is None and all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-9) for a, b in zip(model.parameters(), twin.parameters()) if b.grad is not None)
+
+
+def test_no_clipping():
+    def norm(**kw):
+        learn = DQNLearner(Table(np.zeros((2, 2))), [rows(T(r=1e6))], gamma=0., loss=squares, **kw)
+        learn.fit(1)
+        return learn.model.q.grad.norm().item()
+    assert norm() == pytest.approx(10., rel=1e-4) and norm(max_norm=None) == 2e6
+
+
+def test_a_recurrent_loss_over_sequences():
+    "Rows are windows (bs, length, …): the loss burns in, masks, and returns errors (bs, length)"
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 2)
+        def forward(self, s): return self.head(self.cell(s)[0])
+    def loss(batch, model, target):
+        q = model(batch.state).gather(2, batch.action[..., None])[..., 0][:, 2:]
+        errors = batch.reward[:, 2:] - q
+        return errors.square().sum(1), errors.detach()
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    s = rng.integers(0, 2, (64, 5, 1)).astype(np.float32)
+    memory = ReplayMemory(64, Proportional(), seed=0)
+    no = np.zeros((64, 5), bool)
+    memory.extend(Transition(s, np.zeros((64, 5), np.int64), s[:, [0, 0, 0, 1, 2], 0], s, no, no))      # pays what was seen two steps before
+    class Mean:           # what stands for a sequence's priority: its largest error
+        def __init__(self, batch): self.__dict__.update(batch=batch)
+        def __getattr__(self, name): return getattr(self.batch, name)
+        def to(self, device): return self
+        def update_priorities(self, errors): return self.batch.update_priorities(errors.abs().amax(1))
+    learn = Learner(Remembers(), (Mean(memory.sample(32)) for _ in itertools.count()), loss, lr=.01)
+    learn.fit(300)
+    assert np.mean(learn.losses[:5]) > .5 and np.mean(learn.losses[-5:]) < .15
+    assert len({*memory.sampler.priorities.tolist()}) > 20
+
+
+@pytest.mark.parametrize('bad,match', [(dict(tau=0.), 'tau: expected'), (dict(tau=1.5), 'tau: expected'), (dict(tau=float('nan')), 'tau'),
+                                       (dict(gradient_steps=0), 'gradient_steps'), (dict(target_sync=.5), 'target_sync'), (dict(max_nrom=3), 'max_nrom')])
+def test_bad_options(bad, match):
+    with pytest.raises((ValueError, TypeError), match=match): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
+
+
+# ---- images
+
+def images(*shape, dtype=np.uint8): return gym.spaces.Box(0, 255 if dtype==np.uint8 else 1, shape, dtype)
+
+
+@pytest.mark.parametrize('c,side', [(4, 84), (1, 36), (3, 35), (2, 8)])
+def test_channels_first_or_last(c, side):
+    first, last = q_network(images(c, side, side + 1), 3, seed=0), q_network(images(side, side + 1, c), 3, seed=0)
+    x = torch.randint(0, 256, (5, c, side, side + 1), dtype=torch.uint8)
+    assert torch.allclose(first(x), last(x.permute(0, 2, 3, 1)), atol=1e-6)
+    convolutions = [m for m in last if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == ([32, 64, 64] if side >= 36 else [16]) and first(x).shape == (5, 3)
+    assert torch.allclose(first(x), first[1:](x/255), atol=1e-6)
+
+
+def test_what_is_no_image_is_flattened():
+    for space in (images(7, 7, 3), images(84, 84), images(4, 84, 84, 3), images(5, 5, 5, dtype=np.float32), images(128)):
+        model = q_network(space, 2, seed=0)
+        assert not any(isinstance(m, nn.Conv2d) for m in model) and model(torch.zeros(2, *space.shape)).shape == (2, 2)
+
+
+def test_float_images_keep_their_scale():
+    model, x = q_network(images(10, 10, 4, dtype=np.float32), 2, seed=0), torch.rand(3, 10, 10, 4)
+    assert torch.allclose(model(x), model[1:](x.permute(0, 3, 1, 2)), atol=1e-6)
+
+
+def test_a_learner_on_images():
+    class Bright(gym.Env):
+        "Whether the image is bright says which action pays"
+        observation_space, action_space = images(10, 10, 1), gym.spaces.Discrete(2)
+        rng = np.random.default_rng(0)
+        def look(self):
+            self.bright = int(self.rng.integers(2))
+            return np.full((10, 10, 1), 200*self.bright, np.uint8)
+        def reset(self, *, seed=None, options=None): return self.look(), {}
+        def step(self, action):
+            paid = float(action==self.bright)
+            return self.look(), paid, True, False, {}
+    model = q_network(Bright.observation_space, 2, 16, seed=0)
+    replay = ExperienceReplay(GymStepper([Bright], seed=0), bs=16, max_sz=500, seed=0)
+    learn = DQNLearner(model, replay.loader(), lr=.01)
+    learn.fit(100)
+    assert evaluate(model, Bright, 30).mean() == 1.
+
+
+# ---- an agent in place of Q-values
+
+def test_an_agent_is_evaluated():
+    class Aim(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-1, 1, (2,))
+        def reset(self, *, seed=None, options=None):
+            self.at, self.t = np.random.default_rng(seed).uniform(-1, 1, 2).astype(np.float32), 0
+            return self.at, {}
+        def step(self, action):
+            self.t += 1
+            assert action.shape==(2,) and action.dtype==np.float32
+            return self.at, -float(np.abs(action - self.at).sum()), self.t==3, False, {}
+    sizes = []
+    def agent(states):
+        sizes.append(len(states))
+        return states + np.float32(.5)
+    assert evaluate(agent, Aim, 7).tolist() == pytest.approx([-3.]*7) and sizes == [7, 7, 7]
 
 
 # ---- a whole world

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.saving import CheckpointError, manifest_bytes, read_manifest
+from fastrl_replay.saving import CheckpointError
 from fastrl_replay.steps import Layout, SimpleStep, Transition
 from fastrl_replay.storage import mapped
 from fastrl_replay.storage.mapped import Journal, MappedFolder, View
 from fastrl_replay.storage.records import FIRST_ID, LOADING, N_ADDED, TOLD, Records
+from hostile import rewrite
 from watched import interrupted, moments, torn
 
 needs_proc = pytest.mark.skipif(not Path('/proc/self/maps').exists(), reason='needs /proc')
@@ -318,8 +319,7 @@ def test_where_boots_have_no_name_nothing_is_said(tmp_path, boots, monkeypatch):
 @pytest.mark.parametrize('change', [dict(n_added='many'), dict(time=None), dict(boot=[]), dict(closed=3)])
 def test_a_damaged_note_is_named(change, tmp_path):
     made(tmp_path)[0].close()
-    path = tmp_path/'flushed.json'
-    path.write_bytes(manifest_bytes(read_manifest(path) | change))
+    rewrite(tmp_path/'flushed.json', change)
     with pytest.raises(CheckpointError, match='flushed.json'): MappedFolder(tmp_path)
 
 

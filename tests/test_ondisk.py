@@ -17,10 +17,11 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.saving import CheckpointError, manifest_bytes, read_manifest
+from fastrl_replay.saving import CheckpointError
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.storage import mapped
 from harness import seen
+from hostile import rewrite
 from test_harness import Own, memory_of, use
 from test_mapped import held, needs_proc, small_disk
 from twins import CHUNKS, KINDS, Only, stacked
@@ -362,12 +363,24 @@ def test_damage_is_named(name, tmp_path):
 IMPOSSIBLE = [dict(max_sz=0), dict(max_sz='20'), dict(max_sz=2**70), dict(layout=[]), dict(layout=None),
               dict(sampler=3), dict(sampler=dict(kind='Proportional', alpha='x'))]
 
+@pytest.mark.parametrize('sampler', [Proportional, RankBased])
+def test_a_look_knows_priorities_before_the_sampler_does(sampler, tmp_path):
+    "Rows come in, and the sampler is told of them at the next draw: until then they have the largest priority"
+    memory = filled(tmp_path, sampler=sampler)
+    memory.sample(1)
+    memory.update_priorities([memory.n_added - 1], [7.])
+    memory.extend(memory.recent(2))
+    with ReplayMemory.peek(tmp_path) as view: seen_by_view = view.priorities(np.arange(memory.first_id, memory.n_added))
+    slots = np.arange(memory.first_id, memory.n_added) % memory.max_sz
+    assert seen_by_view.tolist()==priorities(memory)[slots].tolist() and seen_by_view[-1]==seen_by_view.max() >= 7
+    memory.close()
+
+
 @pytest.mark.parametrize('change', IMPOSSIBLE)
 def test_a_description_that_cannot_be_is_refused(change, tmp_path):
     "The checksum is mended: the contents are checked"
     filled(tmp_path, sampler=Proportional).close()
-    path = tmp_path/'memory.json'
-    path.write_bytes(manifest_bytes(read_manifest(path) | change))
+    rewrite(tmp_path/'memory.json', change)
     for look in (ReplayMemory.open, ReplayMemory.peek):
         with pytest.raises(CheckpointError, match='memory.json'): look(tmp_path)
 

@@ -276,11 +276,10 @@ def test_batches_are_pinned(k, monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr('fastrl_replay.batch.Batch.pin_memory', lambda self: pinned.append(len(self)) or self)
-    loader = make('uniform').loader(prefetch=k, pin_memory=True)
-    assert loader.pin_memory is False and len(list(itertools.islice(loader.dataset, 4)))==4 and pinned[:4]==[8]*4
-    pinned.clear()
     list(itertools.islice(make('uniform').loader(prefetch=k).dataset, 4))
     assert not pinned
+    loader = make('uniform').loader(prefetch=k, pin_memory=True)
+    assert loader.pin_memory is False and len(list(itertools.islice(loader.dataset, 4)))==4 and pinned[:4]==[8]*4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='without CUDA')

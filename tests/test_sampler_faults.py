@@ -13,7 +13,7 @@ from draws import batch, filled
 
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay import samplers
-from fastrl_replay.samplers.base import Sampler, one_priority
+from fastrl_replay.samplers.base import Sampler
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.own import KINDS, OwnSampler, as_sampler, sampler_from
 from fastrl_replay.samplers.proportional import Proportional
@@ -138,7 +138,7 @@ def test_what_was_kept_is_recovered(make):
     for n, told in ((20, 20), (20, 17), (70, 70), (70, 50), (200, 100)):
         room, sampler = Room(), make()
         sampler.attach(50, room)
-        for k in range(told): sampler.add_run(k % 50, 1, one_priority(float(k % 7)) if k % 3 else None)
+        for k in range(told): sampler.add_run(k % 50, 1, np.array([float(k % 7)]) if k % 3 else None)
         ids = np.arange(max(0, n - 50), told)
         if len(ids): sampler.update_ids(ids[::2], ids[::2] % 5, max(0, told - 50), told)
         again = make()
@@ -149,7 +149,7 @@ def test_what_was_kept_is_recovered(make):
             want, slots = np.full(50, again.largest), ids % 50
             want[slots] = sampler.priorities[slots]
             assert again.priorities.tolist()==want[:again.size].tolist()
-            kept = make().kept_priorities(Room(room.known)('priorities'), 50, slots)
+            kept = make().kept_priorities(Room(room.known)('priorities'), 50, slots)[0]
             assert kept.tolist()==want[slots].tolist()
         live(again, Rng(0), 50, n, 3)
         room.check()

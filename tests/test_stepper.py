@@ -18,8 +18,10 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.base import IterDataPipe
+from fastrl_replay.pipes.actors import Actors
 from fastrl_replay.pipes.agents import EpsilonGreedy
 from fastrl_replay.pipes.n_step import NStep
+from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition
@@ -412,6 +414,83 @@ def test_nested_observations_and_actions(agent):
     check_nested(list(flat(take(GymStepper([WithSingleRewards], agent=agent, seed=0, n_envs=2), 23))))
 
 
+class FakePool:
+    """CartPole behind the interface that envpool documents: single spaces, a length, `reset(env_id)`, `step(action, env_id)`; a pool
+    resets itself in the call after an episode's end, and was seeded when it was made. Here it writes into the same arrays each time"""
+    def __init__(self, n=5, limit=500, batch_size=None, space=None):
+        self.envs = gym.make_vec('CartPole-v1', n, vectorization_mode='vector_entry_point', max_episode_steps=limit)
+        self.config, self.spec = dict(num_envs=n, batch_size=batch_size or n), None
+        self.observation_space, self.action_space = self.envs.single_observation_space, space or self.envs.single_action_space
+        self.all_env_ids, self.obs, self.n_closed = np.arange(n, dtype=np.int32), np.zeros((n, 4), np.float32), 0
+    def __len__(self): return self.config['num_envs']
+    @property
+    def is_async(self): return self.config['batch_size'] != self.config['num_envs']
+    def reset(self, env_id=None):
+        self.obs[:] = self.envs.reset(seed=3)[0]
+        return self.obs, dict(env_id=self.all_env_ids, elapsed_step=np.zeros(len(self), np.int32))
+    def step(self, action, env_id=None):
+        assert action.shape == (len(self),) and action.dtype == np.int64
+        obs, *rest, _ = self.envs.step(action)
+        self.obs[:] = obs
+        action[:] = 7
+        return self.obs, *rest, dict(env_id=self.all_env_ids, elapsed_step=self.envs.steps)
+    def close(self): self.n_closed += 1
+
+
+class NewFakePool(FakePool):
+    "Newer envpools have the attributes of gymnasium's vector environments too, with a space for one copy where those have one for all"
+    metadata = dict(autoreset_mode=AutoresetMode.NEXT_STEP)
+    num_envs = property(FakePool.__len__)
+    single_action_space = property(lambda self: self.action_space)
+    single_observation_space = property(lambda self: self.observation_space)
+    def reset(self, env_id=None, *, seed=None, options=None):
+        assert seed is None and options is None
+        return super().reset(env_id)
+
+
+def envpools():
+    yield FakePool
+    yield NewFakePool
+    try: import envpool
+    except ImportError: return
+    yield lambda n=5, limit=500: envpool.make('CartPole-v1', env_type='gymnasium', num_envs=n, max_episode_steps=limit, seed=3, num_threads=1)
+
+
+@pytest.mark.parametrize('limit', [12, 500])
+@pytest.mark.parametrize('make', envpools())
+def test_envpools(make, limit):
+    agents = [None, lambda states: (states[:, 2] + .5*states[:, 3] > 0).astype(np.int32)]
+    for agent in agents:
+        pool = make(limit=limit)
+        pipe = GymStepper([pool], agent=agent, seed=1)
+        rows = list(flat(take(pipe, 200)))
+        if not isinstance(make, type):       # envpool calls an end at the time limit a truncation, whatever else it is
+            rows = [s._replace(terminated=cartpole(s.state, s.action)[1]) if s.truncated else s for s in rows]
+        assert len(judge(rows, limit)) == 5 and len(rows) > 700
+        if agent is None: assert len({tuple(c.action.tolist()) for c in take(pipe, 30)}) > 10, 'the copies act alike'
+    got = take(GymStepper([make, pool], seed=0), 6)
+    assert [o.env_id.tolist() for o in got[:2]] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert len(take(GymStepper(itertools.cycle([pool])).n_step(3, .9), 20)) == 20
+
+
+def test_envpools_are_closed_by_who_made_them():
+    pools = []
+    def make():
+        pools.append(FakePool())
+        return pools[-1]
+    mine = FakePool()
+    pipe = GymStepper([make, mine])
+    take(pipe, 5)
+    pipe.close()
+    assert [p.n_closed for p in pools] == [1] and mine.n_closed == 0
+
+
+@pytest.mark.parametrize('pool', [FakePool(batch_size=2), FakePool(space=object())])
+def test_envpools_that_do_not_fit(pool):
+    with pytest.raises(ValueError, match="env_type='gymnasium', and a batch_size of all"): take(GymStepper([pool]), 1)
+    with pytest.raises(ValueError, match='n_envs=2, but the source gives'): take(GymStepper([pool], n_envs=2), 1)
+
+
 class LastRows(gym.vector.VectorEnv):
     "A vector environment of its own kind, in same-step mode, whose `final_obs` is a plain array with a row for every copy"
     def __init__(self, mode=AutoresetMode.SAME_STEP):
@@ -574,6 +653,68 @@ def test_an_agent_with_a_state_of_its_own_in_every_mode(mode, tensors):
     begun = check_remembered(rows)
     assert agent.told in range(begun, begun + 5) and {int(s.hidden[1]) for s in rows} == set(range(4))
     assert all(s.hidden[1] == s.env_id for s in rows)
+
+
+def test_an_agent_is_told_of_every_beginning():
+    "After a load, a close, and an environment that raised too, since all of them begin an episode"
+    agent = Remembers(3)
+    envs = [functools.partial(Count, (4,))]
+    pipe = GymStepper(envs, agent=agent, n_envs=3, step_type=Recurrent)
+    rows = list(flat(take(pipe, 6)))
+    assert agent.told == 6
+    pipe.load_state_dict(pipe.state_dict())
+    rows += flat(take(pipe, 2))
+    pipe.close()
+    rows += flat(take(pipe, 5))
+    assert agent.told == 6 + 3 + 3 + 3
+    check_remembered(rows)
+    agent = Remembers(1)
+    pipe = GymStepper([functools.partial(Fragile, (3,))], agent=agent, step_type=Recurrent)
+    rows = take(pipe, 3)
+    with pytest.raises(OSError): take(pipe, 1)
+    check_remembered(rows + take(pipe, 4))
+    assert agent.told == 4          # once in vain
+
+
+@pytest.mark.parametrize('n', [1, 3])
+def test_what_an_agent_remembers_through_n_step_and_replay(n):
+    agent = Remembers(n)
+    class Whole(NamedTuple):
+        state: Any
+        action: Any
+        reward: Any
+        next_state: Any
+        terminated: Any
+        truncated: Any
+        env_id: Any
+        step_n: Any
+        hidden: Any = (np.zeros(2, np.float32), 0)
+    pipe = GymStepper([functools.partial(Count, (3, 1, 4))], agent=agent, step_type=Whole, n_envs=n).n_step(2, .9)
+    batch = next(iter(ExperienceReplay(pipe, bs=16, max_sz=100, min_sz=40, seed=0)))
+    assert torch.equal(batch.hidden[0][:, 0], batch.step_n + 1.) and torch.equal(batch.hidden[1], batch.env_id)
+
+
+@pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
+@pytest.mark.parametrize('workers', [0, 2])
+def test_what_an_agent_remembers_through_actors(workers):
+    "Each worker has an agent of its own, and its state fields arrive with the steps that they belong to"
+    made = functools.partial(Count, (3, 1, 4))
+    pipe = Actors(GymStepper([made], agent=Remembers(3), step_type=Recurrent, n_envs=3), workers, 'fork', chunk=6)
+    try: rows = list(flat(take(pipe, 20)))
+    finally: pipe.close()
+    assert check_remembered(rows) > 20 and len({int(s.env_id) for s in rows}) == 3*max(workers, 1)
+    assert {int(s.hidden[1]) for s in rows} == {0, 1, 2}
+
+
+@pytest.mark.parametrize('wrong,said', [
+    (dict(reward=np.ones((2, 1))), r'expected 2 numbers and as many flags'), (dict(ended=np.zeros(3, bool)), 'expected 2 numbers and as many flags'),
+    (dict(reward=np.array([1., 1e39])), 'within float32')])
+def test_wrong_rewards_of_a_vector_environment(wrong, said):
+    class Wrong(LastRows):
+        def step(self, actions):
+            obs, reward, ended, truncated, info = super().step(actions)
+            return obs, wrong.get('reward', reward), wrong.get('ended', ended), truncated, info
+    with pytest.raises(ValueError, match=said): take(GymStepper([Wrong()]), 1)
 
 
 def test_fields_that_an_agent_may_not_fill():

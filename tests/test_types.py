@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 from fastrl_replay.all import (
-    Batch, DQNLearner, EpsilonGreedy, GymStepper, LinearSchedule, NStep, PrioritizedReplay, Proportional, ReplayMemory, SimpleStep, Transition,
+    Batch, DQNLearner, EpsilonGreedy, GymStepper, LinearSchedule, NStep, PrioritizedReplay, Proportional, ReplayMemory, Sequence,
+    SequenceReplay, SimpleStep, Transition,
 )
 
 
@@ -47,6 +48,9 @@ for batch in replay:
     print(batch.state)
     break
 plain = GymStepper(['CartPole-v1'], step_type=Transition).experience_replay(bs=2)
+windowed = ReplayMemory(1_000, sequence=Sequence(8, burn_in=2), seed=0)
+print(windowed.sample_sequences(4, length=8), windowed.sample(4).update_priorities(np.ones((4, 6))))
+sequences = SequenceReplay(steps, bs=8, max_sz=1_000, length=8, burn_in=2, alpha=.9)
 reveal_type(memory)
 reveal_type(again)
 reveal_type(memory.sample(8))
@@ -54,10 +58,12 @@ reveal_type(steps)
 reveal_type(windows)
 reveal_type(replay)
 reveal_type(plain)
+reveal_type(sequences)
+reveal_type(steps.sequence_replay(bs=8, max_sz=1_000, length=8))
 reveal_type(memory.n_added)
 '''
 REVEALED = ['memory.ReplayMemory', 'memory.ReplayMemory', 'batch.Batch', 'pipes.stepper.GymStepper', 'pipes.n_step.NStep',
-            'pipes.replay.PrioritizedReplay', 'pipes.replay.ExperienceReplay', 'int']
+            'pipes.replay.PrioritizedReplay', 'pipes.replay.ExperienceReplay', 'pipes.sequences.SequenceReplay', 'pipes.sequences.SequenceReplay', 'int']
 
 
 @pytest.fixture(scope='module')

@@ -18,10 +18,12 @@ from nbdev.serve import proc_nbs
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {'memory': 'The memory', 'learning': 'Environments and learning', 'lasting': 'Large and lasting',
-         'processes': 'Many processes', 'looking': 'Looking at it'}    # folders of nbs/ without their numbers
+         'processes': 'Many processes', 'looking': 'Looking at it',    # folders of nbs/ without their numbers
+         'elsewhere': 'Where you already are'}
 PAGES = ['CONTRIBUTING.md', 'CHANGELOG.md']
 # The tutorials, in reading order
-LESSONS = ['which_buffer', 'three_ways', 'one_line', 'replay_as_datapipe', 'taxi', 'blind_cliffwalk']
+LESSONS = ['which_buffer', 'three_ways', 'one_line', 'replay_as_datapipe', 'taxi', 'blind_cliffwalk', 'sac',
+           'bit_flipping', 'recurrent', 'offline']
 
 
 # ---- before: notebooks as the renderer wants them

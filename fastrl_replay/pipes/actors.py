@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['gather', 'ActorError', 'Worker', 'end_workers', 'Actors']
 
-# %% ../../nbs/4_processes/01_actors.ipynb #4fba72d8
+# %% ../../nbs/4_processes/01_actors.ipynb #f7475af4
 import contextlib, functools, io, itertools, math, multiprocessing, os, pickle, queue, random
 import signal, socket, struct, threading, time, traceback, warnings, weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from ..batch import Batch, stream_numbers
-from .base import IterDataPipe, Resumable, become_actor, datapipe, pickled_state, state_upstream, whole
+from ..memory import whole_number
+from .base import IterDataPipe, Resumable, become_actor, datapipe, pickled_state, state_upstream
 
 # %% ../../nbs/4_processes/01_actors.ipynb #b6092432
 def _chunk(items, layout):
@@ -284,7 +285,7 @@ def _put(arrays, layout, k, numbers):
                          'of several workers; make it an int')
     arrays[k] = numbers.astype(leaf.dtype)
 
-# %% ../../nbs/4_processes/01_actors.ipynb #257cddbe
+# %% ../../nbs/4_processes/01_actors.ipynb #558e2e60
 class _Crew(dict):
     "The `Worker`s by their places; a copy in another process has none"
     pid: int | None = None
@@ -315,8 +316,9 @@ class Actors(IterDataPipe):
         if not timeout > 0: raise ValueError(f'actors: timeout: expected seconds above 0, got {timeout!r}')
         for o in _pipeline(source_datapipe): _check_upstream(o)
         if isinstance(ctx, str): multiprocessing.get_context(ctx)      # a wrong name is refused here
-        self.num_workers = whole('actors: num_workers', num_workers, 0)
-        self.chunk, self.in_flight = whole('actors: chunk', chunk), whole('actors: in_flight', in_flight)
+        self.num_workers = whole_number('actors: num_workers', num_workers)
+        self.chunk = whole_number('actors: chunk', chunk, 1)
+        self.in_flight = whole_number('actors: in_flight', in_flight, 1)
         self.source_datapipe, self.ctx, self.timeout = source_datapipe, ctx, min(timeout, 1e6)
         self.restart, self.n_restarts, self.in_order = restart, 0, in_order
         self._numbers, self._place = _Numbers(max(1, num_workers)), Resumable()

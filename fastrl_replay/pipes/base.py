@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['IterDataPipe', 'ShimDataPipe', 'datapipe', 'upstream', 'state_upstream', 'Resumable', 'pickled_state', 'become_actor',
-           'worker_place', 'refuse_worker', 'whole']
+           'worker_place', 'refuse_worker']
 
-# %% ../../nbs/1_memory/16_pipes.ipynb #bf5dd01e
+# %% ../../nbs/1_memory/16_pipes.ipynb #ffb9b188
 import functools
-import numbers
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
@@ -125,9 +124,3 @@ def refuse_worker(what: str) -> None:
     where = f'worker {_actor} of .actors()' if info is None else f'worker {info.id} of a DataLoader'
     raise RuntimeError(f'{what} is being iterated in {where}: each worker would fill and sample a copy of its own, '
                        'and the memory in the main process would stay empty. Use replay.loader() or num_workers=0')
-
-# %% ../../nbs/1_memory/16_pipes.ipynb #1dc0ed51
-def whole(name: str, v: Any, least: int = 1) -> int:
-    "`v` as an int, for the argument `name`; a `ValueError` unless it is a whole number ≥ `least`"
-    if isinstance(v, numbers.Integral) and v >= least: return int(v)
-    raise ValueError(f'{name}: expected a whole number ≥ {least}, got {v!r:.60}')

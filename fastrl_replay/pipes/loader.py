@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Ahead', 'Facade', 'unchanged', 'make_loader', 'PipeNode', 'as_node']
 
-# %% ../../nbs/1_memory/18_loader.ipynb #15659d48
+# %% ../../nbs/1_memory/18_loader.ipynb #c7c010f0
 import queue
 import warnings
 import weakref
@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.nodes import BaseNode, IterableWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
-from .base import whole
+from ..memory import whole_number
 
 # %% ../../nbs/1_memory/18_loader.ipynb #70776115
 _END = object()
@@ -60,7 +60,7 @@ class Ahead:
             self.n_drawn -= 1
             yield item
 
-# %% ../../nbs/1_memory/18_loader.ipynb #6fff6e36
+# %% ../../nbs/1_memory/18_loader.ipynb #d51ef587
 class Facade(IterableDataset):
     "What a DataLoader sees of a pipe: an iterable without a length; the pipe is `.pipe`"
     def __init__(self, pipe, items=None) -> None:
@@ -99,7 +99,7 @@ def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, devic
     `stateful=True`: a torchdata `StatefulDataLoader`, whose state is the pipe's.
 
     Raises `ValueError` for workers, a batch size, or a state with batches drawn ahead."""
-    prefetch = whole('prefetch', prefetch, 0)
+    prefetch = whole_number('prefetch', prefetch)
     for name in ('batch_size', 'shuffle', 'sampler', 'batch_sampler', 'drop_last'):
         if name in kw: raise ValueError(f'{name}: a replay yields whole batches already; set bs on the replay')
     if kw.pop('num_workers', 0):

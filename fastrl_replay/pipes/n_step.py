@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['n_step_type', 'items_state', 'items_from', 'NStep']
 
-# %% ../../nbs/2_learning/02_n_step.ipynb #831c1c58
+# %% ../../nbs/2_learning/02_n_step.ipynb #290d892c
 from collections import deque, namedtuple
 from collections.abc import Iterable, Iterator
-from functools import cache, lru_cache
+from functools import cache
 from itertools import groupby
 from typing import Any
 import numpy as np
 from ..batch import Batch, stream_numbers
 from ..kernels import inner, kernel
-from .base import IterDataPipe, Resumable, datapipe, pickled_state, state_upstream, whole
+from ..memory import whole_number
+from .base import IterDataPipe, Resumable, datapipe, pickled_state, state_upstream
 from ..saving import CheckpointError
 from ..steps import Layout, Leaf, derived_type, same_layout
 
@@ -99,131 +100,149 @@ class _StepWindows:
         return [o for stream in self.open for o in self.tails(stream)]
     def __bool__(self): return any(self.open.values())
 
-# %% ../../nbs/2_learning/02_n_step.ipynb #c0c10008
+# %% ../../nbs/2_learning/02_n_step.ipynb #27d38bcb
 _WINDOW = np.dtype([('first', np.int64), ('last', np.int64), ('reward', np.float64), ('discount', np.float64),
                     ('cut', np.bool_)], align=True)
 
 @inner
-def _note_window(window, s, head, length, cut, following, waiting, rewards, own, powers):
-    "Note the window of stream `s`, whose next one begins a row later"
-    row, total, weight = head[s], 0., 1.
-    window.first, window.cut, waiting[row] = row, cut, False
-    for k in range(length[s]):
-        window.last = row
-        total += powers[k] * weight * rewards[row]
-        weight *= own[row]
-        row = following[row]
+def _note_window(window, s, cut, chains, rows, waits, rewards, own, powers):
+    "Note the first window of stream `s`; the next one begins a row later"
+    head, length, following = chains
+    k, total, weight = head[s], 0., 1.
+    window.first, window.cut, waits[k] = rows[k], cut, False
+    for i in range(length[s]):
+        window.last = rows[k]
+        total += powers[i] * weight * rewards[rows[k]]
+        weight *= own[rows[k]]
+        k = following[k]
     window.reward, window.discount = total, weight * powers[length[s]]
     head[s], length[s] = following[head[s]], length[s] - 1
 
 @kernel
-def _find_windows(streams, n_streams, ends, step_n, episode_n, rewards, own, powers, found, waiting):
-    "Note in `found` the windows that are complete, in `waiting` the rows without; returns how many"
-    n, n_found = len(powers) - 1, 0
+def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewards, own,
+                  powers, closing, found, waiting):
+    """Note in `found` the windows that these rows complete (all, if `closing`), in `waiting` the rows
+    without; returns how many of both, or (-1, 0) where stream numbers are far apart"""
+    n, n_rows, n_found = len(powers) - 1, len(rows), 0
+    least = most = streams[rows[0]]
+    for row in rows: least, most = min(least, streams[row]), max(most, streams[row])
+    n_streams = most - least + 1
+    if n_streams > 4*n_rows + 1000: return -1, 0
     head, tail = np.zeros(n_streams, np.int64), np.zeros(n_streams, np.int64)
-    length, following = np.zeros(n_streams, np.int64), np.zeros(len(streams), np.int64)
-    for row in range(len(streams)):
-        s, t = streams[row], tail[streams[row]]
+    length, following = np.zeros(n_streams, np.int64), np.zeros(n_rows, np.int64)
+    chains, waits = (head, length, following), np.ones(n_rows, np.bool_)
+    for k in range(n_rows):
+        row, s = rows[k], streams[rows[k]] - least
+        t = rows[tail[s]]
         in_order = step_n[row]==step_n[t] + 1 or step_n[row]==step_n[t]==0
         gap = length[s] > 0 and not (in_order and episode_n[row]==episode_n[t])
         while gap and length[s] > 0:
-            _note_window(found[n_found], s, head, length, True, following, waiting, rewards, own, powers)
+            _note_window(found[n_found], s, True, chains, rows, waits, rewards, own, powers)
             n_found += 1
-        if length[s]: following[t] = row
-        else: head[s] = row
-        tail[s], length[s] = row, length[s] + 1
-        while length[s] > 0 and (ends[row] or length[s]==n):
-            _note_window(found[n_found], s, head, length, False, following, waiting, rewards, own, powers)
+        if length[s]: following[tail[s]] = k
+        else: head[s] = k
+        tail[s], length[s] = k, length[s] + 1
+        while length[s] > 0 and (terminated[row] or truncated[row] or length[s]==n):
+            _note_window(found[n_found], s, False, chains, rows, waits, rewards, own, powers)
             n_found += 1
-    return n_found
+    for s in range(n_streams):
+        while closing and length[s] > 0:
+            _note_window(found[n_found], s, True, chains, rows, waits, rewards, own, powers)
+            n_found += 1
+    n_waiting = 0
+    for k in range(n_rows):
+        if waits[k]: waiting[n_waiting], n_waiting = rows[k], n_waiting + 1
+    return n_found, n_waiting
 
-_SCALARS = ('reward', 'terminated', 'truncated', 'discount', 'env_id', 'step_n', 'episode_n')
+# %% ../../nbs/2_learning/02_n_step.ipynb #d3620b30
+_SCALARS = dict(terminated=bool, truncated=bool, step_n=np.int64, episode_n=np.int64, reward=np.float64,
+                discount=np.float64)         # what the kernel reads, in this order
 
-class _Columns:
-    "The chunks of one layout: which leaf is which, and the layout that comes out"
-    def __init__(self, layout):
-        made = _places(layout.step_type).made
-        self.layout, self.at = layout, {f: layout.leaf(f) for f in _SCALARS if f in layout.fields}
-        for f, i in self.at.items():
+class _RowWindows:
+    "The open windows of streams that come in chunks: the rows that wait, in arrays with room for more"
+    def __init__(self, powers):
+        self.powers, self.waiting = np.array(powers), np.empty(0, np.int64)
+        self.layout: Any = None
+        self.streams: Any = None
+    def __len__(self): return len(self.waiting)
+    def drop(self): self.waiting = self.waiting[:0]
+    def begin(self, layout):
+        "Make room for rows of this layout; a `ValueError` if rows of another one wait"
+        if len(self) and layout!=self.layout:
+            raise ValueError(f'n_step: expected {self.layout}, as before; got {layout}')
+        made, fields = _places(layout.step_type).made, (*_SCALARS, 'env_id')
+        at = {f: layout.leaf(f) for f in fields if f in layout.fields}
+        for f, i in at.items():
             if i is not None and layout.leaves[i].shape==(): continue
             found = ', '.join(str(o) for o in layout.leaves if o.path[0]==f)
             raise ValueError(f'{f}: expected one number for each step, got {found}')
-        self.from_last, self.out = [o.path[0] in _LAST for o in layout.leaves], layout
-        if 'discount' not in self.at:
+        self.layout, self.out, self.at = layout, layout, at
+        self.last = [o.path[0] in _LAST for o in layout.leaves]
+        if 'discount' not in at:
             leaves = [*layout.leaves, Leaf(('discount',), np.dtype(np.float32), ())]
             self.out = same_layout(made, [*layout.trees, len(layout.leaves)], leaves)
+        self.room, self.chunk_rows = 0, 0
 
-    def column(self, arrays, field, dtype, otherwise=0):
-        "The column of `field` as `dtype`, or `otherwise` throughout"
-        if field not in self.at: return np.full(len(arrays[0]), otherwise, dtype)
-        return np.asarray(arrays[self.at[field]], dtype)
+    def make_room(self, m):
+        "Move what waits to the front, and have room for several chunks of `m` rows"
+        w, kept = len(self), [self.streams[self.waiting], *self.held()] if len(self) else []
+        if w + m > self.room//2:
+            self.room = 4*(w + m)
+            self.streams = np.empty(self.room, np.int64)
+            self.arrays = [np.zeros((self.room, *o.shape), o.dtype) for o in self.layout.leaves]
+            self.views = [self.column(f, dtype) for f, dtype in _SCALARS.items()]
+        for a, rows in zip((self.streams, *self.arrays), kept): a[:w] = rows
+        self.waiting, self.end = np.arange(w), w
 
-    def find(self, arrays, streams, powers, ends=None):
-        "The windows that these rows complete (records of `_WINDOW`), and the rows that wait"
-        rows, least = len(streams), int(streams.min())
-        n_streams = int(streams.max()) - least + 1
-        if n_streams > 4*rows + 1000: streams, least, n_streams = np.unique(streams, return_inverse=True)[1], 0, rows
-        if ends is None: ends = self.column(arrays, 'terminated', bool) | self.column(arrays, 'truncated', bool)
-        found, waiting = np.empty(rows, _WINDOW), np.ones(rows, bool)
-        numbers = [self.column(arrays, f, np.int64) for f in ('step_n', 'episode_n')]
-        values = self.column(arrays, 'reward', np.float64), self.column(arrays, 'discount', np.float64, 1.)
-        n = _find_windows(streams - least, n_streams, ends, *numbers, *values, powers, found, waiting)
-        return found[:n], np.flatnonzero(waiting)
-
-    def gather(self, arrays, streams, found):
-        "The transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
-        first, last = np.ascontiguousarray(found['first']), np.ascontiguousarray(found['last'])
-        batch = Batch.empty(self.out, len(found), None if 'env_id' in self.at else streams[first])
-        made = batch.arrays()
-        for a, o, is_last in zip(arrays, made, self.from_last): a.take(last if is_last else first, 0, o, 'clip')
-        made[self.at['reward']][...] = found['reward']
-        made[self.at.get('discount', -1)][...] = found['discount']
-        made[self.at['truncated']][...] |= found['cut']
-        return batch
-
-# %% ../../nbs/2_learning/02_n_step.ipynb #464f90eb
-_columns = lru_cache(100)(_Columns)
-
-class _RowWindows:
-    "The open windows of streams that come in chunks: the rows that wait, in the order of arrival"
-    columns: Any                # the `_Columns` of these rows
-    def __init__(self, powers):
-        self.powers = np.array(powers)
-        self.drop()
-    def __len__(self): return len(self.streams)
-    def drop(self): self.keep(None, [], np.empty(0, np.int64), 0)
-    def keep(self, columns, arrays, streams, chunk_rows):
-        self.columns, self.arrays = columns, arrays
-        self.streams, self.chunk_rows = streams, chunk_rows
+    def column(self, field, dtype):
+        "The column of `field` for the kernel, which reads plain numbers: as it is, or what stands for it"
+        if field not in self.at: return np.full(self.room, field=='discount', dtype)
+        return self.arrays[self.at[field]]
+    def held(self): return [a.take(self.waiting, 0) for a in self.arrays]
 
     def add(self, batch):
         "The transitions that the rows of `batch` complete, as a `Batch`, or None"
-        columns, arrays, streams = _columns(batch.layout), batch.arrays(), stream_numbers(batch)
-        if len(self):
-            self._check(columns, batch)
-            arrays = [np.concatenate(o) for o in zip(self.arrays, arrays)]
-            streams = np.concatenate([self.streams, streams])
-        found, waiting = columns.find(arrays, streams, self.powers)
-        made = columns.gather(arrays, streams, found) if len(found) else None
-        self.keep(columns, [a.take(waiting, 0) for a in arrays], streams[waiting], len(batch))
+        if batch.layout is not self.layout: self.begin(batch.layout)
+        m = len(batch)
+        if len(self) and 'env_id' not in self.at and batch.streams is None and m!=self.chunk_rows:
+            raise ValueError(f'n_step: a chunk of {m} rows after one of {self.chunk_rows}: without env_id '
+                             'a row is known by its position alone, and positions have shifted; '
+                             'use a step type with a field env_id')
+        if not self.room or self.end + m > self.room: self.make_room(m)
+        new = slice(self.end, self.end + m)
+        for a, column in zip(self.arrays, batch.arrays()): a[new] = column
+        self.streams[new] = stream_numbers(batch)
+        rows = np.concatenate([self.waiting, np.arange(self.end, self.end + m)])
+        self.end, self.chunk_rows = self.end + m, m
+        made, self.waiting = self.windows(rows)
         return made
+
+    def windows(self, rows, closing=False):
+        "The transitions of these rows' windows, as a `Batch` or None, and the rows that wait"
+        streams, found, waiting = self.streams, np.empty(len(rows), _WINDOW), np.empty(len(rows), np.int64)
+        n, w = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
+        if n < 0:
+            streams = streams.copy()
+            streams[rows] = np.unique(streams[rows], return_inverse=True)[1]
+            n, w = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
+        return self.gather(found[:n]) if n else None, waiting[:w]
+
+    def gather(self, found):
+        "The transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
+        first, last = found['first'].copy(), found['last'].copy()
+        made = [a.take(last if is_last else first, 0) for a, is_last in zip(self.arrays, self.last)]
+        if 'discount' not in self.at: made.append(None)
+        made[self.at['reward']] = found['reward'].astype(np.float32)
+        made[self.at.get('discount', -1)] = found['discount'].astype(np.float32)
+        made[self.at['truncated']] |= found['cut']
+        return Batch.of_arrays(self.out, made, None if 'env_id' in self.at else self.streams[first])
 
     def closed(self):
         "All that waits, closed as truncated, as a `Batch` or None; it keeps waiting"
-        if not len(self): return None
-        newest = {s: i for i, s in enumerate(self.streams.tolist())}         # row of each stream
-        ends = np.isin(np.arange(len(self)), list(newest.values()))
-        found, _ = self.columns.find(self.arrays, self.streams, self.powers, ends)
-        found['cut'] = True
-        return self.columns.gather(self.arrays, self.streams, found)
-
-    def _check(self, columns, batch):
-        if columns.layout!=self.columns.layout:
-            raise ValueError(f'n_step: expected {self.columns.layout}, as before; got {columns.layout}')
-        if 'env_id' in columns.at or batch.streams is not None or len(batch)==self.chunk_rows: return
-        raise ValueError(f'n_step: a chunk of {len(batch)} rows after one of {self.chunk_rows}: without env_id '
-                         'a row is known by its position alone, and positions have shifted; '
-                         'use a step type with a field env_id')
+        return self.windows(self.waiting, closing=True)[0] if len(self) else None
+    def steps(self):
+        "Pairs of a stream and a step that waits"
+        return zip(self.streams[self.waiting].tolist(), Batch.of_arrays(self.layout, self.held()))
 
 # %% ../../nbs/2_learning/02_n_step.ipynb #98e80833
 def _item_state(kind, batch):
@@ -252,7 +271,7 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
         elif state['kind']=='list': yield list(batch)
         else: yield from batch
 
-# %% ../../nbs/2_learning/02_n_step.ipynb #7c3ad73d
+# %% ../../nbs/2_learning/02_n_step.ipynb #a1335116
 @datapipe('n_step')
 class NStep(IterDataPipe):
     """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the episode's
@@ -269,7 +288,7 @@ class NStep(IterDataPipe):
     def __init__(self, source_datapipe: Any, n: int, gamma: float) -> None:
         if not isinstance(gamma, (int, float, np.floating)) or not 0 <= gamma <= 1:
             raise ValueError(f'n_step: gamma: expected a number from 0 to 1, got {gamma!r}')
-        self.source_datapipe, self.n, self.gamma = source_datapipe, whole('n_step: n', n), float(gamma)
+        self.source_datapipe, self.n, self.gamma = source_datapipe, whole_number('n_step: n', n, 1), float(gamma)
         self._forget()
     def _forget(self):
         powers = [self.gamma**k for k in range(self.n + 1)]
@@ -298,15 +317,15 @@ class NStep(IterDataPipe):
         return (made,) if made else ()
 
     def _steps_to_rows(self, batch):
-        columns, windows = _columns(batch.layout), self._steps.open
-        rows = Batch.of_steps([s for window in windows.values() for s in window], batch.layout)
+        self._rows.begin(batch.layout)
+        windows = self._steps.open
         streams = np.array([stream for stream, window in windows.items() for _ in window], np.int64)
-        self._rows.keep(columns, rows.arrays(), streams, len(batch))
+        self._rows.add(Batch.of_steps([s for window in windows.values() for s in window], batch.layout, streams))
+        self._rows.chunk_rows = len(batch)
         windows.clear()
 
     def _rows_to_steps(self):
-        steps = Batch.of_arrays(self._rows.columns.layout, self._rows.arrays)
-        for stream, step in zip(self._rows.streams.tolist(), steps): self._steps.add(step, stream)
+        for stream, step in self._rows.steps(): self._steps.add(step, stream)
         self._rows.drop()
     def _closed(self):
         "What the open windows yield if they end here"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['as_ratio', 'batches_due', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay']
 
-# %% ../../nbs/1_memory/17_replay.ipynb #38ebf533
+# %% ../../nbs/1_memory/17_replay.ipynb #f8107822
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from fractions import Fraction
@@ -13,9 +13,9 @@ from numbers import Rational
 from typing import Any
 from torch.utils.data import DataLoader
 from ..batch import Batch
-from ..memory import ReplayMemory
+from ..memory import ReplayMemory, whole_number
 from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
-                                      state_upstream, upstream, whole)
+                                      state_upstream, upstream)
 from .loader import make_loader
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
@@ -67,7 +67,7 @@ def _check_saved(replay, state):
         raise CheckpointError(f'path: the memory in {memory.path} has {memory.n_added} steps, '
                               f'the checkpoint knows of {n}: it is another one')
 
-# %% ../../nbs/1_memory/17_replay.ipynb #e8267b02
+# %% ../../nbs/1_memory/17_replay.ipynb #13de90d6
 @datapipe('experience_replay')
 class ExperienceReplay(IterDataPipe):
     """Stores the steps of `source_datapipe` (steps, lists or `Batch`es of them) and yields
@@ -88,8 +88,8 @@ class ExperienceReplay(IterDataPipe):
                  steps_per_batch: Any = 1, replace: bool = False, seed: Any = None, freeze_memory: bool = False,
                  sampler: Any = None, **memory_options: Any) -> None:
         self.source_datapipe, self.return_idxs, self.freeze_memory = source_datapipe, return_idxs, freeze_memory
-        self.bs = whole('bs', bs)
-        self.min_sz = whole('min_sz', bs if min_sz is None else min_sz)
+        self.bs = whole_number('bs', bs, 1)
+        self.min_sz = whole_number('min_sz', bs if min_sz is None else min_sz, 1)
         self.steps_per_batch = as_ratio(steps_per_batch)
         if memory is not None:
             _check_given(memory, dict(max_sz=max_sz, replace=replace, seed=seed, sampler=sampler) | memory_options)
@@ -101,7 +101,7 @@ class ExperienceReplay(IterDataPipe):
     def _make_memory(self, max_sz, replace, seed, sampler, options):
         if sampler is not None:
             if replace: raise ValueError('replace: a sampler of your own decides this itself; leave replace out')
-        elif not replace and self.bs > (room := min(self.min_sz, whole('max_sz', max_sz))):
+        elif not replace and self.bs > (room := min(self.min_sz, whole_number('max_sz', max_sz, 1))):
             raise ValueError(f'bs: a batch of {self.bs} without replacement can\'t come from {room} transitions '
                              f'(min_sz {self.min_sz}, max_sz {max_sz}); make them larger, or draw with replace=True')
         return ReplayMemory(max_sz, Uniform(replace) if sampler is None else sampler, seed=seed, **options)
@@ -121,8 +121,8 @@ class ExperienceReplay(IterDataPipe):
         while not self.freeze_memory and self.n_batches >= self._due():
             try: item = self._place.pull(self.source_datapipe)
             except StopIteration: return False
-            if isinstance(item, (Batch, list)): self.memory.extend(item)
-            else: self.memory.add(item)
+            if isinstance(item, (Batch, list)): self.extend(item)
+            else: self.add(item)
         return True
 
     def add(self, step: Any, priority: float | None = None) -> int:

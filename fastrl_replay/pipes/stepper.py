@@ -5,28 +5,27 @@
 # %% auto #0
 __all__ = ['GymStepper']
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #8eee8cff
+# %% ../../nbs/2_learning/01_stepper.ipynb #9b7d2e3f
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from ..batch import Batch
-from .base import IterDataPipe, Resumable, datapipe, pickled_state, whole, worker_place
+from ..kernels import kernel
+from ..memory import whole_number
+from .base import IterDataPipe, Resumable, datapipe, pickled_state, worker_place
 from ..steps import Layout, SimpleStep, tree_map
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #4fd9df94
+# %% ../../nbs/2_learning/01_stepper.ipynb #fb016958
 def _copied(v):
-    if isinstance(v, np.ndarray): return v.copy()
-    if isinstance(v, (bool, int, float, np.generic)): return v
+    if isinstance(v, (np.ndarray, list)): return np.array(v)
     return v.detach().clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v)
 
-def _mapped(f, v): return f(v) if type(v) is np.ndarray else tree_map(f, v)
-def _own(v): return _mapped(_copied, v)                     # a copy to which no one else writes
-def _stack_one(v): return _mapped(lambda o: np.array(o)[None], v)
-def _rows_of(v, rows): return _mapped(lambda o: o[rows], v)
+def _own(v): return v.copy() if type(v) is np.ndarray else tree_map(_copied, v)      # to which no one else writes
+def _rows_of(v, rows): return v.take(rows, 0) if type(v) is np.ndarray else tree_map(lambda o: o[rows], v)
 
 def _put_rows(old, mask, new):
     "`old` with the rows of `mask` from `new`: a copy"
@@ -65,7 +64,7 @@ def _number(reward):
         if a.size==1 and a.dtype.kind in 'biuf': return float(a.item())
         raise TypeError(f'reward: expected one number, got {reward!r:.60}') from None
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #9ed8881f
+# %% ../../nbs/2_learning/01_stepper.ipynb #f6567efa
 _KNOWN = SimpleStep._fields
 _ENV_ID = _KNOWN.index('env_id')
 
@@ -101,15 +100,16 @@ class _Maker:
         raise ValueError(f'{unknown[0]}: the agent returned a field that {name} does not have, '
                          'or that the stepper fills')
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #cd9ef251
+# %% ../../nbs/2_learning/01_stepper.ipynb #92f8bcac
 class _Stream:
     "One environment, or a vector of them, and the observation from which it continues"
-    def __init__(self, env, maker, ids, episodes, proc_id=0, seeds=(None, None), made=True):
-        self.env, self.maker, self.made = env, maker, made
-        self.n, self.obs = len(ids), None
+    beginning: Any              # which of the streams begin an episode with the next step: bool[n]
+    def __init__(self, env, maker, n, seeds, made):
+        self.env, self.maker, self.n, self.made, self.obs = env, maker, n, made, None
+        self.space = env.single_action_space if hasattr(env, 'single_action_space') else env.action_space
+        self.shape = n, *(self.space.shape or ())
         self.reset_seed, action_seed = seeds
         if action_seed is not None: env.action_space.seed(action_seed)
-        self.begin(ids, episodes, proc_id)
 
     def first_obs(self):
         "Reset: the first observation of an episode. The seed is used once, the first time"
@@ -117,19 +117,19 @@ class _Stream:
         obs, _ = self.env.reset(seed=seed) if seed is not None else self.env.reset()
         return _own(obs)
 
-    begin: Any
-    start: Any
-    # Subclasses have `begin`, `step(agent)`, `start` (reset), `next_episodes` (numbers after it)
-    def obs_now(self): return self.start() if self.obs is None else self.obs
-    def ask(self, agent, space, states, restarted):
-        "The agent's actions for stacked states, as `space` wants them, and its fields"
-        if hasattr(agent, 'restarted') and restarted.any(): agent.restarted(restarted)
+    def ask(self, agent, states):
+        "The agent's actions for stacked states, as the action space wants them, and its fields"
+        space = self.space
+        if hasattr(agent, 'restarted') and (begin := self.beginning()).any(): agent.restarted(begin)
         actions, others = self.maker.split(agent(states), space)
-        return _fit(space, actions, self.n), others
+        fits = type(actions) is np.ndarray and actions.shape==self.shape and actions.dtype==space.dtype
+        actions = actions.copy() if fits else _fit(space, actions, self.n)
+        return actions, {f: _own(v) for f, v in others.items()} if others else others
 
 class _Single(_Stream):
     "The stream of one environment"
-    def begin(self, ids, episodes, proc_id):
+    def __init__(self, env, maker, ids, episodes, proc_id=0, seeds=(None, None), made=True):
+        super().__init__(env, maker, 1, seeds, made)
         [self.env_id], [self.episode_n], self.proc_id = ids, episodes, proc_id
         self.step_n, self.total = 0, 0.
     def next_episodes(self): return [self.episode_n + (self.step_n > 0)]
@@ -139,16 +139,17 @@ class _Single(_Stream):
         return obs
 
     def action(self, agent, obs):
-        space = self.env.action_space
         if agent is not None:
-            actions, others = self.ask(agent, space, _stack_one(obs), np.array([self.step_n==0]))
-            return _only_row(space, actions), {f: _own(_rows_of(v, 0)) for f, v in others.items()}
-        a = space.sample()
-        return int(a) if isinstance(space, gym.spaces.Discrete) else a, {}
+            stacked = tree_map(lambda o: np.array(o)[None], obs)
+            actions, others = self.ask(agent, stacked)
+            return _only_row(self.space, actions), {f: _rows_of(v, 0) for f, v in others.items()}
+        a = self.space.sample()
+        return int(a) if isinstance(self.space, gym.spaces.Discrete) else a, {}
+    def beginning(self): return np.array([self.step_n==0])
 
     def step(self, agent):
-        self.obs = obs = self.obs_now()               # an agent that raises costs nothing
-        action, others = self.action(agent, obs)
+        self.obs = obs = self.start() if self.obs is None else self.obs
+        action, others = self.action(agent, obs)      # an agent that raises costs nothing
         self.obs = None                               # an environment that raises costs its episode
         new, reward, terminated, truncated, _ = self.env.step(_own(action))
         reward, terminated, truncated = _number(reward), bool(terminated), bool(truncated)
@@ -159,29 +160,7 @@ class _Single(_Stream):
         else: self.step_n, self.obs = self.step_n + 1, _own(new)
         return self.maker(values, others)
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #c670e709
-def _next_step(env, new, ended, info): return new, _own(new)
-
-def _same_step(env, new, ended, info):
-    "The last observations, true in the rows of `ended`, and those the next step begins from"
-    if not np.count_nonzero(ended): return new, _own(new)
-    if 'final_obs' not in info:
-        raise ValueError(f'{env}: an episode ended in autoreset mode SAME_STEP, and info has no final_obs')
-    last, following = info['final_obs'], _own(new)
-    if not isinstance(last, np.ndarray) or last.dtype!=object: return _put_rows(new, ended, last), following
-    rows = _own(new)
-    for i in np.flatnonzero(ended): tree_map(lambda a, v, i=i: a.__setitem__(i, v), rows, last[i])
-    return rows, following
-
-def _disabled(env, new, ended, info):
-    new = _own(new)
-    if not np.count_nonzero(ended): return new, _own(new)
-    first, _ = env.reset(options=dict(reset_mask=ended.copy()))
-    return new, _put_rows(new, ended, first)
-
-_MODES = {AutoresetMode.NEXT_STEP: _next_step, AutoresetMode.SAME_STEP: _same_step,
-          AutoresetMode.DISABLED: _disabled}
-
+# %% ../../nbs/2_learning/01_stepper.ipynb #d4c5c49b
 def _mode(env):
     mode = env.metadata.get('autoreset_mode')
     try: return AutoresetMode(mode)
@@ -199,80 +178,119 @@ class _Fresh(gym.Wrapper):
         obs, *rest = self.env.step(action)
         return _own(obs), *rest
 
+_COUNTED = [np.dtype(o) for o in ('?', '?', 'f4', 'f4', 'i8', 'i8', 'i8', 'i8')]       # from `terminated` on
+_STREAM = np.dtype([*zip(_KNOWN[-4:], _COUNTED[-4:]), ('total', 'f8'), ('void', '?')])
+_TOO_LARGE = 'reward: expected a number within float32, got one that overflows; scale it'
+
+@kernel
+def _count(streams, terminated, truncated, reward, resets, ended, rows, columns):
+    """Write the last fields of the steps of the streams that are not void, and count on; `ended`: whose
+    episode ends, which are void in the next call if that `resets`. Returns how many end"""
+    m = n_ended = 0
+    for i in range(len(streams)):
+        o = streams[i]
+        ended[i] = (terminated[i] or truncated[i]) and not o.void
+        n_ended += ended[i]
+        if not o.void:
+            o.total += reward[i]
+            rows[m], columns[0][m], columns[1][m] = i, terminated[i], truncated[i]
+            columns[2][m], columns[3][m] = reward[i], o.total
+            columns[4][m], columns[5][m] = o.env_id, o.proc_id
+            columns[6][m], columns[7][m] = o.step_n, o.episode_n
+            o.step_n, m = o.step_n + 1, m + 1
+            if abs(reward[i]) > 3e38 and abs(reward[i]) < np.inf: raise ValueError(_TOO_LARGE)
+        if ended[i]: o.step_n, o.total, o.episode_n = 0, 0., o.episode_n + 1
+        o.void = ended[i] and resets
+    return n_ended
+
 class _Vector(_Stream):
     "The streams of a vector environment"
-    def begin(self, ids, episodes, proc_id):
-        self.mode, self.layout = _mode(self.env), None
-        if self.mode is AutoresetMode.SAME_STEP and isinstance(self.env.unwrapped, gym.vector.SyncVectorEnv):
-            envs = self.env.unwrapped.envs
-            self.env.unwrapped.envs = [e if isinstance(e, _Fresh) else _Fresh(e) for e in envs]
-        self.ids, self.proc_ids, self.episode_n = np.array(ids), np.full(self.n, proc_id), np.array(episodes)
-        self.step_n, self.total = np.zeros(self.n, np.int64), np.zeros(self.n)
-        self.void: Any = None       # rows in which the next call only resets, if there are any
+    def __init__(self, env, maker, ids, episodes, proc_id=0, seeds=(None, None), made=True):
+        super().__init__(env, maker, n := len(ids), seeds, made)
+        self.mode, self.layout = _mode(env), cast(Any, None)
+        if self.mode is AutoresetMode.SAME_STEP and isinstance(env.unwrapped, gym.vector.SyncVectorEnv):
+            envs = env.unwrapped.envs
+            env.unwrapped.envs = [e if isinstance(e, _Fresh) else _Fresh(e) for e in envs]
+        self.streams, self.n_void = np.zeros(n, _STREAM), 0      # void: the next call only resets
+        for f, v in dict(env_id=ids, proc_id=proc_id, episode_n=episodes).items(): self.streams[f] = v
 
-    def next_episodes(self): return (self.episode_n + (self.step_n > 0)).tolist()
+    def next_episodes(self): return (self.streams['episode_n'] + (self.streams['step_n'] > 0)).tolist()
     def start(self):
         obs = self.first_obs()
-        self.episode_n[:] = self.next_episodes()
-        self.step_n[:], self.total[:], self.void = 0, 0., None
+        self.streams['episode_n'], self.n_void = self.next_episodes(), 0
+        for f in ('step_n', 'total', 'void'): self.streams[f] = 0
         return obs
+    def beginning(self): return (self.streams['step_n']==0) & ~self.streams['void']
     def step(self, agent):
         "The next chunk; after a call in which every copy was being reset, another one follows"
         while (chunk := self.call(agent)) is None: pass
         return chunk
-    def actions(self, agent, obs):
-        if agent is None: return self.env.action_space.sample(), {}
-        restarted = self.step_n==0 if self.void is None else (self.step_n==0) & ~self.void
-        return self.ask(agent, self.env.single_action_space, _own(obs), restarted)
 
     def call(self, agent):
         "One call of the environments' `step`, as a chunk; None if it has no rows"
-        self.obs = obs = self.obs_now()
-        actions, others = self.actions(agent, obs)
+        self.obs = obs = self.start() if self.obs is None else self.obs
+        if agent is None: actions, others = self.env.action_space.sample(), {}
+        else: actions, others = self.ask(agent, _own(obs))
         self.obs = None
         new, reward, terminated, truncated, info = self.env.step(_own(actions))
-        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
-        reward = np.asarray(reward)
-        ended = terminated | truncated
-        if self.void is not None: ended &= ~self.void
-        last, following = _MODES[self.mode](self.env, new, ended, info)
-        self.total += reward if self.void is None else np.where(self.void, 0, reward)
-        numbers = self.total, self.ids, self.proc_ids, self.step_n, self.episode_n
-        chunk = self.chunk((obs, actions, last, terminated, truncated, reward, *numbers), others)
-        self.count(ended)
+        ended, rows, counted = self.count(reward, terminated, truncated)
+        new = _own(new)
+        borders = ended is not None and self.mode is not AutoresetMode.NEXT_STEP
+        last, following = self.borders(new, ended, info) if borders else (new, _own(new))
+        chunk = self.chunk((obs, actions, last, *counted), others, rows) if len(rows) else None
         self.obs = following
         return chunk
 
-    def count(self, ended):
-        self.step_n += 1 if self.void is None else ~self.void
-        self.void = None
-        if not np.count_nonzero(ended): return
-        self.step_n[ended], self.total[ended] = 0, 0.
-        self.episode_n += ended
-        if self.mode is AutoresetMode.NEXT_STEP: self.void = ended
+    def count(self, reward, terminated, truncated):
+        "Whose episodes end (None: nobody's), the rows that are not void, and the last fields of their steps"
+        reward, terminated, truncated = np.asarray(reward), np.asarray(terminated, bool), np.asarray(truncated, bool)
+        if not reward.shape==terminated.shape==truncated.shape==self.streams.shape:
+            raise ValueError(f'reward: expected {self.n} numbers and as many flags, got shapes {reward.shape}, '
+                             f'{terminated.shape}, {truncated.shape}')
+        if reward.dtype.char not in 'fd': reward = reward.astype(float)
+        m, resets = self.n - self.n_void, self.mode is AutoresetMode.NEXT_STEP
+        ended, rows = np.empty(self.n, bool), np.empty(m, np.int64)
+        columns = tuple([np.empty(m, o) for o in _COUNTED])
+        n_ended = _count(self.streams, terminated, truncated, reward, resets, ended, rows, columns)
+        self.n_void = n_ended if resets else 0
+        return ended if n_ended else None, rows, columns
 
-    def chunk(self, values, others):
-        "The rows that are not void as a `Batch`, or None where there are none"
-        n = self.n
-        if self.void is not None:
-            rows = np.flatnonzero(~self.void)
-            n, (values, others) = len(rows), self.rows_of(values, others, rows)
-        if not n: return None
-        if self.layout is None: self.layout = Layout.of(self.maker(*self.rows_of(values, others, 0)))
-        streams = None if 'env_id' in self.layout.fields else np.array(values[_ENV_ID])
-        batch = Batch.empty(self.layout, n, streams)
-        leaves = self.layout.values(self.maker.stacked(values, others, n))
-        for a, fitter, v in zip(batch.arrays(), self.layout.fitters, leaves): a[...] = fitter.stacked(v, n)
-        return batch
+    def borders(self, new, ended, info):
+        "The last observations, true in the rows of `ended`, and those from which the next step begins"
+        if self.mode is AutoresetMode.DISABLED:
+            first, _ = self.env.reset(options=dict(reset_mask=ended.copy()))
+            return new, _put_rows(new, ended, first)
+        if 'final_obs' not in info:
+            raise ValueError(f'{self.env}: an episode ended in autoreset mode SAME_STEP, and info has no final_obs')
+        last, rows = info['final_obs'], _own(new)
+        if not isinstance(last, np.ndarray) or last.dtype!=object: return _put_rows(new, ended, last), rows
+        for i in np.flatnonzero(ended): tree_map(lambda a, v, i=i: a.__setitem__(i, v), rows, last[i])
+        return rows, new
 
-    def rows_of(self, values, others, rows):
-        return [_rows_of(v, rows) for v in values], {f: _rows_of(v, rows) for f, v in others.items()}
+    def chunk(self, values, others, rows):
+        "A `Batch` of these rows: `SimpleStep`'s fields, the last ones already without the others, and an agent's"
+        n = len(rows)
+        if n < self.n:
+            values = *[_rows_of(v, rows) for v in values[:3]], *values[3:]
+            others = {f: _rows_of(v, rows) for f, v in others.items()}
+        if self.layout is None: self.begin_layout(values, others)
+        leaves = values if self.plain else self.layout.values(self.maker.stacked(values, others, n))
+        arrays = [v if f is None else np.ascontiguousarray(f.stacked(v, n), f.leaf.dtype)
+                  for f, v in zip(self.fitters, leaves)]
+        return Batch.of_arrays(self.layout, arrays, None if self.has_ids else values[_ENV_ID])
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #3340ec8e
+    def begin_layout(self, values, others):
+        first = [_rows_of(v, 0) for v in values], {f: _rows_of(v, 0) for f, v in others.items()}
+        self.layout = layout = Layout.of(self.maker(*first))
+        self.plain, self.has_ids = layout.flat and self.maker.is_simple, 'env_id' in layout.fields
+        self.fitters = [None if o.leaf.path[0] in _KNOWN[3:] else o for o in layout.fitters]
+
+# %% ../../nbs/2_learning/01_stepper.ipynb #aff29c22
 _MOST = 1000        # environments that one pass over a source may make
 
 def _is_id(item): return isinstance(item, (str, gym.envs.registration.EnvSpec))
-def _is_vector(env): return hasattr(env, 'single_action_space')
+def _is_pool(env): return hasattr(env, 'all_env_ids')
+def _is_vector(env): return hasattr(env, 'single_action_space') or _is_pool(env)
 
 def _is_env(item):
     if isinstance(item, type): return False
@@ -300,10 +318,26 @@ def _check_item(item, n):
         if _is_id(item) or callable(item): return
         raise TypeError('gym_stepper: expected an id, a spec, a function that makes an environment, an environment '
                         f'or a vector environment, got {type(item).__name__} {item!r:.60}')
-    have = item.num_envs if _is_vector(item) else 1
+    have = _n_copies(item)
     if n not in (1, have):
         raise ValueError(f'gym_stepper: n_envs={n}, but the source gives {item}, which is {have}; '
                          'give an id, a spec or a function instead')
+
+def _n_copies(env): return len(env) if _is_pool(env) else env.num_envs if _is_vector(env) else 1
+
+class _Pool:
+    "An envpool, of any version, as a vector environment; its seed was given to `envpool.make`"
+    metadata = dict(autoreset_mode=AutoresetMode.NEXT_STEP)
+    def __init__(self, pool):
+        space = getattr(pool, 'action_space', None)
+        if not isinstance(space, gym.Space) or pool.is_async:
+            raise ValueError(f"gym_stepper: {pool}: expected an envpool made with env_type='gymnasium', "
+                             'and a batch_size of all its environments')
+        self.unwrapped, self.single_action_space = pool, space
+        self.step, self.close = pool.step, pool.close
+        self.action_space = gym.vector.utils.batch_space(space, len(pool))
+    def reset(self, seed=None): return self.unwrapped.reset()
+    def __str__(self): return str(self.unwrapped)
 
 class _World:
     "The environments of a stepper: which has which stream, and whose turn it is"
@@ -319,59 +353,24 @@ class _World:
         episodes = [s.next_episodes() for s in self.streams] + self.saved[len(self.streams):]
         return dict(position=self.skip or self.position, generation=self.generation, episodes=episodes)
 
-    def next(self, source, adopt):
-        "The stream whose turn it is; `adopt` makes one of a new item"
-        while self.skip:
-            self.skip -= 1
-            self.take_turn(source, adopt)
-        return self.take_turn(source, adopt)
-
-    def take_turn(self, source, adopt):
-        if isinstance(source, (list, tuple)) and source:   # the same, without iterators
-            position = self.position % len(source)
-            self.position = position + 1
-            return self.find(source[position], position, adopt)
-        for _ in range(2):
-            if self.place.fresh: self.position = 0
-            try: item = self.place.pull(source)
-            except StopIteration:
-                if self.position: continue             # the end of a pass: the source repeats
-                break                                  # nothing in it, or an iterator, which can't repeat
-            self.position += 1
-            return self.find(item, self.position - 1, adopt)
-        if not self.streams:
-            raise ValueError('gym_stepper: the source is empty: expected at least one environment or id')
-        self.turn += 1
-        return self.streams[(self.turn - 1) % len(self.streams)]
-
-    def find(self, item, position, adopt):
-        found = self.by_object.get(id(item)) or self.by_position.get(position)
-        if found is not None: return found
-        if len(self.by_position) >= _MOST:
-            raise ValueError(f'gym_stepper: the source gave {_MOST} different items without an end; an endless '
-                             'source has to repeat environment objects (make them first, then cycle over them)')
-        stream = adopt(item)
-        if id(stream.env) not in self.by_object: self.streams.append(stream)   # the `id` stays
-        self.by_object[id(stream.env)] = self.by_position[position] = stream
-        return stream
-
     def close(self):
         for s in self.streams:
             if s.made: s.env.close()
     def __reduce__(self): return _World, (self.state(),)
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #caeee563
+# %% ../../nbs/2_learning/01_stepper.ipynb #2d7e40b9
 @datapipe('gym_stepper')
 class GymStepper(IterDataPipe):
     """Steps of gymnasium environments, forever: `step_type`s of one environment, or chunks
     (`Batch`) of a vector environment.
 
-    `source_datapipe` gives ids, specs, functions that make an environment, environments or vector
-    environments, one for each step; a finite one repeats. `n_envs` > 1 makes vector environments.
+    `source_datapipe` gives ids, specs, functions that make an environment, environments, vector
+    environments or envpools, one for each step; a finite one repeats. `n_envs` > 1 makes vector environments.
     `agent(states) -> actions` gets a copy of the states, stacked (n, …), and returns n actions, or
     `(actions, {field: array})` with fields of the step type of its own; None samples the action
     space. An agent's method `restarted(mask)`, if any, is told which streams begin an episode
-    (bool[n]). `step_type`: a NamedTuple of fields of `SimpleStep`; others need a default.
+    (bool[n]); with a state of its own it needs a source of one item. `step_type`: a NamedTuple of
+    fields of `SimpleStep`; others need a default.
 
     `next_state` at an episode's end is the true last observation; no transition crosses a reset.
     `env_id` numbers the streams (where there is none, `batch.streams` of a chunk), `episode_n` the
@@ -387,7 +386,7 @@ class GymStepper(IterDataPipe):
                             f'put it in a list: [{source_datapipe!r}]')
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type
-        self.n_envs, self._maker = whole('gym_stepper: n_envs', n_envs), _Maker(step_type)
+        self.n_envs, self._maker = whole_number('gym_stepper: n_envs', n_envs, 1), _Maker(step_type)
         self.seed = None if seed is None else np.random.SeedSequence(seed).entropy
         self._world = _World()
 
@@ -395,18 +394,54 @@ class GymStepper(IterDataPipe):
     def __iter__(self) -> Iterator[Any]: return self._run()
     def _run(self):
         self._world.place.check(self.source_datapipe)
-        while True: yield self._world.next(self.source_datapipe, self._adopt).step(self.agent)
+        while True: yield self._next_stream().step(self.agent)
 
-    def _adopt(self, item):
-        "A stream for an item that is new"
-        world, (worker, least, apart) = self._world, worker_place()
+    def _next_stream(self):
+        "The stream whose turn it is, after those that a loaded state has passed"
+        world = self._world
+        while world.skip:
+            world.skip -= 1
+            self._turn(world, self.source_datapipe)
+        return self._turn(world, self.source_datapipe)
+
+    def _turn(self, world, source):
+        if isinstance(source, (list, tuple)) and source:   # the same, without iterators
+            position = world.position % len(source)
+            world.position = position + 1
+            return self._stream(source[position], position)
+        for _ in range(2):
+            if world.place.fresh: world.position = 0
+            try: item = world.place.pull(source)
+            except StopIteration:
+                if world.position: continue            # the end of a pass: the source repeats
+                break                                  # nothing in it, or an iterator, which can't repeat
+            world.position += 1
+            return self._stream(item, world.position - 1)
+        if not world.streams:
+            raise ValueError('gym_stepper: the source is empty: expected at least one environment or id')
+        world.turn += 1
+        return world.streams[(world.turn - 1) % len(world.streams)]
+
+    def _stream(self, item, position):
+        world = self._world
+        found = world.by_object.get(id(item)) or world.by_position.get(position)
+        if found is not None: return found
+        if len(world.by_position) >= _MOST:
+            raise ValueError(f'gym_stepper: the source gave {_MOST} different items without an end; an endless '
+                             'source has to repeat environment objects (make them first, then cycle over them)')
         _check_item(item, self.n_envs)
         env = item if _is_env(item) else _make_env(item, self.n_envs)
         if not _is_env(env):
             raise TypeError(f'gym_stepper: {item!r:.60} made no environment, but {type(env).__name__} {env!r:.60}')
-        if id(env) in world.by_object: return world.by_object[id(env)]
-        kind, n = (_Vector, env.num_envs) if _is_vector(env) else (_Single, 1)
-        k, ids = len(world.streams), [least + apart*(world.n_ids + i) for i in range(n)]
+        stream = world.by_object.get(id(env)) or self._adopt(env, env is not item)
+        world.by_object[id(env)] = world.by_position[position] = stream        # which keeps the `id`
+        return stream
+
+    def _adopt(self, env, made):
+        "A stream for an environment that is new"
+        world, (worker, least, apart) = self._world, worker_place()
+        n, k = _n_copies(env), len(world.streams)
+        ids = [least + apart*(world.n_ids + i) for i in range(n)]
         episodes = world.saved[k] if k < len(world.saved) else [0]*n
         if len(episodes)!=n:
             raise ValueError(f'gym_stepper: the loaded state has {len(episodes)} streams where the source '
@@ -415,11 +450,11 @@ class GymStepper(IterDataPipe):
         if self.seed is not None:
             sequence = np.random.SeedSequence(self.seed, spawn_key=(worker, world.generation, k))
             seeds = sequence.generate_state(2).tolist()
-        stream = kind(env, self._maker, ids, episodes, worker, seeds, made=env is not item)
+        kind: Any = _Vector if _is_vector(env) else _Single
+        stream = kind(_Pool(env) if _is_pool(env) else env, self._maker, ids, episodes, worker, seeds, made)
+        world.streams.append(stream)
         world.n_ids += n
         return stream
-
-
 
     def close(self) -> None:
         "Close the environments that this pipe made; iterating again makes new ones"

@@ -10,9 +10,9 @@ import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
-
 import numpy as np
-from ..schedules import schedule_from, schedule_state
+from ..schedules import schedule_from
+from ..steps import whole_number
 
 # %% ../../nbs/1_memory/10_samplers.ipynb #4a7ade4f
 def _as_array(name, v):
@@ -52,19 +52,15 @@ def as_errors(td_errors: Any, m: int) -> np.ndarray:
 def as_priorities(name: str, given: Any, m: int) -> Any:
     "`given` as float64[m], or None; a `ValueError` unless all are finite and ≥ 0"
     if given is None: return None
+    if m==1 and given.__class__ is float and 0 <= given < np.inf: return np.array([given])
     a = _as_array(name, given)
     if a.dtype.kind not in 'biuf': raise TypeError(f'{name}: expected numbers, got {a.dtype}')
-    if a.shape not in ((m,), (m, 1)):
+    if a.shape not in ((m,), (m, 1)) and (m, a.shape)!=(1, ()):
         raise ValueError(f'{name}: expected one for each of {m} transitions, got shape {a.shape}')
     p = np.array(a, np.float64).reshape(m)
     bad = ~((p >= 0) & (p < np.inf))
     if bad.any(): raise ValueError(f'{name}: expected finite numbers ≥ 0, got {p[bad][0]}')
     return p
-
-def one_priority(given: Any) -> np.ndarray:
-    "A single step's priority as float64[1]; a `ValueError` unless it is finite and ≥ 0"
-    if given.__class__ is float and 0 <= given < float('inf'): return np.array([given])
-    return as_priorities('priority', [given], 1)
 
 _MOST = float(np.finfo(np.float64).max)
 
@@ -75,25 +71,9 @@ def check_number(name: str, value: Any, most: float = _MOST) -> float:
     wanted = 'a finite number ≥ 0' if most==_MOST else f'a number from 0 to {most}'
     raise ValueError(f'{name}: expected {wanted}; got {value!r:.60}')
 
-def check_whole(name: str, value: Any, least: int = 0, most: int = 2**62) -> int:
-    "`value` as an int; a `ValueError` unless it is a whole number with least ≤ value ≤ most"
-    try: n = operator.index(value)
-    except TypeError: n = None
-    if n is None or isinstance(value, bool) or not least <= n <= most:
-        raise ValueError(f'{name}: expected a whole number from {least} to {most}, got {value!r:.60}')
-    return n
-
 def check_beta(value: Any) -> Any:
     "`value` if it is None, a schedule, or a number from 0 to 1; else a `ValueError`"
     return value if value is None or callable(value) else check_number('beta', value, 1)
-
-def beta_state(beta: Any) -> Any:
-    "A beta as plain data"
-    return None if beta is None else schedule_state(beta)
-
-def beta_from(plain: Any, given: Any = None) -> Any:
-    "The beta that `beta_state` wrote; a schedule of your own is `given` (its name was written)"
-    return None if plain is None else schedule_from(plain, given if callable(given) else None)
 
 def take(state: Any, *names: str) -> list[Any]:
     "The values of `names` in the dict `state`; a `ValueError` names those that are missing"
@@ -158,7 +138,7 @@ class Sampler:
     size: int = 0                       # how many are filled
     n_batches: int = 0                  # drawn so far
     prioritized = True                  # does `update` change anything?
-    settled = False                     # would `add_run` change nothing any more?
+    sequence: Any = None                # the `Sequence`, of a sampler that draws sequences
     arrays: tuple[str, ...] = ()        # attributes that `new_arrays` makes; a copy makes its own
     _beta: Any = None
     _warned = False
@@ -172,6 +152,10 @@ class Sampler:
         "What error messages call it"
         return self.kind
     @property
+    def n_choices(self) -> int:
+        "Among how many it draws"
+        return self.size
+    @property
     def capacity(self) -> int:
         "How many slots its arrays have room for"
         return self.max_sz or 0
@@ -181,8 +165,8 @@ class Sampler:
         `allocate(name, nbytes)`, if given: aligned bytes (uint8) that outlive the process"""
         if self.max_sz is not None:
             raise ValueError(f'this {self.name} already serves a memory: one sampler serves one, make another')
-        max_sz = check_whole('max_sz', max_sz, 1, 2**31 - 1)
-        self.adopt(self.new_arrays(max_sz, allocate) | dict(size=0, settled=False, max_sz=max_sz))
+        max_sz = whole_number('max_sz', max_sz, 1)
+        self.adopt(self.new_arrays(max_sz, allocate) | dict(size=0, max_sz=max_sz))
 
     def adopt(self, attributes: dict[str, Any]) -> None:
         "Set several attributes (one by one: touching `vars(self)` would slow down all later access to them)"
@@ -296,13 +280,13 @@ class Sampler:
         "The attributes that follow from a state, checked; nothing is changed yet"
         kind, options, size, n_batches = take(state, 'kind', 'options', 'size', 'n_batches')
         if kind!=self.kind: raise ValueError(f'state: expected that of a {self.kind}, got that of a {kind!s:.60}')
-        if check_whole('state: size', size) > self.capacity:
+        if whole_number('state: size', size) > self.capacity:
             raise ValueError(f'state: size: {size} is beyond the {self.capacity} slots of this memory')
-        n_batches = check_whole('state: n_batches', n_batches)
+        n_batches = whole_number('state: n_batches', n_batches, most=2**62)
         if not isinstance(options, dict): raise ValueError(f'state: options: expected a dict, got {options!r:.60}')
         options = {str(k): v for k, v in options.items()}
-        if 'beta' in options: options['beta'] = beta_from(options['beta'], self.beta)
-        return self.check_options(**options) | dict(size=int(size), n_batches=n_batches, settled=False)
+        if 'beta' in options: options['beta'] = schedule_from(options['beta'], self.beta)
+        return self.check_options(**options) | dict(size=int(size), n_batches=n_batches)
 
     def check_valid(self) -> bool:
         "True, or an `AssertionError` that says what is broken"
@@ -359,10 +343,8 @@ class Prioritized(Sampler):
         super().on_add(slots)
 
     def update(self, slots: Any, td_errors: Any) -> None:
-        "New TD errors (float[k]) for `slots` (int64[k]): the last of duplicates, or a `ValueError`"
         self._update('slots', as_slots(slots), td_errors, 0, self.size)
     def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:
-        "As `Sampler.update_ids`, in one kernel"
         if type(self).update is not Prioritized.update: return super().update_ids(ids, td_errors, first_id, n_added)
         return self._update('ids', as_ids(ids), td_errors, first_id, n_added)
 
@@ -375,7 +357,6 @@ class Prioritized(Sampler):
         return changed, n_stale
 
     def see(self, priority: float) -> None:
-        "A priority was seen elsewhere: new transitions get at least this one"
         priority = check_number('priority', priority)
         if self.capacity and priority > self.largest: self.set_largest(priority)
 
@@ -390,7 +371,6 @@ class Prioritized(Sampler):
         self.rebuild(priorities, largest, first_id, n_added)
 
     def get_state(self) -> dict[str, Any]:
-        "Options, counters, and the priorities of all filled slots"
         return super().get_state() | dict(largest=self.largest, priorities=self.priorities)
 
     def priorities_in(self, state, size):

@@ -5,13 +5,11 @@
 # %% auto #0
 __all__ = ['LAP', 'Latest', 'Combined', 'ERE']
 
-# %% ../../nbs/3_lasting/05_more.ipynb #b7747f58
+# %% ../../nbs/3_lasting/05_more.ipynb #9248bf15
 from typing import Any
-
 import numpy as np
-
 from .rng import below, words_of
-from .base import check_number, check_whole, take
+from .base import check_number, take, whole_number
 from .proportional import Proportional
 from .uniform import Uniform, draw_repeating
 
@@ -30,17 +28,15 @@ class Latest(Uniform):
     newest = 0
 
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
-        "`m` slots from `first_slot` on (mod `max_sz`) were written; the last is the newest"
         super().add_run(first_slot, m)
         if m: self.newest = (first_slot + m - 1) % self.capacity
     def on_add(self, slots: Any, priorities: Any = None) -> None:
-        "`slots` (int64[m]) were just written; the last is the newest"
         super().on_add(slots)
         if len(slots): self.newest = int(slots[-1])
     def get_state(self) -> dict[str, Any]: return super().get_state() | dict(newest=self.newest)
     def from_state(self, state):
         attributes, (newest,) = super().from_state(state), take(state, 'newest')
-        return attributes | dict(newest=check_whole('state: newest', newest, 0, max(0, attributes['size'] - 1)))
+        return attributes | dict(newest=whole_number('state: newest', newest, 0, max(0, attributes['size'] - 1)))
 
 class Combined(Latest):
     "The newest transition in every batch, the others uniform, none twice (Zhang & Sutton 2017, section 5)"
@@ -65,8 +61,8 @@ class ERE(Latest):
         self.adopt(self.check_options(eta, c_min, period))
     def options(self) -> dict[str, Any]: return dict(eta=self.eta, c_min=self.c_min, period=self.period)
     def check_options(self, eta, c_min, period):                # type: ignore[override]
-        return dict(eta=check_number('eta', eta, 1), c_min=check_whole('c_min', c_min, 1),
-                    period=check_whole('period', period, 1))
+        return dict(eta=check_number('eta', eta, 1), c_min=whole_number('c_min', c_min, 1),
+                    period=whole_number('period', period, 1))
     @property
     def window(self) -> int:
         "How many of the newest transitions the next batch is drawn from"

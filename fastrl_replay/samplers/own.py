@@ -9,7 +9,7 @@ __all__ = ['KINDS', 'OwnSampler', 'as_sampler', 'sampler_from']
 import copy
 from typing import Any
 import numpy as np
-from .base import Sampler, as_priorities, beta_from, check_beta, check_number, take
+from .base import Sampler, as_priorities, check_beta, check_number, schedule_from, take
 from .more import ERE, LAP, Combined
 from .proportional import Proportional
 from .rank import RankBased
@@ -63,7 +63,6 @@ class OwnSampler(Sampler):
     @beta.setter
     def beta(self, value): self.inner.beta = check_beta(value)
     def beta_now(self):
-        "The beta of the next batch, whatever the user has set"
         beta = super().beta_now()
         return None if beta is None else check_number('beta', beta, 1)
     def _call(self, name, default, *args):
@@ -112,6 +111,6 @@ def sampler_from(plain: Any, given: Any = None) -> Sampler:
         what = options.get('name', kind) if isinstance(options, dict) else kind
         raise ValueError(f'sampler: {what!s:.60} ({kind!s:.60}) is not of this library: pass it again, sampler=…')
     options = {str(k): v for k, v in options.items()}
-    if 'beta' in options: options['beta'] = beta_from(options['beta'])
+    if 'beta' in options: options['beta'] = schedule_from(options['beta'])
     try: return KINDS[kind](**options)
     except TypeError as e: raise ValueError(f'sampler: options of a {kind}: {e}') from None

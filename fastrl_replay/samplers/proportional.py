@@ -5,15 +5,13 @@
 # %% auto #0
 __all__ = ['Proportional']
 
-# %% ../../nbs/1_memory/13_proportional.ipynb #eede95a7
+# %% ../../nbs/1_memory/13_proportional.ipynb #33be683c
 from typing import Any
-
 import numpy as np
-
 from ..kernels import kernel, prefetch
+from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, words_of
-from .base import (
-    Prioritized, as_errors, as_ids, beta_state, check_answers, check_beta, check_number)
+from .base import Prioritized, check_beta, check_number
 from .sum_tree import (
     CAPACITY, FIRST, LARGEST, NO_LOWS, ROOT, clear_sums, find, leaf_lines, new_lows, new_tree, power,
     resum_many, resum_run, tree_shape)
@@ -41,8 +39,7 @@ def draw_proportional(slots, probs, weights, words, flat, lows, leaves, n, beta)
     for i in range(bs): probs[i] = np.float32(leaves[i]/mass)
     for i in range(bs): weights[i] = np.float32(power(lowest/leaves[i], beta))
 
-# %% ../../nbs/1_memory/13_proportional.ipynb #ae833c2a
-_FOUR, _MOST = np.uint64(4), 1.7976931348623157e308         # the largest float
+_FOUR = np.uint64(4)
 
 @kernel(error_model='numpy')
 def write_ids(tree, lows, ids, lines, values, first_id, n_added, least, eps, alpha):
@@ -54,7 +51,7 @@ def write_ids(tree, lows, ids, lines, values, first_id, n_added, least, eps, alp
     for i in range(k):
         size = abs(values[i])
         values[i] = (size if size > least else least) + eps
-        fine &= (size <= _MOST) & (values[i] <= _MOST) & (ids[i] >= 0) & (ids[i] < n_added)
+        fine &= (size < np.inf) & (values[i] < np.inf) & (ids[i] >= 0) & (ids[i] < n_added)
     if not fine: return -1, 0
     for i in range(k):
         slot = ids[i] - start  # id mod capacity, without a division
@@ -105,7 +102,7 @@ def lay_down(tree, lows, priorities, largest, alpha):
     clear_sums(tree, lows)
     if n: write_run(tree, lows, 0, n, alpha, priorities)
 
-# %% ../../nbs/1_memory/13_proportional.ipynb #470f59aa
+# %% ../../nbs/1_memory/13_proportional.ipynb #9fffb63c
 class Proportional(Prioritized):
     """P(i) = p_i^alpha / Σ p^alpha with p = |TD error| + eps (Schaul et al. 2016, 3.3), stratified,
     with replacement.
@@ -131,15 +128,13 @@ class Proportional(Prioritized):
         return dict(_alpha=check_number('alpha', alpha), _beta=check_beta(beta), eps=check_number('eps', eps, 1e100),
                     normalize=normalize)
     def options(self) -> dict[str, Any]:
-        "The constructor's arguments as plain data"
-        return dict(alpha=self._alpha, beta=beta_state(self.beta), eps=self.eps, normalize=self.normalize)
+        return dict(alpha=self._alpha, beta=schedule_state(self.beta), eps=self.eps, normalize=self.normalize)
     def new_arrays(self, max_sz, allocate):
         "An empty tree; in bytes that outlive the process, priorities stay until `recover` reads them"
         tree = new_tree(max_sz, None if allocate is None else lambda nbytes: allocate('priorities', nbytes))
         return dict(tree=tree, flat=tree.reshape(-1), lows=new_lows(tree) if self.normalize=='memory' else NO_LOWS,
                     lines=np.empty(0, np.int64), values=np.empty(0), allocated=allocate is not None)
     def set_alpha(self, alpha):
-        "Recompute all leaves"
         self._alpha = alpha
         if self.size: write_run(self.tree, self.lows, 0, self.size, alpha, self.priorities)
     @property
@@ -151,28 +146,23 @@ class Proportional(Prioritized):
         return leaf_lines(self.tree)[:-(-self.size//4), 4:].flatten()[:self.size]
 
     @staticmethod
-    def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> np.ndarray:
-        "The priorities (float64[k]) of `slots` in the bytes `kept` of a sampler of `max_sz` slots"
+    def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> Any:
+        "Of a sampler of `max_sz` slots, whose bytes are `kept`: the priorities of `slots` (float64[k]), the largest"
         first, lines = tree_shape(max_sz)
-        tree, slots = kept.view(np.float64)[:8*(first + lines)].reshape(-1, 8), np.asarray(slots, np.int64)
-        return tree[first + (slots >> 2), 4 + (slots & 3)]
+        tree = kept.view(np.float64)[:8*(first + lines)].reshape(-1, 8)
+        return tree[first + (slots >> 2), 4 + (slots & 3)], tree[0, LARGEST]
 
-    def kept(self):
-        "As `Prioritized.kept`"
-        return self.priorities, self.largest
+    def kept(self): return self.priorities, self.largest
     def rebuild(self, priorities, largest, first_id, n_added):
-        "As `Prioritized.rebuild`"
         lay_down(self.tree, self.lows, priorities, largest, self._alpha)
 
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
-        "`m` slots from `first_slot` on were written; `priorities`: float64[m], None: the largest"
         grows = self.size!=self.max_sz
         if grows: self.check_attached()
         write_run(self.tree, self.lows, first_slot, m, self._alpha, LARGEST_SEEN if priorities is None else priorities)
         if grows: self.fill(first_slot + m)    # last: all that is counted has an entry, at any time
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        "Fill `slots` (int64[bs]), `probs` and `weights` (float32[bs]), in random order"
         bs = len(slots)
         if not self.size or not bs: self.refuse(bs)
         beta = self.beta_now() or 0.
@@ -185,24 +175,10 @@ class Proportional(Prioritized):
         self.lines = np.empty(k, np.int64)
 
     def write(self, ids, values, first_id, n_added, fresh):
-        "As `Prioritized.write`; `fresh` values are priorities, others TD errors"
         k, least, eps = len(ids), 0. if fresh else self.least, 0. if fresh else self.eps
         if len(self.lines) < k: self._make_scratch(k)
         self.values[:k] = values
         return write_ids(self.tree, self.lows, ids, self.lines, self.values, first_id, n_added, least, eps, self._alpha)
-
-    def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:
-        "As `Sampler.update_ids`, in one kernel"
-        ids = as_ids(ids)
-        k, td = len(ids), as_errors(td_errors, len(ids))
-        if not self.size or type(self).update is not Proportional.update:
-            return super().update_ids(ids, td, first_id, n_added)
-        if len(self.lines) < k: self._make_scratch(k)
-        self.values[:k] = td
-        changed, n_stale = write_ids(self.tree, self.lows, ids, self.lines, self.values, first_id, n_added,
-                                     self.least, self.eps, self._alpha)
-        if changed < 0: check_answers('ids', ids, td, n_added)         # raises, and says why
-        return changed, n_stale
 
     def mass(self) -> float:
         "Σ p^alpha; 0 if no priority is above 0"
@@ -215,9 +191,7 @@ class Proportional(Prioritized):
         leaves = leaf_lines(self.tree)[:, :4]
         return float(leaves.min(initial=np.inf, where=leaves > 0))
 
-    def set_largest(self, priority):
-        "As `Prioritized.set_largest`"
-        self.tree[0, LARGEST] = priority
+    def set_largest(self, priority): self.tree[0, LARGEST] = priority
 
     def from_state(self, state):
         attributes = super().from_state(state)

@@ -12,66 +12,24 @@ from llvmlite import ir
 from numba import config, types
 from numba.extending import intrinsic
 from ..kernels import inner, kernel, prefetch
+from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, words_of
-from .base import Prioritized, as_ids, beta_state, check_beta, check_number, check_whole, take
+from .base import Prioritized, as_ids, check_beta, check_number, take, whole_number
 from .sum_tree import power
 
-# %% ../../nbs/3_lasting/04_rank.ipynb #b5c574d2
-def slide_plain(array, source, target, n):
-    "array[target:target+n] = array[source:source+n], which may overlap"
-    array[target:target+n] = array[source:source+n].copy()
-
-@intrinsic
-def _slide(typingctx, array, source, target, n):
-    def codegen(ctx, builder, sig, args):
-        data, byte_p = ctx.make_array(sig.args[0])(ctx, builder, args[0]).data, ir.IntType(8).as_pointer()
-        int64, width = ir.IntType(64), sig.args[0].dtype.bitwidth//8
-        at = [builder.bitcast(builder.gep(data, [args[k]]), byte_p) for k in (2, 1)]
-        move = builder.module.declare_intrinsic('llvm.memmove', [byte_p, byte_p, int64])
-        builder.call(move, [*at, builder.mul(args[3], int64(width)), ir.IntType(1)(0)])
-        return ctx.get_dummy_value()
-    return types.void(array, types.int64, types.int64, types.int64), codegen
-
-slide: Any = slide_plain if getattr(config, 'DISABLE_JIT', 0) else _slide
-
-# %% ../../nbs/3_lasting/04_rank.ipynb #5c4fc787
+# %% ../../nbs/3_lasting/04_rank.ipynb #54ffd8c3
 START, BIRTH, BLOCK, SIZE, HEAD = range(5)  # rows of the directory: first key, its birth, number, entries; counters
 BLOCKS, BORN, FIRST, WIDTH, SUMMED = range(5)  # counters: blocks in use, births, smallest key ever, room in a block,
 _AHEAD = 6  # … ranks whose mass is known. Blocks between a prefetch and its use
-_OUT = np.iinfo(np.int64).min
-
-def sorted_slots(keys, births):
-    "As `np.lexsort((births, keys))`, which is slow where few keys are equal"
-    order = np.argsort(keys)
-    ranked = keys[order]
-    twins = ranked[1:]==ranked[:-1]
-    if not twins.any(): return order
-    tied = np.append(twins, False)
-    tied[1:] |= twins
-    among = order[tied]                                     # runs of equal keys, each in its place
-    order[tied] = among[np.lexsort((births[among], ranked[tied]))]
-    return order
+_SEEN, _SLOTS = 0, 8  # places in what is kept: the largest priority seen, that of slot 0
 
 def empty_blocks(capacity, width=128):
     "`keys`, `slots`, `table`, `directory` for `capacity` slots, none of which is in"
     most = 4*capacity//width + 8
     directory = np.zeros((5, most), np.int64)
-    directory[BLOCK], directory[START, 0] = np.arange(most), _OUT
+    directory[BLOCK], directory[START, 0] = np.arange(most), np.iinfo(np.int64).min
     directory[HEAD, WIDTH], directory[HEAD, BLOCKS] = width, 1
     return np.zeros(most*width, np.int64), np.zeros(most*width, np.int32), np.zeros((capacity, 2), np.int64), directory
-
-def fill_blocks(blocks, n):
-    "Insert the first `n` slots, known to the table; a `ValueError` if two have the same key and birth"
-    keys, slots, table, directory = blocks
-    order, width = sorted_slots(*table[:n].T), int(directory[HEAD, WIDTH])
-    ranked, part = table[order], 3*width//4
-    if (ranked[1:]==ranked[:-1]).all(1).any():
-        raise ValueError('births: two entries have the same key and the same insertion number')
-    at, used = np.arange(n)//part*width + np.arange(n) % part, max(1, -(-n//part))
-    keys[at], slots[at] = ranked[:, 0], order
-    directory[SIZE, :used], directory[SIZE, used - 1] = part, n - part*(used - 1)
-    directory[START, 1:used], directory[BIRTH, 1:used] = ranked[part::part].T
-    directory[HEAD, BLOCKS] = used
 
 def entries_of(directory):
     "Where the entries are, in order (int64[n])"
@@ -79,7 +37,6 @@ def entries_of(directory):
     starts = used[BLOCK]*directory[HEAD, WIDTH] - np.cumsum(used[SIZE]) + used[SIZE]
     return np.repeat(starts, used[SIZE]) + np.arange(used[SIZE].sum())
 
-# %% ../../nbs/3_lasting/04_rank.ipynb #457b39ff
 @inner(forceinline=True)
 def reaches(directory, b, key, birth):
     "Does block `b` begin at or before (key, birth)?"
@@ -111,19 +68,19 @@ def blocks_of(directory, keys, births, blocks):
             blocks[i] = block_among_equals(directory, blocks[i], keys[i], births[i])
 
 @inner(forceinline=True)
+def fetch_block(keys, slots, directory, b):
+    "Prefetch the entries of block `b`"
+    start = directory[BLOCK, b]*directory[HEAD, WIDTH]
+    for at in range(start, start + directory[SIZE, b], 8): prefetch(keys, at)
+    for at in range(start, start + directory[SIZE, b], 16): prefetch(slots, at)
+
+@inner(forceinline=True)
 def block_now(directory, b, key, birth):
     "Block `b` if (key, birth) still belongs there, else where it belongs after splits and merges"
     last = directory[HEAD, BLOCKS] - 1
     if b <= last and reaches(directory, b, key, birth):
         if b==last or not reaches(directory, b + 1, key, birth): return b
     return block_among_equals(directory, np.int64(0), key, birth)
-
-@inner(forceinline=True)
-def fetch_block(keys, slots, directory, b):
-    "Prefetch the entries of block `b`"
-    start = directory[BLOCK, b]*directory[HEAD, WIDTH]
-    for at in range(start, start + directory[SIZE, b], 8): prefetch(keys, at)
-    for at in range(start, start + directory[SIZE, b], 16): prefetch(slots, at)
 
 @inner(forceinline=True)
 def place_of(keys, slots, table, directory, b, key, birth):
@@ -137,12 +94,34 @@ def place_of(keys, slots, table, directory, b, key, birth):
         else: n = middle
     return at
 
-# %% ../../nbs/3_lasting/04_rank.ipynb #0413e2b5
+# %% ../../nbs/3_lasting/04_rank.ipynb #a287ef16
+def slide_plain(array, source, target, n):
+    "array[target:target+n] = array[source:source+n], which may overlap"
+    array[target:target+n] = array[source:source+n].copy()
+
+@intrinsic
+def _slide(typingctx, array, source, target, n):
+    def codegen(ctx, builder, sig, args):
+        data, byte_p = ctx.make_array(sig.args[0])(ctx, builder, args[0]).data, ir.IntType(8).as_pointer()
+        int64, width = ir.IntType(64), sig.args[0].dtype.bitwidth//8
+        at = [builder.bitcast(builder.gep(data, [args[k]]), byte_p) for k in (2, 1)]
+        move = builder.module.declare_intrinsic('llvm.memmove', [byte_p, byte_p, int64])
+        builder.call(move, [*at, builder.mul(args[3], int64(width)), ir.IntType(1)(0)])
+        return ctx.get_dummy_value()
+    return types.void(array, types.int64, types.int64, types.int64), codegen
+
+slide: Any = slide_plain if getattr(config, 'DISABLE_JIT', 0) else _slide
+
+@inner(forceinline=True)
+def move(keys, slots, source, target, n):
+    "Move `n` entries"
+    slide(keys, source, target, n)
+    slide(slots, source, target, n)
+
 @inner
 def shift_directory(directory, source, target, n):
     "Move `n` of its columns"
-    flat, columns = directory.reshape(-1), directory.shape[1]
-    for row in range(HEAD): slide(flat, row*columns + source, row*columns + target, n)
+    for row in range(HEAD): slide(directory[row], source, target, n)
 
 @inner
 def open_block(directory, b, key, birth):
@@ -158,13 +137,11 @@ def merge(keys, slots, directory, b):
     "Move the entries of block `b+1` into `b`, if they fill at most half a block or one is empty"
     width, n, m = directory[HEAD, WIDTH], directory[SIZE, b], directory[SIZE, b + 1]
     if 2*(n + m) > width and n and m: return
-    last, number, end = directory[HEAD, BLOCKS] - 1, directory[BLOCK, b + 1], directory[BLOCK, b]*width + n
-    slide(keys, number*width, end, m)
-    slide(slots, number*width, end, m)
+    last, number = directory[HEAD, BLOCKS] - 1, directory[BLOCK, b + 1]
+    move(keys, slots, number*width, directory[BLOCK, b]*width + n, m)
     directory[SIZE, b] = n + m
     shift_directory(directory, b + 2, b + 1, last - b - 1)
-    directory[BLOCK, last] = number
-    directory[HEAD, BLOCKS] = last
+    directory[BLOCK, last], directory[HEAD, BLOCKS] = number, last
 
 @inner
 def make_room(keys, slots, table, directory, b, at, key, birth):
@@ -177,43 +154,35 @@ def make_room(keys, slots, table, directory, b, at, key, birth):
         return b + 1, np.int64(0)
     middle = directory[BLOCK, b]*width + half
     open_block(directory, b + 1, keys[middle], table[slots[middle], 1])
-    slide(keys, middle, directory[BLOCK, b + 1]*width, width - half)
-    slide(slots, middle, directory[BLOCK, b + 1]*width, width - half)
+    move(keys, slots, middle, directory[BLOCK, b + 1]*width, width - half)
     directory[SIZE, b], directory[SIZE, b + 1] = half, width - half
     return (b, at) if at <= half else (b + 1, at - half)
 
 @inner(forceinline=True)
-def insert(keys, slots, table, directory, b, slot):
-    "Insert `slot`, known to the table: into block `b`, unless that was split or merged"
+def insert_or_remove(keys, slots, table, directory, b, slot, inserts):
+    "`slot`, known to the table: into block `b` or out of it, unless that was split or merged"
     key, birth, width = table[slot, 0], table[slot, 1], directory[HEAD, WIDTH]
     b = block_now(directory, b, key, birth)
     at = place_of(keys, slots, table, directory, b, key, birth)
-    if directory[SIZE, b]==width: b, at = make_room(keys, slots, table, directory, b, at, key, birth)
+    if inserts and directory[SIZE, b]==width:
+        b, at = make_room(keys, slots, table, directory, b, at, key, birth)
     start, n = directory[BLOCK, b]*width + at, directory[SIZE, b] - at
-    slide(keys, start, start + 1, n)
-    slide(slots, start, start + 1, n)
-    keys[start], slots[start] = key, slot
-    directory[SIZE, b] += 1
+    if inserts:
+        move(keys, slots, start, start + 1, n)
+        keys[start], slots[start] = key, slot
+        directory[SIZE, b] += 1
+    else:
+        move(keys, slots, start + 1, start, n - 1)
+        directory[SIZE, b] -= 1
+        if b + 1 < directory[HEAD, BLOCKS]: merge(keys, slots, directory, b)
+        if b > 0: merge(keys, slots, directory, b - 1)
 
-@inner(forceinline=True)
-def remove(keys, slots, table, directory, b, slot):
-    "Remove `slot`: from block `b`, unless that was split or merged"
-    key, birth, width = table[slot, 0], table[slot, 1], directory[HEAD, WIDTH]
-    b = block_now(directory, b, key, birth)
-    at = place_of(keys, slots, table, directory, b, key, birth)
-    start, n = directory[BLOCK, b]*width + at, directory[SIZE, b] - at - 1
-    slide(keys, start + 1, start, n)
-    slide(slots, start + 1, start, n)
-    directory[SIZE, b] -= 1
-    if b + 1 < directory[HEAD, BLOCKS]: merge(keys, slots, directory, b)
-    if b > 0: merge(keys, slots, directory, b - 1)
-
-# %% ../../nbs/3_lasting/04_rank.ipynb #fc2b3cda
 @kernel
-def change(keys, slots, table, directory, changed, wanted, fresh):
+def change(keys, slots, table, directory, changed, wanted, fresh, kept=None):
     """Give the slots `changed` (int64[k]) the keys `wanted` (int64[k], below 0), `fresh`: and new births.
 
-    The last of duplicates counts. Returns how many distinct slots there are."""
+    The last of duplicates counts. `kept` (float64[8 + slots]) notes the largest priority seen, then
+    those of the slots. Returns how many distinct slots there are."""
     k, flat, distinct = changed.shape[0], table.reshape(-1), 0
     for i in range(k): prefetch(flat, 2*changed[i])
     before, births, blocks = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int64)
@@ -221,9 +190,10 @@ def change(keys, slots, table, directory, changed, wanted, fresh):
     blocks_of(directory, before, births, blocks)
     for i in range(min(k, _AHEAD)): fetch_block(keys, slots, directory, blocks[i])
     for i in range(k):
+        slot = changed[i]
         if i + _AHEAD < k: fetch_block(keys, slots, directory, blocks[i + _AHEAD])
-        if table[changed[i], 0] < 0: remove(keys, slots, table, directory, blocks[i], changed[i])
-        table[changed[i], 0] = 0
+        if table[slot, 0] < 0: insert_or_remove(keys, slots, table, directory, blocks[i], slot, False)
+        table[slot, 0] = 0
     if fresh:
         for i in range(k): births[i] = directory[HEAD, BORN] + i
         directory[HEAD, BORN] += k
@@ -235,9 +205,11 @@ def change(keys, slots, table, directory, changed, wanted, fresh):
         if i + _AHEAD < k: fetch_block(keys, slots, directory, blocks[i + _AHEAD])
         if table[slot, 0]!=i + 1: continue
         table[slot, 0], table[slot, 1] = wanted[i], births[i]
-        insert(keys, slots, table, directory, blocks[i], slot)
+        insert_or_remove(keys, slots, table, directory, blocks[i], slot, True)
         directory[HEAD, FIRST] = min(directory[HEAD, FIRST], wanted[i])
+        if kept is not None: kept[_SLOTS + slot] = np.int64(~wanted[i]).view(np.float64)
         distinct += 1
+    if kept is not None: kept[_SEEN] = np.int64(~directory[HEAD, FIRST]).view(np.float64)
     return distinct
 
 @kernel
@@ -311,58 +283,32 @@ def draw_ranks(drawn, probs, weights, words, slots, directory, mass, n, alpha, b
         k = order[i]
         drawn[i], probs[i], weights[i] = found[k], (mass[ranks[k]] - mass[ranks[k] - 1])/total, targets[k]
 
-# %% ../../nbs/3_lasting/04_rank.ipynb #b64d1c49
-_MOST = 1.7976931348623157e308          # the largest float
-_SEEN, _SLOTS = 0, 8  # places in `kept`: the largest priority seen, that of slot 0
-
-@inner
-def key_of(p):
-    "Integers in the order of falling |p|, all below zero"
-    return ~np.float64(abs(p)).view(np.int64)
-
-@inner
-def keep(kept, directory, changed, keys):
-    "Note in `kept` (float64[8 + slots]) what was seen, then the priorities of the slots `changed`"
-    kept[_SEEN] = np.int64(~directory[HEAD, FIRST]).view(np.float64)
-    for i in range(changed.shape[0]): kept[_SLOTS + changed[i]] = np.int64(~keys[i]).view(np.float64)
-
+# %% ../../nbs/3_lasting/04_rank.ipynb #8c2220a5
 @kernel
 def write_ids(keys, slots, table, directory, kept, ids, values, first_id, n_added, fresh):
     "Priorities |values| for the living `ids`: distinct ids, stale entries; −1, unchanged: bad input"
     k, fine, living = ids.shape[0], True, 0
-    for i in range(k): fine &= (abs(values[i]) <= _MOST) & (ids[i] >= 0) & (ids[i] < n_added)
+    for i in range(k): fine &= (abs(values[i]) < np.inf) & (ids[i] >= 0) & (ids[i] < n_added)
     if not fine: return -1, 0
     changed, wanted = np.empty(k, np.int64), np.empty(k, np.int64)
     for i in range(k):
-        changed[living], wanted[living] = ids[i] % table.shape[0], key_of(values[i])
+        changed[living], wanted[living] = ids[i] % table.shape[0], ~np.float64(abs(values[i])).view(np.int64)
         living += ids[i] >= first_id
-    distinct = change(keys, slots, table, directory, changed[:living], wanted[:living], fresh)
-    if kept is not None: keep(kept, directory, changed[:living], wanted)
-    return distinct, k - living
-
-@kernel
-def write_run(keys, slots, table, directory, kept, first_slot, m, given):
-    "The priorities `given` (float64[m], None: the largest seen) for `m` slots from `first_slot` on"
-    changed, wanted = np.empty(m, np.int64), np.empty(m, np.int64)
-    for i in range(m):
-        changed[i] = (first_slot + i) % table.shape[0]
-        wanted[i] = directory[HEAD, FIRST]
-        if given is not None: wanted[i] = key_of(given[i])
-    change(keys, slots, table, directory, changed, wanted, True)
-    if kept is not None: keep(kept, directory, changed, wanted)
+    return change(keys, slots, table, directory, changed[:living], wanted[:living], fresh, kept), k - living
 
 def keys_of(priorities):
-    "`key_of` for all `priorities` (float64[n] ≥ 0)"
+    "Integers in the order of falling `priorities` (float64[n] ≥ 0), all below zero"
     return ~(np.asarray(priorities, np.float64).view(np.int64) & np.iinfo(np.int64).max)  # −0 is 0
 
-# %% ../../nbs/3_lasting/04_rank.ipynb #fd3716a5
+# %% ../../nbs/3_lasting/04_rank.ipynb #3ed8377a
 class RankBased(Prioritized):
     """P(i) = rank(i)^-alpha / Σ rank^-alpha, rank 1 the largest |TD error|; Schaul et al. 2016, 3.3.
 
     Ranks are always exact, ties broken by age, the older first; draws are stratified. `alpha` ≥ 0;
     `beta` in [0, 1], a number or a schedule of the batches drawn; else a `ValueError`."""
-    arrays: tuple[str, ...] = 'keys', 'slots', 'table', 'directory', 'cumulated', 'own'
-    keys: Any = None               # the blocks: see `empty_blocks`
+    arrays: tuple[str, ...] = 'blocks', 'keys', 'slots', 'table', 'directory', 'cumulated', 'own'
+    blocks: Any = None             # keys, slots, table, directory: see `empty_blocks`
+    keys: Any = None
     slots: Any = None
     table: Any = None
     directory: Any = None
@@ -372,7 +318,7 @@ class RankBased(Prioritized):
 
     def __init__(self, alpha: float = .7, beta: Any = .5) -> None: self.adopt(self.check_options(alpha, beta))
     def check_options(self, alpha, beta): return dict(_alpha=check_number('alpha', alpha), _beta=check_beta(beta))
-    def options(self) -> dict[str, Any]: return dict(alpha=self._alpha, beta=beta_state(self.beta))
+    def options(self) -> dict[str, Any]: return dict(alpha=self._alpha, beta=schedule_state(self.beta))
     def new_arrays(self, max_sz, allocate):
         "Empty blocks; bytes that outlive the process keep their priorities, for `recover`"
         none, own = np.empty(0), None
@@ -380,13 +326,16 @@ class RankBased(Prioritized):
         return self._built(max_sz, none, none.astype(np.int64), 0, 1.) | dict(own=own)
 
     def _built(self, max_sz, priorities, births, born, largest):
-        "Attributes: arrays that hold the `priorities` and `births` of the first slots"
+        "Attributes: arrays that hold the `priorities` and `births` of the first slots; or a `ValueError`"
         keys, slots, table, directory = blocks = empty_blocks(max_sz, self.width)
-        n = len(priorities)
-        table[:n, 0], table[:n, 1] = keys_of(priorities), births
-        fill_blocks(blocks, n)
+        wanted, table[:len(births), 1] = keys_of(priorities), births
+        order = np.lexsort((births, wanted))
+        same = (np.diff(wanted[order])==0) & (np.diff(births[order])==0)
+        if same.any(): raise ValueError('births: two entries have the same key and the same insertion number')
+        if len(order): change(*blocks, order, wanted[order], False)
         directory[HEAD, FIRST], directory[HEAD, BORN] = keys_of([largest])[0], born
-        return dict(keys=keys, slots=slots, table=table, directory=directory, cumulated=np.zeros(max_sz + 1))
+        arrays = dict(keys=keys, slots=slots, table=table, directory=directory)
+        return arrays | dict(blocks=blocks, cumulated=np.zeros(max_sz + 1))
 
     def set_alpha(self, alpha):
         if self.directory is not None: self.directory[HEAD, SUMMED] = 0  # the mass table begins again
@@ -397,7 +346,6 @@ class RankBased(Prioritized):
     @property
     def priorities(self) -> np.ndarray:
         return np.empty(0) if self.table is None else (~self.table[:self.size, 0]).view(np.float64)
-
     @property
     def ranks(self) -> np.ndarray:
         "The rank of each filled slot (int64[size]), from 1"
@@ -406,8 +354,9 @@ class RankBased(Prioritized):
         return ranks
 
     @staticmethod
-    def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> np.ndarray:
-        return kept.view(np.float64)[_SLOTS + np.asarray(slots)]
+    def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> Any:
+        numbers = kept.view(np.float64)
+        return numbers[_SLOTS + slots], numbers[_SEEN]
     def kept(self): return self.own[_SLOTS:_SLOTS + self.size].copy(), float(self.own[_SEEN]) or 1.
     def rebuild(self, priorities, largest, first_id, n_added):
         births = np.empty(self.size, np.int64)
@@ -415,14 +364,14 @@ class RankBased(Prioritized):
         self.adopt(self._built(self.capacity, priorities, births, self.size, largest))
         self._keep()
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
-        grows = self.size!=self.max_sz
-        if grows: self.check_attached()
-        write_run(self.keys, self.slots, self.table, self.directory, self.own, first_slot, m, priorities)
-        if grows: self.fill(first_slot + m)    # last: all that is counted has an entry, at any time
+        self.check_attached()
+        slots = np.arange(first_slot, first_slot + m) % self.capacity
+        wanted = np.full(m, self.directory[HEAD, FIRST]) if priorities is None else keys_of(priorities)
+        change(*self.blocks, slots, wanted, True, self.own)
+        if self.size!=self.max_sz: self.fill(first_slot + m)    # last: all that is counted has an entry, at any time
     def write(self, ids, values, first_id, n_added, fresh):
         values = np.ascontiguousarray(values, np.float64)
-        blocks = self.keys, self.slots, self.table, self.directory
-        return write_ids(*blocks, self.own, ids, values, first_id, n_added, fresh)
+        return write_ids(*self.blocks, self.own, ids, values, first_id, n_added, fresh)
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         if not self.size or not len(slots): self.refuse(len(slots))
@@ -443,13 +392,13 @@ class RankBased(Prioritized):
     def _keep(self):
         if self.own is not None: self.own[_SEEN], self.own[_SLOTS:_SLOTS + self.size] = self.largest, self.priorities
     def get_state(self) -> dict[str, Any]:
-        births = np.empty(0, np.int64) if self.table is None else self.table[:self.size, 1].copy()
-        born = 0 if self.directory is None else int(self.directory[HEAD, BORN])
+        if self.table is None: return super().get_state() | dict(born=0, births=np.empty(0, np.int64))
+        born, births = int(self.directory[HEAD, BORN]), self.table[:self.size, 1].copy()
         return super().get_state() | dict(born=born, births=births)
 
     def from_state(self, state):
         attributes, (born, births) = super().from_state(state), take(state, 'born', 'births')
-        size, born = attributes['size'], check_whole('state: born', born, 0, 2**63 - 2**32)
+        size, born = attributes['size'], whole_number('state: born', born, 0, 2**63 - 2**32)
         (priorities, largest), births = self.priorities_in(state, size), as_ids(births, 'state: births')
         if births.shape!=(size,): raise ValueError(f'state: expected {size} births, got {len(births)}')
         if size and not 0 <= births.min() <= births.max() < born:
@@ -466,4 +415,5 @@ class RankBased(Prioritized):
         right = np.append(0, np.cumsum(np.arange(1., summed + 1)**-self.alpha))
         assert np.allclose(self.cumulated[:summed+1], right, rtol=1e-12, atol=0), 'the mass table is wrong'
         assert self.own is None or (self.kept()[0]==self.priorities).all(), 'a priority is not the one that is kept'
-        return check_blocks(self.keys, self.slots, self.table, self.directory, self.size) and super().check_valid()
+        check_blocks(self.keys, self.slots, self.table, self.directory, self.size)
+        return super().check_valid()

@@ -5,14 +5,12 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/1_memory/12_sum_tree.ipynb #be6b4bb8
+# %% ../../nbs/1_memory/12_sum_tree.ipynb #498c4994
 from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.extending import intrinsic
-
 from ..kernels import inner, prefetch
 
 # %% ../../nbs/1_memory/12_sum_tree.ipynb #899973bf

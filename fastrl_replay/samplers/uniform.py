@@ -7,9 +7,7 @@ __all__ = ['Uniform']
 
 # %% ../../nbs/1_memory/11_uniform.ipynb #7c5a9758
 from typing import Any
-
 import numpy as np
-
 from ..kernels import inner, kernel
 from .rng import below_of, load, shuffle, words_of
 from .base import Sampler
@@ -72,12 +70,9 @@ class Uniform(Sampler):
 
     def __init__(self, replace: bool = False) -> None: self.replace = bool(replace)
     def new_arrays(self, max_sz, allocate):
-        "One bit for each slot"
         return dict(marks=np.zeros(-(-max_sz // 64), np.uint64))
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
-        "Slots `first_slot` … `first_slot+m−1` (mod `max_sz`) were just written"
         if self.size!=self.max_sz: self.fill(first_slot + m)
-        self.settled = self.size==self.max_sz and type(self).add_run is Uniform.add_run
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/n, `weights` with one; O(bs)"
@@ -88,14 +83,12 @@ class Uniform(Sampler):
         self.n_batches += 1
 
     def refuse(self, bs: int) -> None:
-        "Raise the `ValueError` that says why no batch of `bs` can be drawn"
         if bs < 1 or not self.size: super().refuse(bs)
         raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {self.size} transitions '
                          f'in the memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
     def options(self) -> dict[str, Any]: return dict(replace=self.replace)
     def check_options(self, replace): return dict(replace=bool(replace))
     def check_valid(self) -> bool:
-        "True, or an `AssertionError` that says what is broken"
         assert self.marks is None or 64*len(self.marks) >= self.capacity, 'too few marks'
         assert self.marks is None or not self.marks.any(), 'marks left behind by a draw'
         return super().check_valid()

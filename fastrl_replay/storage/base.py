@@ -32,6 +32,8 @@ class Storage(Protocol):
     def sample(self, bs, draw, fields=None) -> Batch: "`bs` rows; `draw(slots, probs, weights)` fills in which"
     def follow(self, slots, length, back=False) -> tuple: "Slots along the streams (int64[m, length]); is there one?"
     def neighbours(self, slots) -> tuple: "Ids of the rows before and after in the streams; −1: none"
+    def linked(self) -> Any: "The distances back and ahead along the streams (int32[max_sz, 2]; 0: none)"
+    def column(self, field) -> Any: "One number of every slot, as an array over the rows; None if it is no such field"
     def row(self, slot) -> Any: "The step in one slot, as numpy values"
     def get_state(self, since=0) -> dict: "The rows with ids ≥ `since`, as plain numbers and arrays"
     def set_state(self, pieces) -> None: "Take over what several `get_state` gave, oldest first"
@@ -39,7 +41,7 @@ class Storage(Protocol):
     def flush(self) -> None: "Wait until everything is on the disk, if that is where the rows are"
     def close(self) -> None: "Release files and memory"
 
-# %% ../../nbs/1_memory/07_storage.ipynb #13d0d96c
+# %% ../../nbs/1_memory/07_storage.ipynb #fa7cd927
 def find_place(table, stream):
     "Where `stream` is in the table, its newest id behind it; or a free place (−1 behind it)"
     mask = len(table) - 2
@@ -81,6 +83,7 @@ class Streams:
             at = find_place(self.table, stream)
             self.table[at:at + 2] = stream, id
         self.view = self.table.data               # which Python reads faster
+        self.place = 0                            # where a stream was found last
 
     def known(self, first_id=0) -> tuple:
         "The streams with a newest row no older than `first_id`, in order, and its id (int64)"

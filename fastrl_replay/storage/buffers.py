@@ -5,15 +5,14 @@
 # %% auto #0
 __all__ = ['COUNTED', 'Buffer', 'Buffers']
 
-# %% ../../nbs/1_memory/06_buffers.ipynb #f70a5e60
+# %% ../../nbs/1_memory/06_buffers.ipynb #1b25dafd
 import sys
 from collections import OrderedDict, deque
 from sys import getrefcount
 import numpy as np
-from torch import from_numpy
-from ..batch import Batch, aligned, carve, column_names, column_plan
+from ..batch import Batch, aligned, carve, column_plan
 
-# %% ../../nbs/1_memory/06_buffers.ipynb #2797ac96
+# %% ../../nbs/1_memory/06_buffers.ipynb #b17ebbbe
 COUNTED = sys.implementation.name=='cpython' and getattr(sys, '_is_gil_enabled', lambda: True)()
 "Do reference counts tell who holds an object? Not without a global interpreter lock"
 
@@ -26,12 +25,11 @@ class Buffer:
         self.n, self.layout, self.words = n, layout, raw.view(np.uint64)
         self.slots, self.ids, self.probs = arrays[:3]
         self.weights, *self.leaves = arrays[3:]
-        self._fixed = dict(fixed, _layout=layout, _n=n, _raw=raw)
-        self._fetched = dict(ids=self.ids)
-        self._drawn = dict(ids=self.ids, probs=self.probs, weights=self.weights)
-        self._plain = list(zip(column_names(layout), self.leaves)) if layout.is_plain else None
+        known = dict(fixed, _layout=layout, _n=n, _raw=raw, _arrays=self.leaves)
+        drawn = dict(ids=self.ids, probs=self.probs, weights=self.weights)
+        self._known = known | dict(_header=dict(ids=self.ids)), known | dict(_header=drawn)
         self._counted = [raw.base, raw, *arrays]
-        del raw, arrays
+        del raw, arrays, known, drawn
         self._baseline = sum(map(getrefcount, self._counted))
 
     def is_free(self) -> bool:
@@ -41,19 +39,8 @@ class Buffer:
     def batch(self, drawn: bool) -> Batch:
         "A new batch over the columns; `drawn`: with probabilities and weights, not only ids"
         made = Batch.__new__(Batch)
-        known = made.__dict__
-        known.update(self._fixed)
-        known['_header'] = self._drawn if drawn else self._fetched
-        if self._plain is None: known.update(self._nested_columns())
-        else:
-            for name, a in self._plain: known[name] = from_numpy(a)
+        made.__dict__.update(self._known[drawn])
         return made
-
-    def _nested_columns(self):
-        layout = self.layout
-        tensors = [from_numpy(a) if leaf.bits_of is None else from_numpy(a).view(leaf.bits_of)
-                   for leaf, a in zip(layout.leaves, self.leaves)]
-        return zip(column_names(layout), layout.step(tensors))
 
 # %% ../../nbs/1_memory/06_buffers.ipynb #231c1348
 class Buffers:

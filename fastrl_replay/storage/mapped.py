@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['boot_id', 'PowerCut', 'MappedFolder', 'Journal', 'View']
 
-# %% ../../nbs/3_lasting/02_mapped.ipynb #4e0d32e9
+# %% ../../nbs/3_lasting/02_mapped.ipynb #828743fc
 import errno
 import gc
 import json
@@ -14,51 +14,35 @@ import os
 import shutil
 import time
 import warnings
-import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 from ..batch import Batch
-from ..samplers.base import as_ids, check_whole, take
+from ..samplers.base import as_ids, take, whole_number
 from ..samplers.own import KINDS
-from ..saving import CheckpointError, lock_file, manifest_bytes, naming, read_manifest, write_file
+from ..saving import CheckpointError, Lock, manifest_bytes, naming, read_manifest, write_file
 from ..steps import Layout
 from .frames import check_storage_options, storage_for
 
-# %% ../../nbs/3_lasting/02_mapped.ipynb #63383328
-_locks: set[int] = set()           # descriptors of the lock files that this process holds
-
-def _unlock(fd, owner, held=_locks, getpid=os.getpid, close=os.close):
-    # may run when the interpreter ends, and the module's names are gone
-    if owner!=getpid(): return                 # a forked child has closed its copy already
-    held.discard(fd)
-    close(fd)
-
-def _leave_locks():
-    "In a forked child: while it has a descriptor of a lock file, the lock would stay"
-    for fd in _locks: os.close(fd)
-    _locks.clear()
-
-if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_leave_locks)
-
+# %% ../../nbs/3_lasting/02_mapped.ipynb #4dec6702
 def _take_lock(path):
-    "Lock the file `path`: its descriptor; a `BlockingIOError` says which process holds it"
-    fd, me = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), f'process {os.getpid()}'
-    _locks.add(fd)
-    try: lock_file(fd, exclusive=True)
-    except OSError as e:
-        holder = os.read(fd, 99).decode(errors='replace')
-        _unlock(fd, os.getpid())
-        if not isinstance(e, BlockingIOError): raise         # the file system has no locks
-        what = (f'{holder or "another process"} is writing to this memory, and only one may; '
-                'close it there, or read it with ReplayMemory.peek')
-        if holder==me: what = f'this process ({me}) already has this memory open; close it first'
-        raise BlockingIOError(f'{path.parent}: {what}') from None
-    os.ftruncate(fd, 0)
-    os.write(fd, me.encode())
-    return fd
+    "Lock the file `path`: the `Lock`; a `BlockingIOError` says which process holds it"
+    me = f'process {os.getpid()}'
+    for collected in (False, True):
+        try: lock = Lock(path, exclusive=True, flags=os.O_RDWR | os.O_CREAT)
+        except BlockingIOError:
+            holder = path.read_bytes()[:99].decode(errors='replace')
+            if collected: break
+            gc.collect()                       # perhaps a memory that was dropped without `close`
+            continue
+        os.truncate(path, 0)
+        os.write(lock.fd, me.encode())
+        return lock
+    what = (f'{holder or "another process"} is writing to this memory, and only one may; '
+            'close it there, or read it with ReplayMemory.peek')
+    if holder==me: what = f'this process ({me}) already has this memory open; close it first'
+    raise BlockingIOError(f'{path.parent}: {what}')
 
 # %% ../../nbs/3_lasting/02_mapped.ipynb #b0e4bf4e
 _BLOCK = 1 << 20
@@ -73,7 +57,7 @@ def _allocate_blocks(file, start, stop):
         file.write(kept)
     file.flush()
 
-# %% ../../nbs/3_lasting/02_mapped.ipynb #144a762f
+# %% ../../nbs/3_lasting/02_mapped.ipynb #f4645fbc
 def boot_id():
     "A name for the time since this computer was started (Linux), or None where it has none"
     try: return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
@@ -85,12 +69,6 @@ class PowerCut(NamedTuple):
     first_id: int
     time: float
 
-def _restarted(path, certain):
-    when = np.datetime64(int(certain.time), 's')
-    return (f'{path}: the computer was restarted since something was stored here: if that was a power '
-            f'failure, what the flush of {when} (UTC) waited for is certain, the ids below '
-            f'{certain.n_added}, as far as they were not overwritten later, and check_valid() checks the rest')
-
 def _differences(there, mine, path=()):
     "Name and both values of each difference between two options, or dicts of them"
     if not isinstance(there, dict) or not isinstance(mine, dict):
@@ -98,7 +76,7 @@ def _differences(there, mine, path=()):
         return
     for k in there | mine: yield from _differences(there.get(k), mine.get(k), (*path, k))
 
-# %% ../../nbs/3_lasting/02_mapped.ipynb #a04d0309
+# %% ../../nbs/3_lasting/02_mapped.ipynb #f3e13cfb
 class MappedFolder:
     """Memory-mapped files in the folder `path`, for one writer, or (`writable=False`) for a reader.
 
@@ -114,24 +92,17 @@ class MappedFolder:
         self._maps: dict[str, mmap.mmap] = {}
         self._real: dict[str, int] = {}        # bytes of each file that have blocks on the disk
         self._new: list[Path] = []             # the files of an opening that is under way
-        self._release: Callable[[], Any] = lambda: None
+        self._lock: Lock | None = None
         self.closed = False
-        if writable: self._lock()
         try: self._begin()
         except BaseException:
             self.close()
             raise
 
-    def _lock(self):
-        self.path.mkdir(parents=True, exist_ok=True)
-        try: fd = _take_lock(self.path/'lock')
-        except BlockingIOError:
-            gc.collect()                       # perhaps a memory that was dropped without `close`
-            fd = _take_lock(self.path/'lock')
-        self._release = release = weakref.finalize(self, _unlock, fd, os.getpid())
-        release.atexit = False                 # at the end of the process the system does it
-
     def _begin(self):
+        if self.writable:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _take_lock(self.path/'lock')
         if not self.path.is_dir(): raise CheckpointError(f'{self.path}: no such folder; there is no memory here')
         there = (self.path/self.DESCRIPTION).exists()
         if there: self.description = read_manifest(self.path/self.DESCRIPTION)
@@ -143,20 +114,21 @@ class MappedFolder:
 
     def _look_back(self):
         "Say what is certain, if the computer was restarted and something may be lost"
-        note, boot = self._noted(), boot_id()
-        if note['boot']==boot and not note['closed']: return
-        certain = PowerCut(*(note[k] for k in PowerCut._fields))
-        if boot and note['boot'] and not note['closed']:
-            self.power_cut = certain
-            warnings.warn(_restarted(self.path, certain), stacklevel=2)
-        self._note(certain._asdict(), closed=False)
-
-    def _noted(self):
-        note = read_manifest(self.path/self.FLUSHED)
+        file, boot = self.path/self.FLUSHED, boot_id()
+        note = read_manifest(file)
         kinds = dict(n_added=int, first_id=int, time=float, boot=str | None, closed=bool)
-        if not isinstance(note, dict) or not all(isinstance(note.get(k), o) for k, o in kinds.items()):
-            raise CheckpointError(f'{self.path/self.FLUSHED}: damaged: expected {", ".join(kinds)}')
-        return note
+        with naming(file, 'damaged'):
+            if not all(isinstance(note[k], o) for k, o in kinds.items()): raise TypeError(f'expected {kinds}')
+            certain, noted, closed = PowerCut(*(note[k] for k in PowerCut._fields)), note['boot'], note['closed']
+            when = np.datetime64(int(certain.time), 's')
+        if noted==boot and not closed: return
+        if boot and noted and not closed:
+            self.power_cut = certain
+            warnings.warn(f'{self.path}: the computer was restarted since something was stored here: if that '
+                          f'was a power failure, what the flush of {when} (UTC) waited for is certain, the ids '
+                          f'below {certain.n_added}, as far as they were not overwritten later, and '
+                          'check_valid() checks the rest', stacklevel=2)
+        self._note(certain._asdict(), closed=False)
 
     def _note(self, certain, closed):
         note = dict(time=time.time()) | certain | dict(boot=boot_id(), closed=closed)
@@ -209,7 +181,7 @@ class MappedFolder:
         "The description of a memory, checked: `max_sz`, `sampler`, `layout`, `dedup`"
         with naming(self.path/self.DESCRIPTION, 'this does not describe a memory'):
             there: Any = self.description
-            check_whole('max_sz', there['max_sz'], 1, 2**31 - 1)
+            whole_number('max_sz', there['max_sz'], 1)
             take(there['sampler'], 'kind', 'options')
             Layout.from_plain(there['layout'])
             check_storage_options(there['dedup'], None)
@@ -242,7 +214,7 @@ class MappedFolder:
             with suppress(BufferError): mapped.close()
         for file in self._new: file.unlink(missing_ok=True)
         self._new, self.closed = [], True
-        self._release()
+        if self._lock is not None: self._lock.free()
 
     def __repr__(self):
         mode = 'closed' if self.closed else 'writing' if self.writable else 'reading'
@@ -261,7 +233,7 @@ class Journal:
         "Copy the first `m` rows that were kept back into these slots (int64[m])"
         records[slots] = self._kept[:len(slots)]
 
-# %% ../../nbs/3_lasting/02_mapped.ipynb #950b5050
+# %% ../../nbs/3_lasting/02_mapped.ipynb #8a41fda9
 class View:
     """A look at the memory in the folder `path`, which another process may be writing.
 
@@ -289,14 +261,14 @@ class View:
         "Those of the transitions `ids` that are in the memory, in this order"
         ids = as_ids(ids)
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
-        try: batch = self._storage.fetch(ids % self.max_sz)
-        except RuntimeError as e:              # a frame is missing
-            if (ids >= self.first_id).all(): raise CheckpointError(f'{self.path}: damaged: {e}') from None
-            return self.fetch(ids)             # of a row that was being overwritten
-        if self.layout.stream_leaf is None:
-            batch.streams = self._storage.records['_stream'][ids % self.max_sz]
-        whole = ids >= self.first_id           # asked after the copy: what is still there was whole
-        return batch if whole.all() else _chosen(batch, ids, whole, self.max_sz)
+        slots, damaged = ids % self.max_sz, None
+        try: batch = self._storage.fetch(slots)
+        except RuntimeError as e: damaged = e  # a frame is missing, perhaps of a row being overwritten
+        else:
+            if self.layout.stream_leaf is None: batch.streams = self._storage.records['_stream'][slots]
+        if (ids < self.first_id).any(): return self.fetch(ids)      # without those overwritten meanwhile
+        if damaged: raise CheckpointError(f'{self.path}: damaged: {damaged}')
+        return batch                           # what is there after the copy was whole
 
     def recent(self, k=None) -> Batch:
         "The newest `k` transitions (None: all), in the order of time; fewer, if there are fewer"
@@ -316,7 +288,9 @@ class View:
         if kind is None or not file.exists(): return None
         if self._kept is None: self._kept = self._folder.allocate('priorities', file.stat().st_size)
         with naming(file, 'damaged'):
-            return kind.kept_priorities(self._kept, self.max_sz, as_ids(ids) % self.max_sz)
+            ids, told = as_ids(ids), self._storage.told
+            found, largest = kind.kept_priorities(self._kept, self.max_sz, ids % self.max_sz)
+            return np.where(ids < told, found, largest or 1.)      # of what the sampler was not told yet
 
     def close(self) -> None:
         "Release the files"
@@ -329,8 +303,3 @@ class View:
         if self._folder.closed: return f'View({str(self.path)!r}, closed)'
         what = f'{len(self):,} of {self.max_sz:,}; {self.layout!r}; {self.sampler["kind"]}'
         return f'View({str(self.path)!r}, {what})'
-
-def _chosen(batch, ids, which, max_sz):
-    streams = None if batch.streams is None else batch.streams[which]
-    known = dict(_header=dict(ids=ids[which]), streams=streams, _max_sz=max_sz)
-    return Batch(batch.layout, int(which.sum()), _arrays=[a[which] for a in batch.arrays()], **known)

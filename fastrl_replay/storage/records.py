@@ -17,7 +17,7 @@ from .buffers import Buffers
 from .draw_counts import DrawCounts
 from .fetch import fetch_fields, fetch_kernel
 
-# %% ../../nbs/1_memory/08_records.ipynb #5c2719a6
+# %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
 # The counters: rows so far, the oldest, those the sampler knows, a load under way
 N_ADDED, FIRST_ID, TOLD, LOADING = range(4)
 PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
@@ -36,6 +36,7 @@ class Ring:
         self._count, self._bytes = self.counts.data, raw.data
         self.links, self._next_view = self._links(self.records), self.records['_next'].data
         self.fields = [self._field(self.records, leaf.path) for leaf in self.inner.leaves]
+        self.whose = self.records['_stream'] if self.key is None else self.fields[self.key]
         self.streams, self.unsettled = Streams(), False
         packer, self._order = self.inner.packing
         self._pack, self._flat_type = packer.pack, self.inner.step_type if self.inner.flat else None
@@ -51,7 +52,8 @@ class Ring:
     def _links(self, records):
         "The links of records, back and ahead, as int32 (m, 2)"
         fields: Any = self.inner.record.fields
-        return np.ndarray((len(records), 2), np.int32, records.view(np.uint8), fields['_prev'][1], (self.size, 4))
+        at = fields['_prev'][1]//4
+        return records.view(np.int32).reshape(len(records), -1)[:, at:at + 2]
     @staticmethod
     def _field(records, path):
         for key in path: records = records[str(key)]
@@ -78,18 +80,19 @@ class Ring:
         classes = tuple(map(type, step))
         if classes!=self._classes: self._plan_checks(classes)
         values = list(self._order(step))
-        for k, dtype, shape, fit in self._checks:
+        for k, dtype, shape, take, fit in self._checks:
             v = values[k]
-            values[k] = v.tobytes() if dtype is not None and v.dtype is dtype and v.shape==shape else fit(v)
-        count, table, max_sz = self._count, self.streams.view, self.max_sz
+            values[k] = take(v) if dtype is not None and v.dtype is dtype and v.shape==shape else fit(v)
+        count, streams, max_sz = self._count, self.streams, self.max_sz
         n, first, stream = count[N_ADDED], count[FIRST_ID], 0 if self.key is None else int(values[self._key_at])
-        at = find_place(table, stream)
+        table, at = streams.view, streams.place
+        if table[at]!=stream: at = streams.place = find_place(table, stream)
         newest = table[at + 1]
         back = n - newest if newest >= 0 and n - newest < max_sz else 0
         try: data = self._pack(back, 0, stream, *values) if self.key is None else self._pack(back, 0, *values)
         except (struct.error, OverflowError): self._refuse(values)
         self.unsettled = True
-        if newest < 0: self.streams.begin(stream, n, first)
+        if newest < 0: streams.begin(stream, n, first)
         else: table[at + 1] = n
         if back: self._next_view[newest % max_sz] = back
         if n >= max_sz:
@@ -103,7 +106,7 @@ class Ring:
     def _plan_checks(self, classes):
         "Which values, in packing order, need more than `struct`: for numbers, the class decides"
         found = enumerate(zip(self._order(self.inner.fitters), self._order(classes)))
-        self._checks = [(k, f.dtype if c is np.ndarray and not f.number else None, f.shape, f.fit)
+        self._checks = [(k, f.dtype if c is np.ndarray else None, f.shape, f.take, f.fit)
                         for k, (f, c) in found if c not in f.types]
         self._classes = classes
 
@@ -117,11 +120,12 @@ class Ring:
         """Store `m` rows, one array for each leaf, whose dtype casts without loss; the first id.
         `streams` (int64[m]): whose step each row is; None: `env_id`, else one row of each stream"""
         if self.unsettled: self.settle()
-        first, a = self.n_added, 0
-        if streams is None: streams = self._own_streams(columns, m)
+        first, a = self._count[N_ADDED], 0
+        if streams is None and self.key is not None: streams = columns[self.key].astype(np.int64)
         if m <= self.piece and first % self.max_sz + m <= self.max_sz:
             self._put(columns, m, streams)
             return first
+        if streams is None: streams = np.arange(m)
         while a < m:
             b = min(m, a + self.piece, a + self.max_sz - self.n_added % self.max_sz)
             self._put([c[a:b] for c in columns], b - a, streams[a:b])
@@ -130,36 +134,33 @@ class Ring:
 
     def _put(self, columns, m, streams):
         "Store a piece: `m` rows that fit into the scratch array, and before the ring's end"
-        n = self._count[N_ADDED]
-        slot, first = n % self.max_sz, max(self._count[FIRST_ID], n + m - self.max_sz)
-        fields, rows, _ = self._scratch(m)
+        count, max_sz, size = self._count, self.max_sz, self.size
+        n = count[N_ADDED]
+        at, first = n % max_sz*size, max(count[FIRST_ID], n + m - max_sz)
+        fields, data, numbers = self._scratch(m)
+        if streams is None: streams = numbers
         self.unsettled = True
-        self.streams.link(streams, self._scratch_links, 0, self.links, n, self.max_sz, first)
+        self.streams.link(streams, self._scratch_links, 0, self.links, n, max_sz, first)
         columns = self._content(columns, self._scratch_links, n)
         for field, column in zip(fields, columns): field[...] = column
-        if self.key is None and streams is not self._streams_there: self._note_streams(streams, m)
+        if self.key is None and streams is not self._streams_there:
+            self._streams_there = None
+            self.scratch['_stream'][:m] = streams
+            self._streams_there = streams if streams is numbers else None       # only those never change
         if self.journal is not None: self._keep(n, m)
-        self._count[FIRST_ID], self.rows[slot:slot + m], self._count[N_ADDED] = first, rows, n + m
+        count[FIRST_ID], self._bytes[at:at + m*size], count[N_ADDED] = first, data, n + m
         self.unsettled = False
 
     def _content(self, columns, links, n):
         "What the columns of the rows from `n` on leave in their records"
         return columns
-    def _own_streams(self, columns, m):
-        "`env_id`, or the numbers of the rows"
-        if self.key is not None: return columns[self.key].astype(np.int64)
-        return self._scratch(m)[2] if m <= self.piece else np.arange(m)
-    def _note_streams(self, streams, m):
-        self.scratch['_stream'][:m] = streams
-        self._streams_there = streams if streams is self._scratch(m)[2] else None       # only those never change
-
     def _scratch(self, m):
         "The first `m` scratch records: their fields, their bytes, their numbers"
         if m not in self._scratches:
             if len(self._scratches) > 64: self._scratches.clear()
             part = self.scratch[:m]
             fields = [self._field(part, o.path) for o in self.inner.leaves]
-            self._scratches[m] = fields, part.view(np.uint8).reshape(m, self.size), np.arange(m)
+            self._scratches[m] = fields, part.view(np.uint8).data, np.arange(m)
         return self._scratches[m]
 
     def _keep(self, n, m):
@@ -167,9 +168,8 @@ class Ring:
         slot = n % self.max_sz
         if n >= self.max_sz: self.journal.keep(self.rows[slot:slot + m])
 
-    def _runs(self, ids):
-        "Runs of neighbouring slots of the rows `ids[0]` … `ids[1]−1`: first id, slice of slots"
-        a, end = ids
+    def _runs(self, a, end):
+        "Runs of neighbouring slots of the rows `a` … `end − 1`: first id, slice of slots"
         while a < end:
             slot = a % self.max_sz
             m = min(end - a, self.max_sz - slot)
@@ -178,15 +178,17 @@ class Ring:
 
     def settle(self) -> None:
         "Link all living rows: after an interrupted write, a load, or an opening"
-        self.streams, first = Streams(), self.first_id
-        for n, run in self._runs((first, self.n_added)):
-            part = self.records[run]
-            streams = (part['_stream'] if self.key is None else self.fields[self.key][run]).astype(np.int64)
-            back, ids = part['_prev'].copy(), np.arange(n, n + len(part))
-            self.streams.link(streams, self.links, run.start, self.links, n, self.max_sz, first)
-            gone = (ids - back < first) & (back > 0) & (back < self.max_sz)
-            part['_prev'][gone] = back[gone]        # the step before was overwritten
-        self.unsettled = False
+        self.streams, self.unsettled = self._link_into(self.links), False
+
+    def _link_into(self, links):
+        "Link all living rows in `links`, of which those that lead to overwritten rows stay; the `Streams`"
+        streams, first = Streams(), self.first_id
+        for n, run in self._runs(first, self.n_added):
+            back, ids = links[run, 0].copy(), np.arange(n, n + run.stop - run.start)
+            streams.link(self.whose[run].astype(np.int64), links, run.start, links, n, self.max_sz, first)
+            gone = (links[run, 0]==0) & (back > ids - first) & (back < self.max_sz)
+            links[run, 0][gone] = back[gone]
+        return streams
 
     def recover(self) -> None:
         "Undo an interrupted overwriting, and link all; a `CheckpointError` if it is damaged"
@@ -202,7 +204,7 @@ class Ring:
         self._count[FIRST_ID] = oldest
         self.settle()
 
-# %% ../../nbs/1_memory/08_records.ipynb #05e2659a
+# %% ../../nbs/1_memory/08_records.ipynb #fb6c41e6
 class Records(Ring):
     """A `Storage` of plain records. `room`: `Ram()`, or a `MappedFolder`; `inner`: the layout of
     records, where it isn't the steps' own; `fixed`: attributes that every batch gets"""
@@ -246,13 +248,15 @@ class Records(Ring):
 
     def fill(self, buffer) -> None:
         "Fetch the rows of a buffer's slots"
-        if buffer.layout is not self.inner: return self._fill_some(buffer)
+        if buffer.layout is not self.inner:
+            buffer.ids[:] = self.ids_of(buffer.slots)
+            return self._fill_columns({o.path: c for o, c in zip(buffer.layout.leaves, buffer.leaves)}, buffer.slots)
         if self._kernel is None: self._kernel = fetch_kernel(self.inner)
         self._kernel(self._words, buffer.words, buffer.n, self._count[N_ADDED], self.max_sz)
-    def _fill_some(self, buffer):
-        buffer.ids[:] = self.ids_of(buffer.slots)
-        at = {o.path: k for k, o in enumerate(self.inner.leaves)}
-        fetch_fields([self.fields[at[o.path]] for o in buffer.layout.leaves], buffer.slots, buffer.leaves)
+    def _fill_columns(self, columns, slots):
+        "Fetch columns, given by the paths of their leaves"
+        at = {o.path: field for o, field in zip(self.inner.leaves, self.fields)}
+        fetch_fields([at[path] for path in columns], slots, columns.values())
     def ids_of(self, slots) -> np.ndarray:
         "The ids of the rows in these slots"
         return slots + (self.n_added - 1 - slots)//self.max_sz*self.max_sz
@@ -269,24 +273,24 @@ class Records(Ring):
         follow_links(self.links, slots, out, there, self.n_added, self.first_id, back)
         return out, there
 
-    def begins(self, slots) -> Any:
-        "Is there no step before the rows in these slots, not even an overwritten one?"
+    def linked(self) -> np.ndarray:
+        "The distances back and ahead along the streams of all slots (int32[max_sz, 2]; 0: none)"
         if self.unsettled: self.settle()
-        return self.records['_prev'][slots]==0
+        return self.links
+    def column(self, field) -> Any:
+        "The field of all slots, if it is one array of numbers, as a view of the records; else None"
+        k = self.inner.leaf(field)
+        return None if k is None else self.fields[k]
 
     def neighbours(self, slots) -> tuple:
         "Ids of the previous and the next row in the stream of each (int64[m]); −1: none"
-        if self.unsettled: self.settle()
-        ids = self.ids_of(slots)
-        before = ids - self.records['_prev'][slots].astype(np.int64)
-        after = ids + self.records['_next'][slots].astype(np.int64)
-        return (np.where((before < ids) & (before >= self.first_id), before, -1),
-                np.where((after > ids) & (after < self.n_added), after, -1))
+        found = [self.follow(slots, 2, back) for back in (True, False)]
+        return tuple(np.where(there[:, 1], self.ids_of(out[:, 1]), -1) for out, there in found)
 
     def get_state(self, since=0) -> dict:
         "The rows with ids ≥ `since`, as plain numbers and arrays"
         a = max(since, self.first_id)
-        runs = [self.rows[run] for _, run in self._runs((a, self.n_added))]
+        runs = [self.rows[run] for _, run in self._runs(a, self.n_added)]
         rows = runs[0] if len(runs)==1 else np.concatenate([self.rows[:0], *runs])
         return dict(layout=self.layout.to_plain(), first_id=self.first_id, n_added=self.n_added, since=a, records=rows)
 
@@ -308,37 +312,29 @@ class Records(Ring):
     def _check_piece(self, piece, n):
         "A `ValueError` unless these are rows of this storage, the next after id `n`"
         if Layout.from_plain(piece['layout'])!=self.layout: raise ValueError(f'state: expected steps of {self.layout}')
-        a, first, end = (piece[o] for o in ('since', 'first_id', 'n_added'))
+        a, first, end, rows = (piece[o] for o in ('since', 'first_id', 'n_added', 'records'))
         numbers = all(type(o) is int for o in (a, first, end))
-        if not numbers or not 0 <= a <= end < 2**62 or not first==max(0, end - self.max_sz) or a < end - self.max_sz:
+        if not numbers or not 0 <= a <= end < 2**62 or first!=max(0, end - self.max_sz) or end - a > self.max_sz:
             raise ValueError(f'state: rows {a!r} to {end!r}, the oldest {first!r}, do not fit {self.max_sz} slots')
-        if n is not None and a!=n: raise ValueError(f'state: expected rows from {n} on, got rows from {a}')
-        rows = piece['records']
+        if n not in (None, a): raise ValueError(f'state: expected rows from {n} on, got rows from {a}')
         if rows.dtype==np.uint8 and rows.shape==(end - a, self.size): return
         raise ValueError(f'state: expected {end - a} records of {self.size} bytes, got {rows.dtype}{list(rows.shape)}')
 
-
-
     def _put_piece(self, piece):
         a, rows = piece['since'], piece['records']
-        for n, run in self._runs((a, piece['n_added'])): self.rows[run] = rows[n - a:n - a + run.stop - run.start]
+        for n, run in self._runs(a, piece['n_added']): self.rows[run] = rows[n - a:n - a + run.stop - run.start]
 
     def check_valid(self) -> bool:
         "True, or an `AssertionError` that says what is wrong; O(N)"
         if self.unsettled: self.settle()
         n, first, max_sz = self.n_added, self.first_id, self.max_sz
         assert first==max(0, n - max_sz), f'living ids {first} … {n - 1} in {max_sz} slots'
-        ids = np.arange(first, n)
-        prev, ahead = (self.records[o][ids % max_sz].astype(np.int64) for o in ('_prev', '_next'))
-        inside = (prev >= 0) & (prev < max_sz) & (ahead >= 0) & (ids + ahead < n)
-        assert inside.all(), 'a link leads out of the memory'
-        inside = (prev > 0) & (ids - prev >= first)
-        assert (ahead[(ids - prev)[inside] - first]==prev[inside]).all(), 'a link back has no link ahead'
-        assert inside.sum()==(ahead > 0).sum(), 'a link ahead has no link back'
-        newest = sorted(self.streams.known(first)[1].tolist())
-        assert newest==ids[ahead==0].tolist(), 'the newest record of a stream is not known as such'
-        whose = (self.records['_stream'] if self.key is None else self.fields[self.key])[ids % max_sz]
-        assert (whose[inside]==whose[(ids - prev)[inside] - first]).all(), 'a link joins two streams'
+        ids, links = np.arange(first, n), self.links.copy()
+        streams = self._link_into(links)
+        wrong = (links!=self.links)[ids % max_sz].any(1)
+        assert not wrong.any(), f'the links of row {ids[wrong][0]} do not follow its stream'
+        newest, known = (np.array(o.known(first)).tolist() for o in (streams, self.streams))
+        assert newest==known, 'the newest record of a stream is not known as such'
         return True
 
     def flush(self) -> None:

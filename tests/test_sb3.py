@@ -1,0 +1,474 @@
+"Our buffers under Stable-Baselines3: what they give is what its own give, trainings included, and what it can't do"
+import pickle, subprocess, sys, warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3.common import buffers
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.her import HerReplayBuffer as TheirHer
+
+from fastrl_replay.interop import sb3
+
+FLAT = spaces.Box(-1, 1, (4,), np.float32)
+NESTED = spaces.Dict(a=spaces.Box(0, 255, (2, 3), np.uint8), b=spaces.Discrete(5), c=spaces.Box(-1, 1, (1,), np.float64))
+ACTIONS = spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float64), spaces.MultiBinary(3)
+
+
+def small(**kw):
+    "Options of a short training; SB3 writes into the dict of the policy's"
+    return dict(policy_kwargs=dict(net_arch=[8]), buffer_size=300, learning_starts=60, batch_size=16, train_freq=4, seed=0) | kw
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    "Networks this small are slower on more"
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def observations(space, n, rng):
+    "`n` observations, stacked as SB3's vector environments stack them"
+    if isinstance(space, spaces.Dict): return {k: observations(o, n, rng) for k, o in space.items()}
+    if isinstance(space, spaces.Discrete): return rng.integers(0, space.n, n)
+    return (rng.random((n, *space.shape))*100).astype(space.dtype)
+
+
+def time_step(space, action_space, n, rng, flags=.2):
+    "The arguments of one `add`"
+    actions = np.array([action_space.sample() for _ in range(n)])
+    ended = rng.random(n) < flags
+    infos = [{'TimeLimit.truncated': bool(e and rng.random() < .5)} if rng.random() < .9 else {} for e in ended]
+    return observations(space, n, rng), observations(space, n, rng), actions, rng.normal(size=n).astype(np.float32), ended, infos
+
+
+def leaves(o):
+    "The tensors in samples, in order; None is left out"
+    if isinstance(o, dict): return [t for v in o.values() for t in leaves(v)]
+    if isinstance(o, tuple): return [t for v in o for t in leaves(v)]
+    return [] if o is None else [o]
+
+
+def same(a, b):
+    "Equal tensors, of equal shapes and dtypes, in equal structures"
+    assert type(a) is type(b)
+    for x, y in zip(leaves(a), leaves(b), strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        assert torch.equal(x, y)
+
+
+def both(space, action_space, size, n, theirs=None, **kw):
+    "SB3's buffer and ours"
+    nested = isinstance(space, spaces.Dict)
+    theirs = theirs or (buffers.DictReplayBuffer if nested else buffers.ReplayBuffer)
+    own = sb3.DictReplayBuffer if nested else sb3.ReplayBuffer
+    return theirs(size, space, action_space, 'cpu', n, **kw), own(size, space, action_space, 'cpu', n, **kw)
+
+
+class Alike(sb3.ReplayBuffer):
+    "Ours, but with several environments it draws a time and an environment apart, as SB3 does: the same rows"
+    sample = buffers.BaseBuffer.sample
+
+
+def drawn(buffer, seed, *args):
+    "A sample, from a seed; with several environments the rows that SB3 draws"
+    np.random.seed(seed)                   # noqa: NPY002
+    apart = buffer.n_envs > 1 and not isinstance(buffer, TheirHer)
+    return buffers.BaseBuffer.sample(buffer, *args) if apart else buffer.sample(*args)
+
+
+# ---- what sample returns
+
+@pytest.mark.parametrize('n', [1, 3, 8])
+@pytest.mark.parametrize('space', [FLAT, NESTED, spaces.Discrete(7), spaces.Box(0, 255, (3, 8, 8), np.uint8)], ids=['flat', 'nested', 'discrete', 'image'])
+@pytest.mark.parametrize('timeouts', [True, False])
+def test_samples_are_those_of_sb3(n, space, timeouts):
+    rng = np.random.default_rng(n)
+    for k, action_space in enumerate(ACTIONS):
+        action_space.seed(k)
+        theirs, ours = both(space, action_space, 50, n, handle_timeout_termination=timeouts)
+        for t in range(120):
+            args = time_step(space, action_space, n, rng)
+            theirs.add(*args), ours.add(*args)
+            assert (theirs.pos, theirs.full, theirs.size()) == (ours.pos, ours.full, ours.size())
+            if t % 10 == 0: same(drawn(theirs, t, 16), drawn(ours, t, 16))
+        inds = rng.integers(0, ours.size(), 32)
+        np.random.seed(1)                  # noqa: NPY002
+        a = theirs._get_samples(inds)
+        np.random.seed(1)                  # noqa: NPY002
+        same(a, ours._get_samples(inds))
+        assert ours.memory.check_valid()
+        np.testing.assert_array_equal(theirs.dones, ours.dones)
+        np.testing.assert_array_equal(theirs.rewards, ours.rewards)
+        np.testing.assert_array_equal(theirs.actions, ours.actions)
+        for name in ('observations', 'next_observations'):
+            a, b = getattr(theirs, name), getattr(ours, name)
+            for x, y in zip(leaves(a if isinstance(a, dict) else (a,)), leaves(b if isinstance(b, dict) else (b,)), strict=True):
+                assert x.dtype == y.dtype
+                np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize('n,steps,normalized', [(1, 3, False), (1, 5, True), (4, 2, True), (4, 3, False), (8, 7, False)])
+def test_n_step_samples_are_those_of_sb3(n, steps, normalized):
+    rng = np.random.default_rng(steps)
+    env = VecNormalize(DummyVecEnv([lambda: gym.make('CartPole-v1')]*n)) if normalized else None
+    if env: env.obs_rms.mean[:], env.ret_rms.var = .3, 4.
+    theirs, ours = both(FLAT, ACTIONS[0], 30*n, n, buffers.NStepReplayBuffer, n_steps=steps, gamma=.9)
+    for t in range(100):
+        args = time_step(FLAT, ACTIONS[0], n, rng)
+        theirs.add(*args), ours.add(*args)
+        if t % 7 == 0: same(drawn(theirs, t, 64, env), drawn(ours, t, 64, env))
+
+
+def test_n_step_dicts():
+    rng = np.random.default_rng(0)
+    ours = sb3.DictReplayBuffer(20, NESTED, ACTIONS[0], 'cpu', n_steps=2, gamma=.5)
+    for _ in range(20): ours.add(*time_step(NESTED, ACTIONS[0], 1, rng, flags=0.))
+    got = ours._get_samples(np.array([3, 19]))
+    np.testing.assert_array_equal(got.next_observations['a'], ours.next_observations['a'][[4, 19], 0])
+    np.testing.assert_allclose(got.rewards[:, 0], [ours.rewards[3, 0] + .5*ours.rewards[4, 0], ours.rewards[19, 0]])
+    assert got.discounts.tolist() == [[.25], [.5]]
+
+
+@pytest.mark.parametrize('space', [FLAT, NESTED.spaces['a']])
+def test_normalized_samples_are_those_of_sb3(space):
+    class Env(gym.Env):
+        observation_space, action_space = space, ACTIONS[0]
+        def reset(self, **kw): return space.sample(), {}
+    rng, env = np.random.default_rng(0), VecNormalize(DummyVecEnv([Env]))
+    env.obs_rms.mean[:], env.ret_rms.var = .5, 9.
+    theirs, ours = both(space, ACTIONS[0], 40, 1)
+    for _ in range(30):
+        args = time_step(space, ACTIONS[0], 1, rng)
+        theirs.add(*args), ours.add(*args)
+    same(drawn(theirs, 0, 20, env), drawn(ours, 0, 20, env))
+
+
+@pytest.mark.parametrize('added', [100, 20])
+def test_rows_of_several_environments_are_equally_likely(added):
+    buffer, n, draws = sb3.ReplayBuffer(128, FLAT, ACTIONS[0], 'cpu', 4), 4, 500
+    for t in range(added):
+        state = (4*t + np.arange(4.))[:, None].repeat(4, 1).astype(np.float32)
+        buffer.add(state, state, np.zeros(n), state[:, 0], np.zeros(n, bool), [{}]*n)
+    np.random.seed(0)                      # noqa: NPY002
+    found = torch.cat([buffer.sample(256).rewards for _ in range(draws)]).long().flatten()
+    assert found.min() == max(0, 4*added - 128) and found.max() == 4*added - 1
+    counts, size = torch.bincount(found - found.min()), min(128, 4*added)
+    assert len(counts) == size and ((counts*size/len(found) - 1)**2).mean()*len(found)/size < 1.5      # chi-squared a row: 1
+
+
+@pytest.mark.parametrize('n', [1, 3])
+def test_rows_reach_the_memory_when_it_is_asked_for(n):
+    rng, a, b = np.random.default_rng(0), *(sb3.ReplayBuffer(90*n, FLAT, ACTIONS[0], 'cpu', n) for _ in range(2))
+    for t in range(300):
+        args = time_step(FLAT, ACTIONS[0], n, rng)
+        a.add(*args), b.add(*args)
+        assert (b.pos, b.full, b.size()) == ((t + 1) % 90, t >= 89, min(t + 1, 90))
+        if rng.random() < .1: assert len(a.memory) == n*a.size() and a.memory.check_valid()
+        if t % 100 == 50: b = pickle.loads(pickle.dumps(b))
+    for name in a.memory.layout.fields: np.testing.assert_array_equal(a.stored(name), b.stored(name))
+    assert a.memory.next(range(210*n, 300*n)).tolist() == b.memory.next(range(210*n, 300*n)).tolist()
+
+
+def test_on_disk_each_time_goes_in_at_once(tmp_path):
+    buffer, rng = sb3.ReplayBuffer(20, FLAT, ACTIONS[0], 'cpu', path=tmp_path/'kept'), np.random.default_rng(0)
+    memory = buffer.memory
+    for t in range(5):
+        buffer.add(*time_step(FLAT, ACTIONS[0], 1, rng))
+        assert memory.n_added == t + 1
+    memory.close()
+
+
+def test_what_was_sampled_stays_as_it_was():
+    rng, held = np.random.default_rng(0), []
+    ours = sb3.DictReplayBuffer(50, NESTED, ACTIONS[0], 'cpu')
+    for t in range(200):
+        ours.add(*time_step(NESTED, ACTIONS[0], 1, rng))
+        got = leaves(ours.sample(8))[t % 6]
+        held.append((got, got.clone()))
+    for a, b in held: assert torch.equal(a, b)
+
+
+# ---- trainings
+
+def weights(model): return torch.cat([p.detach().ravel() for p in model.policy.parameters()])
+
+
+@pytest.mark.parametrize('algorithm', [DQN, SAC, TD3])
+@pytest.mark.parametrize('n', [1, 8])
+def test_a_training_is_the_same_to_the_last_bit(algorithm, n):
+    found = []
+    for own in (None, sb3.ReplayBuffer if n == 1 else Alike):
+        env = make_vec_env('CartPole-v1' if algorithm is DQN else 'Pendulum-v1', n, seed=0)
+        model = algorithm('MlpPolicy', VecNormalize(env) if n > 1 else env, replay_buffer_class=own, **small())
+        found.append(weights(model.learn(400)))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize('n', [1, 4])
+def test_n_steps_of_the_algorithm_are_heeded(n):
+    found = []
+    for own in (None, sb3.ReplayBuffer if n == 1 else Alike):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')              # SB3 says that it ignores n_steps; the buffer asks for it
+            model = DQN('MlpPolicy', make_vec_env('CartPole-v1', n, seed=0), replay_buffer_class=own, n_steps=3, gamma=.9, **small())
+        assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (3, .9)
+        found.append(weights(model.learn(400)))
+    assert torch.equal(*found)
+    model = DQN('MlpPolicy', 'CartPole-v1', replay_buffer_class=sb3.ReplayBuffer, replay_buffer_kwargs=dict(n_steps=2, gamma=.5), **small())
+    assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (2, .5)
+
+
+class Frames(gym.Env):
+    "Random images, in episodes that a time limit ends"
+    observation_space, action_space = spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.integers(0, 256, (36, 36, 1), np.uint8), {}
+    def step(self, action):
+        self.t += 1
+        return self.np_random.integers(0, 256, (36, 36, 1), np.uint8), 1., False, self.t % 17 == 0, {}
+
+
+def test_less_memory_with_time_limits_and_learning_on(tmp_path):
+    models = []
+    for own, less in ((None, False), (Alike, True)):
+        env = VecFrameStack(make_vec_env(Frames, 2, seed=0), 4)
+        model = DQN('CnnPolicy', env, replay_buffer_class=own, optimize_memory_usage=less,
+                    **small(policy_kwargs=dict(features_extractor_kwargs=dict(features_dim=8))))
+        models.append(model.learn(100))
+    theirs, ours = models
+    assert torch.equal(weights(theirs), weights(ours))
+    assert ours.replay_buffer.memory.nbytes < .6*sum(o.nbytes for o in (theirs.replay_buffer.observations, theirs.replay_buffer.next_observations))
+    same(drawn(theirs.replay_buffer, 0, 32), drawn(ours.replay_buffer, 0, 32))
+    pos = ours.replay_buffer.pos
+    with pytest.warns(UserWarning, match='last trajectory'): ours.learn(40)          # SB3 sets `dones[pos]`
+    got = ours.replay_buffer._get_samples(np.full(8, pos - 1))
+    assert got.dones.all() and ours.replay_buffer.dones[pos - 1].all()
+    assert ours.replay_buffer.memory.check_valid()
+
+
+@pytest.mark.parametrize('algorithm', [SAC, TD3])
+def test_learning_goes_on_from_a_saved_buffer(tmp_path, algorithm):
+    env = make_vec_env('Pendulum-v1', 2, seed=0)
+    model = algorithm('MlpPolicy', env, replay_buffer_class=sb3.ReplayBuffer, **small()).learn(100)
+    model.save_replay_buffer(tmp_path/'buffer')
+    before = model.replay_buffer
+    model.load_replay_buffer(tmp_path/'buffer')
+    assert model.replay_buffer is not before and isinstance(model.replay_buffer, sb3.ReplayBuffer)
+    same(drawn(before, 0, 32), drawn(model.replay_buffer, 0, 32))
+    model.learn(60, reset_num_timesteps=False)
+    assert model.replay_buffer.size() == 84 and model.replay_buffer.memory.check_valid()
+
+
+def test_a_saved_buffer_is_as_large_as_what_it_holds():
+    env = make_vec_env(lambda: BitFlippingEnv(4), 1)
+    for own, space, kw in ((sb3.ReplayBuffer, FLAT, {}), (sb3.HerReplayBuffer, env.observation_space, dict(env=env))):
+        buffer, rng = own(1_000_000, space, ACTIONS[0], **kw), np.random.default_rng(0)
+        args = time_step(space, ACTIONS[0], 1, rng)
+        for _ in range(3000): buffer.add(*args)
+        saved = pickle.dumps(buffer, pickle.HIGHEST_PROTOCOL)
+        assert len(saved) < 1e6
+        assert pickle.loads(saved).size() == 3000
+
+
+# ---- the buffer itself
+
+def test_pos_full_and_reset():
+    buffer, rng = sb3.ReplayBuffer(10, FLAT, ACTIONS[0], 'cpu', 2), np.random.default_rng(0)
+    assert buffer.buffer_size == 5
+    for _ in range(3): buffer.add(*time_step(FLAT, ACTIONS[0], 2, rng))
+    with pytest.raises(ValueError, match='pos'): buffer.pos = 2
+    buffer.reset()
+    assert (buffer.pos, buffer.full, buffer.size()) == (0, False, 0)
+    with pytest.raises(ValueError, match='empty'): buffer.sample(3)
+    buffer.full = True
+    assert buffer.full and not buffer.sample(4).observations.any() and buffer.memory.check_valid()
+    buffer.add(*time_step(FLAT, ACTIONS[0], 2, rng))
+    assert (buffer.pos, buffer.full) == (1, True)
+    with pytest.raises(ValueError, match='reset'): buffer.full = False
+    buffer.reset()
+    assert buffer.size() == 0
+    with pytest.raises(ValueError): buffer.observations[0] = 1
+
+
+def test_what_does_not_fit_changes_nothing():
+    buffer, rng = sb3.ReplayBuffer(10, FLAT, ACTIONS[0], 'cpu'), np.random.default_rng(0)
+    good = time_step(FLAT, ACTIONS[0], 1, rng)
+    buffer.add(*good)
+    with pytest.raises(ValueError): buffer.add(good[0][:, :3], *good[1:])
+    with pytest.raises((ValueError, TypeError)): buffer.add(good[0], good[1], good[2], np.array(['x']), *good[4:])
+    assert buffer.size() == 1 and buffer.memory.check_valid()
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(ValueError, match='n_steps'): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], n_steps=wrong)
+    with pytest.raises(TypeError, match='wrong'): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], wrong=1)
+
+
+def test_flags_are_written_into_the_memory():
+    buffer, rng = sb3.ReplayBuffer(20, FLAT, ACTIONS[0], 'cpu', 2), np.random.default_rng(0)
+    for _ in range(6): buffer.add(*time_step(FLAT, ACTIONS[0], 2, rng, flags=0.))
+    buffer.dones[4] = True
+    buffer.timeouts[2, 1] = True
+    assert buffer.memory.fetch([8, 9], ('terminated',)).terminated.all()
+    assert [len(buffer.memory.episode(k)) for k in (0, 1, 10)] == [5, 3, 1]
+    with pytest.raises(ValueError, match='column'): buffer.memory.column('state')
+    with pytest.raises(ValueError, match='column'): buffer.memory.column('nothing')
+
+
+# ---- priorities
+
+def test_priorities_reach_the_loss_and_come_back():
+    model = sb3.PrioritizedDQN('MlpPolicy', 'CartPole-v1', replay_buffer_kwargs=dict(alpha=.7, beta=.5), **small())
+    model.learn(300)
+    memory = model.replay_buffer.memory
+    assert len(np.unique(memory.sampler.priorities)) > 100 and memory.check_valid()
+    samples = model.replay_buffer.sample(16)
+    assert samples.weights.shape == samples.rewards.shape == (16, 1) and samples.weights.max() == 1
+    probs = samples.batch.probs.numpy()
+    np.testing.assert_allclose(samples.weights[:, 0], (probs.min()/probs)**.5, rtol=1e-5)
+    assert samples.update_priorities(torch.arange(16.)[:, None]) == len(samples.batch.ids.unique())
+
+
+def test_a_train_that_uses_no_priorities_is_warned_of():
+    model = DQN('MlpPolicy', 'CartPole-v1', replay_buffer_class=sb3.PrioritizedReplayBuffer, **small())
+    with pytest.warns(UserWarning, match='no priority has been updated'): model.learn(480)
+
+
+def test_without_priorities_it_is_dqn():
+    found = []
+    for prioritized in (False, True):
+        model = sb3.PrioritizedDQN if prioritized else DQN
+        model = model('MlpPolicy', 'CartPole-v1', **small(replay_buffer_class=sb3.ReplayBuffer))
+        if prioritized:           # the same rows, with weights of one
+            draw = model.replay_buffer.sample
+            def sample(bs, env=None):
+                samples = sb3.PrioritizedSamples(*draw(bs, env))
+                samples.weights, samples.update_priorities = torch.ones(bs, 1), len
+                return samples
+            model.replay_buffer.sample = sample
+        found.append(weights(model.learn(200)))
+    torch.testing.assert_close(*found)
+
+
+def test_the_same_seed_gives_the_same_prioritized_training():
+    found = [weights(sb3.PrioritizedDQN('MlpPolicy', 'CartPole-v1', **small(seed=k)).learn(200)) for k in (0, 0, 1)]
+    assert torch.equal(*found[:2]) and not torch.equal(*found[1:])
+
+
+# ---- goals
+
+def goal_env(n, n_bits=4): return make_vec_env(lambda: BitFlippingEnv(n_bits, continuous=False), n, seed=0)
+
+
+def her(env, size=60, **kw):
+    return sb3.HerReplayBuffer(size, env.observation_space, env.action_space, env, 'cpu', env.num_envs, **kw)
+
+
+def play(env, buffers_, n, rng, obs=None):
+    "`n` random steps into several buffers; the last observation"
+    obs = env.reset() if obs is None else obs
+    for _ in range(n):
+        actions = rng.integers(0, env.action_space.n, env.num_envs)
+        new, rewards, ended, infos = env.step(actions)
+        after = {k: v.copy() for k, v in new.items()}
+        for k, info in enumerate(infos):
+            if ended[k]:
+                for key in after: after[key][k] = info['terminal_observation'][key]
+        for o in buffers_: o.add({k: v.copy() for k, v in obs.items()}, {k: v.copy() for k, v in after.items()}, actions, rewards, ended, infos)
+        obs = new
+    return obs
+
+
+@pytest.mark.parametrize('n', [1, 3])
+def test_episodes_are_known_as_sb3_knows_them(n):
+    env, rng = goal_env(n), np.random.default_rng(0)
+    ours = her(env, 20*n)
+    theirs = TheirHer(20*n, env.observation_space, env.action_space, env, 'cpu', n)
+    obs = None
+    for _ in range(60):
+        obs = play(env, (theirs, ours), 1, rng, obs)
+        np.testing.assert_array_equal(theirs.ep_length, ours.ep_length)
+        np.testing.assert_array_equal(theirs.ep_start, ours.ep_start)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        theirs.truncate_last_trajectory(), ours.truncate_last_trajectory()
+    np.testing.assert_array_equal(theirs.dones, ours.dones)
+    np.testing.assert_array_equal(theirs.timeouts, ours.timeouts)
+    np.testing.assert_array_equal(theirs.ep_length, ours.ep_length)
+    last = np.full(9, ours.pos - 1)
+    assert not (ours._get_samples(last).dones.numpy().astype(bool) & ours.timeouts[ours.pos - 1].all()).any()
+
+
+@pytest.mark.parametrize('strategy', ['future', 'final', 'episode'])
+def test_goals_are_those_of_the_strategy(strategy):
+    env, rng = goal_env(2, 8), np.random.default_rng(1)
+    ours = her(env, 120, goal_selection_strategy=strategy, n_sampled_goal=3)
+    play(env, [ours], 90, rng)
+    start, length = ours.ep_start, ours.ep_length
+    slots = np.flatnonzero(length.ravel())
+    times, envs = np.divmod(np.repeat(slots, 200), 2)
+    goals = ours._goal_times(times, envs)
+    at, goal_at = (times - start[times, envs]) % 60, (goals - start[times, envs]) % 60
+    assert (goal_at < length[times, envs]).all()
+    if strategy == 'final': assert (goal_at == length[times, envs] - 1).all()
+    if strategy == 'future': assert (goal_at >= at).all()
+    least = {'final': length[times, envs] - 1, 'future': at, 'episode': 0*at}[strategy]
+    share = (goal_at - least)/np.maximum(1, length[times, envs] - 1 - least)
+    assert strategy == 'final' or abs(share[length[times, envs] - least > 1].mean() - .5) < .02
+
+
+def test_relabelled_rows_have_the_rewards_of_their_goals():
+    env, rng = goal_env(2), np.random.default_rng(2)
+    ours = her(env, 200, n_sampled_goal=3, copy_info_dict=True)
+    with pytest.raises(RuntimeError, match='episode'): ours.sample(4)
+    play(env, [ours], 100, rng)
+    got, before = drawn(ours, 0, 40), pickle.dumps(ours.memory[:])
+    goals = got.observations['desired_goal'].numpy()
+    np.testing.assert_array_equal(goals, got.next_observations['desired_goal'])
+    wanted = env.env_method('compute_reward', got.next_observations['achieved_goal'].numpy(), goals, [{}]*40, indices=[0])[0]
+    np.testing.assert_array_equal(got.rewards[:, 0], wanted)
+    assert (got.rewards[10:] == 0).float().mean() > (got.rewards[:10] == 0).float().mean()
+    assert pickle.dumps(ours.memory[:]) == before
+    assert ours.copy_info_dict and set(ours.infos) == set(range(100))
+    assert len(drawn(her_of_one_goal(env, rng), 0, 8).rewards) == 8
+
+
+def her_of_one_goal(env, rng):
+    "A buffer that relabels nothing"
+    ours = her(env, 200, n_sampled_goal=0)
+    play(env, [ours], 50, rng)
+    return ours
+
+
+def test_hindsight_learns_bit_flipping():
+    env = make_vec_env(lambda: BitFlippingEnv(5, continuous=False), 2, seed=0)
+    model = DQN('MultiInputPolicy', env, replay_buffer_class=sb3.HerReplayBuffer, replay_buffer_kwargs=dict(n_sampled_goal=4), seed=0, learning_rate=2e-3,
+                train_freq=1, gradient_steps=2, learning_starts=50, exploration_final_eps=.02, target_update_interval=100, batch_size=32, buffer_size=10_000,
+                policy_kwargs=dict(net_arch=[64]))
+    model.learn(800)
+    assert np.mean(model.ep_success_buffer) > .7
+
+
+def test_hindsight_refuses_n_step_returns():
+    env = goal_env(1)
+    with pytest.raises(ValueError, match='n_steps'): her(env, n_steps=2)
+    buffer = pickle.loads(pickle.dumps(her(env)))
+    play(env, [buffer], 30, np.random.default_rng(0))
+    with pytest.raises(ValueError, match='env'): buffer.sample(8)
+    buffer.set_env(env)
+    assert len(buffer.sample(8).rewards) == 8
+
+
+def test_without_sb3_the_error_names_the_extra():
+    code = 'import sys; sys.modules["stable_baselines3"] = None\nimport fastrl_replay.interop.sb3'
+    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert ran.returncode == 1 and ran.stderr.strip().splitlines()[-1] == (
+        'ImportError: fastrl_replay.interop.sb3 needs Stable-Baselines3: pip install "fastrl_replay[sb3]"')

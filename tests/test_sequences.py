@@ -1,0 +1,383 @@
+"""Sequences beside a twin that lists all windows: which can be drawn, with what probability, and what is in them.
+
+The twin keeps every step ever stored and looks at all of them each time. It knows nothing of links, tails or places."""
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from fastrl_replay.health import trial_draws
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.pipes.sequences import SequenceReplay
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.show import memory_figure
+
+
+class Numbered(NamedTuple):      # with all that may decide where an episode begins and ends
+    x: Any
+    terminated: Any
+    truncated: Any
+    env_id: Any
+    step_n: Any
+    episode_n: Any
+
+class Flagged(NamedTuple):       # steps are counted along the episode
+    x: Any
+    terminated: Any
+    truncated: Any
+    env_id: Any
+
+class Bare(NamedTuple):          # only links decide
+    x: Any
+    env_id: Any
+
+
+class Twin:
+    "All windows of a memory, listed"
+    def __init__(self, max_sz, sequence, kind=Numbered, streams=3, ends=.06):
+        self.max_sz, self.o, self.kind, self.ends = max_sz, sequence, kind, ends
+        self.steps, self.newest = [], {}                    # of each step: its run, its phase, does the run end with it?
+        self.world, self.p, self.largest = [(0, 0)]*streams, {}, 1.
+
+    def play(self, rng, lull=0.):
+        "The next step of a random stream; in a lull, only of the first"
+        e, (end, cut) = int(rng.integers(len(self.world))) if rng.random() > lull else 0, rng.random(2) < self.ends
+        id, (step_n, episode_n), before = len(self.steps), self.world[e], self.newest.get(e)
+        self.world[e] = (0, episode_n + 1) if end or cut else (step_n + 1, episode_n)
+        goes_on = before is not None and id - before < self.max_sz and not self.steps[before][3]
+        run, number = (self.steps[before][0], self.steps[before][1] + 1) if goes_on else (id, 0)
+        along = self.kind is Bare or self.o.across_episodes
+        phase = step_n if self.kind is Numbered and not along else number
+        self.steps.append((run, number, phase, bool(end or cut) and not along))
+        self.newest[e] = id
+        made = dict(x=np.float32([id, e]), terminated=bool(end), truncated=bool(cut), env_id=e, step_n=step_n, episode_n=episode_n)
+        return self.kind(**{k: made[k] for k in self.kind._fields})
+
+    def windows(self):
+        "Start → ids of its window, for every start that can be drawn"
+        n, runs, found = len(self.steps), {}, {}
+        for id in range(max(0, n - self.max_sz), n): runs.setdefault(self.steps[id][0], []).append(id)
+        for ids in runs.values():
+            for k, id in enumerate(ids):
+                window = ids[k:k + self.o.length]
+                whole = len(window)==self.o.length or self.o.pad and self.steps[window[-1]][3]
+                if whole and self.steps[id][2] % self.o.stride==0: found[id] = window
+        for id in self.p.keys() - found.keys(): del self.p[id]
+        for id in found.keys() - self.p.keys(): self.p[id] = self.largest
+        return found
+
+    def update(self, ids, td, eps=1e-6):
+        "p = eta · max|δ| + (1 − eta) · mean|δ| over the valid steps after the burn-in, the last of duplicates"
+        changed = {}
+        for row, errors in zip(ids.tolist(), np.abs(td).tolist()):
+            late = [d for id, d in zip(row[self.o.burn_in:], errors[-(self.o.length - self.o.burn_in):]) if id >= 0]
+            changed[row[0]] = (self.o.eta*max(late) + (1 - self.o.eta)*sum(late)/len(late) if late else 0.) + eps
+        self.p |= changed
+        self.largest = max([self.largest, *changed.values()])
+
+
+def check_batch(batch, windows, length):
+    "Is each row of the batch one of the windows, zeros where it ends?"
+    for row, ids, mask, terminated in zip(batch.x.numpy(), batch.ids.tolist(), batch.mask.tolist(), getattr(batch, 'terminated', batch.ids)):
+        want = windows[ids[0]]
+        assert ids==want + [-1]*(length - len(want)) and mask==[True]*len(want) + [False]*(length - len(want))
+        assert row[:, 0].tolist()==want + [0.]*(length - len(want)) and len(set(row[:len(want), 1]))==1
+        if terminated is not batch.ids: assert not terminated[len(want):].any()
+
+
+def check_all(memory, twin):
+    "Are the windows that can be drawn the twin's, each once?"
+    windows, n = twin.windows(), 0 if not len(memory) else memory.sampler.n_choices
+    assert n==len(windows)
+    if not n: return windows
+    batch = memory.sample(n if not memory.sampler.prioritized else 40)
+    check_batch(batch, windows, twin.o.length)
+    if not memory.sampler.prioritized: assert sorted(batch.ids[:, 0].tolist())==sorted(windows)
+    else: check_probabilities(batch, twin)
+    return windows
+
+
+def check_probabilities(batch, twin, alpha=.6, beta=.4):
+    "P = p^alpha / Σ p^alpha and w = (N·P)^-beta over the batch's largest, to 1e-6"
+    masses = {id: p**alpha for id, p in twin.p.items()}
+    want = np.array([masses[id] for id in batch.ids[:, 0].tolist()])/sum(masses.values())
+    assert np.allclose(batch.probs, want, rtol=1e-6, atol=1e-7)
+    assert np.allclose(batch.weights, (want.min()/want)**beta, rtol=1e-6, atol=1e-7)
+
+
+CASES = [Sequence(4), Sequence(4, 1), Sequence(1), Sequence(5, stride=1), Sequence(5, stride=1, pad=False), Sequence(3, 2, 2, pad=False),
+         Sequence(7, 3, 5), Sequence(4, stride=9), Sequence(6, stride=1, across_episodes=True), Sequence(6, 2, across_episodes=True),
+         Sequence(30, stride=1), Sequence(30, 10)]
+
+
+def live(memory, twin, rng, rounds):
+    "Random steps, one by one and in chunks of any size, draws and updates, checked all the time"
+    for _ in range(rounds):
+        lull = .9 if rng.random() < .1 else 0.
+        m = int(rng.choice([1, 1, 1, 2, 5, 20, twin.max_sz, 2*twin.max_sz + 3] if twin.kind is Numbered else [1, 1, 2, 5, 20]))
+        steps = [twin.play(rng, lull) for _ in range(m)]
+        if m==1: memory.add(steps[0])
+        else: memory.extend(steps)
+        if rng.random() < .3: continue
+        assert memory.check_valid()
+        if check_all(memory, twin) and memory.sampler.prioritized: change(memory, twin, rng)
+
+
+def change(memory, twin, rng):
+    "New priorities for a batch, some of which overwritten meanwhile"
+    batch, o = memory.sample(8), twin.o
+    for _ in range(int(rng.integers(3))): memory.add(twin.play(rng))
+    td = rng.standard_normal((8, rng.choice([o.length, o.length - o.burn_in])))*3
+    twin.windows()
+    gone = {id for id in batch.ids[:, 0].tolist() if id < memory.first_id}
+    stale = memory.n_stale
+    assert batch.update_priorities(td)==len(set(batch.ids[:, 0].tolist()) - gone)
+    assert memory.n_stale - stale==sum(id in gone for id in batch.ids[:, 0].tolist())
+    keep = [k for k, id in enumerate(batch.ids[:, 0].tolist()) if id not in gone]
+    twin.update(batch.ids[keep], td[keep])
+
+
+@pytest.mark.parametrize('kind', [Numbered, Flagged, Bare])
+@pytest.mark.parametrize('prioritized', [False, True])
+@pytest.mark.parametrize('sequence', CASES, ids=repr)
+def test_windows_are_those_of_the_twin(sequence, prioritized, kind):
+    rng = np.random.default_rng([CASES.index(sequence), prioritized])
+    for streams, ends, max_sz in ((1, .06, 40), (3, .2, 50), (3, .02, 70), (12, .1, 64)):
+        twin = Twin(max_sz, sequence, kind, streams, ends)
+        memory = ReplayMemory(max_sz, Proportional() if prioritized else Uniform(), sequence=sequence, seed=0)
+        live(memory, twin, rng, 25)
+
+
+def made(sampler=None, max_sz=50, sequence=None, kind=Numbered, n=70, streams=3, **kw):
+    "A memory and its twin after `n` steps"
+    rng, sequence = np.random.default_rng(1), sequence or Sequence(5, 1)
+    memory, twin = ReplayMemory(max_sz, sampler, sequence=sequence, seed=0, **kw), Twin(max_sz, sequence, kind, streams)
+    for _ in range(n): memory.add(twin.play(rng))
+    return memory, twin, rng
+
+
+@pytest.mark.parametrize('prioritized', [False, True])
+def test_starts_are_drawn_with_their_probability(prioritized):
+    "Chi-square over 10⁶ windows, within five sigma of its mean"
+    memory, twin, rng = made(Proportional(1.) if prioritized else Uniform(), 400, Sequence(6, stride=2), n=1000)
+    windows = twin.windows()
+    if prioritized:
+        ids = np.array([o + [-1]*(6 - len(o)) for o in windows.values()])
+        td = rng.random((len(ids), 6))
+        memory.update_priorities(ids, td)
+        twin.update(ids, td)
+    counts, bs = Counter(), len(windows)//2
+    for _ in range(10**6//bs + 1): counts.update(memory.sample(bs).ids[:, 0].tolist())
+    total, n = sum(counts.values()), len(windows)
+    want = {id: total*p/sum(twin.p.values()) for id, p in twin.p.items()}
+    chi = sum((counts[id] - w)**2/w for id, w in want.items())
+    assert counts.keys() <= windows.keys() and total >= 10**6
+    assert chi < n + 5*(2*n)**.5 and (prioritized or chi < n)       # strata and distinct draws vary less
+
+
+@pytest.mark.parametrize('prioritized', [False, True])
+@pytest.mark.parametrize('kind', [Numbered, Flagged, Bare])
+def test_what_is_loaded_goes_on_to_the_bit(prioritized, kind, tmp_path):
+    import copy
+    sampler = Proportional if prioritized else Uniform
+    memory, twin, rng = made(sampler(), kind=kind)
+    if prioritized: change(memory, twin, rng)
+    memory.save(tmp_path/'m')
+    into = ReplayMemory(50, sampler(), sequence=Sequence(5, 1), seed=9)
+    into.load_state_dict(memory.state_dict())
+    others = [copy.deepcopy(memory), ReplayMemory.load(tmp_path/'m'), into]
+    more = [twin.play(rng) for _ in range(30)]
+    for k in range(0, 30, 10):
+        want = memory.sample(4)
+        if prioritized: want.update_priorities(np.arange(4.))
+        for o in others:
+            batch = o.sample(4)
+            if prioritized: batch.update_priorities(np.arange(4.))
+            for name in ('ids', 'mask', 'probs', 'weights', 'x'): assert np.array_equal(getattr(batch, name), getattr(want, name))
+        for o in (memory, *others):
+            o.extend(more[k:k + 10])
+            assert o.check_valid()
+    with pytest.raises(ValueError, match='sequence'): ReplayMemory(50, sampler(), sequence=Sequence(5)).load_state_dict(memory.state_dict())
+
+
+@pytest.mark.parametrize('prioritized', [False, True])
+@pytest.mark.parametrize('kind', [Numbered, Flagged, Bare])
+def test_a_memory_on_disk_is_found_again(prioritized, kind, tmp_path):
+    "Starts, phases and priorities, whether it was closed or copied while it was open, as after a kill"
+    import shutil
+    memory, twin, rng = made(Proportional() if prioritized else Uniform(), kind=kind, path=tmp_path/'m')
+    if prioritized: change(memory, twin, rng)
+    check_all(memory, twin)
+    shutil.copytree(tmp_path/'m', tmp_path/'killed')
+    memory.close()
+    for where in ('m', 'killed'):
+        with ReplayMemory.open(tmp_path/where) as again:
+            assert again.check_valid() and again.sampler.sequence==Sequence(5, 1)
+            check_all(again, twin)
+    with ReplayMemory.open(tmp_path/'m', seed=0) as again: live(again, twin, rng, 20)
+    with pytest.raises(ValueError, match='sequence'): ReplayMemory(50, path=tmp_path/'m', sequence=Sequence(4))
+
+
+def test_frames_are_read_like_any_rows():
+    class Image(NamedTuple):
+        state: Any
+        next_state: Any
+        terminated: Any
+        truncated: Any
+    rng = np.random.default_rng(0)
+    frames = rng.integers(256, size=(83, 64, 64), dtype=np.uint8)
+    shared, plain = (ReplayMemory(60, sequence=Sequence(6, 2), dedup=o, seed=0) for o in ('auto', None))
+    for k in range(80):
+        step = Image(frames[k:k + 3], frames[k + 1:k + 4], k % 9==8, False)
+        for o in (shared, plain): o.add(step)
+    assert 'frames' in shared.told_how()
+    for _ in range(20):
+        a, b = (o.sample(4) for o in (shared, plain))
+        assert all(np.array_equal(x, y) for x, y in zip(a.astuple(), b.astuple())) and np.array_equal(a.ids, b.ids)
+        for row, ids in zip(a.state, a.ids.tolist()):
+            for state, id in zip(row.numpy(), ids): assert np.array_equal(state, frames[id:id + 3]) if id >= 0 else not state.any()
+
+
+def test_a_batch_of_sequences():
+    import pickle
+    import torch
+    memory, twin, _ = made(Proportional())
+    batch = memory.sample(7)
+    check_batch(batch, twin.windows(), 5)
+    assert batch.burn_in==1 and len(batch)==7 and batch.x.shape==(7, 5, 2) and batch.first('x').tolist()==batch.x[:, 0].tolist()
+    assert torch.equal(batch.idxs, torch.where(batch.mask, batch.ids % 50, -1))
+    turned = batch.time_first()
+    assert turned.x.shape==(5, 7, 2) and turned.x.is_contiguous() and torch.equal(turned.mask, batch.mask.T) and turned.burn_in==1
+    assert torch.equal(turned.first('x'), batch.first('x')) and torch.equal(turned.ids, batch.ids.T)
+    td, again = np.random.default_rng(0).random((7, 5)), made(Proportional())[0]
+    same = again.sample(7)
+    assert same.update_priorities(td)==turned.update_priorities(td.T)
+    assert torch.equal(memory.sample(9).probs, again.sample(9).probs)
+    part, thawed = batch[2:5], pickle.loads(pickle.dumps(batch))
+    for o, want in ((part, slice(2, 5)), (thawed, slice(None)), (batch.to('cpu'), slice(None)), (batch.replace(x=batch.x), slice(None))):
+        assert o.burn_in==1 and torch.equal(o.mask, batch.mask[want]) and torch.equal(o.x, batch.x[want]) and torch.equal(o.ids, batch.ids[want])
+    moved = batch.to('meta')
+    assert moved.x.shape==(7, 5, 2) and moved.x.device.type=='meta' and moved.mask.shape==(7, 5) and moved.burn_in==1
+    assert memory.sample(3, fields=['x']).x.shape==(3, 5, 2)
+    rows = list(batch)
+    assert len(rows)==7 and rows[0].x.shape==(5, 2)
+
+
+def test_fields_may_have_the_names_of_a_batch():
+    class Odd(NamedTuple):
+        mask: Any
+        burn_in: Any
+        first: Any
+    memory = ReplayMemory(20, sequence=Sequence(3))
+    for k in range(20): memory.add(Odd(k, k, k))
+    batch = memory.sample(2)
+    assert batch['mask'].tolist()==batch['first'].tolist()==batch.ids.tolist() and batch.mask.all() and batch.burn_in==0
+    assert batch.first('first').tolist()==batch.ids[:, 0].tolist()
+
+
+def test_windows_from_any_memory():
+    "`sample_sequences`: all windows of one episode alike, whatever the sampler"
+    memory, twin, _ = made(None, 60, Sequence(3, stride=1, pad=False), n=150)
+    plain = ReplayMemory(60, seed=0)
+    plain.extend(memory[:])
+    windows, counts = twin.windows(), Counter()
+    for _ in range(400):
+        batch = memory.sample_sequences(20, 3)
+        check_batch(batch, windows, 3)
+        counts.update(batch.ids[:, 0].tolist())
+    n, want = len(windows), 8000/len(windows)
+    assert sum((counts[id] - want)**2/want for id in windows) < n + 5*(2*n)**.5
+    with pytest.raises(ValueError, match='100|hardly'): memory.sample_sequences(2, 60)
+    for wrong in (0, 61):
+        with pytest.raises(ValueError, match='length'): memory.sample_sequences(2, wrong)
+    with pytest.raises(ValueError, match='empty'): ReplayMemory(9).sample_sequences(1, 1)
+    assert plain.sample_sequences(5, 2).weights.tolist()==[1.]*5
+
+
+def test_health_and_pictures_before_the_first_window():
+    "Nothing can be drawn yet: what depends on draws is NaN or empty"
+    for sampler in (Uniform(), Proportional()):
+        memory, twin, rng = made(sampler, sequence=Sequence(30, pad=False), kind=Bare, n=20)
+        assert memory.sampler.n_choices==0 and all(len(o)==0 for o in trial_draws(memory))
+        health = memory.health()
+        assert np.isnan(health['effective']) and np.isnan(health['weights_effective_share']) and health['n']==20
+        assert memory_figure(memory).axes
+        for _ in range(200): memory.add(twin.play(rng))
+        assert memory.health()['effective'] > 0 or memory.sampler.n_choices==0
+
+
+@pytest.mark.parametrize('options,said', [
+    (dict(length=0), 'length'), (dict(length=4, stride=0), 'stride'), (dict(length=4, burn_in=4), 'burn_in'), (dict(length=4, burn_in=-1), 'burn_in'),
+    (dict(length=2.5), 'length'), (dict(length=4, eta=2), 'eta'), (dict(length=4, eta=np.nan), 'eta')])
+def test_options_that_make_no_sense(options, said):
+    with pytest.raises(ValueError, match=said): Sequence(**options)
+
+
+def test_bad_input_changes_nothing():
+    from fastrl_replay.samplers.rank import RankBased
+    for sampler in (RankBased(), object()):
+        with pytest.raises(TypeError, match='sampler'): ReplayMemory(10, sampler, sequence=Sequence(3))
+    with pytest.raises(ValueError, match='length'): ReplayMemory(10, sequence=Sequence(11))
+    with pytest.raises(TypeError, match='Sequence'): ReplayMemory(10, sequence=4)
+    memory, twin, rng = made(Proportional())
+    batch, before = memory.sample(4), memory.state_dict()
+    good = np.ones((4, 5))
+    for wrong in (np.ones(3), np.ones((4, 3)), np.ones((5, 4)), np.full((4, 5), np.nan), np.full(4, np.inf)):
+        with pytest.raises(ValueError, match='td_errors'): batch.update_priorities(wrong)
+    for ids in (batch.ids + 1000, batch.ids[:, :4], batch.ids[:3]):
+        with pytest.raises(ValueError): memory.update_priorities(ids, good)
+    with pytest.raises(ValueError, match='priority'): memory.add(memory[0], priority=2.)
+    with pytest.raises(ValueError, match='0 starts'): made(kind=Bare, n=2)[0].sample(1)
+    after = memory.state_dict()
+    assert memory.n_added==70 and str(after['memory']['sampler']['inner'])==str(before['memory']['sampler']['inner'])
+    no_start = next(id for id in range(memory.first_id, 70) if id not in twin.windows())
+    with pytest.raises(ValueError, match='first of a sequence'): memory.update_priorities([no_start], [1.])
+
+
+def test_a_mutant_is_caught():
+    "A twin whose windows are one step too long or too short, or which closes too late, differs"
+    for change_of in (dict(length=6), dict(length=4), dict(stride=3), dict(pad=False)):
+        memory, twin, _ = made(sequence=Sequence(5, 1))
+        twin.o = Sequence(**dict(length=5, burn_in=1) | change_of)
+        with pytest.raises(AssertionError): check_all(memory, twin)
+
+
+class Source:
+    "Steps of a twin, for ever"
+    def __init__(self, twin): self.twin, self.rng = twin, np.random.default_rng(3)
+    def __iter__(self):
+        while True: yield self.twin.play(self.rng)
+
+
+@pytest.mark.parametrize('alpha', [None, .6])
+def test_the_replay(alpha, tmp_path):
+    twin = Twin(300, Sequence(6, 2, eta=.5))
+    replay = SequenceReplay(Source(twin), bs=8, max_sz=300, length=6, burn_in=2, alpha=alpha, eta=.5, min_sz=100, steps_per_batch=3, seed=0)
+    for k, batch in zip(range(200), replay):
+        assert replay.memory.n_added==100 + 3*k and len(batch)==8
+        check_batch(batch, twin.windows(), 6)
+        if alpha is None: continue
+        check_probabilities(batch, twin)
+        td = np.random.default_rng(k).random((8, 4))
+        batch.update_priorities(td)
+        twin.update(batch.ids, td)
+    replay.save(tmp_path/'r')
+    again = SequenceReplay([], bs=8, max_sz=300, length=6, burn_in=2, alpha=alpha, eta=.5, min_sz=100, steps_per_batch=3, seed=5, freeze_memory=True)
+    assert again.load(tmp_path/'r').sample().ids.tolist()==replay.sample().ids.tolist()
+    assert next(iter(replay.loader(prefetch=2))).x.shape==(8, 6, 2)
+    assert set(trial_draws(replay.memory)[0].tolist()) <= twin.windows().keys() and replay.memory.health()['n_batches'] > 200
+
+
+def test_a_batch_waits_until_there_are_sequences_enough():
+    "What is due before is left out, not owed; a memory that is full and has too few says so"
+    twin = Twin(100, Sequence(10, stride=10), Bare, 1)
+    pairs = zip(range(3), SequenceReplay(Source(twin), 4, 100, 10))
+    assert [len(twin.steps) for _ in pairs]==[40, 41, 42]
+    full = SequenceReplay(Source(Twin(50, Sequence(10), Bare, 1)), 6, 50, 10)
+    with pytest.raises(ValueError, match='6 sequences'): next(iter(full))
+    for options, said in ((dict(length=101), 'length'), (dict(length=5, burn_in=5), 'burn_in'), (dict(length=5, stride=0), 'stride')):
+        with pytest.raises(ValueError, match=said): SequenceReplay([], 4, 100, **options)
+    with pytest.raises(TypeError, match='replace'): SequenceReplay([], 4, 100, 5, alpha=.5, replace=True)

@@ -1,0 +1,195 @@
+"TensorDicts go into a memory and come out as they were, in TorchRL's layout, and TorchRL's own classes accept the buffer"
+import subprocess, sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip('tensordict', reason='TensorDicts are tested where tensordict is installed')
+from tensordict import TensorDict
+
+from fastrl_replay.interop.torchrl import ReplayBuffer, as_tensordict
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.steps import Transition
+
+
+def transitions(rng, *shape, nested=False):
+    "Random transitions of this batch size"
+    def flags(): return torch.from_numpy(rng.random((*shape, 1)) < .2)
+    def seen(): return torch.from_numpy(rng.random((*shape, 3), dtype=np.float32))
+    after = dict(observation=seen(), reward=seen()[..., :1], done=flags(), terminated=flags(), truncated=flags())
+    data = dict(observation=seen(), action=torch.from_numpy(rng.integers(0, 2, shape)), done=flags(), terminated=flags(),
+                truncated=flags(), next=after)
+    if nested:
+        data |= dict(agents=dict(a=dict(x=seen()), y=flags()), hidden=seen().to(torch.bfloat16))
+        after['agents'] = dict(a=dict(x=seen()), reward=seen())
+    return TensorDict(data, shape)
+
+
+def same(a, b):
+    "Do two TensorDicts hold the same entries, values and dtypes?"
+    keys = sorted(a.keys(True, True), key=str)
+    return keys == sorted(b.keys(True, True), key=str) and a.shape == b.shape and all(
+        a[k].dtype == b[k].dtype and a[k].shape == b[k].shape and torch.equal(a[k], b[k]) for k in keys)
+
+
+@pytest.mark.parametrize('nested', [False, True])
+def test_a_thousand_operations_beside_a_list(nested):
+    rng, max_sz = np.random.default_rng(0), 97
+    buffer, twin = ReplayBuffer(max_sz, sampler=Proportional(), seed=0), []
+    for _ in range(500):
+        shape = [(), (int(rng.integers(1, 9)),), (int(rng.integers(1, 4)), int(rng.integers(1, 5)))][rng.integers(3)]
+        data = transitions(rng, *shape, nested=nested)
+        before = data.clone()
+        ids = buffer.extend(data) if shape else [buffer.add(data)]
+        assert same(data, before), 'what was given stays as it was'
+        assert list(ids) == list(range(len(twin), len(twin) + max(1, data.numel())))
+        twin += data.reshape(-1).unbind(0) if shape else [data]
+        found = buffer.sample(int(rng.integers(1, 20)))
+        index = found['index']
+        assert (index >= max(0, len(twin) - max_sz)).all()
+        drawn = ['index', '_weight', 'priority_weight']
+        assert same(found.exclude(*drawn), torch.stack([twin[i] for i in index]))
+        assert torch.equal(found['_weight'], found['priority_weight']) and found['_weight'].max() == 1
+        found['td_error'] = torch.from_numpy(rng.random((len(found), 1)))
+        assert buffer.update_tensordict_priority(found) == len(index.unique())
+        assert buffer.memory.check_valid() and len(buffer) == min(max_sz, len(twin)) and buffer.write_count == len(twin)
+    assert same(buffer[index].exclude('index'), torch.stack([twin[i] for i in index]))
+
+
+def test_layout_is_that_of_torchrl():
+    data = transitions(np.random.default_rng(0), 64)
+    buffer = ReplayBuffer(100, batch_size=32, seed=0)
+    buffer.extend(data)
+    found, info = buffer.sample(return_info=True)
+    assert found.batch_size == (32,) and found['next'].batch_size == (32,)
+    for k in 'reward', 'done', 'terminated', 'truncated': assert found['next', k].shape == (32, 1)
+    assert info.keys() == {'index', '_weight', 'priority_weight'} and torch.equal(found['index'], info['index'])
+    assert same(data[found['index']], found.exclude(*info))
+    assert {'reward', 'terminated', 'truncated', 'next_observation'} <= set(buffer.memory.layout.fields)
+    assert buffer.memory[0].reward.shape == ()
+
+
+def test_the_largest_error_of_a_row_becomes_its_priority():
+    buffer = ReplayBuffer(8, sampler=Proportional(alpha=1., eps=0.), seed=0)
+    data = transitions(np.random.default_rng(0), 4)
+    data['td_error'] = torch.tensor([[1., -2.], [3., 0.], [.5, .5], [0., -4.]])
+    buffer.extend(data)
+    assert buffer.sampler.priorities.tolist() == [2., 3., .5, 4.]
+    assert 'td_error' not in buffer.sample(3).keys()
+    buffer.extend(data, update_priority=False)
+    assert buffer.sampler.priorities[4:].tolist() == [4.]*4
+    late = buffer.sample(4).set('td_error', torch.ones(4))
+    late['index'][:] = torch.arange(4)
+    buffer.extend(data.exclude('td_error'))
+    assert buffer.update_tensordict_priority(late) == 0 and buffer.memory.n_stale == 4
+    with pytest.raises(KeyError): buffer.update_tensordict_priority(buffer.sample(4))
+    assert ReplayBuffer(8).update_tensordict_priority(late) == 0
+
+
+def test_streams_follow_trajectories_or_the_last_dimension():
+    rng = np.random.default_rng(0)
+    def nexts(data, n, **kw):
+        buffer = ReplayBuffer(50)
+        buffer.extend(data, **kw)
+        return buffer.memory.next(range(n)).tolist()
+    assert nexts(transitions(rng, 4), 4) == [1, 2, 3, -1]
+    assert nexts(transitions(rng, 2, 3), 6) == [1, 2, -1, 4, 5, -1]
+    assert nexts(transitions(rng, 4), 4, streams=np.array([0, 1, 0, 1])) == [2, 3, -1, -1]
+    data = transitions(rng, 4)
+    data['collector'] = TensorDict(dict(traj_ids=torch.tensor([5, 7, 5, 7])), [4])
+    assert nexts(data, 4) == [2, 3, -1, -1]
+    buffer = ReplayBuffer(50)
+    for _ in range(2): buffer.add(transitions(rng, 3))
+    assert buffer.memory.next(range(6)).tolist() == [3, 4, 5, -1, -1, -1]
+
+
+@pytest.mark.parametrize('entry', ['next_thing', 'a__b', '_own', 'two words', 'class'])
+def test_entries_that_could_not_be_read_backwards_are_refused(entry):
+    buffer = ReplayBuffer(8)
+    data = transitions(np.random.default_rng(0), 4)
+    with pytest.raises(ValueError): buffer.extend(data.clone().set(entry, torch.zeros(4)))
+    assert len(buffer) == 0 and len(buffer.extend(data)) == 4
+    with pytest.raises(TypeError, match='expected TensorDictStep'): buffer.extend(data.exclude('action'))
+    with pytest.raises(ValueError, match='observation'): buffer.extend(data.clone().set('observation', torch.zeros(4, 2)))
+    with pytest.raises(TypeError, match='TensorDict with a batch size'): buffer.extend({'observation': torch.zeros(4)})
+    with pytest.raises(ValueError, match='batch_size'): buffer.sample()
+    assert len(buffer) == 4 and buffer.memory.check_valid() and len(buffer.extend(data[:0])) == 0
+
+
+def test_saved_and_continued(tmp_path):
+    data = transitions(np.random.default_rng(0), 30, nested=True)
+    buffer, again, third = (ReplayBuffer(20, batch_size=8, sampler=Proportional(), seed=0) for _ in range(3))
+    buffer.extend(data)
+    buffer.dumps(tmp_path/'saved')
+    again.load_state_dict(buffer.state_dict())
+    third.loads(tmp_path/'saved')
+    drawn = buffer.sample()
+    assert same(again.sample(), drawn) and same(third.sample(), drawn)
+
+
+def test_large_observations_are_stored_once():
+    buffer, n = ReplayBuffer(1000), 200
+    frames = torch.randint(255, (n + 1, 1, 40, 40), dtype=torch.uint8)
+    buffer.extend(TensorDict(dict(pixels=frames[:-1], next=dict(pixels=frames[1:], reward=torch.zeros(n, 1))), [n]))
+    assert 'once' in buffer.memory.told_how() or 'shared' in buffer.memory.told_how(), buffer.memory.told_how()
+    found = buffer.sample(64)
+    assert torch.equal(found['next', 'pixels'], frames[found['index'] + 1])
+
+
+def test_a_memory_takes_a_tensordict_of_its_fields():
+    rng = np.random.default_rng(0)
+    step = Transition(rng.random((5, 3), np.float32), np.arange(5), np.ones(5, np.float32), rng.random((5, 3), np.float32),
+                      np.zeros(5, bool), np.ones(5, bool))
+    memory, twin = ReplayMemory(20), ReplayMemory(20)
+    data = TensorDict({k: torch.from_numpy(v) for k, v in step._asdict().items()}, [5])
+    assert memory.extend(data).tolist() == twin.extend(step).tolist()
+    assert memory.extend(memory.sample(4).as_tensordict(), streams='one').tolist() == [5, 6, 7, 8]
+    for name in step._fields: assert torch.equal(getattr(memory[:5], name), getattr(twin[:5], name))
+    with pytest.raises(TypeError, match='expected a dict of'): memory.extend(data.exclude('action'))
+    assert len(memory) == 9 and memory.check_valid()
+
+
+def test_without_tensordict_one_error_says_what_to_install():
+    code = 'import sys; sys.modules["tensordict"] = None; import fastrl_replay.interop.torchrl'
+    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert ran.returncode and "ImportError" in ran.stderr and 'fastrl_replay[torchrl]' in ran.stderr
+
+
+def test_torchrl_trains_with_it():
+    "A collector writes into it, a trainer's hooks read from it, and its loss sends priorities back"
+    pytest.importorskip('torchrl', reason='TorchRL is not installed')
+    from torchrl.collectors import Collector
+    from torchrl.envs import GymEnv
+    from torchrl.modules import QValueActor
+    from torchrl.objectives import DQNLoss
+    from torchrl.trainers.trainers import ReplayBufferTrainer
+    torch.manual_seed(0)
+    env = GymEnv('CartPole-v1', categorical_action_encoding=True)
+    actor = QValueActor(torch.nn.Linear(4, 2), in_keys=['observation'], spec=env.action_spec)
+    loss, buffer = DQNLoss(actor, action_space=env.action_spec), ReplayBuffer(500, 32, Proportional(), seed=0)
+    collector = Collector(env, actor, frames_per_batch=50, total_frames=300, replay_buffer=buffer)
+    for _ in collector: pass
+    assert len(buffer) == 300 and len(list(buffer.memory.episodes())) > 3 and buffer.memory.check_valid()
+    hook = ReplayBufferTrainer(buffer, batch_size=None, flatten_tensordicts=True, iterate=True)
+    before = buffer.sampler.priorities
+    for _ in range(3):
+        data = hook.sample(None)
+        loss(data)['loss'].backward()
+        hook.update_priority(data)
+    after = buffer.sampler.priorities
+    assert data['td_error'].shape == (32, 1) and (before != after).sum() > 32
+    hook.extend(buffer[torch.arange(10)].reshape(2, 5))
+    assert buffer.write_count == 310
+    again = ReplayBufferTrainer(ReplayBuffer(500, 32, Proportional(), seed=1))
+    again.load_state_dict(hook.state_dict())
+    assert again.replay_buffer.write_count == 310
+
+
+def test_as_tensordict_of_a_fetched_batch():
+    data = transitions(np.random.default_rng(0), 6)
+    buffer = ReplayBuffer(6)
+    buffer.extend(data)
+    assert same(as_tensordict(buffer.memory.fetch([3, 1])), data[torch.tensor([3, 1])])
+    assert same(buffer[:].exclude('index'), data)
