@@ -59,7 +59,7 @@ def as_tensor(leaf, a: np.ndarray) -> torch.Tensor:
     "A tensor over the array `a` of a leaf's stored values"
     return torch.from_numpy(a) if leaf.bits_of is None else torch.from_numpy(a).view(leaf.bits_of)
 
-# %% ../nbs/1_memory/03_batch.ipynb #d588f045
+# %% ../nbs/1_memory/03_batch.ipynb #f83b72df
 class Batch:
     """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), a dict or tuple
     of them for a nested field. Columns are contiguous and independent of each other.
@@ -252,6 +252,7 @@ class Batch:
                                'call the memory itself, with batch.ids')
         return memory.update_priorities(self._header['ids'] if self._host_ids is None else self._host_ids, td_errors)
 
+    def _host(self): return self.ids if self._host_ids is None else self._host_ids
     def block(self) -> torch.Tensor | None:
         "The bytes of all columns as one uint8 tensor, if they still share one buffer; else None"
         if self._raw is None: return None
@@ -309,12 +310,11 @@ def column_names(layout: Layout) -> tuple:
     except AttributeError: known.column_names = tuple('_field_' + f if f in _OWN else f for f in layout.fields)
     return known.column_names
 
-# %% ../nbs/1_memory/03_batch.ipynb #56694eb0
+# %% ../nbs/1_memory/03_batch.ipynb #6b00d3f7
 def _kept(batch):
     "What a copy keeps: the way back to its memory, with the ids on the CPU, and its streams"
-    host = batch.ids if batch._host_ids is None else batch._host_ids
     known = dict(_memory=batch._memory, _max_sz=batch._max_sz, _extra=batch._extra)
-    return known | dict(streams=batch.streams, _host_ids=host)
+    return known | dict(streams=batch.streams, _host_ids=batch._host())
 
 def _moved(batch, f):
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from .pipes.agents import EpsilonGreedy
-from .memory import whole_number
+from .steps import whole_number
 from .saving import SavedState, save_state
 from .schedules import check_schedule, value_at
 from .steps import tree_map

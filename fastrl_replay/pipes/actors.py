@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from ..batch import Batch, stream_numbers
-from ..memory import whole_number
+from ..steps import whole_number
 from .base import IterDataPipe, Resumable, become_actor, datapipe, pickled_state, state_upstream
 
 # %% ../../nbs/4_processes/01_actors.ipynb #b6092432

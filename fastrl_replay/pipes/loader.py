@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.nodes import BaseNode, IterableWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
-from ..memory import whole_number
+from ..steps import whole_number
 
 # %% ../../nbs/1_memory/18_loader.ipynb #70776115
 _END = object()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from ..batch import Batch, stream_numbers
 from ..kernels import inner, kernel
-from ..memory import whole_number
+from ..steps import whole_number
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, state_upstream
 from ..saving import CheckpointError
 from ..steps import Layout, Leaf, derived_type, same_layout

@@ -13,7 +13,8 @@ from numbers import Rational
 from typing import Any
 from torch.utils.data import DataLoader
 from ..batch import Batch
-from ..memory import ReplayMemory, whole_number
+from ..memory import ReplayMemory
+from ..steps import whole_number
 from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
                                       state_upstream, upstream)
 from .loader import make_loader

@@ -15,7 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from ..batch import Batch
 from ..kernels import kernel
-from ..memory import whole_number
+from ..steps import whole_number
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, worker_place
 from ..steps import Layout, SimpleStep, tree_map
 

@@ -14,7 +14,7 @@ from ..batch import Batch
 from ..samplers.sequence import SequenceSampler
 from ..steps import Layout, tree_leaves, tree_map
 
-# %% ../../nbs/3_lasting/08_sequence_batch.ipynb #744bd13e
+# %% ../../nbs/3_lasting/08_sequence_batch.ipynb #7fd67a6b
 class SequenceBatch(Batch):
     """Windows of consecutive steps of a stream: columns of shape (bs, length, …). `mask` (bs, length):
     is there a step? Where there is none, columns are zeros and `ids` (bs, length) are −1. `probs` and
@@ -77,7 +77,6 @@ class SequenceBatch(Batch):
         if rows is self._raw: return self
         header = {k: move(getattr(self, k)) for k in self._header}
         return self.of_rows(rows, self.burn_in, header, self._host())
-    def _host(self): return self.ids if self._host_ids is None else self._host_ids
 
 _OWN = frozenset(dir(SequenceBatch))
 
