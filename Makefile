@@ -7,10 +7,11 @@ JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); if [ $$n -gt 8 ]; then n=8;
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
+GAMES  := $(VENV)/.games
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test export docs bench clean
+.PHONY: help setup train test export docs bench evidence clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +30,10 @@ $(PEERS): $(READY)
 	@$(PIP) -e '.[bench]'
 	@touch $@
 
+$(GAMES): $(READY)
+	@$(PIP) -e '.[evidence]'
+	@touch $@
+
 train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning curve
 	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT)
 
@@ -39,10 +44,11 @@ test: $(READY)  ## run every notebook and tests/
 	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb
+export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings
 	@$(BIN)/nbdev_export
 	@$(BIN)/python tools/stubs.py
 	@$(BIN)/nbdev_clean
+	@$(BIN)/python tools/drawings.py
 	@$(BIN)/python tools/readme.py
 
 docs: $(READY)  ## build the site into _docs/
@@ -51,8 +57,14 @@ docs: $(READY)  ## build the site into _docs/
 bench: $(PEERS)  ## measure against other replay buffers: all figures in runs/bench/results.csv, and a plot
 	@mkdir -p runs/bench
 	@$(BIN)/python benchmarks/compare.py --out runs/bench
-	@for f in draw insert priority sequences hindsight cold frames disk stepper actors updates tensordicts sb3; do \
+	@for f in draw insert priority sequences hindsight cold frames disk stepper actors updates tensordicts sb3 cluster; do \
 	  echo "== benchmarks/$$f.py"; BENCH_CSV=runs/bench/results.csv $(BIN)/python benchmarks/$$f.py || exit 1; done
+
+# What is stored is not run again: interrupt it, and start it again another night
+evidence: $(GAMES)  ## run the trainings behind the tutorials' figures that are missing, one night on two cores; draw the pages
+	@$(BIN)/python benchmarks/evidence/run.py --jobs $(JOBS) $(ARGS)
+	@$(BIN)/python tools/run_nbs.py --flags slow nbs/tutorials/blind_cliffwalk.ipynb
+	@$(BIN)/python tools/run_nbs.py nbs/tutorials/minatar.ipynb nbs/tutorials/beside_learners.ipynb
 
 clean:  ## remove what make made, .venv included
 	rm -rf $(VENV) _docs _proc runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

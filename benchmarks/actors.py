@@ -184,8 +184,8 @@ def learning(seeds=(0, 1, 2)):
         for n in (0, 2):
             with tempfile.TemporaryDirectory() as folder:
                 given = ['--seed', str(seed), '--actors', str(n), '--out', str(Path(folder)/'run')]
-                options = cli.parse_options(cli.COMMANDS['train'], given)
-                result = cli.COMMANDS['train'].__wrapped__(**options)
+                options = cli.parse_options(cli.train, given)
+                result = cli.train(**options)
             rows.append([seed, n, f'{result["mean_return"]:.1f}', f'{result["steps"]:,}', f'{result["seconds"]:.0f}'])
     table('CartPole-v1, 20 greedy episodes of the weights chosen', rows, ['seed', 'actors', 'mean return', 'steps', 'seconds'])
 

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = dict(zip(('cpprb', 'Stable-Baselines3', 'Tianshou', 'TorchRL', 'Flashbax'), 'osD^v'))
+OURS, GREYS = 'C1', ('.15', '.35', '.5', '.6', '.7')       # this library is orange in every picture, the others are grey
 BYTES = 'bytes of a stacked Atari transition'
 
 
@@ -20,11 +21,11 @@ def rows():
 def speed(ax, found):
     "How many times as long each peer takes, for each kind of work"
     cases = list(dict.fromkeys(r['case'] for r in found))
-    for name, mark, colour in zip(MARKS, MARKS.values(), ('C0', 'C2', 'C3', 'C4', 'C5')):
+    for name, mark, colour in zip(MARKS, MARKS.values(), GREYS):
         own = [(float(r['times ours']), cases.index(r['case'])) for r in found if r['library']==name and r['times ours']]
         ax.plot(*zip(*own), mark, color=colour, label=name, markersize=6)
-    ax.axvline(1, color='C1', linewidth=3)
-    ax.set(xscale='log', xlim=(.8, 500), xlabel='times as long as this library (orange)', yticks=range(len(cases)), yticklabels=cases)
+    ax.axvline(1, color=OURS, linewidth=3)
+    ax.set(xscale='log', xlim=(.8, 500), xlabel='times as long as fastrl_replay (orange)', yticks=range(len(cases)), yticklabels=cases)
     ax.invert_yaxis()
     ax.grid(axis='x', alpha=.3)
     ax.legend(fontsize=8, loc='lower right')
@@ -32,8 +33,9 @@ def speed(ax, found):
 
 def memory(ax, found):
     "Bytes of a transition of stacked frames"
-    names, sizes = [r['library'] for r in found], [float(r['microseconds']) for r in found]
-    bars = ax.barh(names, [v/1000 for v in sizes], color=['C1' if n.startswith('ours') else 'C0' for n in names])
+    names = [r['library'].replace('ours', 'fastrl_replay') for r in found]
+    sizes, colours = [float(r['microseconds']) for r in found], [OURS if r['library'].startswith('ours') else '.6' for r in found]
+    bars = ax.barh(names, [v/1000 for v in sizes], color=colours)
     ax.bar_label(bars, [f'{v/1000:.1f} kB' for v in sizes], padding=3, fontsize=8)
     ax.set(xlabel='memory of an 84×84×4 transition', xlim=(0, 70))
     ax.invert_yaxis()

@@ -7,7 +7,7 @@ __all__ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSc
            'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'Sequence', 'IterDataPipe',
            'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node', 'ExperienceReplay', 'PrioritizedReplay',
            'RankReplay', 'SequenceReplay', 'HindsightReplay', 'Actors', 'ActorError', 'SharedParams', 'SharedAgent',
-           'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
+           'RayActors', 'RayReplay', 'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
 
 # %% ../nbs/5_looking/06_all.ipynb #13dbbc6c
 from .steps import SimpleStep, Transition
@@ -31,6 +31,7 @@ from .pipes.loader import as_node
 from .pipes.agents import EpsilonGreedy
 from .pipes.actors import ActorError, Actors
 from .pipes.weights import SharedAgent, SharedParams
+from .ray.replay import RayActors, RayReplay
 from .learner import DQNLearner, Learner, evaluate, q_network
 from .show import TensorBoardLog
 from .runs import BestWeights
@@ -40,5 +41,5 @@ _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSche
          'ReplayMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'Sequence',
          'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
          'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
-         'Actors', 'ActorError', 'SharedParams', 'SharedAgent',
+         'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RayActors', 'RayReplay',
          'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']

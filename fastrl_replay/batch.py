@@ -35,13 +35,13 @@ def _column_plan(layout, n, header):
     return plan, at
 
 def aligned(nbytes: int, make=np.empty) -> np.ndarray:
-    "`nbytes` bytes that begin on a cache line (64 bytes), from `make` (`np.empty` or `np.zeros`)"
+    "Return `nbytes` bytes that begin on a cache line (64 bytes), from `make` (`np.empty` or `np.zeros`)"
     raw = make(nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start:start + nbytes]
 
 def carve(plan, raw: np.ndarray) -> list:
-    "The columns of a `column_plan`, as arrays that view the buffer `raw`"
+    "Return the columns of a `column_plan`, as arrays that view the buffer `raw`"
     return [np.ndarray(shape, dt, raw, at) for at, dt, shape in plan]
 
 @cache
@@ -56,7 +56,7 @@ def _carve_tensor(layout, base, n, header):
     return [column(at, dt, shape, b) for (at, dt, shape), b in zip(plan, bits)]
 
 def as_tensor(leaf, a: np.ndarray) -> torch.Tensor:
-    "A tensor over the array `a` of a leaf's stored values"
+    "Return a tensor over the array `a` of a leaf's stored values"
     return torch.from_numpy(a) if leaf.bits_of is None else torch.from_numpy(a).view(leaf.bits_of)
 
 # %% ../nbs/1_memory/03_batch.ipynb #f83b72df
@@ -81,7 +81,7 @@ class Batch:
 
     @classmethod
     def of(cls, step, streams=None) -> 'Batch':
-        "A batch of a step of stacked arrays, copied; `ValueError` or `TypeError` if they don't fit"
+        "Return a batch of a step of stacked arrays, copied; `ValueError` or `TypeError` if they don't fit"
         layout = Layout.of(first_row(step))
         values = layout.values(step)
         n = len(values[0])
@@ -91,7 +91,7 @@ class Batch:
 
     @classmethod
     def of_steps(cls, steps, layout=None, streams=None) -> 'Batch':
-        """A batch of a list of steps, copied: one stream, unless `streams` or `env_id` say otherwise;
+        """Return a batch of a list of steps, copied: one stream, unless `streams` or `env_id` say otherwise;
         a `ValueError` or `TypeError` names the step and field that don't fit"""
         layout = Layout.of(steps[0]) if layout is None else layout
         if streams is None and layout.stream_leaf is None: streams = np.zeros(len(steps), np.int64)
@@ -101,24 +101,24 @@ class Batch:
 
     @classmethod
     def empty(cls, layout, n, streams=None) -> 'Batch':
-        "A batch of `n` rows of zeros, to be filled through `arrays()`"
+        "Return a batch of `n` rows of zeros, to be filled through `arrays()`"
         plan, nbytes = column_plan(layout, n, False)
         raw = aligned(nbytes, np.zeros)
         return cls(layout, n, _raw=raw, _arrays=carve(plan, raw), streams=streams)
 
     @classmethod
     def of_arrays(cls, layout, arrays, streams=None) -> 'Batch':
-        "A batch over one array for each leaf, of the stored dtype and shape (n, …), without a copy"
+        "Return a batch over one array for each leaf, of the stored dtype and shape (n, …), without a copy"
         return cls(layout, len(arrays[0]), _arrays=list(arrays), streams=streams)
     @classmethod
     def over(cls, layout, n, raw, streams=None) -> 'Batch':
-        "A chunk over the bytes `raw` (uint8) of all its columns, as `chunk.block()` gave them"
+        "Return a chunk over the bytes `raw` (uint8) of all its columns, as `chunk.block()` gave them"
         if not raw.flags.writeable: raw = raw.copy()
         return cls(layout, n, _raw=raw, _arrays=carve(column_plan(layout, n, False)[0], raw), streams=streams)
 
     @classmethod
     def concat(cls, batches) -> 'Batch':
-        "One batch of the rows of several chunks of one layout"
+        "Return one batch of the rows of several chunks of one layout"
         if len(batches)==1: return batches[0]
         layout = batches[0]._layout
         streams = None if layout.stream_leaf is not None else np.concatenate([stream_numbers(o) for o in batches])
@@ -209,7 +209,7 @@ class Batch:
         return part
 
     def columns(self, *names) -> tuple:
-        "The columns of these names, as a tuple; a `KeyError` names what is not there"
+        "Return the columns of these names, as a tuple; a `KeyError` names what is not there"
         where = {k: k for k in ('ids', 'idxs', 'probs', 'weights')}
         where |= dict(zip(self._layout.fields, column_names(self._layout)))
         for o in names:
@@ -217,20 +217,20 @@ class Batch:
         return tuple(getattr(self, where[o]) for o in names)
 
     def astuple(self) -> Any:
-        "All columns of the step, as the step type (which is a tuple)"
+        "Return all columns of the step, as the step type (which is a tuple)"
         return self._layout.step_type(*[getattr(self, o) for o in column_names(self._layout)])
     def arrays(self) -> list:
-        "One array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
+        "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
         if self._arrays is not None and column_names(self._layout)[0] not in self.__dict__:
             return list(self._arrays)        # each is held by whoever holds the list
         return [as_array(leaf.name, v)[0] for leaf, v in zip(self._layout.leaves, tree_leaves(tuple(self.astuple())))]
     def numpy(self) -> Any:
-        "All columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
+        "Return all columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
         def readable(leaf, a): return a if leaf.bits_of is None else as_tensor(leaf, a).float().numpy()
         return self._layout.step([readable(leaf, a) for leaf, a in zip(self._layout.leaves, self.arrays())])
 
     def replace(self, **columns) -> 'Batch':
-        "A batch with other columns for these fields; it keeps ids, weights and its memory"
+        "Return a batch with other columns for these fields; it keeps ids, weights and its memory"
         made, known = copy.copy(self), self._layout.fields
         for name, v in columns.items():
             if name not in known:
@@ -254,7 +254,7 @@ class Batch:
 
     def _host(self): return self.ids if self._host_ids is None else self._host_ids
     def block(self) -> torch.Tensor | None:
-        "The bytes of all columns as one uint8 tensor, if they still share one buffer; else None"
+        "Return the bytes of all columns as one uint8 tensor, if they still share one buffer; else None"
         if self._raw is None: return None
         base = self._raw if isinstance(self._raw, torch.Tensor) else torch.from_numpy(self._raw)
         if column_names(self._layout)[0] not in self.__dict__: return base
@@ -263,16 +263,16 @@ class Batch:
         return base if inside else None
 
     def to(self, device, non_blocking=False) -> 'Batch':
-        "The batch on another device: one copy for all columns"
+        "Return the batch on another device: one copy for all columns"
         device = torch.device(device)
         if all(_is_on(t, device) for t in tree_leaves(tuple(self.astuple()))): return self
         return _moved(self, lambda t: t.to(device, non_blocking=non_blocking))
     def pin_memory(self) -> 'Batch':
-        "A copy in page-locked memory, from which it goes to a GPU without waiting"
+        "Return a copy in page-locked memory, from which it goes to a GPU without waiting"
         return _moved(self, torch.Tensor.pin_memory)
 
     def unsqueezed(self) -> 'Batch':
-        "The same batch with shape (bs, 1) in place of (bs,), except for `ids`: for code that wants columns so"
+        "Return the same batch with shape (bs, 1) in place of (bs,), except for `ids`: for code that wants columns so"
         made = _each(self, lambda t: t.unsqueeze(-1) if t.ndim==1 else t)
         leaves = [o._replace(shape=o.shape or (1,)) for o in self._layout.leaves]
         layout = same_layout(self.step_type, self._layout.trees, leaves)
@@ -280,7 +280,7 @@ class Batch:
         return made
 
     def as_tensordict(self) -> Any:
-        "A `TensorDict` (of the package tensordict) of batch size [bs], with ids, probs and weights"
+        "Return a `TensorDict` (of the package tensordict) of batch size [bs], with ids, probs and weights"
         from tensordict import TensorDict
         header = {k: getattr(self, k) for k in self._header}
         def named(v):
@@ -304,7 +304,7 @@ class Batch:
 _OWN = frozenset(dir(Batch)) | {'_layout', '_n'}
 
 def column_names(layout: Layout) -> tuple:
-    "The attributes that hold the columns: the fields' own names, unless the class has them"
+    "Return the attributes that hold the columns: the fields' own names, unless the class has them"
     known: Any = layout
     try: return known.column_names
     except AttributeError: known.column_names = tuple('_field_' + f if f in _OWN else f for f in layout.fields)
@@ -350,13 +350,13 @@ def _checked_rows(name, v, n):
 
 # %% ../nbs/1_memory/03_batch.ipynb #5dfe9d1b
 def columns_of_steps(layout: Layout, steps) -> list:
-    "One array for each leaf; a `ValueError` or `TypeError` names the step that doesn't fit"
+    "Return one array for each leaf; a `ValueError` or `TypeError` names the step that doesn't fit"
     own = {layout.step_type}.issuperset(map(type, steps))
     values = list(zip(*steps)) if own and layout.flat else list(zip(*(layout.values(o) for o in steps)))
     return [fitter.column(v) for fitter, v in zip(layout.fitters, values)]
 
 def chunk_columns(layout: Layout, chunk) -> tuple:
-    "Columns of a chunk (see `ReplayMemory.extend`) that numpy can assign, and how many rows"
+    "Return columns of a chunk (see `ReplayMemory.extend`) that numpy can assign, and how many rows"
     if isinstance(chunk, list): return columns_of_steps(layout, chunk), len(chunk)
     if isinstance(chunk, Batch):
         m = len(chunk)
@@ -373,7 +373,7 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
             for f, v in zip(layout.fitters, values)], m
 
 def first_row(step) -> Any:
-    "The first row of a step of stacked arrays, as an example step"
+    "Return the first row of a step of stacked arrays, as an example step"
     if not is_step(step):
         raise TypeError(f'chunk: expected a NamedTuple of stacked arrays, got {type(step).__name__} {shown(step)}')
     for f, v in zip(step._fields, step):
@@ -383,7 +383,7 @@ def first_row(step) -> Any:
     return type(step)(*(tree_map(lambda a: a[0], v) for v in step))
 
 def stream_numbers(batch: Batch) -> np.ndarray:
-    "The stream of each row (int64): `env_id`, or else `batch.streams`, or else its number"
+    "Return the stream of each row (int64): `env_id`, or else `batch.streams`, or else its number"
     key = batch.layout.stream_leaf
     if key is not None: return batch.arrays()[key].astype(np.int64)
     return np.arange(len(batch)) if batch.streams is None else batch.streams
@@ -399,7 +399,7 @@ def _checked_streams(streams, n):
     return a.astype(np.int64)
 
 def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | None:
-    """The stream of each row (int64), or None: one row of each. What decides, in this order:
+    """Return the stream of each row (int64), or None: one row of each. What decides, in this order:
     `streams` ('one', or an int array), `env_id`, `chunk.streams`; a list is one stream"""
     m, key = len(columns[0]), layout.stream_leaf
     if streams is not None: return _checked_streams(streams, m)

@@ -17,21 +17,23 @@ from numba import config, njit, types
 from numba.core import event
 from numba.extending import intrinsic
 
-# %% ../nbs/1_memory/04_kernels.ipynb #a084c14a
+# %% ../nbs/1_memory/04_kernels.ipynb #76050de8
 _config: Any = config          # Numba makes its names at run time
 _njit: Any = njit
 
 def package_key() -> str:
-    "A name for this state of the package: its version, and what is in its sources"
+    "Return a name for this state of the package: its version, and what is in its sources"
     root, known = Path(fastrl_replay.__file__).parent, hashlib.sha256(fastrl_replay.__version__.encode())
     for p in sorted(root.rglob('*.py')): known.update(p.relative_to(root).as_posix().encode() + p.read_bytes())
     return known.hexdigest()[:12]
 
-def _say(line): print(f'fastrl_replay: {line}', file=sys.stderr, flush=True)
+def _say(line):
+    clear = '\r\x1b[K'*sys.stderr.isatty()           # a progress bar may be in this line
+    print(f'{clear}fastrl_replay: {line}', file=sys.stderr, flush=True)
 
 @cache
 def kernel_folder() -> Path:
-    "Where compiled kernels lie: in `NUMBA_CACHE_DIR`, the user's cache, or a temporary folder"
+    "Return where compiled kernels lie: in `NUMBA_CACHE_DIR`, the user's cache, or a temporary folder"
     base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else xdg_cache_home()/'fastrl_replay'
     folder = base/f'kernels-{package_key()}'
     try:
@@ -84,7 +86,7 @@ event.register('numba:compile', _Compiling())
 # %% ../nbs/1_memory/04_kernels.ipynb #470023e5
 @cache
 def compiled_module(source: str) -> Any:
-    "The module with this source text; its kernels are cached like all others"
+    "Return the module with this source text; its kernels are cached like all others"
     name = 'fastrl_replay_' + hashlib.sha256(source.encode()).hexdigest()[:16]
     path = kernel_folder()/f'{name}.py'
     if not path.exists() or path.read_text()!=source:

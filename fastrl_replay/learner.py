@@ -6,26 +6,29 @@
 __all__ = ['q_targets', 'dqn_loss', 'Episodes', 'OneHot', 'Pixels', 'q_network', 'evaluate', 'plot_training', 'move_towards',
            'Learner', 'DQNLearner']
 
-# %% ../nbs/2_learning/04_learner.ipynb #bfdbf308
-import copy, sys
+# %% ../nbs/2_learning/04_learner.ipynb #35cf6909
+import copy, html, sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, Self
+from fastcore.imports import in_ipython
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
 from .pipes.agents import EpsilonGreedy
+from .pipes.base import upstream
 from .steps import whole_number
 from .saving import SavedState, save_state
 from .schedules import check_schedule, value_at
 from .steps import tree_map
+from .storage.draw_counts import COLOUR, GREY, STYLE
 
 # %% ../nbs/2_learning/04_learner.ipynb #55c27226
 def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
-    """Targets of Q(s, a): r + discount · Q_target(s′, a′), or r alone where the task terminated.
+    """Return targets of Q(s, a): r + discount · Q_target(s′, a′), or r alone where the task terminated.
 
     Float (bs,), no gradient. a′ is `model`'s choice (van Hasselt et al. 2016, *Deep Reinforcement
     Learning with Double Q-learning*, equation 4), or `target`'s own with `double=False` (Mnih et
@@ -39,7 +42,7 @@ def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
         return batch.reward + getattr(batch, 'discount', gamma)*future
 
 def dqn_loss(batch, model, target, gamma=.99, double=True) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smooth L1 loss of each row and its TD error, target − Q(s, a); both float (bs,).
+    """Return the smooth L1 loss of each row and its TD error, target − Q(s, a); both float (bs,).
 
     See `q_targets`. The gradient is that of errors clipped at ±1 (Mnih et al. 2015, Methods)."""
     wanted = q_targets(batch, model, target, gamma, double)
@@ -51,44 +54,64 @@ def _as_input(states, model):
     parameter = next(model.parameters(), None)
     return states if parameter is None else tree_map(lambda s: s.to(parameter.dtype), states)
 
-# %% ../nbs/2_learning/04_learner.ipynb #e240a860
+# %% ../nbs/2_learning/04_learner.ipynb #765ceada
 _FIELDS, _AT_ONCE = ('total_reward', 'env_id', 'episode_n', 'terminated', 'truncated'), 65_536
 
 class Episodes:
     "Returns of the ended episodes, read off `memory`; its steps need total_reward, env_id, episode_n"
     def __init__(self) -> None:
         self.memory: Any = None
-        self.n_seen = 0
+        self.n_seen, self.ends = 0, dict[int, int]()      # `ends`: of shards, what was read of each
         self.found: dict[Any, Any] = {}      # (env_id, episode_n) → (transitions stored, return)
     def ended(self) -> list[tuple[int, float]]:
-        "Pairs of transitions stored and return, for the episodes that have ended so far"
+        "Return pairs of transitions stored and return, for the episodes that have ended so far"
         self.look()
         return list(self.found.values())
     def look(self) -> None:
         "Read what was stored since the last look"
-        if self.memory is None: return
-        with self.memory.lock:
-            first, n = max(self.n_seen, self.memory.first_id), self.memory.n_added
-            self.n_seen = n
-            if first==n or not {*_FIELDS} <= {*self.memory.layout.fields}: return
-            for a in range(first, n, _AT_ONCE):
-                rows = self.memory.fetch(np.arange(a, min(a + _AT_ONCE, n)), fields=_FIELDS)
-                for i in torch.nonzero(rows.terminated | rows.truncated)[:, 0].tolist():
-                    episode = int(rows.env_id[i]), int(rows.episode_n[i])
-                    self.found[episode] = a + i + 1, float(rows.total_reward[i])
+        memory = self.memory
+        if memory is None: return
+        with memory.lock:
+            first, self.n_seen = max(self.n_seen, memory.first_id), memory.n_added
+            if first==self.n_seen or not {*_FIELDS} <= {*memory.layout.fields}: return
+            if hasattr(memory, 'news'):                                 # several shards
+                for rows in memory.news(self.ends, _FIELDS): self._read(rows, self.n_seen, 0)
+                return
+            for a in range(first, self.n_seen, _AT_ONCE):
+                rows = memory.fetch(np.arange(a, min(a + _AT_ONCE, self.n_seen)), fields=_FIELDS)
+                self._read(rows, a + 1)
+    def _read(self, rows, stored, each=1):
+        for i in torch.nonzero(rows.terminated | rows.truncated)[:, 0].tolist():
+            episode = int(rows.env_id[i]), int(rows.episode_n[i])
+            self.found[episode] = stored + i*each, float(rows.total_reward[i])
 
-# %% ../nbs/2_learning/04_learner.ipynb #ddbe9c9b
+# %% ../nbs/2_learning/04_learner.ipynb #3e6c5852
 @contextmanager
 def _progress(n) -> Iterator[Any]:
     "A progress bar for `n` batches, on a terminal or in a notebook; elsewhere it shows nothing"
     from fastprogress import fastprogress as f       # half a second
+    class Console(f.ConsoleProgressBar):
+        def on_update(self, val, text):
+            self.prefix = '\x1b[K'                   # clear what a longer line has left
+            room = self.cols - 9
+            super().on_update(val, text if len(text) <= room else text[:room].rpartition(',')[0] + ']')
     console = not f.IN_NOTEBOOK and sys.stdout.isatty()
-    kind = f.NBProgressBar if f.IN_NOTEBOOK else f.ConsoleProgressBar if console else f.ProgressBar
-    bar = kind(range(n))
+    bar = (f.NBProgressBar if f.IN_NOTEBOOK else Console if console else f.ProgressBar)(range(n))
     bar.update(0)
     try: yield bar
     finally:
         if console: print()
+
+def _log_every(n, watch):
+    "How many batches there are to a line of the log; 0 where there is no log, but a bar"
+    if in_ipython() or sys.stdout.isatty(): return 0
+    return watch.every if hasattr(watch, 'history') else max(250, n//20)
+
+def _log_line(learn, watch):
+    known, history = learn.progress(), getattr(watch, 'history', ())
+    if history: known['greedy'] = history[-1][1]
+    shown = [f'{k} {known[k]:.4g}' for k in ('return', 'greedy', 'loss') if k in known]
+    return '  '.join([f'batch {learn.n_batches:,}', f'step {learn.n_steps:,}', *shown])
 
 def _next_batches(dl, n):
     "The next `n` batches; a finite `dl` begins again"
@@ -138,7 +161,7 @@ def _first_layers(space):
     return [*layers, nn.Flatten()], c*h*w
 
 def q_network(observation_space, n_actions, hidden=128, seed=None) -> nn.Sequential:
-    """A network with one hidden layer, for `Box` observations of any shape or `Discrete` ones.
+    """Return a network with one hidden layer, for `Box` observations of any shape or `Discrete` ones.
 
     Images (three axes, at least 8 pixels high and wide) first go through convolutions: from 36
     pixels on those of Mnih et al. 2015 (Methods; `hidden=512` there), else 16 of 3 × 3. Channels
@@ -151,7 +174,7 @@ def q_network(observation_space, n_actions, hidden=128, seed=None) -> nn.Sequent
 
 # %% ../nbs/2_learning/04_learner.ipynb #55e26f42
 def evaluate(policy, env_id, episodes=20, seed=0, max_steps=27_000) -> np.ndarray:
-    """Undiscounted returns of `policy`, float64 (episodes,).
+    """Return undiscounted returns of `policy`, float64 (episodes,).
 
     `policy`: a module that gives Q-values (it plays greedily, in evaluation mode), or a function of
     stacked states that returns as many actions. `env_id`: an id (a `ValueError` if gymnasium
@@ -179,29 +202,68 @@ def evaluate(policy, env_id, episodes=20, seed=0, max_steps=27_000) -> np.ndarra
         for env in envs: env.close()
     return returns
 
-# %% ../nbs/2_learning/04_learner.ipynb #d90377a2
+# %% ../nbs/2_learning/04_learner.ipynb #5578072f
 def _smooth(values, k):
     "The mean of every `k` values in a row (fewer, if there are fewer)"
     k = min(k, len(values))
     return np.convolve(values, np.ones(k)/k, 'valid') if k else []
 
-def plot_training(steps, returns, losses, evaluations=(), smooth=20) -> Any:
-    """A figure: `returns` by `steps` (transitions stored), the mean of `smooth` of them, the losses.
+_NAMES = dict(eps='ε', beta='β', lr='learning rate', samples_per_insert='samples per insert')
 
-    `evaluations`: pairs of transitions stored and mean return of greedy episodes."""
-    import matplotlib.pyplot as plt
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout='constrained')
-    left.plot(steps, returns, '.', ms=3, alpha=.4, label='training episode')
+def _draw_returns(ax, steps, returns, evaluations, smooth, threshold):
     mean = _smooth(returns, smooth)
-    left.plot(steps[len(steps) - len(mean):], mean, label=f'mean of {smooth}')
-    if len(evaluations): left.plot(*zip(*evaluations), 'k.-', lw=.8, label='greedy')
-    left.set(xlabel='transitions', ylabel='return')
-    left.legend()
-    right.plot(_smooth(losses, 100))
-    right.set(xlabel='batches', ylabel='loss (mean of 100)')
+    late = len(returns) - len(mean)                     # a mean is drawn at the middle of its window
+    ax.plot(steps, returns, '.', ms=3, color=GREY, label='training episode')
+    ax.plot(steps[late//2:][:len(mean)], mean, color=COLOUR, label=f'mean of {late + 1}')
+    if len(evaluations): ax.plot(*zip(*evaluations), 'k.-', lw=.8, label=f'greedy, at last {evaluations[-1][1]:.4g}')
+    if threshold is not None: ax.axhline(threshold, color='k', lw=.8, ls=':', label=f'solved: {threshold:g}')
+    ax.set_ylabel('return')
+    ax.legend()
+
+def _draw_losses(ax, losses, history):
+    "Over the transitions, where the history says how many there were at which batch"
+    points, mean = np.array(history.get('n_batches', np.zeros((1, 2)))), _smooth(losses, 100)
+    at, late = np.arange(1, len(losses) + 1), len(losses) - len(mean)
+    known = points[-1, 0] > 0
+    if known: at = np.interp(at, points[:, 1], points[:, 0])
+    ax.plot(at[late//2:][:len(mean)], mean, color=COLOUR)
+    ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
+
+def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
+    """Return a figure of the `returns` over `steps`, the transitions stored, with the mean of every
+    `smooth`; of the losses; and of the settings in `history` (a `Learner`'s) that changed.
+
+    `evaluations`: pairs of transitions stored and mean return of greedy episodes. `threshold`: the
+    return that counts as solved."""
+    import matplotlib.pyplot as plt
+    series = {k: np.array(v).T for k, v in (history or {}).items() if k in _NAMES}
+    moving = [k for k in _NAMES if k in series and np.ptp(series[k][1]) > 0]
+    upper = ['return']*bool(len(returns) or len(evaluations)) + ['loss']*bool(len(losses))
+    rows: Any = [[k]*(len(moving) or 1) for k in upper] + [moving]*bool(moving) or [['nothing to show yet']]
+    heights = [2.6 if row[0]=='return' else 1.4 for row in rows]
+    fixed = ', '.join(f'{name} {series[k][1][0]:.3g}' for k, name in _NAMES.items() if k in series and k not in moving)
+    with plt.rc_context(STYLE):
+        fig = plt.figure(figsize=(9, sum(heights) + .5), layout='constrained')
+        axes = fig.subplot_mosaic(rows, height_ratios=heights)
+        fig.suptitle('\n'.join(filter(None, (title, fixed))), x=.01, ha='left', fontsize=10)
+        for k, ax in axes.items(): ax.set(xlabel='transitions', title=_NAMES.get(k, '' if k in upper else k))
+        if 'return' in upper: _draw_returns(axes['return'], steps, returns, evaluations, smooth, threshold)
+        if 'loss' in upper: _draw_losses(axes['loss'], losses, history or {})
+        for k in moving: axes[k].plot(*series[k], color=COLOUR)
+        _align([ax for ax in axes.values() if ax.get_xlabel()=='transitions'])
     return fig
 
-# %% ../nbs/2_learning/04_learner.ipynb #fa59bc33
+def _align(axes):
+    "The same range of transitions for all, from zero, with ticks that don't run into each other"
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+    right = max((ax.get_xlim()[1] for ax in axes), default=1)
+    for ax in axes:
+        wide = len(ax.get_figure().axes) < 3 or not ax.get_title()
+        ax.set_xlim(0, right)
+        ax.xaxis.set_major_locator(MaxNLocator(8 if wide else 3))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=''))
+
+# %% ../nbs/2_learning/04_learner.ipynb #4ec380f1
 _NETWORKS = 'model', 'target', 'optimizer'
 
 def move_towards(target, model, share=1.) -> None:
@@ -229,7 +291,8 @@ class Learner:
     `gradient_steps`: on each batch. `max_norm`: the norm to which gradients are clipped (None: they
     aren't). `device`: where to move the model (None: it stays). `shared`: a `SharedParams` to which
     the weights are published when a fit begins and after every `publish_every` batches. `losses`:
-    of all `n_batches` batches."""
+    of all `n_batches` batches. `history`: pairs of transitions stored and value, from every 100th
+    batch, for each number in `progress()` and for `n_batches`."""
     def __init__(self, model: nn.Module, dl: Any, loss: Callable[..., Any], lr: Any = None,
                  target_sync: int | None = None, tau: float = 1., gradient_steps: int = 1,
                  max_norm: float | None = 10., optimizer: Callable[..., Any] | None = None, device: Any = None,
@@ -246,22 +309,34 @@ class Learner:
         if optimizer is None: optimizer = partial(torch.optim.Adam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
         self.n_batches, self.losses, self.episodes = 0, list[float](), Episodes()
+        self.history: dict[str, list[tuple[int, float]]] = {}
 
     def fit(self, n_batches: int, watch: Callable[[Any], Any] | None = None) -> Self:
         """Learn from the next `n_batches` batches, or until `watch(learner)` returns True after one.
 
         Raises a `ValueError` where the loader yields nothing."""
         if n_batches < 1: return self
+        log = _log_every(n_batches, watch)
         if self.shared is not None: self.shared.publish(self.model)       # weights that were loaded, say
         with _progress(n_batches) as bar:
             for i, batch in enumerate(_next_batches(self.dl, n_batches), 1):
                 self.update(batch)
-                if self.n_batches % 100==0:
-                    bar.comment = ', '.join(f'{k} {v:.5g}' for k, v in self.progress().items())
+                if self.n_batches % 100==0 or self.n_batches==1: bar.comment = self._note()
                 bar.update(i)
-                if watch is not None and watch(self): break
+                ended = watch is not None and watch(self)
+                if log and self.n_batches % log==0: print(_log_line(self, watch), flush=True)
+                if not ended: continue
+                bar.total = i                                             # it ends full
+                bar.update(i)
+                break
         self.episodes.look()
         return self
+
+    def _note(self):
+        "Write the progress into the history; what the bar shows of it"
+        now, n = self.progress(), self.n_steps
+        for k, v in (now | dict(n_batches=self.n_batches)).items(): self.history.setdefault(k, []).append((n, v))
+        return ', '.join(f'{k.replace("_", " ")} {v:.5g}' for k, v in now.items() if k!='lr')
 
     def update(self, batch: Any) -> None:
         "Learn from one batch, and send the TD errors to the memory it was drawn from, if any"
@@ -313,26 +388,41 @@ class Learner:
         pipe = self.dl
         for name in ('dataset', 'pipe'): pipe = getattr(pipe, name, pipe)
         return pipe if hasattr(pipe, 'memory') and hasattr(pipe, 'saved') else None
-    def plot(self, evaluations: Any = (), smooth: int = 20) -> Any:
-        "The learning curve: see `plot_training`"
-        return plot_training(self.return_steps, self.returns, self.losses, evaluations, smooth)
+    @property
+    def stepper(self) -> Any:
+        "The `GymStepper` at the beginning of the pipeline, or None"
+        return next((o for o in upstream(self.replay) if hasattr(o, 'spec') and hasattr(o, 'agent')), None)
+
+    def plot(self, evaluations: Any = (), smooth: int = 20, title: str | None = None) -> Any:
+        """Draw the learning curve, see `plot_training`. `title`: None says environment, memory and seed,
+        as far as they are known"""
+        spec, seed = (getattr(self.stepper, k, None) for k in ('spec', 'seed'))
+        known = [spec and spec.id, self.replay and type(self.replay).__name__, None if seed is None else f'seed {seed}']
+        return plot_training(self.return_steps, self.returns, self.losses, evaluations, smooth, self.history,
+                             ', '.join(filter(None, known)) if title is None else title,
+                             getattr(spec, 'reward_threshold', None))
 
     def progress(self) -> dict[str, float]:
-        """What is known of: `return` (mean of the last 20 episodes), `loss` (of the last 100
-        batches), `beta`, `samples_per_insert` (rows drawn for each transition stored)."""
+        """Return what is known of: `return` (mean of the last 20 episodes), `loss` (of the last 100
+        batches), `lr`, `eps`, `beta`, `samples_per_insert` (rows drawn for each transition stored)."""
+        agent: Any = getattr(self.stepper, 'agent', None)
         returns, memory = self.returns[-20:], self.memory
         found = {'return': float(np.mean(returns))} if returns else {}
         if self.losses: found['loss'] = float(np.mean(self.losses[-100:]))
+        found['lr'] = self.optimizer.param_groups[0]['lr']
+        acts = getattr(agent, 'n_steps', 0) and not hasattr(agent, 'shared')         # here, and not in a worker
+        if acts and hasattr(agent, 'eps_now'): found['eps'] = agent.eps_now()
         if memory is None: return found
         if (beta := memory.sampler.beta_now()) is not None: found['beta'] = beta
         return found | dict(samples_per_insert=memory.samples_per_insert)
 
     def state_dict(self) -> dict[str, Any]:
-        "Weights, optimizer, and what has been learned from, without the replay"
+        "Return weights, optimizer, and what has been learned from, without the replay"
         found = self.episodes.found
         networks = {k: dict(getattr(self, k).state_dict()) for k in _NETWORKS}
         return networks | dict(
             n_batches=self.n_batches, losses=np.array(self.losses), n_seen=self.episodes.n_seen,
+            history={k: np.array(v, float) for k, v in self.history.items()},
             returns=np.array([r for _, r in found.values()], float),
             episodes=np.array([(*k, n) for k, (n, _) in found.items()], np.int64).reshape(-1, 3))
 
@@ -340,9 +430,17 @@ class Learner:
         "Continue from what `state_dict` gave"
         for k in _NETWORKS: getattr(self, k).load_state_dict(state[k])
         self.n_batches, self.losses = int(state['n_batches']), state['losses'].tolist()
+        self.history = {k: [(int(n), v) for n, v in o.tolist()] for k, o in state.get('history', {}).items()}
         self.episodes.n_seen = int(state['n_seen'])
         found = zip(state['episodes'].tolist(), state['returns'].tolist())
         self.episodes.found = {(env, k): (n, r) for (env, k, n), r in found}
+
+    def __repr__(self) -> str:
+        source = type(self.dl).__name__ if self.replay is None else f'{self.replay!r} → loader'
+        return f'{source} → {type(self).__name__}({self.n_batches:,} batches)'
+    def _repr_html_(self):
+        rows = ''.join(f'<tr><td>{k.replace("_", " ")}</td><td>{v:.4g}</td></tr>' for k, v in self.progress().items())
+        return f'<p><b>{html.escape(repr(self))}</b></p><table>{rows}</table>'
 
     def save(self, folder: Any, watch: Any = None, **notes: Any) -> int:
         """Save the learner in `folder`, with its replay and its callback (a `BestWeights`), if any.
@@ -387,5 +485,5 @@ class DQNLearner(Learner):
         if loss is None: loss = partial(dqn_loss, gamma=gamma, double=double)
         super().__init__(model, dl, loss, lr, target_sync, device=device, **options)
     def evaluate(self, env_id: Any, episodes: int = 20, seed: int = 0) -> np.ndarray:
-        "Returns of the greedy policy, float64 (episodes,): see the function `evaluate`"
+        "Return the greedy policy's returns, float64 (episodes,): see the function `evaluate`"
         return evaluate(self.model, env_id, episodes, seed)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['P', 'T', 'locked', 'as_chunk', 'ReplayMemory']
 
-# %% ../nbs/1_memory/15_memory.ipynb #c4b2fc34
+# %% ../nbs/1_memory/15_memory.ipynb #043c8c39
 import copy, functools, itertools, operator, os, threading, weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
@@ -17,7 +17,7 @@ from .batch import Batch, chunk_columns, chunk_streams, first_row
 from .offline import load_minari, save_minari
 from .samplers.rng import Rng
 from .samplers.base import Sampler, as_ids, as_priorities
-from .samplers.own import OwnSampler, as_sampler, sampler_from
+from .samplers.own import as_sampler, sampler_from
 from .samplers.uniform import Uniform
 from .saving import Rows, SavedState, save_state
 from .steps import Layout, SimpleStep, Transition, derived_type, encode, is_step, same_layout, shown, whole_number
@@ -58,7 +58,7 @@ _ELSEWHERE = 'this memory lives in another process: iterate the replay in the pr
 
 # %% ../nbs/1_memory/15_memory.ipynb #77ab4af5
 def as_chunk(chunk, step_type=None) -> Any:
-    "`chunk` as a `Batch`, a step of stacked arrays, or a list of steps; or a `TypeError`"
+    "Return `chunk` as a `Batch`, a step of stacked arrays, or a list of steps; or a `TypeError`"
     if isinstance(chunk, Batch) or is_step(chunk): return chunk
     if hasattr(chunk, 'to_dict') and hasattr(chunk, 'batch_size'):                   # a TensorDict
         own = getattr(step_type, '_fields', ())
@@ -98,7 +98,7 @@ def _convert(v, kind, f):
     if isinstance(v, dict): return {k: _convert(o, kind, f) for k, o in v.items()}
     return f(v) if isinstance(v, kind) else v
 
-# %% ../nbs/1_memory/15_memory.ipynb #f2375200
+# %% ../nbs/1_memory/15_memory.ipynb #a8eda2f2
 class ReplayMemory:
     """The newest `max_sz` transitions, and a sampler (default: `Uniform()`) that draws batches.
 
@@ -142,9 +142,6 @@ class ReplayMemory:
         there = self._room.memory() if durable and self._room.description is not None else None
         if sampler is None: sampler = Uniform() if there is None else sampler_from(there['sampler'])
         self._sampler: Any = as_sampler(sampler)
-        sequences = self._sampler.sequence is not None
-        self._patient = not sequences and not isinstance(self._sampler, OwnSampler)     # may it be told later?
-        self._part = max(1, self.max_sz//2) if sequences else 2**31         # rows it may be behind
         if there is not None: layout = self._check_folder(there, layout)
         self._sampler.attach(self.max_sz, self._room.allocate if durable else None)
         if layout is not None: self._open(layout)
@@ -188,18 +185,9 @@ class ReplayMemory:
     @locked
     def _catch_up(self):
         if self._storage is not None: self._tell(self._storage)
-
     def _tell(self, storage):
-        if self._sampler.sequence is not None: return self._sampler.tell(storage)
-        n, first = storage.n_added, storage.first_id
-        start, given = self._given or (n, None)
-        told = max(storage.told, min(first, start))     # overwritten unseen: only with a priority
-        while told < n:
-            end = min(start if told < start else n, told + self.max_sz)
-            p = None if told < start or given is None else given[told - start:end - start]
-            self._sampler.add_run(told % self.max_sz, end - told, p)
-            storage.told = told = end
-        storage.told, self._given = n, None
+        self._sampler.tell(storage, self._given)
+        self._given = None
 
     def _expect(self, storage, given):
         if self._sampler.sequence is not None:
@@ -214,8 +202,10 @@ class ReplayMemory:
         lock = self.lock
         try:
             lock.acquire()
-            if self._storage is not None and priority is None and self._patient: return self._storage.add(step)
-            return self._add(step, priority)
+            storage = self._storage
+            if storage is None or priority is not None or self._sampler.behind is not None:
+                return self._add(step, priority)
+            return storage.add(step)
         finally:
             try: lock.release()
             except RuntimeError: pass
@@ -259,25 +249,24 @@ class ReplayMemory:
         given = None if priorities is None else as_priorities('priorities', priorities, m)
         if storage is None: storage = self._open(layout)
         if given is not None: self._expect(storage, given)
-        put = storage.put if m <= self._part else self._put_parts
-        first = put(columns, m, streams)
+        part = self._sampler.behind or m
+        first = storage.put(columns, m, streams) if m <= part else self._put_parts(columns, m, streams, part)
         if given is not None or self._is_late(storage): self._tell(storage)
         return np.arange(first, first + m)
 
-    def _put_parts(self, columns, m, streams):
+    def _put_parts(self, columns, m, streams, part):
         "Store a chunk in parts, and tell the sampler of each"
         storage, first = self._storage, self.n_added
         if streams is None: streams = np.arange(m)
-        for a in range(0, m, self._part):
-            run = slice(a, min(m, a + self._part))
+        for a in range(0, m, part):
+            run = slice(a, min(m, a + part))
             storage.put([c[run] for c in columns], run.stop - a, streams[run])
             self._tell(storage)
         return first
 
     def _is_late(self, storage):
-        "Must the sampler be told now: the user's at once, one of sequences before any row is overwritten unseen?"
-        if self._patient: return False
-        return self._sampler.sequence is None or storage.n_added - storage.told > self.max_sz//2
+        behind = self._sampler.behind
+        return behind is not None and storage.n_added - storage.told > behind
 
     def _chunk_layout(self, chunk):
         if isinstance(chunk, Batch) and self._dtype is None: return chunk.layout
@@ -305,12 +294,12 @@ class ReplayMemory:
     def _draw(self, slots, probs, weights): self._sampler.draw_into(slots, probs, weights, self.rng)
     @locked
     def sample_groups(self, n: int, bs: int, fields: Any = None) -> list[Batch]:
-        "`n` batches of `bs`, drawn in one call as by `sample`: no other call comes between them"
+        "Return `n` batches of `bs`, drawn in one call as by `sample`: no other call comes between them"
         return [self.sample(bs, fields) for _ in range(whole_number('n', n, 1))]
 
     @locked
     def sample_sequences(self, bs: int, length: int) -> Batch:
-        """A `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn uniformly with
+        """Return a `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn uniformly with
         replacement from any memory; any step may be the first. A `ValueError` if hardly one is"""
         bs, length = whole_number('bs', bs, 1), whole_number('length', length, 1)
         if length > self.max_sz: raise ValueError(f'length: expected at most max_sz={self.max_sz}, got {length}')
@@ -338,39 +327,45 @@ class ReplayMemory:
 
     @locked
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
-        "The transitions with these ids, in this order; a `ValueError` for one that isn't stored"
+        "Return the transitions with these ids, in this order; a `ValueError` for one that isn't stored"
         slots = self._slots(ids)
         return self._stocked().fetch(slots, _field_names(fields))
 
     @locked
     def recent(self, k: int, fields: Any = None) -> Batch:
-        "The newest `k` transitions, oldest first; a `ValueError` if there are fewer"
+        "Return the newest `k` transitions, oldest first; a `ValueError` if there are fewer"
         k = whole_number('k', k, 1)
         if k > len(self): raise ValueError(f'k: expected at most the {len(self)} transitions stored, got {k}')
         return self.fetch(np.arange(self.n_added - k, self.n_added), fields)
 
     @locked
-    def previous(self, ids: Any) -> np.ndarray:
-        "Ids of the steps before these in their streams (int64 array); −1: it isn't stored"
-        return self._stocked().neighbours(self._slots(ids))[0]
+    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
+        "Return ids of the steps before these in their streams, or episodes (int64 array); −1: none is stored"
+        return self._with_episodes(within_episode).neighbours(self._slots(ids), within_episode)[0]
     @locked
-    def next(self, ids: Any) -> np.ndarray:
-        "Ids of the steps after these in their streams (int64 array); −1: there is none yet"
-        return self._stocked().neighbours(self._slots(ids))[1]
+    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
+        "Return ids of the steps after these in their streams, or episodes (int64 array); −1: there is none yet"
+        return self._with_episodes(within_episode).neighbours(self._slots(ids), within_episode)[1]
+    def _with_episodes(self, asked=True):
+        storage = self._stocked()
+        names = storage.layout.fields
+        if not asked or 'episode_n' in names or {'terminated', 'truncated'} <= set(names): return storage
+        raise ValueError('episode: expected steps with episode_n, or with terminated and truncated; '
+                         f'got the fields {names}')
     @locked
     def column(self, field: str) -> np.ndarray:
-        """The stored values of a field that is one number, slot by slot (max_sz,): a view. Writing
+        """Return the stored values of a field that is one number, slot by slot (max_sz,): a view. Writing
         there corrects what is stored; a `ValueError` for other fields, or before the first step"""
         found = None if self._storage is None else self._storage.column(field)
-        if found is not None and found.ndim==1: return found
-        raise ValueError(f'column: expected a field that is one number, got {field!r} of {self.layout}')
+        if found is not None: return found
+        raise ValueError(f'column: no field {field!r} in {self.layout}')
     @locked
     def episode(self, id: int) -> Batch:
-        "The stored part of the episode with transition `id`, oldest step first, as a `Batch`"
+        "Return the stored part of the episode with transition `id`, oldest step first, as a `Batch`"
         return self.fetch(self.episode_ids(id))
 
     def episodes(self) -> Iterator[Batch]:
-        """The whole episodes that are stored, each as a `Batch`, in the order in which they ended.
+        """Return the whole episodes that are stored, each as a `Batch`, in the order in which they ended.
 
         Of each the first step is stored, and the last is terminated or truncated. Without `step_n`,
         the first is known by the step before it, so that must be stored too."""
@@ -394,27 +389,18 @@ class ReplayMemory:
 
     @locked
     def episode_ids(self, id: int) -> np.ndarray:
-        "Ids of the stored part of the episode with transition `id`, oldest first (int64 array)"
-        self._slots([id])
-        names, id = self._storage.layout.fields, operator.index(id)
-        if 'episode_n' not in names and not {'terminated', 'truncated'} <= set(names):
-            raise ValueError('episode: expected steps with episode_n, or with terminated and truncated; '
-                             f'got the fields {names}')
-        return np.array(self._along(id, back=True)[:0:-1] + self._along(id, back=False), np.int64)
+        "Return ids of the stored part of the episode with transition `id`, oldest first (int64 array)"
+        slots = self._slots([id])
+        before, after = (self._along(slots, back) for back in (True, False))
+        return np.concatenate([before[:0:-1], after])
 
-    def _along(self, id, back):
-        "Ids of the episode's steps from `id` on, in one direction along its stream"
-        found, length, storage = [id], 64, self._storage
-        used = ('episode_n', 'terminated', 'truncated', 'discount')
-        fields = tuple(o for o in used if o in storage.layout.fields)
+    def _along(self, slots, back):
+        "Ids of the episode's steps from that in one slot on, in one direction"
+        storage, length = self._with_episodes(), 64
         while True:
-            slots, there = storage.follow(np.array([found[-1] % self.max_sz]), length, back)
-            rows = storage.fetch(slots[0][there[0]], fields)
-            same = _same_episode(rows.numpy(), back)
-            stop = len(same) if same.all() else int(np.argmin(same))
-            found += rows.ids[1:stop + 1].tolist()
-            if stop < length - 1: return found
-            length = min(2*length, 8192)
+            found, there = storage.follow(slots, length, back, within_episode=True)
+            if not there.all(): return storage.ids_of(found[there])
+            length *= 2
 
     def _stocked(self):
         if self._storage is None or not self._storage.n_added:
@@ -460,12 +446,21 @@ class ReplayMemory:
     def nbytes(self) -> int:
         "Bytes allocated for transitions (not the sampler's); pages are taken as they are written"
         return self._ask('nbytes', 0)
+    @property
+    def bytes_each(self) -> float:
+        "Bytes that a transition takes: its record, and its share of the frames"
+        packed = getattr(self._storage, 'packed_bytes', 0)
+        return (self.nbytes - packed)/self.max_sz + packed/max(1, len(self))
+    def bytes_in_words(self) -> str:
+        "Such as '7,604 bytes (56,512 unshared)': what a transition takes"
+        unshared = 0 if self.layout is None else sum(o.nbytes for o in self.layout.leaves)
+        return f'{self.bytes_each:,.0f} bytes' + f' ({unshared:,} unshared)'*(self.bytes_each < unshared)
     def told_how(self) -> str:
         "In words: how it keeps its observations"
         return 'no step seen yet' if self._storage is None else kept_how(self._storage)
     @staticmethod
     def estimate(env_or_step: Any, max_sz: int) -> Estimate:
-        """Bytes that a memory of `max_sz` steps would take, as plain records and with what is
+        """Return bytes that a memory of `max_sz` steps would take, as plain records and with what is
         shared stored once. `env_or_step`: an example step, or an environment or a vector of them"""
         return estimate(Layout.of(example_step(env_or_step)), whole_number('max_sz', max_sz, 1))
 
@@ -485,7 +480,7 @@ class ReplayMemory:
 
     @locked
     def check_valid(self) -> bool:
-        "True, or an `AssertionError` that says what is wrong; O(N)"
+        "Return True, or raise an `AssertionError` that says what is wrong; O(N)"
         if self._storage is not None: self._storage.check_valid()
         self._catch_up()
         filled = min(self.n_added, self.max_sz)
@@ -494,7 +489,7 @@ class ReplayMemory:
 
     @locked
     def saved(self) -> tuple[dict, Rows]:
-        "What `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
+        "Return what `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
         self._catch_up()
         state = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(),
                      sampler=self._sampler.get_state(), options=self._options)
@@ -541,7 +536,7 @@ class ReplayMemory:
         self._storage = storage
 
     def state_dict(self) -> dict:
-        "All that the memory holds and knows, as tensors, numbers and strings"
+        "Return all that the memory holds and knows, as tensors, numbers and strings"
         with self.lock:
             state, rows = self.saved()
             pieces = [rows.get(self.first_id)] if len(self) else []
@@ -571,7 +566,7 @@ class ReplayMemory:
 
     @classmethod
     def load(cls, folder: str | Path, sampler: Any = None, step: Any = None) -> 'ReplayMemory':
-        """The memory saved in `folder`. A `sampler` is needed where it, or its beta's schedule, is
+        """Return the memory saved in `folder`. A `sampler` is needed where it, or its beta's schedule, is
         your own; `step`: an example of the step type. A `CheckpointError` names the file that is
         missing or damaged; a `ValueError` says what else doesn't fit"""
         with SavedState(folder) as saved:
@@ -588,7 +583,7 @@ class ReplayMemory:
 
     @classmethod
     def open(cls, path: str | Path, sampler: Any = None, step: Any = None, seed: int | None = None) -> 'ReplayMemory':
-        """The memory in the folder `path`, opened for writing, with the options it has. A `sampler`
+        """Return the memory in the folder `path`, opened for writing, with the options it has. A `sampler`
         is needed for one of your own. A `CheckpointError` if there is none, or a damaged one"""
         room = MappedFolder(path, writable=False)
         there = room.memory()
@@ -597,7 +592,7 @@ class ReplayMemory:
 
     @classmethod
     def from_minari(cls, dataset: Any, step_type: Any = Transition, **options: Any) -> 'ReplayMemory':
-        """A new memory with all episodes of a Minari `dataset` (or the id of one that is here).
+        """Return a new memory with all episodes of a Minari `dataset` (or the id of one that is here).
 
         `options`: those of `ReplayMemory`; `max_sz` is the number of steps, unless given. Each
         episode is a stream; where `step_type` has `env_id`, this is 0, and `episode_n` and `step_n`
@@ -618,7 +613,7 @@ class ReplayMemory:
 
     @staticmethod
     def peek(path: str | Path) -> View:
-        "A look at the memory in the folder `path`, which another process may be writing: a `View`"
+        "Return a look at the memory in the folder `path`, which another process may be writing: a `View`"
         return View(path)
 
     @locked
@@ -666,7 +661,7 @@ class ReplayMemory:
     @locked
     def __getstate__(self):
         self._catch_up()
-        names = ('max_sz', 'rng', 'n_stale', '_dtype', '_options', '_sampler', '_patient', '_part')
+        names = ('max_sz', 'rng', 'n_stale', '_dtype', '_options', '_sampler')
         kept, storage = {k: self.__dict__[k] for k in names}, self._storage
         return kept | dict(_storage=None if storage is None else (storage.layout, storage.get_state()))
 
@@ -682,12 +677,6 @@ class ReplayMemory:
 
     def __repr__(self) -> str:
         if isinstance(self._storage, _Gone): return f'ReplayMemory(closed, {self.max_sz:,} slots)'
-        what = self.told_how() if self._storage is None else f'{self.layout!r}; {self.told_how()}'
-        return f'ReplayMemory({len(self):,} of {self.max_sz:,}; {what}; {self._sampler!r})'
+        steps = '' if self.layout is None else f' {self.layout.step_type.__name__}s of {self.bytes_in_words()}'
+        return f'ReplayMemory({len(self):,} of {self.max_sz:,}{steps}; {self.told_how()}; {self._sampler.name})'
 
-def _same_episode(rows, back):
-    "Of neighbouring rows along a stream: is each of the same episode as the one before it?"
-    earlier, later = (slice(1, None), slice(None, -1)) if back else (slice(None, -1), slice(1, None))
-    if hasattr(rows, 'episode_n'): return rows.episode_n[earlier]==rows.episode_n[later]
-    same = ~((rows.terminated[earlier]!=0) | (rows.truncated[earlier]!=0))
-    return same | (rows.discount[later] > rows.discount[earlier]) if hasattr(rows, 'discount') else same

@@ -33,7 +33,7 @@ def _check_space(name, space):
     for key, o in parts.items() if isinstance(parts, dict) else enumerate(parts or ()): _check_space(f'{name}.{key}', o)
 
 def episode_steps(dataset: Any, step_type: Any) -> Iterator[Any]:
-    """Each episode of a `MinariDataset` as a `step_type` of stacked arrays (T, …).
+    """Yield each episode of a `MinariDataset` as a `step_type` of stacked arrays (T, …).
 
     A `ValueError` or `TypeError` names the space, the field or the episode that doesn't fit."""
     unknown = [f for f in getattr(step_type, '_fields', [step_type]) if f not in _KNOWN]
@@ -57,7 +57,7 @@ def _columns(episode, k, n):
                 env_id=zeros, proc_id=zeros, step_n=np.arange(n), episode_n=zeros + k)
 
 def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: Any = None, **options: Any) -> Any:
-    "The memory that `make` gives, filled with a data set: see `ReplayMemory.from_minari`"
+    "Return the memory that `make` gives, filled with a data set: see `ReplayMemory.from_minari`"
     if isinstance(dataset, str): dataset = _minari().load_dataset(dataset)
     if not hasattr(dataset, 'iterate_episodes'):
         raise TypeError(f'dataset: expected a MinariDataset or the id of one, got {shown(dataset)}')
@@ -75,17 +75,13 @@ def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: An
         raise
     return memory
 
-# %% ../nbs/3_lasting/11_offline.ipynb #98bf9499
+# %% ../nbs/3_lasting/11_offline.ipynb #2686b97c
 def by_episodes(memory: Any) -> list[np.ndarray]:
-    "Ids of all that `memory` holds, an int64 array for each episode or stored part of one, in order"
+    "Return ids of all that `memory` holds, an int64 array for each episode or stored part of one, in order"
     first, ids = memory.first_id, np.arange(memory.first_id, memory.n_added)
     if not len(ids): return []
-    names = [f for f in ('terminated', 'truncated', 'episode_n') if f in memory.layout.fields]
-    rows, before = memory.fetch(ids, fields=names).numpy(), memory.previous(ids)
-    before, ended = np.maximum(before - first, -1), (rows.terminated | rows.truncated).astype(bool)
-    goes_on = (before >= 0) & ~ended[before]
-    if 'episode_n' in names: goes_on &= rows.episode_n==rows.episode_n[before]
-    start = np.where(goes_on, before, ids - first)
+    before = memory.previous(ids, within_episode=True)
+    start = np.where(before < 0, ids, before) - first
     while not np.array_equal(start, start[start]): start = start[start]
     order = np.argsort(start, kind='stable')
     return np.split(ids[order], np.flatnonzero(np.diff(start[order])) + 1)
@@ -103,7 +99,7 @@ def _buffers(memory, make):
                    terminations=rows.terminated.astype(bool), truncations=rows.truncated.astype(bool))
 
 def space_of(values: Any, counted: bool = True) -> gym.Space:
-    """A space for arrays (n, …) of rows, or dicts or tuples of such: all numbers of their dtype.
+    """Return a space for arrays (n, …) of rows, or dicts or tuples of such: all numbers of their dtype.
     `counted`: `Discrete` for single whole numbers from 0 on, up to the largest in `values`"""
     if isinstance(values, dict): return gym.spaces.Dict({str(k): space_of(v, counted) for k, v in values.items()})
     if isinstance(values, tuple): return gym.spaces.Tuple([space_of(v, counted) for v in values])

@@ -29,7 +29,7 @@ class RateLimiter:
     `inserted` or `sampled`. Where several threads share a side, each holds the `lock` from the
     question to the report; waiting releases it. Safe to call from any thread.
 
-    A `ValueError` if the slack is so small that both sides could wait for ever."""
+    A `ValueError` if the slack is so small that both sides could wait forever."""
     def __init__(self, samples_per_insert: Any, min_sz: int, slack: Any, bs: int = 1) -> None:
         self.samples_per_insert, self.slack = _exact('samples_per_insert', samples_per_insert), _exact('slack', slack)
         self.min_sz, self.bs = int(_exact('min_sz', min_sz, 0)), int(_exact('bs', bs, 1))
@@ -44,17 +44,17 @@ class RateLimiter:
         "Refuse chunks of `n` steps and batches of `bs` if there is a place where neither fits"
         need = max((n*self._step + bs*self._row)/2, (n - 1)*self._step)      # the latter: just before min_sz
         if self._slack >= need: return
-        raise ValueError(f'slack: with {float(self.slack):g} steps both sides could wait for ever; {n} steps at a time '
+        raise ValueError(f'slack: with {float(self.slack):g} steps both sides could wait forever; {n} steps at a time '
                          f'and batches of {bs}, at {float(self.samples_per_insert):g} rows for each step, '
                          f'need at least {need/self._step:g}')
 
     def _ahead(self): return (self.n_inserted - self.min_sz)*self._step - self.n_sampled*self._row
 
     def insertable(self) -> int:
-        "How many steps may come in now"
+        "Return how many steps may come in now"
         with self.lock: return max(0, (self._slack - self._ahead())//self._step)
     def sampleable(self, bs: int | None = None) -> int:
-        "How many batches of `bs` rows (None: the limiter's own `bs`) may be drawn now"
+        "Return how many batches of `bs` rows (None: the limiter's own `bs`) may be drawn now"
         bs = self.bs if bs is None else int(_exact('bs', bs, 1))
         with self.lock:
             if self.n_inserted < self.min_sz: return 0
@@ -74,7 +74,7 @@ class RateLimiter:
     def wait_insert(self, n: int = 1, timeout: float | None = None) -> bool:
         """Wait until `n` steps may come in; False if that takes more than `timeout` seconds.
 
-        A `ValueError` if so many could wait for ever."""
+        A `ValueError` if so many could wait forever."""
         self._check(n, self.bs)
         with self.lock: return self.lock.wait_for(lambda: self.insertable() >= n, timeout)
     def wait_sample(self, timeout: float | None = None, bs: int | None = None) -> bool:

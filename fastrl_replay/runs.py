@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BestWeights', 'Found', 'look', 'summary', 'picture']
 
-# %% ../nbs/5_looking/04_runs.ipynb #af73bdaf
-import copy
+# %% ../nbs/5_looking/04_runs.ipynb #c32708f9
+import copy, json
 from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
@@ -16,11 +16,11 @@ from .learner import evaluate, move_towards
 from .memory import ReplayMemory
 from .samplers import more, proportional, rank      # noqa: F401   (kinds of samplers)
 from .samplers.own import sampler_from
-from .saving import CheckpointError, SavedState
+from .saving import CheckpointError, SavedState, naming
 from .show import memory_figure
 from .storage.base import readable
 
-# %% ../nbs/5_looking/04_runs.ipynb #ec8c08bd
+# %% ../nbs/5_looking/04_runs.ipynb #3f27f90a
 class BestWeights:
     """A callback of `fit` that keeps the weights that play best, on episodes of their own.
 
@@ -29,22 +29,27 @@ class BestWeights:
     `episodes` greedy episodes. If those went better than the best score so far, and reach `goal`,
     it plays `confirm` more; the mean of all is the new score, if it is still better. The fit ends
     when the `score` is at least `goal` and the last `patience` evaluations (0: never) brought no
-    better one. `history`: transitions stored and mean return, for each evaluation."""
+    better one. `history`: transitions stored and mean return, for each evaluation. `also`: another
+    callback, called after each batch."""
     def __init__(self, env_id, every=250, episodes=20, confirm=80, seed=1, average=.005,
-                 goal=-np.inf, patience=0) -> None:
+                 goal=-np.inf, patience=0, also=None) -> None:
         for name, n in dict(every=every, episodes=episodes).items():
             if n < 1: raise ValueError(f'BestWeights: {name}: expected a number ≥ 1, got {n!r}')
         if not 0 <= average <= 1:
             raise ValueError(f'BestWeights: average: expected a number from 0 to 1, got {average!r}')
         self.env_id, self.seed, self.average = env_id, seed, average
         self.every, self.episodes, self.confirm = every, episodes, confirm
-        self.goal, self.patience = goal, patience
+        self.goal, self.patience, self.also = goal, patience, also
         self.score, self.since, self.history = -np.inf, 0, list[Any]()
         self.weights: Any = None
         self.mean: Any = None              # the model with the running average, or the weights to begin it with
 
     def __call__(self, learn) -> bool:
         "Evaluate, where it is time to; True when the fit may end"
+        ended = self._evaluated(learn)
+        return bool(self.also is not None and self.also(learn)) or ended
+
+    def _evaluated(self, learn):
         model = self._averaged(learn.model)
         if learn.n_batches % self.every: return False
         returns = evaluate(model, self.env_id, self.episodes, self.seed)
@@ -82,7 +87,7 @@ class BestWeights:
         self.score, self.since, self.history = state['score'], state['since'], [tuple(o) for o in state['history']]
         self.weights, self.mean = state['weights'], state['mean']
 
-# %% ../nbs/5_looking/04_runs.ipynb #6bd86ff5
+# %% ../nbs/5_looking/04_runs.ipynb #04546cde
 _ROWS = 4096
 
 class Found(NamedTuple):
@@ -93,15 +98,33 @@ class Found(NamedTuple):
     shift: int = 0                       # what to add to the ids in `memory`
 
 def look(folder) -> Found:
-    """What `folder` holds: a memory on disk, a checkpoint, or a run's folder with one in it.
+    """Return what `folder` holds: a memory on disk, a checkpoint, or a training run with what lies below it.
 
     A `CheckpointError` names the file that is missing or damaged."""
     folder = Path(folder)
     if (folder/'memory.json').exists(): return _on_disk(folder)
     if (folder/'manifest.json').exists(): return _checkpoint(folder)
-    for inner in (folder/'checkpoint', folder/'memory'):
-        if inner.is_dir(): return look(inner)
-    raise CheckpointError(f'{folder}: no memory and no checkpoint here')
+    return _training_run(folder)
+
+def _training_run(folder):
+    "The result of a run, its memory on disk and its checkpoint, as far as there are any"
+    found, notes = Found('a training run'), []
+    if (folder/'result.json').exists(): notes.append(_result(folder/'result.json'))
+    if (folder/'memory').is_dir():
+        found = _on_disk(folder/'memory')
+        notes.append(f'{found.what}, in {folder/"memory"}')
+    if (folder/'checkpoint').is_dir():
+        saved = _checkpoint(folder/'checkpoint', found)
+        found, notes = saved, [*notes, f'{saved.what}, in {folder/"checkpoint"}', *saved.notes]
+    if not notes: raise CheckpointError(f'{folder}: no memory and no checkpoint here, nor the result of a run')
+    return found._replace(what='a training run', notes=tuple(notes))
+
+def _result(path):
+    with naming(path, 'not the result of a run'):
+        o = json.loads(path.read_text('utf-8'))
+        given = ', '.join(f'{o["arguments"][k]}' for k in ('env', 'memory'))
+        return (f'finished: {given}, seed {o["seed"]}: mean evaluation return {o["mean_return"]:.1f} '
+                f'({len(o["returns"])} episodes), {o["batches"]:,} batches')
 
 def _on_disk(folder):
     "A copy of what can be read now, a few rows at a time"
@@ -118,15 +141,17 @@ def _on_disk(folder):
             memory.extend(rows, None if sampler is None else view.priorities(rows.ids))
     return Found(what, memory, shift=shift)
 
-def _checkpoint(folder):
+def _checkpoint(folder, found=None):
+    "`found`: the memory on disk that belongs to it, if that has been read"
     with SavedState(folder) as saved, saved.sense('anything known'):
         state = saved.state()
         words = dict(learner='learned from', pipe='drawn')
         notes = [f'{v} {state[k]["n_batches"]:,} batches' for k, v in words.items() if k in state]
-        found, disk = Found(f'a checkpoint of a {saved.kind}'), state.get('disk')
+        found, disk = (found or Found(''))._replace(what=f'a checkpoint of a {saved.kind}'), state.get('disk')
         if disk is not None:
             notes.append(f'its memory is on disk, in {disk["path"]}')
-            if Path(disk['path']).is_dir(): found = _on_disk(Path(disk['path']))._replace(what=found.what)
+            if found.memory is None and Path(disk['path']).is_dir():
+                found = _on_disk(Path(disk['path']))._replace(what=found.what)
         elif 'memory' in state:
             try: found = found._replace(memory=ReplayMemory.load(folder))
             except CheckpointError: raise
@@ -136,7 +161,7 @@ def _checkpoint(folder):
 def _range(a): return f'{a.min():.4g} to {a.max():.4g}, mean {a.mean():.4g}'
 
 def summary(folder, found=None) -> list[tuple[str, str]]:
-    "Pairs of a word and what there is to say about it; `found`: what `look` has found in `folder`"
+    "Return pairs of a word and what there is to say about it; `found`: what `look` has found in `folder`"
     found = found or look(folder)
     memory, sizes = found.memory, [p.stat().st_size for p in Path(folder).rglob('*') if p.is_file()]
     nbytes = f'{readable(sum(sizes))} in {len(sizes)} file' + 's'*(len(sizes)!=1)
@@ -154,7 +179,8 @@ def summary(folder, found=None) -> list[tuple[str, str]]:
     return lines + [('returns', episodes)] + [('' if k else 'health', o) for k, o in enumerate(warnings)]
 
 def picture(folder, found=None) -> Any:
-    "A figure of the memory that `folder` holds; a `ValueError` where there is none, or it is empty"
+    "Return a figure of the memory that `folder` holds; a `ValueError` where there is none, or it is empty"
     found = found or look(folder)
-    if found.memory is None: raise ValueError(f'{folder}: there is no memory to draw, or it is empty')
+    if found.memory is None or not len(found.memory):
+        raise ValueError(f'{folder}: there is no memory to draw, or it is empty')
     return memory_figure(found.memory, shift=found.shift)

@@ -24,7 +24,7 @@ class CheckpointError(ValueError):
     "A saved state that is missing, damaged, or of another kind. The message names the file."
 
 def to_plain(v: Any, put: Callable, where: str = 'state') -> Any:
-    """`v` (numbers, strings, None, lists, tuples, dicts, arrays, tensors, nested) as JSON holds it.
+    """Return `v` (numbers, strings, None, lists, tuples, dicts, arrays, tensors, nested) as JSON holds it.
 
     `put(array)` stores one and returns what stands for it. A `TypeError` names what can't be saved."""
     if isinstance(v, np.generic): v = v.item()
@@ -42,7 +42,7 @@ def to_plain(v: Any, put: Callable, where: str = 'state') -> Any:
     return {'!pairs': [[to_plain(k, put, f'{where}, a key'), o] for k, o in parts.items()]}
 
 def from_plain(v: Any, get: Callable) -> Any:
-    "The value that `to_plain` wrote down. `get(tag, inner)` returns the array that `{tag: inner}` stands for."
+    "Return the value that `to_plain` wrote down. `get(tag, inner)` returns the array that `{tag: inner}` stands for."
     if isinstance(v, list): return [from_plain(o, get) for o in v]
     if not isinstance(v, dict): return v
     if not any(k.startswith('!') for k in v): return {k: from_plain(o, get) for k, o in v.items()}
@@ -95,11 +95,11 @@ def write_file(path: Path, data: bytes) -> None:
 def _remove(path):
     with suppress(OSError): path.unlink()
 def manifest_bytes(manifest: Any) -> bytes:
-    "The bytes of a manifest (anything JSON holds): a line with its format and checksum, then JSON"
+    "Return the bytes of a manifest (anything JSON holds): a line with its format and checksum, then JSON"
     body = json.dumps(manifest, separators=(',', ':')).encode() + b'\n'
     return b'{"format":%d,"crc32":"%08x"}\n%b' % (FORMAT, zlib.crc32(body), body)
 def read_manifest(path: Path) -> Any:
-    "The manifest in a file. A `CheckpointError` names one that is missing, damaged or of another format."
+    "Return the manifest in a file. A `CheckpointError` names one that is missing, damaged or of another format."
     with _reading(path) as f:
         head = _HEAD.match(text := f.read())
         if head is None: raise ValueError(f'it does not begin like a manifest of format {FORMAT}')
@@ -318,7 +318,7 @@ class SavedState:
     def __enter__(self) -> 'SavedState': return self
     def __exit__(self, *_: object) -> None: self.close()
     def sense(self, what: str) -> Any:
-        "A context: what fails in it because this isn't the state of `what` is a `CheckpointError`"
+        "Return a context: what fails in it because this isn't the state of `what` is a `CheckpointError`"
         return naming(self.folder/MANIFEST, f'not the state of {what}')
 
     def _part(self, part, mapped):
@@ -330,8 +330,8 @@ class SavedState:
             return _read_array(self.folder/inner, size, crc, mapped)
         with self.sense('anything'): return from_plain(part['plain'], get)
     def state(self) -> Any:
-        "The state as it was given to `save_state`, with arrays of its own"
+        "Return the state as it was given to `save_state`, with arrays of its own"
         return self._part(self._manifest['state'], mapped=False)
     def pieces(self) -> Iterator[dict[str, Any]]:
-        "The rows, oldest first, as `Rows.get` gave them, in read-only arrays. The first may begin below `first_id`"
+        "Yield the rows, oldest first, as `Rows.get` gave them, in read-only arrays. They may begin below `first_id`"
         for part in self._manifest['pieces']: yield self._part(part, mapped=True)

@@ -51,11 +51,11 @@ class ExponentialSchedule(_Schedule):
 
 # %% ../nbs/1_memory/09_schedules.ipynb #c0a9f03c
 def value_at(schedule: Any, k: int) -> float:
-    "The value at count `k` of a schedule (any function of a count), or of a number, which never changes"
+    "Return the value at count `k` of a schedule (any function of a count), or of a number, which never changes"
     return schedule(k) if callable(schedule) else schedule
 
 def check_schedule(name: str, v: Any) -> Any:
-    "`v` if it is a finite number or callable; else a `TypeError` or `ValueError` that names `name`"
+    "Return `v` if it is a finite number or callable; else a `TypeError` or `ValueError` that names `name`"
     if callable(v) or _is_number(v): return v
     kind = ValueError if isinstance(v, float) else TypeError
     raise kind(f'{name}: expected a finite number or a schedule such as LinearSchedule(1., .05, 10_000), '
@@ -65,13 +65,13 @@ def check_schedule(name: str, v: Any) -> Any:
 _SCHEDULES: dict[str, Callable[..., Any]] = {o.__name__: o for o in (LinearSchedule, ExponentialSchedule)}
 
 def schedule_state(schedule: Any) -> Any:
-    "A number, None, or the name and numbers of a schedule, as plain data (JSON will do)"
+    "Return a number, None, or the name and numbers of a schedule, as plain data (JSON will do)"
     if not callable(schedule): return None if schedule is None else float(schedule)
     name = getattr(schedule, '__name__', type(schedule).__name__)
     return dict(name=name) | (asdict(schedule) if type(schedule) is _SCHEDULES.get(name) else {})
 
 def schedule_from(state: Any, given: Any = None) -> Any:
-    """The number, None or schedule that `schedule_state` saved as `state`; a `ValueError` for anything else.
+    """Return the number, None or schedule that `schedule_state` saved as `state`; a `ValueError` for anything else.
     A schedule of your own is `given`, since only its name was saved; without one, a `ValueError` asks for it."""
     if state is None: return None
     if _is_number(state): return float(state)

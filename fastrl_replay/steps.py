@@ -74,11 +74,11 @@ class Leaf(NamedTuple):
     def __str__(self): return f'{self.bits_of or self.dtype}{list(self.shape) or ""}'
 
 def shown(v) -> str:
-    "A value in an error message: its beginning, on one line"
+    "Return a value in an error message: its beginning, on one line"
     return ' '.join(f'{v!r:.100}'.split())[:80]
 
 def whole_number(name: str, v, least: int = 0, most: int = 2**31 - 1) -> int:
-    "`v` as an int from `least` to `most`; a `ValueError` names the argument"
+    "Return `v` as an int from `least` to `most`; a `ValueError` names the argument"
     try: n = least - 1 if isinstance(v, (bool, np.bool_)) else index(v)
     except TypeError: n = least - 1
     if least <= n <= most: return n
@@ -86,7 +86,7 @@ def whole_number(name: str, v, least: int = 0, most: int = 2**31 - 1) -> int:
     raise ValueError(f'{name}: expected a whole number {bound}, got {shown(v)}')
 
 def as_array(name: str, v) -> tuple:
-    "`v` as an array of plain numbers, and the torch dtype that its bits stand for, or None"
+    "Return `v` as an array of plain numbers, and the torch dtype that its bits stand for, or None"
     if isinstance(v, torch.Tensor): return _tensor_as_array(name, v)
     if isinstance(v, np.ma.MaskedArray): raise TypeError(f'{name}: expected an array, got a masked one; fill it')
     try: a = np.asarray(v)
@@ -114,7 +114,7 @@ def _kind(v, a):
 def _python_floats(v, a): return type(v) is float or isinstance(v, list) and a.dtype==np.float64
 
 def leaf_of(path: tuple, v) -> Leaf:
-    "The `Leaf` that the example value `v` asks for"
+    "Return the `Leaf` that the example value `v` asks for"
     name = '.'.join(map(str, path))
     a, bits = as_array(name, v)
     dtype = np.dtype(np.float32) if _python_floats(v, a) else a.dtype
@@ -128,7 +128,7 @@ def leaf_of(path: tuple, v) -> Leaf:
 
 # %% ../nbs/1_memory/02_steps.ipynb #7fb9181b
 def encode(leaf: Leaf, v, lead: tuple = ()) -> np.ndarray:
-    """The value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`; a `ValueError`
+    """Return the value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`; a `ValueError`
     (shape, a number that does not fit) or `TypeError` (kind of value) names the field"""
     if leaf.loose and v.__class__ is int and abs(v) < 2**127: v = float(v)
     a, bits = as_array(leaf.name, v)
@@ -223,21 +223,21 @@ class Fitter:
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
 
     def fit(self, v) -> Any:
-        "A value that may need a cast, as `struct` packs it; else a `TypeError` or `ValueError`"
+        "Return a value that may need a cast, as `struct` packs it; else a `TypeError` or `ValueError`"
         if v.__class__ is np.ndarray:
             if v.dtype is self.dtype and v.shape==self.shape: return self.take(v)
             if v.ndim==0: v = v[()]
         return v if v.__class__ in self.types else self.take(encode(self.leaf, v))
 
     def one(self, v) -> Any:
-        "A value as `struct` packs it; a `TypeError` or `ValueError` if it doesn't fit"
+        "Return a value as `struct` packs it; a `TypeError` or `ValueError` if it doesn't fit"
         v = self.fit(v)
         try: struct.pack('<' + self.code, v)
         except (struct.error, OverflowError): encode(self.leaf, v)
         return v
 
     def column(self, values) -> np.ndarray:
-        "One array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"
+        "Return one array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"
         m, fitted = len(values), values
         try:
             if not self.types.issuperset(map(type, values)): fitted = list(map(self.fit, values))
@@ -251,10 +251,10 @@ class Fitter:
             except (TypeError, ValueError) as e: raise type(e)(f'step {k} of {len(values)}: {e}') from None
 
     def stacked(self, v, m) -> np.ndarray:
-        "An array of `m` values that numpy can assign to this leaf's column without loss"
+        "Return an array of `m` values that numpy can assign to this leaf's column without loss"
         if v.__class__ is not np.ndarray or v.shape!=(m,) + self.shape: return encode(self.leaf, v, (m,))
         if v.dtype in self.dtypes: return v
-        small = self.leaf.loose and v.dtype==np.float64 and v.ndim==1 and np.dot(v, v) < 1e76    # fits float32
+        small = self.leaf.loose and v.dtype==np.float64 and v.ndim==1 and np.vdot(v, v) < 1e76    # fits float32
         return v if small else encode(self.leaf, v, (m,))
 
 # %% ../nbs/1_memory/02_steps.ipynb #f277c5c9
@@ -263,23 +263,23 @@ def is_step(v) -> bool:
     return isinstance(v, tuple) and hasattr(v, '_fields')
 
 def children(v) -> Any:
-    "Keys and values of a dict or tuple, or None for a leaf"
+    "Return keys and values of a dict or tuple, or None for a leaf"
     if isinstance(v, dict): return list(v.items())
     return list(enumerate(v)) if isinstance(v, tuple) else None
 
 def like(v, values) -> Any:
-    "A dict or tuple like `v`, holding `values`"
+    "Return a dict or tuple like `v`, holding `values`"
     if isinstance(v, dict): return dict(zip(v, values))
     return type(v)(*values) if hasattr(v, '_fields') else tuple(values)
 
 def tree_map(f: Callable, v, *others) -> Any:
-    "`f` of the leaves of equally nested values, nested like the first"
+    "Return `f` of the leaves of equally nested values, nested like the first"
     kids = children(v)
     if kids is None: return f(v, *others)
     return like(v, [tree_map(f, o, *(w[k] for w in others)) for k, o in kids])
 
 def tree_leaves(v) -> list:
-    "The leaves of a nested value, in order"
+    "Return the leaves of a nested value, in order"
     kids = children(v)
     return [v] if kids is None else [leaf for _, o in kids for leaf in tree_leaves(o)]
 
@@ -344,7 +344,7 @@ class Layout:
 
     @classmethod
     def of(cls, step) -> 'Layout':
-        "The layout of an example step; a `TypeError` or `ValueError` names what can't be stored"
+        "Return the layout of an example step; a `TypeError` or `ValueError` names what can't be stored"
         if not is_step(step):
             raise TypeError('step: expected a NamedTuple such as Transition or SimpleStep, '
                             f'got {type(step).__name__} {shown(step)}')
@@ -354,21 +354,21 @@ class Layout:
 
     @classmethod
     def of_dtype(cls, dtype, step_type) -> 'Layout':
-        "The layout of steps of `step_type` with a structured dtype's fields; nested ones are dicts"
+        "Return the layout of steps of `step_type` with a structured dtype's fields; nested ones are dicts"
         fields = getattr(step_type, '_fields', ())
         if set(fields)!=set(dtype.names):
             raise ValueError(f'dtype: expected steps with the fields {dtype.names}, got {step_type.__name__}{fields}')
         return cls.of(step_type(*(_example(dtype[f]) for f in fields)))
 
     def to_plain(self) -> dict:
-        "The layout as plain lists, numbers and strings; `Layout.from_plain` makes it again"
+        "Return the layout as plain lists, numbers and strings; `Layout.from_plain` makes it again"
         leaves = [[o.dtype.str, list(o.shape), str(o.bits_of or '')] for o in self.leaves]
         trees = [_plain_tree(o) for o in self.trees]
         return dict(name=self.step_type.__name__, fields=list(self.fields), trees=trees, leaves=leaves)
 
     @classmethod
     def from_plain(cls, plain, known=None) -> 'Layout':
-        "The layout that `to_plain` wrote; a `ValueError` if it can't be one, or isn't `known`'s"
+        "Return the layout that `to_plain` wrote; a `ValueError` if it can't be one, or isn't `known`'s"
         try:
             leaves = [_example_of(*o) for o in plain['leaves']]
             trees = [_nest(o, leaves) for o in plain['trees']]
@@ -393,10 +393,10 @@ class Layout:
         return np.dtype(dict(names=names, formats=formats, offsets=offsets, itemsize=_padded(end)))
 
     def offsets(self) -> list:
-        "The byte offset of each leaf in the record"
+        "Return the byte offset of each leaf in the record"
         return [_offset(self.record, leaf.path) for leaf in self.leaves]
     def leaf(self, field: str) -> int | None:
-        "The number of the leaf that a field is; None if there is no such field, or it is nested"
+        "Return the number of the leaf that a field is; None if there is no such field, or it is nested"
         at = self.fields.index(field) if field in self.fields else None
         return self.trees[at] if at is not None and isinstance(self.trees[at], int) else None
     @cached_property
@@ -431,7 +431,7 @@ class Layout:
         return t is self.step_type or (getattr(t, '_fields', None)==self.fields and t.__name__==self.step_type.__name__)
 
     def values(self, step) -> list:
-        "The leaf values of a step (or a step of stacked arrays); a `TypeError` for another type"
+        "Return the leaf values of a step (or a step of stacked arrays); a `TypeError` for another type"
         if not self.same_type(step):
             raise TypeError(f'step: expected {self.step_type.__name__}{self.fields}, '
                             f'got {type(step).__name__} {shown(step)}; a memory holds one type of step')
@@ -441,11 +441,11 @@ class Layout:
         return out
 
     def step(self, values) -> Any:
-        "The step (or step of columns) whose leaves are `values`"
+        "Return the step (or step of columns) whose leaves are `values`"
         return self.step_type(*(values if self.flat else [tree_map(values.__getitem__, t) for t in self.trees]))
 
     def select(self, fields) -> 'Layout':
-        "The layout of some of the fields, in the order given"
+        "Return the layout of some of the fields, in the order given"
         if not isinstance(fields, (list, tuple)) or not fields:
             raise TypeError(f'fields: expected a list of some of {self.fields}, got {type(fields).__name__} {fields!r}')
         for f in fields:
@@ -455,7 +455,7 @@ class Layout:
         return Layout.of(derived_type(self.step_type.__name__, fields)(*(values[f] for f in fields)))
 
     def with_field(self, field, v) -> 'Layout':
-        "The layout in which `field` is like the example value `v`"
+        "Return the layout in which `field` is like the example value `v`"
         alone = derived_type(self.step_type.__name__, (field,))(v)
         if Layout.of(alone)==self.select((field,)): return self          # the usual case, quickly
         return Layout.of(self.step_type(*(v if f==field else o for f, o in zip(self.fields, self.example))))
@@ -471,7 +471,7 @@ class Layout:
 _layouts: dict = {}
 
 def same_layout(step_type, trees, leaves) -> Layout:
-    "The one `Layout` object for equal layouts of one step type: comparing two then costs nothing"
+    "Return the one `Layout` object for equal layouts of one step type: comparing two then costs nothing"
     layout = Layout(step_type, trees, leaves)
     if len(_layouts) > 1000: _layouts.clear()
     return _layouts.setdefault((step_type, layout), layout)
@@ -515,7 +515,7 @@ class _Derived(type):
     "The class of step types made at run time"
 
 def derived_type(name: str, fields, defaults=()) -> Any:
-    "A NamedTuple type made at run time: the same arguments give the same type, in any process"
+    "Return a NamedTuple type made at run time: the same arguments give the same type, in any process"
     return _derive(name, tuple(fields), tuple(defaults))
 
 @cache

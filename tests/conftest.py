@@ -10,6 +10,15 @@ def pytest_addoption(parser):
     parser.addoption('--mutants', type=int, default=100, help='how many damaged or hostile files each test of them loads')
 
 
+def pytest_configure(config): config.addinivalue_line('markers', 'slow: takes minutes; run by `pytest --nbflags slow`')
+
+
+def pytest_collection_modifyitems(config, items):
+    if 'slow' in config.getoption('--nbflags'): return
+    for o in items:
+        if o.get_closest_marker('slow'): o.add_marker(pytest.mark.skip(reason='slow'))
+
+
 @pytest.fixture(scope='session')
 def root():
     "The repository's root"

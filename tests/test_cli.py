@@ -1,12 +1,17 @@
 "The command, run as a user runs it"
-import json, os, signal, subprocess, sys, time
+import json, os, re, shutil, signal, subprocess, sys, time
+from datetime import datetime
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import fastrl_replay
 from fastrl_replay import cli
+from fastrl_replay.learner import evaluate
 
 RUN = 'import sys; from fastrl_replay.cli import main; sys.exit(main())'
 SHORT = ['--steps', '400', '--min_sz', '100', '--bs', '16', '--episodes', '3', '--select', '2', '--confirm', '1', '--hidden', '16']
@@ -20,13 +25,13 @@ def command(*args, code=RUN, **kw):
 
 def said(stderr):
     "What a program said on stderr, but for the word about kernels, which are compiled once"
-    return ''.join(o for o in stderr.splitlines(True) if not o.startswith('fastrl_replay: compiling kernels'))
+    return ''.join(o for o in stderr.splitlines(True) if 'fastrl_replay: compiling kernels' not in o)
 
 
 def refused(ran, began=False):
-    "The one line of a run that failed, before it `began` or after"
-    assert ran.returncode not in (0, None) and ran.stdout.startswith('training ')==began, ran
-    assert began or not ran.stdout, ran
+    "The one line of a run that failed, before it `began` or after (None: after it said something else)"
+    assert ran.returncode not in (0, None) and (began is None or ran.stdout.startswith('training ')==began), ran
+    assert began is not False or not ran.stdout, ran
     assert ran.stderr.startswith('fastrl_replay: ') and ran.stderr.endswith('\n') and ran.stderr.count('\n') == 1, ran.stderr
     return ran.stderr
 
@@ -50,7 +55,7 @@ def ran(tmp_path_factory):
 def test_a_run_leaves_a_picture_and_numbers(ran):
     folder, run = ran
     assert (run.returncode, run.stderr) == (0, '')
-    assert sorted(o.name for o in folder.iterdir()) == ['learning_curve.png', 'result.json']
+    assert sorted(o.name for o in folder.iterdir()) == ['config.json', 'learning_curve.csv', 'learning_curve.png', 'model.safetensors', 'result.json']
     assert (folder/'learning_curve.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
 
 
@@ -60,10 +65,39 @@ def test_a_run_says_how_it_went_and_where_the_picture_lies(ran):
     assert f'mean evaluation return: {result["mean_return"]:.1f}' in run.stdout
     assert str(folder/'learning_curve.png') in run.stdout
     lines = run.stdout.splitlines()
-    assert '\r' not in run.stdout and len(lines) == 6
+    assert '\r' not in run.stdout and len(lines) == 9
     assert lines[0].startswith('training CartPole-v1 for at most 400 steps (150 batches of 16), prioritized memory, seed 3, into ')
-    assert lines[1].startswith('batch 150, step 39') and ': greedy ' in lines[1] and ', loss ' in lines[1]
-    assert lines[2] == 'evaluating the best weights: 3 episodes of at most 500 steps'
+    assert re.fullmatch(r'batch 150  step 39\d  return [\d.]+  greedy [\d.]+  loss [\d.]+', lines[1]), lines[1]
+    assert re.fullmatch(r'not solved: 475 not reached in 150 batches \(best score: [\d.]+\)', lines[2]), lines[2]
+    assert lines[3] == 'evaluating the best weights: 3 episodes of at most 500 steps'
+    assert lines[7] == f'weights: {folder/"model.safetensors"}; in Python: fastrl_replay.cli.load_model({str(folder)!r})'
+    assert lines[8] == f'watch it play: fastrl_replay play {folder}'
+
+
+def test_what_is_about_to_happen_is_said_before_torch_is_loaded(tmp_path):
+    code = ('import sys; from fastrl_replay import cli; say = cli._say\n'
+            'def first(line): say(line); print(sorted({"torch", "numba", "matplotlib"} & sys.modules.keys())); sys.exit(0)\n'
+            'cli._say = first; cli.main()')
+    lines = command('train', '--out', tmp_path, code=code).stdout.splitlines()
+    assert lines[0].startswith('training CartPole-v1 for at most 30,000 steps (14,500 batches of 128)') and lines[1] == '[]'
+
+
+def test_the_config_the_curve_and_the_weights(ran):
+    folder, _ = ran
+    config, result = (json.loads((folder/f'{o}.json').read_text()) for o in ('config', 'result'))
+    assert config['arguments'] == result['arguments'] and config['versions'] == result['versions'] and config['date'] == result['date']
+    assert config['versions'].keys() == {'fastrl_replay', 'torch', 'numpy', 'numba', 'gymnasium', 'python', 'platform'}
+    assert config['versions']['numpy'] == np.__version__ and datetime.fromisoformat(config['date']).tzinfo is not None
+    head, *rows = (folder/'learning_curve.csv').read_text().splitlines()
+    series = {}
+    for name, at, value in (o.split(',') for o in rows): series.setdefault(name, []).append((int(at), float(value)))
+    assert head == 'series,at,value' and series.keys() == {'training', 'greedy', 'loss'} and [at for at, _ in series['loss']] == [100]
+    assert series['training'] == sorted(series['training']) and series['greedy'][0][0] == result['steps'] and sum(r for _, r in series['training']) <= 400
+    model = cli.load_model(folder)
+    assert not model.training
+    seeds, options = cli._seeds(3), config['arguments']
+    again = evaluate(model, partial(cli.make_env, 'CartPole-v1', options['max_steps']), options['episodes'], seeds['reported'])
+    assert again.tolist() == result['returns']
 
 
 def test_the_numbers(ran):
@@ -74,7 +108,17 @@ def test_the_numbers(ran):
     options = result['arguments']
     assert options['env'] == 'CartPole-v1' and options['memory'] == 'prioritized' and options['goal'] == 475
     assert options['bs'] == 16 and options['gamma'] == .99 and options['double'] is True
-    assert (options['alpha'], options['beta'], options['patience']) == (.6, .4, 10)
+    assert (options['alpha'], options['beta'], options['beta_end'], options['patience']) == (.6, .4, 1., 10)
+
+
+@pytest.mark.parametrize('args,betas', [([], (.4, 1.)), (['--memory', 'rank'], (.5, 1.)), (['--beta', '.3', '--beta_end', '.3'], (.3, .3))])
+def test_beta_rises_over_the_run(args, betas, tmp_path):
+    "Schaul et al. 2016, section 3.4: to 1, in equal steps, with the last batch"
+    o = cli.parse_options(cli.train, ['--out', str(tmp_path), *SHORT, *args])
+    env = cli.make_env('CartPole-v1')
+    learn, _ = cli._learner(cli._filled(o, env), env, cli._seeds(0))
+    beta, n = learn.replay.memory.sampler.beta, cli._n_batches(o)
+    assert n == 150 and (beta(0), beta(n)) == betas and beta(75) == pytest.approx(sum(betas)/2)
 
 
 def test_what_is_not_given_comes_from_the_memory_and_the_environment():
@@ -106,7 +150,7 @@ def test_other_environments_and_settings(args, tmp_path, capfd):
 
 
 def test_the_global_generators_are_left_alone(tmp_path, capfd):
-    import random, torch
+    import random
     torch.manual_seed(5)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()      # noqa: NPY002
     inside(capfd, 'train', *SHORT, '--out', tmp_path)
@@ -138,10 +182,17 @@ def test_the_global_generators_are_left_alone(tmp_path, capfd):
     (['train', '--n', '0'], '--n'),
     (['train', '--n_envs', '0'], '--n_envs'),
     (['train', '--max_steps', '0'], '--max_steps'),
-    (['train', '--target_sync', '0'], 'target_sync'),
+    (['train', '--target_sync', '0'], '--target_sync'),
     (['train', '--eps_end', '-2'], 'eps'),
     (['train', '--average', '3'], 'average'),
     (['train', '--device', 'abacus'], '--device abacus'),
+    (['train', '--beta', '1.5'], '--beta: expected a number from 0 to 1'),
+    (['train', '--eps_steps', '0'], '--eps_steps'),
+    (['train', '--steps_per_batch', 'inf'], '--steps_per_batch'),
+    (['train', 'Taxi-v3'], 'Taxi-v4'),
+    (['train', '--double', 'no'], 'no'),
+    (['play'], 'folder'),
+    (['inspect', '--seed', '1', 'x'], '--seed'),
     (['train', 'CartPoll-v1'], 'CartPoll-v1'),
     (['train', ''], 'environment'),
     (['train', 'no_such_module:Env-v0'], 'no_such_module'),
@@ -177,10 +228,21 @@ def test_a_folder_without_permission(tmp_path, capfd):
 
 
 def test_a_disk_that_fills_up(tmp_path, capfd, monkeypatch):
-    def full(*args): raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(cli, '_write', full)
-    run = inside(capfd, 'train', *SHORT, '--out', tmp_path)
-    assert run.returncode == 1 and 'No space left' in run.stderr and run.stderr.count('\n') == 1
+    def full(*args, **kw): raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(cli.os, 'replace', full)
+    for more in [], ['--checkpoint_every', 100]:
+        run = inside(capfd, 'train', *SHORT, *more, '--out', tmp_path)
+        assert run.returncode == 1 and run.stderr == f'fastrl_replay: --out {tmp_path}: No space left on device\n'
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
+def test_a_device_that_is_not_there(tmp_path, capfd): assert refused(inside(capfd, 'train', '--device', 'cuda', '--out', tmp_path)).startswith('fastrl_replay: --device cuda: ')
+
+
+@pytest.mark.parametrize('env', ['Taxi-v3', 'CartPole-v0'])
+def test_gymnasium_warns_in_its_error_only(env, tmp_path):
+    ran = command('train', env, '--steps', '1', '--bs', '1', '--n', '1', '--actors', '1', '--out', tmp_path/'file'/'no', cwd=tmp_path)
+    assert 'WARN' not in ran.stderr and ran.stderr.count('\n') <= 1
 
 
 def test_an_environment_that_breaks(tmp_path, capfd, monkeypatch):
@@ -243,9 +305,9 @@ def test_the_limit_given_holds_in_training_and_evaluation(actors, tmp_path, capf
 def test_an_early_stop_is_explained(tmp_path, capfd):
     run = inside(capfd, 'train', *SHORT, '--goal', 1, '--patience', 2, '--every', 20, '--out', tmp_path)
     assert run.returncode == 0, run.stderr
-    stopped, = (o for o in run.stdout.splitlines() if o.startswith('stopped early'))
+    stopped, = (o for o in run.stdout.splitlines() if o.startswith('solved: '))
     batches = json.loads((tmp_path/'result.json').read_text())['batches']
-    assert f'at batch {batches:,} of 150: the score of ' in stopped and 'reached the goal of 1, and 2 evaluations' in stopped
+    assert stopped.startswith(f'solved: 1 reached at batch {batches:,} of 150, stopping early (best score: ')
     assert sum(o.startswith('batch ') for o in run.stdout.splitlines()) == batches//20
 
 
@@ -324,12 +386,30 @@ def test_help_lists_the_commands(args, capfd):
 
 def test_every_option_has_a_default_and_help():
     helped = command('train', '--help').stdout
-    parser = cli.anno_parser(cli.train.__wrapped__)
-    for action in parser._actions:
-        if action.dest in ('help', 'pdb', 'xtra'): continue
+    for action in cli.make_parser(cli.train)._actions:
+        if action.dest=='help': continue
         assert not action.required and action.help, action
-        assert action.default is not None or 'default' in action.help
+        assert 'default' in action.help and 'default: None' not in action.help
         assert action.option_strings==[] or action.option_strings[0] in helped
+    titles = [o[:-1] for o in helped.splitlines() if re.fullmatch(r'[a-z]+:', o)]
+    assert titles == ['options', 'environment', 'memory', 'learning', 'evaluation', 'files']
+    assert not re.search(r'\b(int|float|str|bool|None|NoneType|Param|Literal)\b|<|\[[a-z]', helped), helped
+
+
+@pytest.mark.parametrize('args,double,on_disk', [([], True, False), (['--no-double', '--on-disk'], False, True), (['--double', '--no-on-disk'], True, False),
+                                                 (['--no-double', '--double', '--on_disk', '--no-on_disk'], True, False)])
+def test_a_bool_is_a_pair_of_options(args, double, on_disk):
+    o = cli.parse_options(cli.train, args)
+    assert (o['double'], o['on_disk'], o['env'], o['max_steps']) == (double, on_disk, 'CartPole-v1', None)
+
+
+def test_options_are_the_parameters():
+    import inspect
+    for name, f in cli.COMMANDS.items():
+        parameters = inspect.signature(f).parameters
+        given = cli.parse_options(f, ['x']*sum(o.kind is not o.KEYWORD_ONLY for o in parameters.values()))
+        assert given == {k: o.default if o.kind is o.KEYWORD_ONLY else 'x' for k, o in parameters.items()}, name
+    assert cli.parse_options(cli.inspect, ['x', '--plot', 'a.png']) == cli.parse_options(cli.inspect, ['x', '--out', 'a.png']) == dict(folder='x', out='a.png')
 
 
 def test_the_command_is_installed():
@@ -337,3 +417,102 @@ def test_the_command_is_installed():
     if not os.path.exists(script): pytest.skip('not installed as a package')
     run = subprocess.run([script, '--version'], capture_output=True, text=True)
     assert run.stdout.startswith('fastrl_replay ')
+
+
+# ---- watching
+
+def test_an_episode_becomes_a_moving_picture(ran, tmp_path):
+    pytest.importorskip('pygame')
+    folder, _ = ran
+    run = command('play', folder, '--seed', 5)
+    said_so = re.match(r'CartPole-v1: return (\d+) in (\d+) steps, seed 5\npicture: ', run.stdout)
+    assert said_so and (run.returncode, run.stderr) == (0, ''), run
+    with Image.open(folder/'play.gif') as film:
+        assert film.n_frames <= int(said_so[2])//2 + 1 and film.info['duration'] == 40 and film.size == (600, 400)      # 50 a second, every other
+    (folder/'play.gif').unlink()
+
+
+class Blinking(gym.Env):
+    "Four steps of a picture that says which step it is, seven a second; action 6 is better"
+    metadata = dict(render_modes=['rgb_array', 'human'], render_fps=7)
+    observation_space, action_space = gym.spaces.Discrete(3, start=2), gym.spaces.Discrete(2, start=5)
+    def __init__(self, render_mode=None): self.render_mode, self.t = render_mode, 0
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return 2, {}
+    def step(self, action):
+        self.t += 1
+        return 2 + self.t % 3, float(action==6), self.t==4, False, {}
+    def render(self): return np.full((20, 30, 3), 60*self.t, np.uint8) if self.render_mode=='rgb_array' else None
+
+
+class Unseen(Blinking):
+    metadata = dict(render_modes=[])
+    def __init__(self): super().__init__()
+
+
+def test_any_environment_plays(tmp_path, capfd, monkeypatch):
+    for name, kind in dict(Blinking=Blinking, Unseen=Unseen).items():
+        monkeypatch.setitem(gym.registry, f'{name}-v0', gym.envs.registration.EnvSpec(f'{name}-v0', entry_point=kind))
+        assert inside(capfd, 'train', f'{name}-v0', *SHORT, '--steps', '1000', '--out', tmp_path/name).returncode == 0
+    run = inside(capfd, 'play', tmp_path/'Blinking', '--out', tmp_path/'a.gif')
+    assert run.stdout == f'Blinking-v0: return 4 in 4 steps, seed 0\npicture: {tmp_path/"a.gif"}\n', run
+    with Image.open(tmp_path/'a.gif') as film:
+        assert (film.n_frames, film.info['duration'] // 10) == (4, 14)
+        for k in range(4):
+            film.seek(k)
+            assert np.ptp(np.asarray(film.convert('RGB'))) <= 8 and abs(int(np.asarray(film.convert('RGB'))[0, 0, 0]) - 60*k) <= 8
+    window = inside(capfd, 'play', tmp_path/'Blinking', '--window')
+    assert window.stdout == 'Blinking-v0: return 4 in 4 steps, seed 0\n' and not (tmp_path/'Blinking'/'play.gif').exists()
+    assert 'Unseen-v0' in refused(inside(capfd, 'play', tmp_path/'Unseen'))
+    assert '.doc' in refused(inside(capfd, 'play', tmp_path/'Blinking', '--out', tmp_path/'a.doc'), began=None)
+
+
+def test_what_can_not_be_played_is_one_line(ran, tmp_path, capfd):
+    assert 'no config.json' in refused(inside(capfd, 'play', tmp_path))
+    shutil.copytree(ran[0], tmp_path/'run')
+    for name in ('config.json', 'model.safetensors'):
+        whole = (tmp_path/'run'/name).read_bytes()
+        (tmp_path/'run'/name).write_bytes(whole[:len(whole)//2])
+        assert name in refused(inside(capfd, 'play', tmp_path/'run'))
+        (tmp_path/'run'/name).unlink()
+        assert f'no {name}' in refused(inside(capfd, 'play', tmp_path/'run'))
+        (tmp_path/'run'/name).write_bytes(whole)
+
+
+def test_a_missing_renderer_is_named(ran, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pygame', None)
+    assert 'gymnasium[classic' in refused(inside(capfd, 'play', ran[0]))
+
+
+# ---- what is left of a bar
+
+@pytest.mark.skipif(os.name != 'posix', reason='pseudo-terminals')
+def test_on_a_terminal_the_bar_ends_full_and_leaves_no_tail(tmp_path):
+    import fcntl, pty, struct, termios
+    pid, fd = pty.fork()
+    if pid==0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack('HHHH', 30, 80, 0, 0))
+        os.environ.pop('COLUMNS', None)
+        os.execv(sys.executable, [sys.executable, '-c', RUN, 'train', *SHORT, '--goal', '1', '--patience', '2', '--every', '20', '--out', str(tmp_path)])
+    data = b''
+    try:
+        while more := os.read(fd, 1 << 16): data += more
+    except OSError: pass                 # the terminal is gone
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    shown = [screen_line(o) for o in said(data.decode().replace('\r\n', '\n')).split('\n')]
+    bar, = (o for o in shown if '|' in o)
+    n = json.loads((tmp_path/'result.json').read_text())['batches']
+    assert f'100.00% [{n}/{n} ' in bar and bar.endswith(']') and len(bar) < 80
+    assert shown[shown.index(bar) + 1].startswith(f'solved: 1 reached at batch {n} of 150, stopping early')
+    assert not [o for o in shown if o.startswith('batch ')]
+
+
+def screen_line(text):
+    "What a terminal shows of a line with carriage returns and erasures"
+    line, at = '', 0
+    for c in text.replace('\x1b[K', '\v'):
+        if c=='\r': at = 0
+        elif c=='\v': line = line[:at]
+        else: line, at = line[:at] + c + line[at + 1:], at + 1
+    return line

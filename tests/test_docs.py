@@ -1,15 +1,20 @@
-"""The site in a browser: it builds, every internal link leads somewhere, search finds, nothing is fetched elsewhere, nothing complains.
+"""The site: it builds, says what it should, and in a browser nothing is fetched elsewhere, nothing complains, search finds.
 
-Skipped where no Chromium is installed (`.ci/run` installs it)."""
-import re, subprocess, sys
+What needs a browser is skipped where no Chromium is installed (`.ci/run` installs it)."""
+import ast, importlib, inspect, json, re, subprocess, sys, time
+from html import unescape
+from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
 
-pytest.importorskip('websockets', reason='the browser is driven through websockets, which is not installed')
-from browser import CHROMIUM, Browser, Server
+sys.path.insert(0, str(Path(__file__).parent.parent/'tools'))
+pytest.importorskip('latex2mathml', reason='the site is made with the extra `docs`')
+import chapters, docs, finish, reference
+from fastrl_replay import all as everything
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason='no Chromium here: apt-get install chromium')
+try: from browser import CHROMIUM, Browser, Server
+except ModuleNotFoundError: CHROMIUM = None     # the browser is driven through websockets, which is not installed
 
 PHONE = 400
 TOO_WIDE = """Array.from(document.querySelectorAll("main *")).filter(o => {
@@ -23,7 +28,8 @@ TOO_WIDE = """Array.from(document.querySelectorAll("main *")).filter(o => {
 
 def newest(root):
     "When the newest of what the site is made from was written"
-    made_from = [p for folder in ('nbs', 'tools') for p in (root/folder).rglob('*') if p.is_file() and '.ipynb_checkpoints' not in p.parts]
+    made_from = [p for folder in ('nbs', 'tools', 'fastrl_replay') for p in (root/folder).rglob('*')
+                 if p.is_file() and not {'.ipynb_checkpoints', '__pycache__'} & {*p.parts}]
     return max(p.stat().st_mtime for p in [*made_from, root/'CONTRIBUTING.md', root/'CHANGELOG.md'])
 
 
@@ -38,14 +44,21 @@ def site(root):
 
 
 @pytest.fixture(scope='module')
+def pages(site):
+    "The text of each page"
+    return {p.relative_to(site).as_posix(): p.read_text(encoding='utf-8') for p in sorted(site.rglob('*.html'))}
+
+
+@pytest.fixture(scope='module')
 def server(site):
+    if CHROMIUM is None: pytest.skip('no Chromium here: apt-get install chromium')
     server = Server(site)
     yield server
     server.close()
 
 
 @pytest.fixture(scope='module')
-def browser():
+def browser(server):
     browser = Browser()
     yield browser
     browser.close()
@@ -58,38 +71,238 @@ def visited(site, server, browser):
     browser.size(PHONE, mobile=True)
     for page in sorted(p.relative_to(site).as_posix() for p in site.rglob('*.html')):
         browser.open(server.url + page)
-        links = browser.eval('Array.from(document.querySelectorAll("a[href]"), a => a.href)')
+        links = browser.eval('Array.from(document.querySelectorAll("a[href]"), a => new URL(a.getAttribute("href"), location.href).href)')
         ids = browser.eval('Array.from(document.querySelectorAll("[id], a[name]"), o => o.id || o.name)')
         wide = browser.eval(TOO_WIDE)
         found[page] = list(browser.complaints()), browser.asked(), links, set(ids), wide
     return found
 
 
+# ---- what the pages say
+
+def words(markup): return ' '.join(unescape(re.sub(r'<[^>]*>', ' ', markup)).split())
+
+
+def main_of(page): return page.partition('<main')[2].partition('</main>')[0]
+
+
+def test_all_chapters_are_there(root, pages):
+    notebooks = [p.relative_to(root/'nbs').with_suffix('.html') for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
+    assert len(notebooks) > 50
+    assert not {re.sub(r'(^|/)\d+_', r'\1', p.as_posix()) for p in notebooks} - pages.keys(), 'a chapter at its path without the numbers'
+
+
+def public_methods():
+    "`Class.method` → method for the classes that users have by name"
+    for name in everything.__all__:
+        cls = getattr(everything, name)
+        if not inspect.isclass(cls) or not cls.__module__.startswith('fastrl_replay'): continue
+        for k, v in cls.__dict__.items():
+            if not k.startswith('_') and (inspect.isfunction(v) or isinstance(v, property | classmethod | staticmethod)):
+                yield f'{cls.__module__.removeprefix("fastrl_replay.").replace(".", "/")}', name, k
+
+
+def entry_of(page, name):
+    "What a page of the reference has between the heading of a name and the next"
+    found = re.search(rf'<h[23][^>]*data-anchor-id="{re.escape(name.lower())}".*?(?=<h[23]|</main>)', page, re.S)
+    return found[0] if found else None
+
+
+def test_every_public_method_has_an_entry_and_a_search_hit(site, pages):
+    names = {e.get('name') for e in json.loads((site/'search.json').read_text(encoding='utf-8'))}
+    wanted = [*public_methods()]
+    assert len(wanted) > 100
+    lacking = [f'{c}.{m}' for module, c, m in wanted if not entry_of(pages[f'reference/{module}.html'], f'{c}.{m}') or f'{c}.{m}' not in names]
+    assert not lacking
+
+
+def test_parameters_stand_in_a_table_with_their_meanings(pages):
+    empty, said = [], 0
+    for module, c, m in public_methods():
+        obj = inspect.getattr_static(getattr(everything, c), m)
+        if isinstance(obj, property): continue
+        entry = entry_of(pages[f'reference/{module}.html'], f'{c}.{m}')
+        rows = [[words(o) for o in re.findall(r'<td.*?</td>', row, re.S)] for row in re.findall(r'<tr>.*?</tr>', entry, re.S)]
+        rows = {row[0].strip('*'): row for row in rows if row}
+        function = getattr(getattr(everything, c), m)
+        first = 0 if inspect.ismethod(function) or isinstance(obj, staticmethod) else 1
+        wanted = [*inspect.signature(function).parameters.values()][first:]
+        for p in wanted:
+            _, kind, default, meaning = rows[p.name]
+            assert (kind == '') == (p.annotation is p.empty) and (default == '') == (p.default is p.empty)
+            if not meaning: empty.append(f'{c}.{m}({p.name})')
+            said += 1
+    assert said > 150 and len(empty) < .05*said, empty
+
+
+def test_what_users_need_most_is_described_in_full(pages):
+    add = words(entry_of(pages['reference/memory.html'], 'ReplayMemory.add')).replace(' ', '')
+    assert 'ReplayMemory.add(step:Any,priority:float|None=None)->int' in add and 'None:thelargestsofar' in add
+    for name in ('ReplayMemory', 'ReplayMemory.sample', 'ReplayMemory.update_priorities'):
+        assert not re.search(r'<td[^>]*></td>\s*</tr>', entry_of(pages['reference/memory.html'], name)), name
+
+
+def test_signatures_are_true(pages):
+    text = {k: words(v).replace(' ', '') for k, v in pages.items() if k.startswith('reference/')}
+    assert 'classTransition(state:Any,action:Any,reward:Any' in text['reference/steps.html']
+    assert 'classReplayMemory(max_sz:int' in text['reference/memory.html'] and 'Proportional(alpha:float=0.6' in text['reference/samplers/proportional.html']
+    assert not [k for k, v in text.items() if '(*args,**kwargs)' in v or 'NoneType' in v]
+    assert not [k for k, v in pages.items() if re.search(r'\bdef [A-Z]\w*\(', words(v))]
+
+
+def test_the_index_names_everything_and_leads_there(root, pages):
+    index = pages['reference/index.html']
+    links = {(words(text), address) for address, text in re.findall(r'<a href="([^"]*)"[^>]*>(<code.*?)</a>', main_of(index), re.S)}
+    named = {name for name, _ in links}
+    assert set(everything.__all__) <= named
+    for p in (root/'fastrl_replay').rglob('[!_]*.py'):
+        tree = ast.parse(p.read_text(encoding='utf-8'))
+        lists = [ast.literal_eval(o.value) for o in tree.body if isinstance(o, ast.Assign) and ast.unparse(o.targets[0]) == '__all__']
+        module = '.'.join(p.relative_to(root).with_suffix('').parts)
+        try: importlib.import_module(module)
+        except ModuleNotFoundError: continue     # an extra that is not installed
+        assert {*sum(lists, [])} <= named, p
+    for name, address in links:
+        page, place = urldefrag(address)
+        assert f'id="{place}"' in pages[f'reference/{page}'], (name, address)
+
+
+def sidebar(page):
+    "The sidebar of a page: its groups in order, as (title, open?, links)"
+    nav = page.partition('<nav id="quarto-sidebar"')[2].partition('</nav>')[0]
+    parts = re.split(r'<ul id="quarto-sidebar-section-\d+" class="(collapse[^"]*)">', nav)
+    heads = [re.findall(r'<span class="menu-text">([^<]*)</span>', o)[-1] for o in parts[0:-1:2]]
+    return [(unescape(title), ' show' in kind, re.findall(r'href="([^"]*)"', links)) for title, kind, links in zip(heads, parts[1::2], parts[2::2])
+            if 'depth1' in kind]
+
+
+def test_the_sidebar_is_a_map(pages):
+    found = sidebar(pages['memory/memory.html'])
+    titles = [title for title, _, _ in found]
+    assert titles == [o for o in docs.MAP if o in titles] and {'Start here', 'Tutorials', 'The library', 'API index', 'How it works inside', 'The project'} <= {*titles}
+    assert [title for title, is_open, _ in found if is_open] == ['The library']
+    assert [title for title, is_open, _ in sidebar(pages['reference/memory.html']) if is_open] == ['API index']
+    assert [title for title, is_open, _ in sidebar(pages['memory/kernels.html']) if is_open] == ['How it works inside']
+
+
+def test_every_page_is_in_the_sidebar_once_and_leads_on(pages):
+    nav = pages['index.html'].partition('<nav id="quarto-sidebar"')[2].partition('</nav>')[0]
+    order = re.findall(r'href="([^"#]+\.html)"', nav)
+    assert sorted(order) == sorted(pages)
+    for k, name in enumerate(order):
+        _, at, after = pages[name].partition('class="nav-page nav-page-next"')
+        link = re.search(r'href="([^"]*)"', after.partition('</nav>')[0]) if at else None
+        following = (Path(name).parent/link[1]).as_posix() if link else None
+        assert (k + 1 == len(order)) if link is None else Path('/', following).resolve() == Path('/', order[k + 1]), name
+
+
+@pytest.mark.parametrize('page,group', [('index', 'Start here'), ('start/install', 'Start here'), ('start/compared', 'Other libraries'), ('howto/atari', 'How to'),
+                                        ('memory/steps', 'The library'), ('memory/kernels', 'How it works inside'), ('tutorials/new', 'Tutorials'),
+                                        ('processes/new', 'How it works inside'), ('processes/actors', 'The library'), ('unheard/of', 'How it works inside'), ('elsewhere/sb3', 'Other libraries')])
+def test_a_page_has_a_group(page, group): assert docs.group_of(page)[0] == group
+
+
+def test_source_is_folded(pages):
+    folds = [(k, *o) for k, v in pages.items() for o in re.findall(r'<details([^>]*) class="code-fold">\s*<summary>(.*?)</summary>(.*?)</details>', v, re.S)]
+    assert len(folds) > 150
+    assert not [o for o in folds if 'open' in o[1]]
+    assert not [k for k, v in pages.items() if 'Exported source' in v]
+    said = [summary for _, _, summary, _ in folds]
+    assert any('Source: ' in o and 'ReplayMemory' in o for o in said) and 'Imports' in said and 'Checks' in said
+
+
+def test_imports_and_checks_are_folded(pages):
+    for name, page in pages.items():
+        for code in re.findall(r'<div class="sourceCode"[^>]*><pre class="sourceCode python cell-code[^>]*>(.*?)</pre>', re.sub(r'<details.*?</details>', '', page, flags=re.S), re.S):
+            text = unescape(re.sub(r'<[^>]*>', '', code)).strip()
+            assert chapters.fold(text, imports=not name.startswith(chapters.TO_COPY)) == text, (name, text)
+
+
+def test_every_page_has_version_changelog_and_source(site, root, pages):
+    version = re.search(r'^version = (\S+)', (root/'settings.ini').read_text(encoding='utf-8'), re.M)[1]
+    for name, page in pages.items():
+        footer = page.partition('<footer')[2].partition('</footer>')[0]
+        assert version in footer and 'CHANGELOG.html' in footer, name
+        source = re.search(r'<a href="([^"]*)" download>', footer)
+        assert source and ((site/name).parent/source[1]).is_file() if name != 'reference/index.html' else source is None, name
+
+
+def test_names_in_the_text_lead_to_their_entries(pages):
+    for name, page in pages.items():
+        for address, text in re.findall(r'<a href="([^"]*reference/[^"]*)"[^>]*><code[^>]*>(.*?)</code>', main_of(page), re.S):
+            shown = re.split(r'[(\s]', words(text))[0]
+            place, asked = address.partition('#')[2], shown.rpartition('.')[2].lower()
+            assert place.rpartition('.')[2].partition('-')[0] == asked, (name, shown, address)
+            assert not asked.startswith('_'), (name, shown)
+
+
+def test_ordinary_words_are_not_linked(pages):
+    linked = {words(text) for page in pages.values() for text in re.findall(r'<a href="[^"]*reference/[^"]*"[^>]*><code[^>]*>(.*?)</code>', main_of(page), re.S)}
+    assert not linked & {'size', 'number', 'state', 'name', 'sample', 'add', 'take'} and {'Batch', 'ReplayMemory'} <= linked
+
+
+def test_pictures_have_captions_and_descriptions(pages):
+    captions = []
+    for name, page in pages.items():
+        for image in re.findall(r'<img [^>]*>', page): assert re.search(r'alt="[^"]{4,}"', image), (name, image[:80])
+        figures = re.findall(r'<figure.*?</figure>', page, re.S)
+        captions += [words(re.search(r'<figcaption.*?</figcaption>', o, re.S)[0]) for o in figures]
+        assert ''.join(figures).count('<img ') == main_of(page).count('<img '), name
+    assert len(captions) > 50
+
+
+def test_the_index_of_the_search_leaves_source_out(site):
+    entries = json.loads((site/'search.json').read_text(encoding='utf-8'))
+    assert not [e['href'] for e in entries if 'class ReplayMemory: ' in e['text']]
+    assert all(e['weight'] > 0 for e in entries)
+    assert {e['href'].partition('#')[0] for e in entries} > {'memory/memory.html', 'reference/memory.html', 'index.html'}
+
+
+# ---- the tools on small inputs
+
+def test_what_a_docstring_says_of_parameters():
+    doc = """Do it with `a`, slowly; `b` ≥ 0. Twice.
+
+    `c`: which one (None: all); `d`, `e`: two
+    of them. `f=1` is special."""
+    said = reference.said_of(inspect.cleandoc(doc), set('abcdefg'))
+    assert said == {'a': 'Do it with `a`, slowly', 'b': '`b` ≥ 0.', 'c': 'which one (None: all)', 'd': 'two of them. `f=1` is special.',
+                    'e': 'two of them. `f=1` is special.', 'f': '`f=1` is special.'}
+
+
+def test_no_meaning_is_kept_for_a_name_that_nobody_uses(root):
+    used = {o.arg for p in (root/'fastrl_replay').rglob('*.py') for o in ast.walk(ast.parse(p.read_text(encoding='utf-8'))) if isinstance(o, ast.arg)}
+    fields = set(everything.SimpleStep._fields)
+    assert not reference.COMMON.keys() - used - fields, 'these can go from tools/meanings.yml'
+
+
+@pytest.mark.parametrize('code,summary', [('import os\nfrom a import b', 'Imports'), ('assert f(1)', 'Checks'), ('test_eq(a, b)\nfor o in x: assert o', 'Checks'),
+                                          ('import os\nx = 1', None), ('assert f(1)\nx = 2', None), ('', None), ('print(1)', None)])
+def test_folding(code, summary):
+    assert chapters.fold(code) == code if summary is None else f'code-summary: "{summary}"' in chapters.fold(code)
+
+
+def test_captions():
+    assert chapters.caption("ax.set(xlabel='rows', ylabel='µs', title='A batch')") == 'A batch: µs against rows'
+    assert chapters.caption('learn.plot()') == ''
+    assert chapters.sentence('First. Then `this` shows [a plot](x.ipynb) of it:') == 'Then this shows a plot of it'
+    assert chapters.defined('x: int = 1\ndef f(): pass\nclass A: y = 2\nb = c = 3') == ['x', 'f', 'A', 'b', 'c']
+
+
+def test_faults_are_found(tmp_path):
+    (tmp_path/'a.html').write_text('<a href="b.html#here">x</a><a href="b.html#gone">x</a><a href="c.html">x</a><img src="https://example.com/x.png">')
+    (tmp_path/'b.html').write_text('<p id="here"><a href="a.html">x</a><a href="#nowhere">x</a><a href="https://example.com">x</a>')
+    assert list(finish.faults(tmp_path)) == ['a.html loads https://example.com/x.png from another host', 'a.html links to b.html#gone, which is not there',
+                                             'a.html links to c.html, which is not there', 'b.html links to #nowhere, which is not there']
+
+
+# ---- in a browser
+
 def page_of(url, server):
     "The path of a page of ours, and the place in it"
     address, place = urldefrag(url)
     path = unquote(address.removeprefix(server.url))
     return ('index.html' if path == '' else path + 'index.html' if path.endswith('/') else path), unquote(place)
-
-
-def test_all_chapters_are_there(root, visited):
-    chapters = [p.relative_to(root/'nbs').with_suffix('.html') for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
-    assert len(visited) > 30
-    assert not {re.sub(r'(^|/)\d+_', r'\1', p.as_posix()) for p in chapters} - visited.keys(), 'a chapter at its path without the numbers'
-
-
-def test_methods_have_entries_of_their_own(visited):
-    for page, names in {'memory/memory.html': ['replaymemory', 'replaymemory.add', 'replaymemory.sample', 'replaymemory.update_priorities'],
-                        'memory/batch.html': ['batch.update_priorities', 'batch.to'], 'learning/learner.html': ['learner.fit', 'dqnlearner.evaluate']}.items():
-        assert set(names) <= visited[page][3], page
-
-
-def test_the_sidebar_has_the_parts_of_the_book(root, browser, server):
-    browser.size(1280)
-    browser.open(server.url)
-    titles = browser.eval('Array.from(document.querySelectorAll("#quarto-sidebar .sidebar-item-section > .sidebar-item-container"), o => o.innerText.trim())')
-    parts = sorted(p.name for p in (root/'nbs').iterdir() if p.is_dir() and p.name[0].isdigit())
-    assert [o[:2] for o in titles[:len(parts)]] == [f'{o.split("_")[0]} ' for o in parts] and titles[len(parts):] == ['Tutorials', 'The project']
 
 
 def test_no_page_complains(visited, server):
@@ -121,8 +334,7 @@ def test_each_page_fits_a_phone(visited):
 
 
 @pytest.mark.parametrize('width', [PHONE, 1280])
-@pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'ReplayMemory', 'memory/memory.html'),
-                                                ('index.html', 'ReplayMemory.add', 'memory/memory.html'),
+@pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'ReplayMemory', 'reference/memory.html'),
                                                 ('memory/steps.html', 'Blind Cliffwalk', 'tutorials/blind_cliffwalk.html')])
 def test_search_finds(browser, server, width, start, query, wanted):
     browser.size(width, mobile=width == PHONE)
@@ -143,6 +355,81 @@ def test_search_finds(browser, server, width, start, query, wanted):
     assert not list(browser.complaints())
 
 
+def hits(browser, query):
+    "The first results of a search: (address in the site, title)"
+    browser.eval('(o => { o.value = ""; o.focus() })(document.querySelector(".smalldocs-search input"))')
+    browser.type(query)
+    browser.until(f'document.querySelector(".smalldocs-search input").value == {json.dumps(query)} && !!document.querySelector(".smalldocs-search-results.show a, .search-none")')
+    read = 'Array.from(document.querySelectorAll("a.search-result"), a => [a.getAttribute("href"), a.firstChild.innerText])'
+    previous, now = None, browser.eval(read)
+    while previous != now:                  # until no further letter changes it
+        time.sleep(.15)
+        previous, now = now, browser.eval(read)
+    return now
+
+
+@pytest.mark.parametrize('query,first', [('ReplayMemory.add', 'ReplayMemory.add'), ('sample', 'ReplayMemory.sample'), ('priority', 'ReplayMemory.update_priorities'),
+                                         ('update priorities', 'ReplayMemory.update_priorities'), ('Proportional', 'Proportional'), ('add()', 'ReplayMemory.add'),
+                                         ('save', 'ReplayMemory.save'), ('n_step', 'NStep'), ('episode', 'ReplayMemory.episode'), ('to', 'Batch.to')])
+def test_search_puts_the_public_names_first(browser, server, query, first):
+    browser.size(1280)
+    browser.open(server.url + 'index.html')
+    found = hits(browser, query)
+    assert found[0][1] == first, found[:5]
+    assert found[0][0].startswith('./reference/')
+
+
+@pytest.mark.parametrize('query,word', [('how do I save', 'sav'), ('atari', 'atari'), ('pip install', 'install'), ('steps_per_batch', 'steps_per_batch'),
+                                        ('how do I resume a training', 'resum')])
+def test_search_answers_questions(site, browser, server, query, word):
+    browser.size(1280)
+    browser.open(server.url + 'index.html')
+    entries = {'./' + e['href']: e for e in json.loads((site/'search.json').read_text(encoding='utf-8'))}
+    found = hits(browser, query)
+    assert len(found) >= 2
+    for address, _ in found[:3]: assert word in (entries[address]['section'] + entries[address]['title'] + entries[address]['text']).lower(), (query, address)
+
+
+def test_search_by_keyboard(browser, server):
+    browser.size(1280)
+    browser.open(server.url + 'memory/memory.html')
+    titles = [title for _, title in hits(browser, 'sample')]
+    for kind in ('keyDown', 'keyUp') * 2: browser.call('Input.dispatchKeyEvent', type=kind, key='ArrowDown')
+    assert browser.eval('document.querySelector(".search-result.active").firstChild.innerText') == titles[1]
+    browser.events = []
+    for kind in ('keyDown', 'keyUp'): browser.call('Input.dispatchKeyEvent', type=kind, key='Enter')
+    browser.wait('Page.loadEventFired')
+    assert titles[1].lower() in browser.eval('location.href')
+
+
+def test_the_sidebar_shows_the_page(browser, server):
+    browser.size(1280, 500)
+    for page in ('looking/show.html', 'reference/show.html', 'CONTRIBUTING.html'):
+        browser.open(server.url + page)
+        at = browser.eval('(o => [o.top, o.bottom])(document.querySelector("#quarto-sidebar a.active").getBoundingClientRect())')
+        assert 50 < at[0] < at[1] < 500, page
+        assert browser.eval('window.scrollY') == 0
+
+
+def test_a_link_to_folded_source_opens_it(browser, server):
+    browser.size(1280)
+    browser.open(server.url + 'reference/rate_limiter.html')
+    browser.events = []
+    browser.eval('Array.from(document.querySelectorAll("main a")).find(o => o.innerText == "Source").click()')
+    browser.wait('Page.loadEventFired')
+    assert browser.until('document.querySelector("details.code-fold[open]") && document.querySelector("details.code-fold[open]").innerText.includes("class RateLimiter")')
+    assert browser.eval('document.querySelectorAll("details.code-fold[open]").length') == 1
+
+
+def test_code_of_a_hundred_characters_fits(browser, server):
+    for width in (1280, 1920):
+        browser.size(width)
+        browser.open(server.url + 'memory/memory.html')
+        fits = browser.eval("""(pre => { const code = pre.querySelector("code"); code.textContent = "x".repeat(100); return pre.scrollWidth <= pre.clientWidth })
+            (document.querySelector("main pre.sourceCode"))""")
+        assert fits, width
+
+
 def test_search_finds_nothing_where_there_is_nothing(browser, server):
     browser.size(1280)
     browser.open(server.url)
@@ -152,13 +439,14 @@ def test_search_finds_nothing_where_there_is_nothing(browser, server):
 
 
 CONTRAST = """(query => {
-    const rgb = o => o.match(/[0-9.]+/g).map(Number), light = c => c.slice(0, 3).map(v => (c.srgb ? v : v/255)).map(v => v <= .04 ? v/12.92 : ((v + .055)/1.055)**2.4);
-    const colour = o => { const c = rgb(o); c.srgb = o.startsWith('color('); return c };
-    const y = o => (([r, g, b]) => .2126*r + .7152*g + .0722*b)(light(colour(o)));
+    const parts = o => { const c = o.match(/[0-9.]+/g).map(Number), s = o.startsWith('color(') ? 255 : 1; return [c[0]*s, c[1]*s, c[2]*s, c[3] ?? 1] };
+    const over = ([r, g, b, a], below) => [r, g, b].map((v, i) => a*v + (1 - a)*below[i]);
+    const ground = o => o ? over(parts(getComputedStyle(o).backgroundColor), ground(o.parentElement)) : [255, 255, 255];
+    const light = v => v/255 <= .04 ? v/255/12.92 : ((v/255 + .055)/1.055)**2.4;
+    const y = ([r, g, b]) => .2126*light(r) + .7152*light(g) + .0722*light(b);
     return Array.from(document.querySelectorAll(query)).filter(o => o.innerText.trim()).map(o => {
-        let under = o;
-        while (under && /rgba\\(.*, 0\\)|transparent/.test(getComputedStyle(under).backgroundColor)) under = under.parentElement;
-        const a = y(getComputedStyle(o).color), b = y(under ? getComputedStyle(under).backgroundColor : 'rgb(255,255,255)');
+        const below = ground(o), style = getComputedStyle(o), ink = parts(style.color);
+        const a = y(over([ink[0], ink[1], ink[2], ink[3]*style.opacity], below)), b = y(below);
         return (Math.max(a, b) + .05)/(Math.min(a, b) + .05) })
 })"""       # how far the words of elements stand out from their ground, from 1 to 21
 
@@ -171,10 +459,15 @@ def test_search_results_and_links_can_be_read(browser, server, scheme):
     browser.eval('document.querySelector(".smalldocs-search input, input[type=search]").focus()')
     browser.type('priority')
     browser.until('document.querySelectorAll(".search-result-section, .search-result-text").length > 3')
-    for query in ('.search-result-section, .search-result-text', 'main p a'):
-        found = browser.eval(f'{CONTRAST}({query!r})')
-        assert found and min(found) >= 4.5, (query, found)
-    browser.prefer('light')
+    try:
+        for page, queries in {None: ('.search-result-section, .search-result-text, .search-result-title code',),
+                              'memory/memory.html': ('main p a', 'main a code', '.defines a code', '#quarto-sidebar a.active', '#TOC a.active', '.footer a', 'summary', 'figcaption'),
+                              'reference/memory.html': ('main td', 'main a code')}.items():
+            if page: browser.open(server.url + page)
+            for query in queries:
+                found = browser.eval(f'{CONTRAST}({query!r})')
+                assert found and min(found) >= 4.5, (page, query, min(found))
+    finally: browser.prefer('light')
 
 
 def brightness(browser):

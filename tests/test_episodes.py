@@ -67,3 +67,30 @@ def test_what_is_overwritten_meanwhile_is_left_out():
     assert next(found).ids.tolist() == [0, 1]
     for k in range(6, 9): add(k)
     assert [o.ids.tolist() for o in found] == [[4, 5]]
+
+
+@pytest.mark.parametrize('numbered', [True, False])
+@pytest.mark.parametrize('length', [1, 2, 7, 150])
+def test_where_an_episode_ends_is_the_same_for_all(numbered, length):
+    "`episode`, `next`, `previous` and `sample_sequences` agree, whether or not steps are numbered"
+    rng, memory, episode, n, expected = np.random.default_rng(length), ReplayMemory(400, Uniform(), seed=0), 0, 0, []
+    for k in range(600):
+        end, expected = bool(rng.random() < 1/length), [*expected, episode]
+        memory.add(SimpleStep(np.float32([k]), 0, np.float32([k]), end, False, 0., 0., 0, 0, n, episode if numbered else 0))
+        episode, n = (episode + 1, 0) if end else (episode, n + 1)
+    expected, ids = np.array(expected), np.arange(200, 600)
+    for id in rng.choice(ids, 20): assert memory.episode_ids(id).tolist() == ids[expected[ids] == expected[id]].tolist()
+    for found, ahead in ((memory.next(ids, within_episode=True), 1), (memory.previous(ids, within_episode=True), -1)):
+        there = np.isin(ids + ahead, ids)
+        there[there] = expected[ids[there]] == expected[ids[there] + ahead]
+        assert found.tolist() == np.where(there, ids + ahead, -1).tolist()
+    if length > 2: assert (np.ptp(expected[memory.sample_sequences(50, 3).ids.numpy()], axis=1) == 0).all()
+
+
+def test_flags_that_are_no_numbers_are_refused():
+    memory = ReplayMemory(10)
+    memory.add(Transition(0., 0, 0., 0., np.zeros(2, bool), False))
+    memory.add(Transition(0., 0, 0., 0., np.zeros(2, bool), False))
+    for ask in (lambda: memory.episode(0), lambda: memory.next([0], within_episode=True), lambda: memory.sample_sequences(1, 2)):
+        with pytest.raises(ValueError, match='terminated: expected one number a step'): ask()
+    assert memory.next([0]).tolist() == [1]

@@ -612,7 +612,8 @@ def test_a_memory_pickles_copies_and_is_saved_in_a_folder(codec, tmp_path):
     memory.add(world.step())
     assert memory.save(tmp_path/'here') < whole
     for other in (pickle.loads(pickle.dumps(memory)), copy.deepcopy(memory), ReplayMemory.load(tmp_path/'here')):
-        assert other.check_valid() and repr(other)==repr(memory) and seen(other.recent(30))==seen(memory.recent(30))
+        assert other.check_valid() and seen(other.recent(30))==seen(memory.recent(30))
+        assert repr(other).split('; ')[1:]==repr(memory).split('; ')[1:]       # room for frames is made as they come
         assert other.add(world.step())==71 and other.check_valid()
 
 def test_saves_in_which_old_rows_are_dropped(tmp_path):

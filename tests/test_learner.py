@@ -5,6 +5,8 @@ import tracemalloc
 from functools import partial
 
 import gymnasium as gym
+import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,8 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition, derived_type
+
+matplotlib.use('agg')
 
 
 class Table(nn.Module):
@@ -443,8 +447,11 @@ def test_watch_may_end_the_fit():
 
 
 def test_a_log_stays_short(capsys):
-    DQNLearner(Table(np.zeros((2, 2))), [rows(T())]).fit(300)
+    learn = DQNLearner(Table(np.zeros((2, 2))), [rows(T())]).fit(249)
     assert capsys.readouterr() == ('', '')
+    learn.fit(6000)                          # twenty lines at the most
+    out, err = capsys.readouterr()
+    assert [o.split('  ')[0] for o in out.splitlines()] == [f'batch {n:,}' for n in range(300, 6249, 300)] and err == ''
 
 
 @pytest.mark.parametrize('bad,match', [(dict(target_sync=0), 'target_sync'), (dict(lr='fast'), 'lr'), (dict(lr=float('nan')), 'lr')])
@@ -517,9 +524,53 @@ def test_returns_that_were_overwritten_are_lost_quietly():
 
 
 def test_the_plot_has_what_there_is():
-    for args in (([], [], []), ([10, 20], [1., 2.], [.5]), ([10], [1.], [.5]*200, [(5, 1.), (9, 2.)])):
+    history = dict(n_batches=[(10, 1), (210, 100)], eps=[(10, 1.), (210, .5)], beta=[(10, .4), (210, .4)])
+    for args, labels in ((([], [], []), ['transitions']), (([10, 20], [1., 2.], [.5]), ['transitions', 'batches']),
+                         (([10], [1.], [.5]*200, [(5, 1.), (9, 2.)], 20, history), ['transitions']*3)):
         fig = plot_training(*args)
-        assert [ax.get_xlabel() for ax in fig.axes] == ['transitions', 'batches']
+        assert [ax.get_xlabel() for ax in fig.axes] == labels
+        assert len({ax.get_xlim() for ax in fig.axes if ax.get_xlabel()=='transitions'})==1
+        fig.canvas.draw()
+        plt.close(fig)
+    assert fig._suptitle.get_text()=='β 0.4' and fig.axes[2].get_title()=='ε'
+    assert 'greedy, at last 2' in [o.get_text() for o in fig.axes[0].get_legend().get_texts()]
+
+
+def test_means_and_losses_are_drawn_where_they_belong():
+    steps, returns = list(range(10, 410, 10)), [float(k) for k in range(40)]
+    fig = plot_training(steps, returns, [float(k) for k in range(1, 201)], smooth=5, history=dict(n_batches=[(50, 1), (448, 200)]), threshold=30., title='it')
+    x, y = fig.axes[0].lines[1].get_data()
+    assert all(steps[int(v)]==at for at, v in zip(x, y)), 'the mean of a straight line lies on it'
+    x, y = fig.axes[1].lines[0].get_data()
+    assert np.allclose(x, 48 + 2*(y - .5)) and fig.axes[0].lines[-1].get_ydata()[0]==30 and fig._suptitle.get_text()=='it'
+    plt.close(fig)
+
+
+def test_the_picture_says_what_was_learned_where_and_how_it_was_set():
+    def made():
+        model = q_network(gym.spaces.Box(-1, 1, (4,)), 2, 8, seed=0)
+        agent = EpsilonGreedy(model, LinearSchedule(1., .1, 400), seed=1)
+        replay = GymStepper(['CartPole-v1'], agent, seed=5).prioritized_replay(bs=8, max_sz=1000, beta=LinearSchedule(.4, 1., 300), seed=0)
+        return DQNLearner(model, replay.loader(), lr=LinearSchedule(1e-2, 1e-3, 300))
+    learn = made().fit(150)
+    learn.fit(160)
+    assert [n for _, n in learn.history['n_batches']]==[1, 100, 200, 300] and set(learn.history)=={'return', 'loss', 'lr', 'eps', 'beta', 'samples_per_insert', 'n_batches'}
+    for n, v in learn.history['eps']: assert v==pytest.approx(max(.1, 1 - .9*n/400), abs=.01)
+    assert learn.history['beta'][1][1]==pytest.approx(.4 + .6*100/300) and learn.history['lr'][1][1]==pytest.approx(1e-2 - 9e-3*99/300)
+    fig = learn.plot()
+    assert fig._suptitle.get_text()=='CartPole-v1, PrioritizedReplay, seed 5'
+    assert [ax.get_title() for ax in fig.axes][2:]==['ε', 'β', 'learning rate', 'samples per insert']
+    assert 'solved: 475' in [o.get_text() for o in fig.axes[0].get_legend().get_texts()]
+    plt.close(fig)
+    assert learn.plot(title='mine')._suptitle.get_text()=='mine'
+    plt.close('all')
+    again = made()
+    again.load_state_dict(learn.state_dict())
+    assert again.history==learn.history
+    old = learn.state_dict()
+    del old['history']
+    again.load_state_dict(old)
+    assert again.history=={}
 
 
 # ---- evaluation

@@ -68,7 +68,7 @@ def test_what_is_accepted_never_stands_still(seed):
 
 
 def test_too_little_slack_is_refused_with_the_figures():
-    with pytest.raises(ValueError, match=r'slack: with 2 steps both sides could wait for ever.*batches of 32, at 4 rows.*at least 4.5'):
+    with pytest.raises(ValueError, match=r'slack: with 2 steps both sides could wait forever.*batches of 32, at 4 rows.*at least 4.5'):
         RateLimiter(4, 100, 2, bs=32)
     assert RateLimiter(4, 100, 4.5, bs=32).insertable() == 104
     limiter = RateLimiter(4, 100, 10, bs=32)

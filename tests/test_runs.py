@@ -111,7 +111,7 @@ def test_what_is_said_is_so(sampler, kind, tmp_path):
 
 def words_in(figure):
     "All text of a figure"
-    return [o.get_text() for ax in figure.get_axes() for o in ax.texts] + [ax.get_xlabel() for ax in figure.get_axes()]
+    return [o.get_text() for part in figure.subfigs for o in part.texts] + [ax.get_title() for ax in figure.get_axes()]
 
 
 @pytest.mark.parametrize('where', ['m', 'saved'])
@@ -122,12 +122,12 @@ def test_the_picture_agrees_with_the_text(where, n, tmp_path):
     for _ in range(30): memory.sample(8)
     memory.save(tmp_path/'saved')
     said, first = dict(summary(tmp_path/where)), max(0, n - 100)
-    share = '70% full' if n==70 else 'full'
+    share = '(70% full)' if n==70 else '(full)'
     assert said['stored']==f'{min(n, 100)} of 100 ({min(n, 100)}%), ids {first:,} to {n - 1:,}'
     figure = picture(tmp_path/where)
     words = '\n'.join(words_in(figure))
-    assert f'{min(n, 100)} of 100: {share}\n' in words and f'ids {first:,} to {n - 1:,}\n' in words
-    assert 'no draws counted' in words and 'nothing was drawn since it\nwas made or loaded' in words
+    assert f': {min(n, 100)} of 100 {share}' in words and f'ids {first:,} to {n - 1:,};' in words
+    assert 'times sampled' not in words and 'samples per insert' not in words      # nothing was, since it was opened
     ids = [int(x) for ax in figure.get_axes() if ax.get_xlabel()=='id of the last step' for x in ax.lines[0].get_xdata()]
     assert ids and min(ids) >= first and max(ids) <= n - 1
     assert ('30 batches' in words)==('30 batches' in said['sampler'])
@@ -317,6 +317,38 @@ def test_inspect_says_what_is_wrong_in_one_line(tmp_path, capfd):
     ReplayMemory(5).save(tmp_path/'empty')
     assert 'nothing' not in inside(capfd, 'inspect', tmp_path/'empty').stderr
     assert refused(inside(capfd, 'inspect', tmp_path/'empty', '--plot', tmp_path/'x.png'))
+
+
+def test_a_runs_folder_tells_all_that_is_in_it(tmp_path, capfd):
+    "The result, the memory one folder below and the checkpoint beside it, also where the folder has been moved; the picture agrees"
+    plain = ['train', '--seed', '3', *SHORT]
+    for name, more in dict(plain=[], disk=['--on_disk'], saved=['--checkpoint_every', '100'], both=['--on_disk', '--checkpoint_every', '100']).items():
+        assert inside(capfd, *plain, *more, '--out', tmp_path/name).returncode==0
+        moved = (tmp_path/name).rename(tmp_path/f'moved {name}')
+        told = inside(capfd, 'inspect', moved).stdout
+        result = json.loads((moved/'result.json').read_text())
+        assert f'finished: CartPole-v1, prioritized, seed 3: mean evaluation return {result["mean_return"]:.1f} (3 episodes), 150 batches' in told
+        assert told.startswith('holds      a training run\n') and ('learned from 100 batches' in told)==bool({name} & {'saved', 'both'})
+        assert (f'a memory on disk, Proportional, in {moved/"memory"}' in told)==bool({name} & {'disk', 'both'})
+        if name=='plain':
+            assert 'stored' not in told and 'no memory to draw' in refused(inside(capfd, 'inspect', moved, '--out', tmp_path/'x.png'))
+            continue
+        n = 298 if name=='saved' else 398
+        assert f'stored     {n} of 50,000 (1%), ids 0 to {n - 1}\n' in told, told
+        drawn = inside(capfd, 'inspect', moved, '--plot', tmp_path/'x.png')
+        assert drawn.stdout==f'{told}picture    {tmp_path/"x.png"}\n' and (tmp_path/'x.png').stat().st_size > 1000
+        words = '\n'.join(words_in(picture(moved)))
+        assert f': {n} of 50,000 (1% full)' in words
+    for text in ('{}', '{"mean_return": 3', '[]'):
+        (moved/'result.json').write_text(text)
+        assert 'result.json: not the result of a run' in refused(inside(capfd, 'inspect', moved))
+
+
+def test_a_callback_beside_the_best_weights():
+    called = []
+    learn, _ = learner()
+    best = BestWeights('CartPole-v1', every=2, episodes=1, confirm=0, also=lambda o: called.append(o.n_batches) or o.n_batches==5)
+    assert learn.fit(9, best).n_batches==5 and called==[1, 2, 3, 4, 5] and len(best.history)==2
 
 
 def test_a_sampler_of_the_users_own_is_named(tmp_path):

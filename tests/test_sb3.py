@@ -319,7 +319,7 @@ def test_flags_are_written_into_the_memory():
     buffer.timeouts[2, 1] = True
     assert buffer.memory.fetch([8, 9], ('terminated',)).terminated.all()
     assert [len(buffer.memory.episode(k)) for k in (0, 1, 10)] == [5, 3, 1]
-    with pytest.raises(ValueError, match='column'): buffer.memory.column('state')
+    with pytest.raises(ValueError, match='state: expected one number'): buffer.memory.column('state')
     with pytest.raises(ValueError, match='column'): buffer.memory.column('nothing')
 
 
@@ -472,3 +472,31 @@ def test_without_sb3_the_error_names_the_extra():
     ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert ran.returncode == 1 and ran.stderr.strip().splitlines()[-1] == (
         'ImportError: fastrl_replay.interop.sb3 needs Stable-Baselines3: pip install "fastrl_replay[sb3]"')
+
+
+# ---- what SB3's own tests look at besides
+
+@pytest.mark.parametrize('options', [{}, dict(optimize_memory_usage=True)])
+@pytest.mark.parametrize('space', [FLAT, NESTED, spaces.Box(0, 255, (3, 8, 8), np.uint8)], ids=['flat', 'nested', 'image'])
+def test_an_empty_buffer_shows_zeros_of_the_right_dtype(space, options):
+    theirs, ours = both(space, ACTIONS[0], 6, 2)[0], both(space, ACTIONS[0], 6, 2, sb3.ReplayBuffer, **options)[1]
+    for name in ('observations', 'next_observations', 'actions', 'rewards', 'dones', 'timeouts'):
+        a, b = getattr(theirs, name), getattr(ours, name)
+        for x, y in zip(*(list(o.values()) if isinstance(o, dict) else [o] for o in (a, b)), strict=True):
+            assert x.shape == y.shape and not y.any()
+            assert x.dtype == y.dtype or name == 'timeouts'                # which SB3 keeps as float32
+
+
+@pytest.mark.parametrize('n', [1, 2, 3, 600, 65536, 65537, 1_000_000, 2**30 + 5])
+def test_slots_are_those_of_randint_and_the_generator_is_left_where_it_would_be(n):
+    sampler = sb3.SharedRandom()
+    sampler.attach(8)
+    sampler.size = n
+    for bs in (1, 7, 256, 3000):
+        slots, numbers = np.empty(bs, np.int64), np.empty((2, bs), np.float32)
+        np.random.seed(bs)                 # noqa: NPY002
+        sampler.draw_into(slots, *numbers, None)
+        after = np.random.rand()           # noqa: NPY002
+        np.random.seed(bs)                 # noqa: NPY002
+        np.testing.assert_array_equal(slots, np.random.randint(0, n, bs))        # noqa: NPY002
+        assert np.random.rand() == after   # noqa: NPY002

@@ -304,7 +304,7 @@ def test_health_and_pictures_before_the_first_window():
         assert memory.sampler.n_choices==0 and all(len(o)==0 for o in trial_draws(memory))
         health = memory.health()
         assert np.isnan(health['effective']) and np.isnan(health['weights_effective_share']) and health['n']==20
-        assert memory_figure(memory).axes
+        assert memory_figure(memory).subfigs
         for _ in range(200): memory.add(twin.play(rng))
         assert memory.health()['effective'] > 0 or memory.sampler.n_choices==0
 

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fastrl_replay.all import (DQNLearner, NStep, Proportional, RankBased, ReplayMemory, SimpleStep, TensorBoardLog, Transition, Uniform)
-from fastrl_replay.health import episode_returns, newest
+from fastrl_replay.all import (DQNLearner, ExperienceReplay, GymStepper, NStep, Proportional, RankBased, ReplayMemory, Sequence, SimpleStep,
+                               TensorBoardLog, Transition, Uniform)
+from fastrl_replay.health import Health, episode_returns, memory_health, newest
+from fastrl_replay.show import memory_figure
+from fastrl_replay.storage.draw_counts import COLOUR
 from fastrl_replay.storage.draw_counts import watch_stride
 
 matplotlib.use('agg')
@@ -104,9 +107,9 @@ def test_asking_changes_no_batch():
     for make in (Uniform, Proportional, RankBased):
         asked, left = (ReplayMemory(200, make(), seed=3) for _ in range(2))
         for m in (asked, left): m.extend([step(k) for k in range(250)])
-        for _ in range(3):
+        for k in range(3):
             asked.health()
-            plt.close(asked.show())
+            if not k: plt.close(asked.show())
             asked._repr_html_()
             a, b = asked.sample(16), left.sample(16)
             assert torch.equal(a.ids, b.ids) and torch.equal(a.weights, b.weights)
@@ -149,13 +152,16 @@ def test_any_memory_can_be_shown(name, memory):
         warnings.simplefilter('error')
         fig = memory.show()
         fig.canvas.draw()
+        table = memory.recent(min(len(memory), 8)).show()
+        table.canvas.draw()
+    plt.close(table)
     images = [o for ax in fig.get_axes() for o in ax.get_images()]
     wanted = {'grey': 4, 'stack': 4, 'colour': 4, 'colour first, floats': 4, 'n-step pictures': 2}.get(name, 0)
-    assert len(images) == wanted and len(fig.get_axes()) == 8 + wanted
+    assert len(images) == wanted and all(ax.has_data() for ax in fig.get_axes()), 'a panel is empty'
     assert fig.get_facecolor()[:3] == (1, 1, 1)
     plt.close(fig)
     assert set(memory.health()) == set(ReplayMemory(3).health()) | set(next(memories())[1].health())
-    assert memory._repr_html_().count('<tr>') == len(memory.layout.leaves) + 2
+    assert memory._repr_html_().count('<tr>') == len(memory.layout.leaves) + 1
     assert memory.fetch([memory.first_id])._repr_html_().count('<tr>') == 2
 
 
@@ -166,7 +172,7 @@ def test_the_strip_follows_the_transition_asked_for():
     for id, n, pictures, title in ((10, 3, [10, 11, 12, 13], '10 + 0.5·11 + 0.25·12 = 18.5, then 0.125·Q'), (13, 3, [13, 14, 15], '13 + 0.5·14 = 20, and the end')):
         fig = memory.show(id, n, .5)
         assert [int(o.get_array().max()) for ax in fig.get_axes() for o in ax.get_images()] == pictures
-        assert fig.subfigs[1]._suptitle.get_text() == f'transition {id}: {title}'
+        assert fig.subfigs[-1]._suptitle.get_text() == f'transition {id}: {title}'
         plt.close(fig)
     with pytest.raises(ValueError, match='99 is not in the memory'): memory.show(99)
 
@@ -267,7 +273,231 @@ def test_tensorboard_gets_what_the_bar_shows(tmp_path):
     log.close()
     assert asked == list(range(1, 26))
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert set(events.Tags()['scalars']) == {'loss', 'beta', 'samples_per_insert', 'evicted_undrawn'}
+    assert set(events.Tags()['scalars']) == {'loss', 'lr', 'beta', 'samples_per_insert', 'evicted_undrawn'}
     assert [(e.step, round(e.value, 6)) for e in events.Scalars('samples_per_insert')] == [(10, .5), (20, .5)]
     assert events.Scalars('loss')[0].value == pytest.approx(np.mean(learn.losses[:10]), rel=1e-5)
-    assert learn.progress() == pytest.approx(dict(loss=np.mean(learn.losses), beta=.25, samples_per_insert=.5))
+    assert learn.progress() == pytest.approx(dict(loss=np.mean(learn.losses), lr=1e-3, beta=.25, samples_per_insert=.5))
+
+
+# ---- what the panels say
+
+def panel(fig, title):
+    found = [ax for ax in fig.get_axes() if ax.get_title()==title]
+    assert len(found)==1, [ax.get_title() for ax in fig.get_axes()]
+    return found[0]
+
+
+def words(fig): return [o.get_text() for o in fig.subfigs[0].texts]
+
+
+def filled(rewards, sampler=None, max_sz=2000, **kw):
+    memory, rng = ReplayMemory(max_sz, sampler, seed=0), np.random.default_rng(0)
+    for k, r in enumerate(rewards):
+        memory.add(SimpleStep(rng.normal(size=3), k % 2, rng.normal(size=3), k % 50==49, reward=r, step_n=k % 50, episode_n=k//50, **kw))
+    return memory
+
+
+def test_an_empty_memory_says_so():
+    for memory in (ReplayMemory(7), ReplayMemory(7, step=step(0)), ExperienceReplay([], bs=2, max_sz=7)):
+        fig = memory.show()
+        title, said = words(fig)
+        assert not fig.get_axes() and title.startswith('ReplayMemory, Uniform: 0 of 7 (empty)') and said=='Nothing is stored yet.'
+        plt.close(fig)
+
+
+def test_rare_rewards_and_what_is_no_number_are_seen():
+    fig = filled({700: 1000., 800: np.nan, 801: np.inf}.get(k, k % 37/37) for k in range(1500)).show()
+    ax = panel(fig, 'rewards')
+    x, y = ax.lines[0].get_data()
+    assert ax.get_yscale()=='log' and y.sum()==1498 and y[-1]==1 and 900 < x[-1] <= 1000
+    assert {'1 NaN, 1 infinite', '1 × 1000'} <= {o.get_text() for o in ax.texts}
+    assert any('NaN or infinity in reward (2 rows)' in o for o in words(fig))
+    plt.close(fig)
+    fig = filled([0.]*1000 + [5.]*4).show()
+    assert panel(fig, 'rewards').lines[0].get_data()[1].tolist()==[1000, 4]
+    plt.close(fig)
+
+
+def test_what_is_the_same_everywhere_is_a_word_and_no_panel():
+    fig = filled([1.]*100).show()
+    assert 'every reward is 1' in words(fig)[1] and 'rewards' not in [ax.get_title() for ax in fig.get_axes()]
+    assert not any('(now)' in ax.get_title() for ax in fig.get_axes())                  # uniform
+    plt.close(fig)
+
+
+def test_the_curve_of_draws_is_that_of_the_probabilities():
+    memory, rng = filled(range(500), Proportional(alpha=1., eps=0.)), np.random.default_rng(1)
+    p = rng.exponential(size=500)**3
+    memory.update_priorities(np.arange(500), p)
+    fig = memory.show()
+    x, y = panel(fig, 'draws by share of transitions (now)').lines[0].get_data()
+    share = np.sort(p)[::-1].cumsum()/p.sum()
+    for k in (5, 25, 100, 250): assert np.interp(k/5, x, y)==pytest.approx(100*share[k - 1], abs=1.5)
+    n = p.sum()**2/(p**2).sum()
+    assert memory.health()['effective']==pytest.approx(n, rel=.1)
+    plt.close(fig)
+
+
+def test_those_never_sampled_are_marked():
+    memory, seen = filled(range(900), Proportional()), set()
+    for k in range(20):
+        batch = memory.sample(16)
+        batch.update_priorities(np.random.default_rng(k).exponential(size=16))
+        seen |= set(batch.ids.tolist())
+    fig = memory.show()
+    bars = panel(fig, 'priorities').containers                            # stacked: the second stands on the first
+    heights = [sum(o.get_height() for o in c) for c in bars]
+    assert heights==pytest.approx([100*len(seen)/900, 100 - 100*len(seen)/900])
+    plt.close(fig)
+
+
+def test_quantiles_of_weights():
+    memory = filled(range(300), Proportional(beta=.5))
+    memory.update_priorities(np.arange(300), np.arange(300.) + 1)
+    fig = memory.show()
+    ax = panel(fig, 'importance weights')
+    few = np.interp(.5, *ax.lines[0].get_data())
+    weights = np.concatenate([memory.sample(64).weights for _ in range(200)])
+    assert few==pytest.approx(np.quantile(weights, .05), abs=.02) and ax.lines[1].get_xdata()[0]==.5
+    plt.close(fig)
+
+
+def test_times_sampled_have_their_range_from_the_data():
+    memory = filled(range(100), max_sz=100)
+    for _ in range(80): memory.sample(100)
+    fig = memory.show()
+    values, edges, _ = panel(fig, 'times sampled').patches[0].get_data()
+    assert edges[-1] > 80 >= edges[-2] and values[-1]==100
+    plt.close(fig)
+
+
+def test_warnings_and_figures_stand_in_full():
+    memory = filled([0.]*3000, Proportional())
+    for _ in range(200): memory.sample(8)
+    said = words(fig := memory.show())
+    plt.close(fig)
+    assert [' '.join(o.split()) for o in said[2:]]==[f'Warning: {o}.' for o in memory.health()['warnings']] and len(said) > 3
+    assert 'ReplayMemory of SimpleSteps, Proportional, α 0.6, β 0.4: 2,000 of 2,000 (full)' in said[0]
+    assert {o.get_color() for o in fig.subfigs[0].texts[2:]}=={'C3'} and fig.subfigs[0].texts[1].get_color()=='k'
+    sizes = [o.get_fontsize() for o in fig.findobj(matplotlib.text.Text) if o.get_text()]
+    assert min(sizes) >= 9 or min(sizes) > 6 and panel(fig, 'times sampled'), 'only exponents are smaller'
+
+
+class Few:
+    "A memory with nothing but the methods of the protocol"
+    def __init__(self, memory): self.memory = memory
+    def __len__(self): return len(self.memory)
+    def __getattr__(self, name):
+        if name not in ('fetch', 'recent', 'episode', 'n_added', 'first_id', 'max_sz'): raise AttributeError(name)
+        return getattr(self.memory, name)
+
+
+def test_any_memory_of_the_protocol_can_be_shown():
+    known = dict(memories())
+    for name in ('grey', 'nested, no reward', 'continuous actions', 'n-step pictures'):
+        fig = memory_figure(Few(known[name]))
+        fig.canvas.draw()
+        assert words(fig)[0].startswith('Few of ')
+        plt.close(fig)
+        mine, own = memory_health(Few(known[name])), known[name].health()
+        assert mine['not_finite']==own['not_finite']
+        same = [k for k in mine if k not in ('warnings', 'return_mean', 'n_episodes', 'n_terminated', 'not_finite')]
+        assert [mine[k] for k in same]==pytest.approx([own[k] for k in same], nan_ok=True)
+
+
+def test_sequences_and_frames():
+    memory = ReplayMemory(500, Proportional(), sequence=Sequence(8, burn_in=2), seed=0)
+    for k in range(700): memory.add(step(k, terminated=k % 31==30, step_n=k % 31, episode_n=k//31))
+    memory.sample(8).update_priorities(np.ones((8, 8)))
+    assert not [o for o in memory.health()['warnings'] if 'effective' in o] and memory.health()['effective_share'] > .5
+    fig = memory.show()
+    assert {'priorities', 'priorities by age', 'draws by share of sequences (now)'} <= {ax.get_title() for ax in fig.get_axes()}
+    plt.close(fig)
+    for batch in (memory.sample(8), memory.sample(9).time_first()):
+        fig, first = batch.show(), batch.ids.numpy()[0][:8]
+        assert [o.get_text() for o in fig.axes[0].get_yticklabels()]==[f'id {o}' for o in first]
+        plt.close(fig)
+    frames, rng = ReplayMemory(400, seed=0), np.random.default_rng(0)
+    seen = [rng.integers(0, 255, (84, 84), dtype=np.uint8) for _ in range(205)]
+    for k in range(200): frames.add(SimpleStep(np.stack(seen[k:k + 4]), 0, np.stack(seen[k + 1:k + 5]), step_n=k))
+    assert frames.health()['bytes_each']==frames.bytes_each < 8000 < 56_000
+    assert '(56,498 unshared)' in repr(frames) and '(56,498 unshared) per transition' in frames._repr_html_() and len(repr(frames)) < 200
+
+
+def test_a_batch_of_images_is_a_row():
+    batch = dict(memories())['stack'].sample(12)
+    fig = batch.show()
+    assert len(fig.axes)==8 and all((ax.get_images()[0].get_array()==batch.state[k, -1].numpy()).all() for k, ax in enumerate(fig.axes))
+    wanted = f'id {batch.ids[3]}\naction {batch.action[3]}\nreward {batch.reward[3]:.4g}\nweight 1'
+    assert fig.axes[3].get_xlabel()==wanted
+    plt.close(fig)
+
+
+def test_a_batch_of_numbers_is_a_table():
+    memory = filled([1.]*60, Proportional())
+    memory.update_priorities(np.arange(60), np.arange(60.))
+    batch = memory.sample(32)
+    ax = (fig := batch.show()).axes[0]
+    names = [o.get_text() for o in ax.get_xticklabels()]
+    assert names[:3]==['state[0]', 'state[1]', 'state[2]'] and 'reward' not in names and names[-1]=='weight'
+    shown = np.array([o.get_text() for o in ax.texts]).reshape(8, len(names))
+    assert shown[:, 0].tolist()==[f'{v:.3g}' for v in batch.state[:8, 0].tolist()]
+    plt.close(fig)
+
+
+def test_tables_say_false_and_pad_their_cells():
+    memory = filled([1.]*60)
+    html = memory.fetch(range(45, 53))._repr_html_()
+    assert '>False<' in html and '>True<' in html and 'padding' in html and 'text-align:right' in html
+    assert 'the same in all rows: ' in html and 'env_id 0' in html and 'reward 1' in html
+
+
+@pytest.mark.parametrize('n,gamma', [(3, .9), (3, 1.), (5, .99), (1, .9)])
+def test_an_end_counts_once_however_many_windows_lead_to_it(n, gamma):
+    rng, memory, ends, left = np.random.default_rng(n), ReplayMemory(600), [], dict.fromkeys(range(3))
+    place = dict.fromkeys(range(3), (0, 0))
+    def steps():
+        for _ in range(900):
+            e = int(rng.integers(3))
+            k, episode = place[e]
+            left[e] = int(rng.integers(2, 12)) if not left[e] else left[e]
+            left[e] -= 1
+            last, cut = left[e]==0, left[e]==0 and rng.random() < .3
+            place[e] = (0, episode + 1) if last else (k + 1, episode)
+            yield SimpleStep(0, 0, 0, last and not cut, bool(cut), 1., k + 1., e, 0, k, episode)
+    for s in NStep(steps(), n=n, gamma=gamma): memory.add(s)
+    for s in memory.recent(600): ends += [(int(s.env_id), int(s.episode_n), bool(s.terminated))]*bool(s.terminated or s.truncated)
+    health = memory.health()
+    assert health['n_terminated']==sum(o[2] for o in set(ends)) and health['n_truncated']==sum(not o[2] for o in set(ends)) > 5
+    assert health['n_episodes']==len(set(ends))
+
+
+def test_health_is_a_dict_that_can_be_read():
+    health = filled([0.]*1500).health()
+    assert isinstance(health, dict) and type(health) is Health and health['n']==1500
+    lines = repr(health).splitlines()
+    assert lines[0].startswith('warning: ') and len(lines)==len(health) - 1 + len(health['warnings'])
+    assert '<pre>' in health._repr_html_() and repr(filled([float(k) for k in range(60)]).health())
+
+
+def test_a_pipeline_says_what_it_is_made_of():
+    replay = GymStepper(['CartPole-v1'], seed=0).n_step(n=3, gamma=.99).prioritized_replay(bs=4, max_sz=50, seed=0)
+    learn = DQNLearner(torch.nn.Linear(4, 2), replay.loader())
+    assert repr(learn).startswith('GymStepper(CartPole-v1) → NStep(3, 0.99) → PrioritizedReplay(bs=4, ') and repr(learn).endswith(' → loader → DQNLearner(0 batches)')
+    learn.fit(101)
+    assert repr(learn).endswith('(101 batches)') and len(repr(learn)) < 300 and len(repr(replay.memory)) < 150
+    html = learn._repr_html_()
+    assert 'GymStepper(CartPole-v1) → NStep(3, 0.99) → PrioritizedReplay(bs=4, min_sz=4, steps_per_batch=1; ReplayMemory(50 of 50 ' in html and '→ loader → DQNLearner(101 batches)' in html
+    assert 'samples per insert' in html and replay._repr_html_().count('<table')==1 and 'NStep(3, 0.99)' in replay._repr_html_()
+    assert repr(GymStepper([lambda: None, 'Taxi-v3', 'Acrobot-v1', 'a']))=='GymStepper(<lambda>, Taxi-v3, Acrobot-v1, …)'
+    assert repr(GymStepper(iter(())))=='GymStepper()' and repr(ExperienceReplay([], bs=2)).startswith('ExperienceReplay(bs=2')
+    assert repr(DQNLearner(torch.nn.Linear(4, 2), []))=='list → DQNLearner(0 batches)'
+
+
+def test_there_is_one_colour():
+    memory = filled(range(100), Proportional())
+    memory.update_priorities(memory.sample(50).ids, np.arange(50.))
+    fig = memory.show()
+    found = {matplotlib.colors.to_hex(o.get_facecolor()) for o in fig.findobj(matplotlib.patches.StepPatch) if o.get_fill()}
+    assert found=={COLOUR}
+    plt.close(fig)

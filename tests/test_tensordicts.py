@@ -193,3 +193,11 @@ def test_as_tensordict_of_a_fetched_batch():
     buffer.extend(data)
     assert same(as_tensordict(buffer.memory.fetch([3, 1])), data[torch.tensor([3, 1])])
     assert same(buffer[:].exclude('index'), data)
+
+
+def test_as_tensordict_stays_on_the_device():
+    buffer = ReplayBuffer(6)
+    buffer.extend(transitions(np.random.default_rng(0), 6))
+    moved = as_tensordict(buffer.memory.recent(4).to('meta'))
+    assert {v.device.type for v in moved.values(True, True)} == {'meta'}
+    assert moved['next', 'reward'].shape == (4, 1)

@@ -85,16 +85,25 @@ def test_a_strict_script_passes_and_types_are_known(check):
     assert re.findall(r'Revealed type is "([^"]*)"', said.replace('fastrl_replay.', '').replace('builtins.', '')) == REVEALED
 
 
-@pytest.mark.parametrize('wrong,said', [
-    ('GymStepper(["CartPole-v1"]).n_stepp(n=3, gamma=.99)', '"GymStepper" has no attribute "n_stepp"'),
-    ('GymStepper(["CartPole-v1"]).n_step(3, gama=.99)', 'Unexpected keyword argument "gama"'),
-    ('GymStepper(["CartPole-v1"]).n_step()', 'Missing positional argument'),
-    ('ReplayMemory(10).smaple(3)', '"ReplayMemory" has no attribute "smaple"'),
-    ('ReplayMemory()', 'Missing positional argument'),
-])
-def test_misuse_is_noticed(check, wrong, said):
-    code, out = check(f'from fastrl_replay.all import GymStepper, ReplayMemory\n{wrong}\n')
-    assert code == 1 and said in out, out
+MISUSE = {
+    'GymStepper(["CartPole-v1"]).n_stepp(n=3, gamma=.99)': '"GymStepper" has no attribute "n_stepp"',
+    'GymStepper(["CartPole-v1"]).n_step(3, gama=.99)': 'Unexpected keyword argument "gama"',
+    'GymStepper(["CartPole-v1"]).n_step()': 'Missing positional argument',
+    'ReplayMemory(10).smaple(3)': '"ReplayMemory" has no attribute "smaple"',
+    'ReplayMemory()': 'Missing positional argument',
+}
+
+
+@pytest.fixture(scope='module')
+def misused(check):
+    "What is said of each line of misuse, all in one script"
+    code, out = check('\n'.join(['from fastrl_replay.all import GymStepper, ReplayMemory', *MISUSE]))
+    assert code == 1, out
+    return {k: ''.join(re.findall(f'^script.py:{line}: (error: .*)$', out, re.M)) for line, k in enumerate(MISUSE, 2)}
+
+
+@pytest.mark.parametrize('wrong', MISUSE)
+def test_misuse_is_noticed(misused, wrong): assert MISUSE[wrong] in misused[wrong], misused
 
 
 def test_types_travel_with_the_package(root):

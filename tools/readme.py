@@ -3,8 +3,9 @@
     python tools/readme.py           write README.md
     python tools/readme.py --print   write it to standard output instead
 
-Nothing is executed. Obeyed are `#| hide`, `#| echo: false`, `#| output: false`, `#| include: false` and a leading
-front matter cell or `# Title` with its `> description`.
+Nothing is executed. A drawing shown by `SVG('images/x.svg')` becomes a link to that file. Obeyed are `#| hide`,
+`#| echo: false`, `#| output: false`, `#| include: false` and a leading front matter cell or `# Title` with its
+`> description`.
 """
 import json, re, sys
 from pathlib import Path
@@ -33,9 +34,21 @@ def output_text(out):
     return '\n'.join(('    ' + line).rstrip() for line in text.splitlines()) or None
 
 
+def drawing(code):
+    "The picture in Markdown that a cell of code `SVG('images/x.svg')` shows, with the drawing's title; else None"
+    shown = re.fullmatch(r"SVG\('(images/[^']+\.svg)'\)", code)
+    if not shown: return None
+    path = f'nbs/{shown[1]}'
+    title = re.search('<title>(.*)</title>', (ROOT/path).read_text(encoding='utf-8'))[1]
+    return f'![{title}]({path})'
+
+
 def code_cell(cell):
     options, code = directives(''.join(cell['source']))
     if hidden(options): return
+    if drawing(code):
+        yield drawing(code)
+        return
     if code and options.get('echo') != 'false': yield f'```python\n{code}\n```'
     if options.get('output') != 'false': yield from filter(None, map(output_text, cell.get('outputs', [])))
 
@@ -43,7 +56,7 @@ def code_cell(cell):
 def prose_cell(cell):
     "Markdown with links to notebooks and pictures pointing into nbs/, where a reader of the repository finds them"
     text = ''.join(cell['source']).strip()
-    yield re.sub(r'\]\((?!https?://|#|\.\./)([^)]+\.(?:ipynb|png))', r'](nbs/\1', text).replace('](../', '](')
+    yield re.sub(r'\]\((?!https?://|#|\.\./)([^)]+\.(?:ipynb|png|svg))', r'](nbs/\1', text).replace('](../', '](')
 
 
 def readme(nb):

@@ -45,6 +45,7 @@ def _runnable(fn, flags):
 # What differs from run to run or from machine to machine, and what takes its place
 _VOLATILE = [
     (re.compile(re.escape(str(ROOT)) + r'/?'), ''),
+    (re.compile(r'[^\s"\']*/site-packages/'), 'site-packages/'),
     (re.compile(re.escape(os.path.dirname(os.__file__))), 'python'),
     (re.compile(re.escape(str(Path.home())) + r'/'), '~/'),
     (re.compile(re.escape(tempfile.gettempdir()) + r'/tmp[a-z0-9_]{8}'), '/tmp/folder'),

@@ -65,18 +65,17 @@ def _columns(data, found, above=()):
             found[field] = v[:, 0] if is_number and v.shape[1:]==(1,) else v
     return found
 
-# %% ../../nbs/6_elsewhere/02_torchrl.ipynb #23111023
+# %% ../../nbs/6_elsewhere/02_torchrl.ipynb #4b7feaf5
 @cache
 def _paths(fields): return [(*_path(o), o in _NUMBERS) for o in fields]
 
 def as_tensordict(batch: Batch, **more: Any) -> TensorDict:
-    "The rows of a `ReplayBuffer`'s memory in TorchRL's layout, of batch size (n,), with `more` entries on top"
-    row, made = batch.astuple(), more
-    for (above, key, is_number), v in zip(_paths(row._fields), row):
-        into = made
+    "Return the rows of a `ReplayBuffer`'s memory in TorchRL's layout, of batch size (n,), with `more` entries on top"
+    for (above, key, is_number), v in zip(_paths(batch.layout.fields), batch.astuple()):
+        into = more
         for o in above: into = into.setdefault(o, {})
-        into[key] = v.unsqueeze(-1) if is_number and v.ndim==1 else v
-    return TensorDict(made, torch.Size([len(batch)]))
+        into[key] = v[:, None] if is_number and v.ndim==1 else v
+    return TensorDict(more, torch.Size([len(batch)]))
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #7e624be0
 _DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # what `sample` adds is not stored again
@@ -140,7 +139,7 @@ class ReplayBuffer:
         return self.memory.update_priorities(index, errors.reshape(len(index), -1).amax(1))
 
     def __getitem__(self, ids: Any) -> TensorDict:
-        "The rows with these ids, as `sample` gives them without weights; of a slice: of slots"
+        "Return the rows with these ids, as `sample` gives them without weights; of a slice: of slots"
         batch = self.memory[ids] if isinstance(ids, slice) else self.memory.fetch(ids)
         return as_tensordict(batch, index=batch.ids)
 

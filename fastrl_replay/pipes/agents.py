@@ -15,7 +15,7 @@ from ..steps import tree_leaves, tree_map
 
 # %% ../../nbs/2_learning/03_agents.ipynb #32715af5
 def explore(u: np.ndarray, eps: float, n_actions: int) -> np.ndarray:
-    "Actions (n,), int64, for uniform numbers `u` (n,): a random action where `u < eps`, -1 elsewhere"
+    "Return actions (n,), int64, for uniform numbers `u` (n,): a random action where `u < eps`, -1 elsewhere"
     scaled = np.minimum(u*(n_actions/eps) if eps > 0 else u, n_actions - 1)      # u/eps may be rounded up to 1
     return np.where(u < eps, scaled.astype(np.int64), -1)
 
@@ -34,7 +34,7 @@ class EpsilonGreedy:
         self.n_steps, self.n_actions = 0, 0
         self._asked: Any = None             # the model that n_actions belongs to
     def eps_now(self) -> float:
-        "The probability of a random action in the next call"
+        "Return the probability of a random action in the next call"
         return value_at(self.eps, self.n_steps)
 
     def __call__(self, states: Any) -> np.ndarray:
@@ -48,7 +48,7 @@ class EpsilonGreedy:
         return np.where(u < eps, explore(u, eps, self.n_actions), best)
 
     def q_values(self, states: Any) -> np.ndarray:
-        "The model's Q-values for n stacked states, float32 of shape (n, n_actions)"
+        "Return the model's Q-values for n stacked states, float32 of shape (n, n_actions)"
         p = next(self.model.parameters(), None)
         dtype, device = (torch.float32, None) if p is None else (p.dtype, p.device)
         with torch.no_grad():
@@ -64,7 +64,7 @@ class EpsilonGreedy:
         seed = np.random.SeedSequence(self.rng.get_state(), spawn_key=(number,))
         if number: self.rng = Rng(np.random.SFC64(seed))
     def state_dict(self) -> dict[str, Any]:
-        "Plain data: `n_steps`, the generator, and ε (a schedule by name and numbers). The model is saved elsewhere"
+        "Return `n_steps`, the generator, and ε (a schedule by name and numbers). The model is saved elsewhere"
         return dict(n_steps=self.n_steps, rng=self.rng.get_state(), eps=schedule_state(self.eps))
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from `state_dict`, with this agent's own model and eps"

@@ -49,12 +49,12 @@ def datapipe(name: str) -> Callable[[_Pipe], _Pipe]:
     return register
 
 def upstream(pipe: Any) -> list[Any]:
-    "`pipe`, what it takes its items from, and so on to the first source"
+    "Return `pipe`, what it takes its items from, and so on to the first source"
     if pipe is None: return []
     return [pipe, *upstream(getattr(pipe, 'source_datapipe', None))]
 
 def state_upstream(pipe: Any) -> Any:
-    "The `state_dict` of what `pipe` takes its items from; None if it has none"
+    "Return the `state_dict` of what `pipe` takes its items from; None if it has none"
     source = pipe.source_datapipe
     return source.state_dict() if hasattr(source, 'state_dict') else None
 
@@ -74,7 +74,7 @@ class Resumable:
         "Forget the place if it is in another source, or another loop has begun"
         if source is not self._source or _serial(source)!=self._serial: self.drop()
     def over(self, source: Any) -> Iterator[Any]:
-        "The rest of `source`; all of it if it ended, raised, or is not the one before"
+        "Return the rest of `source`; all of it if it ended, raised, or is not the one before"
         self.check(source)
         while True:
             try: item = self.pull(source)
@@ -82,7 +82,7 @@ class Resumable:
             yield item
 
     def pull(self, source: Any) -> Any:
-        "The next item of `source`; `StopIteration` at its end, after which it starts over"
+        "Return the next item of `source`; `StopIteration` at its end, after which it starts over"
         begins = self._it is None
         if begins: self._source, self._it = source, iter(source)
         try: item = next(self._it)
@@ -99,7 +99,7 @@ def _serial(source) -> Any:
 
 # %% ../../nbs/1_memory/16_pipes.ipynb #eb13197e
 def pickled_state(pipe: Any) -> dict[str, Any]:
-    "The attributes of a pipe, for pickle; only those that are pipes while torch walks the graph"
+    "Return the attributes of a pipe, for pickle; only those that are pipes while torch walks the graph"
     if getattr(type(pipe), 'getstate_hook', None) is None: return pipe.__dict__
     return {k: v for k, v in pipe.__dict__.items() if hasattr(type(v), 'getstate_hook')}
 

@@ -9,6 +9,7 @@ from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.pipes.stepper import GymStepper
+from fastrl_replay.ray.replay import RayActors, RayReplay
 
 class ShimDataPipe(IterDataPipe): ...
 
@@ -66,6 +67,16 @@ class IterDataPipe(IterableDataset[Any]):
         self, learn: Any = None, bs: int = 1, max_sz: int = 100, return_idxs: bool = False, *, alpha: float = 0.7,
         beta: Any = 0.5, **kw: Any
     ) -> RankReplay: ...
+    def ray_actors(
+        self, n: int = 1, chunk: int = 64, in_flight: int = 3, resources: dict[str, Any] | None = None,
+        restart: bool = True, timeout: float = 60.0
+    ) -> RayActors: ...
+    def ray_replay(
+        self, shards: int = 4, bs: int = 1, max_sz: int = 100000, *, sampler: Any = None, min_sz: int | None = None,
+        steps_per_batch: Any = None, slack: int | None = None, group: int = 8, ahead: int = 2, path: Any = None,
+        name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on', return_idxs: bool = False,
+        freeze_memory: bool = False, memory: Any = None, timeout: float = 60.0, **memory_options: Any
+    ) -> RayReplay: ...
     def sequence_replay(
         self, bs: int, max_sz: int, length: int, burn_in: int = 0, stride: int | None = None, *,
         across_episodes: bool = False, pad: bool = True, alpha: float | None = None, beta: Any = 0.4, eta: float = 0.9,

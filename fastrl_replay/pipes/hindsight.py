@@ -47,7 +47,7 @@ def enter_rows(rows, places, episodes, used, first, before):
 
 @kernel
 def lay_out(rows, places, episodes, used, end):
-    "Lay the episodes out anew: all rows before id `end`, with room for half as many more"
+    "Lay the episodes out again: all rows before id `end`, with room for half as many more"
     number, max_sz = np.zeros(used[1], np.int64), len(rows)
     for slot in range(max_sz): number[rows[slot, 0]] += 1          # the sizes, at first
     used[0], used[1] = 0, 1
@@ -77,18 +77,14 @@ def choose_steps(rows, places, episodes, ids, strategy, words, newest, found):
         found[i] = newest - (newest - places[episode[START] + least + np.int64(by)]) % max_sz
     words[0], words[1], words[2], words[3] = state
 
-# %% ../../nbs/3_lasting/10_hindsight.ipynb #191138b0
+# %% ../../nbs/3_lasting/10_hindsight.ipynb #68309993
 _AT_ONCE = 65_536        # rows entered in one go
-_OVERLAP = ('hindsight: expected single steps, got n-step transitions ({}): their rewards belong to several '
-            'achieved goals and can\'t be computed again; leave out n_step')
 
 class EpisodeIndex:
     """Where the steps of the episodes in `memory` are: counted and found in O(1), whatever lies
     between them, in 16 bytes a row.
 
-    It follows the memory through overwriting and loading. An episode is a stream's rows up to one
-    that is terminated or truncated, or has another `episode_n` after it. A `ValueError` for steps
-    that lack these fields, or that overlap."""
+    It follows the memory through overwriting and loading. What an episode is, `memory.previous` says."""
     def __init__(self, memory: Any) -> None:
         self.memory = memory
         self._begin()
@@ -103,37 +99,20 @@ class EpisodeIndex:
         if memory.draws is not self._draws: self._begin()
         a, n = max(self._n_entered, memory.first_id), memory.n_added
         while a < n:
-            before = self.before(np.arange(a, min(a + _AT_ONCE, n)))
+            before = memory.previous(np.arange(a, min(a + _AT_ONCE, n)), within_episode=True)
             arrays = self._rows, self._places, self._episodes, self._used
             m = enter_rows(*arrays, a, before)
             a = self._n_entered = a + m
             if m < len(before): lay_out(*arrays, a)
 
-    def before(self, ids: np.ndarray) -> np.ndarray:
-        "Ids of the steps before these (int64[m]) in their episodes; −1: there is none stored"
-        memory, names = self.memory, self.memory.layout.fields
-        if 'episode_n' not in names and not {'terminated', 'truncated'} <= set(names):
-            raise ValueError('hindsight: expected steps with episode_n, or with terminated and truncated; '
-                             f'got the fields {names}')
-        before = memory.previous(ids)
-        at = {o: memory.column(o) for o in ('terminated', 'truncated', 'episode_n', 'step_n') if o in names}
-        here, earlier, ended, same = ids % memory.max_sz, before % memory.max_sz, before < 0, before >= 0
-        for o in at.keys() & {'terminated', 'truncated'}: ended |= at[o][earlier]!=0
-        if 'episode_n' in at:
-            same &= at['episode_n'][here]==at['episode_n'][earlier]
-            goes_on = 'step_n' in at and (at['step_n'][here]==at['step_n'][earlier] + 1)
-            if (ended & same & goes_on).any():
-                raise ValueError(_OVERLAP.format('a step that ended its episode has a next one in the same episode'))
-        return np.where(same & ~ended, before, -1)
-
     def counts(self, ids: Any) -> tuple[np.ndarray, np.ndarray]:
-        "How many steps of their episodes are stored before and after these (int64[m] each)"
+        "Return how many steps of their episodes are stored before and after these (int64[m] each)"
         with self.memory.lock:
             episode, place = self._find(ids)
             return place - episode[GONE], episode[LENGTH] - 1 - place
 
     def shift(self, ids: Any, by: Any) -> np.ndarray:
-        "Ids of the steps `by` places later in the episodes (int64[m]); a `ValueError` where there is none"
+        "Return ids of the steps `by` places later in the episodes (int64[m]); a `ValueError` where there is none"
         with self.memory.lock:
             episode, place = self._find(ids)
             place = place + by
@@ -143,7 +122,7 @@ class EpisodeIndex:
             return newest - (newest - self._places[episode[START] + place]) % self.memory.max_sz
 
     def choose(self, ids: Any, strategy: str, rng: Any) -> np.ndarray:
-        """A step of the episode of each of these (int64[m]): from the row itself on ('future'), any
+        """Return a step of the episode of each of these (int64[m]): from the row itself on ('future'), any
         that is stored ('episode'), with equal chances; or the last ('final')"""
         with self.memory.lock:
             ids = self._checked(ids)
@@ -164,10 +143,11 @@ class EpisodeIndex:
         return self._episodes[rows[:, 0]].T, rows[:, 1]
 
     def check_valid(self) -> bool:
-        "True, or an `AssertionError` that says what is wrong; O(N)"
+        "Return True, or raise an `AssertionError` that says what is wrong; O(N)"
         with self.memory.lock:
             ids = np.arange(self.memory.first_id, self.memory.n_added)
-            (n_before, n_after), before = self.counts(ids), self.before(ids) if len(ids) else ids
+            n_before, n_after = self.counts(ids)
+            before = self.memory.previous(ids, within_episode=True) if len(ids) else ids
             inside = before >= 0
             assert ((n_before > 0)==inside).all(), 'an episode begins where it does not'
             assert (self.shift(ids[inside], -1)==before[inside]).all(), 'a step before is another one'
@@ -180,7 +160,7 @@ class HindsightBatch(Batch):
     "A `Batch` of which some rows have another goal than they were stored with"
     @classmethod
     def of_batch(cls, batch: Batch, relabelled: torch.Tensor) -> 'HindsightBatch':
-        "The same batch, over the same columns"
+        "Return the same batch, over the same columns"
         made = cls.__new__(cls)
         made.__dict__.update(batch.__dict__, _header=batch._header | dict(relabelled=relabelled))
         return made
@@ -216,7 +196,7 @@ def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: C
     flags[rows] = True
     return HindsightBatch.of_batch(batch, torch.from_numpy(flags))
 
-# %% ../../nbs/3_lasting/10_hindsight.ipynb #702152bb
+# %% ../../nbs/3_lasting/10_hindsight.ipynb #fe9d4f93
 @datapipe('hindsight_replay')
 class HindsightReplay(ExperienceReplay):
     """`ExperienceReplay` of steps with goals, in whose batches round(bs·k/(k+1)) rows, chosen at
@@ -249,7 +229,10 @@ class HindsightReplay(ExperienceReplay):
         "A `ValueError` unless steps of this layout are single steps with goals"
         if layout is self._checked: return
         found, numbers = {o.path: o for o in layout.leaves}, ('reward', 'terminated')
-        if 'discount' in layout.fields: raise ValueError(_OVERLAP.format('they have a field discount'))
+        if 'discount' in layout.fields:
+            raise ValueError('hindsight: expected single steps, got n-step transitions (they have a field discount): '
+                             'their rewards belong to several achieved goals and can\'t be computed again; '
+                             'leave out n_step')
         for field, part in (('state', self.goal), ('next_state', self.goal), ('next_state', self.achieved)):
             if (field, part) in found: continue
             raise ValueError(f'hindsight: expected steps whose {field} is a dict with {part!r}, got {layout}; '

@@ -67,14 +67,14 @@ class Facade(IterableDataset):
         self.pipe, self.items = pipe, pipe if items is None else items
     def __iter__(self) -> Iterator[Any]: return iter(self.items)
     def state_dict(self) -> dict[str, Any]:
-        "The pipe's, for a `StatefulDataLoader`"
+        "Return the pipe's, for a `StatefulDataLoader`"
         return self.pipe.state_dict()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "The pipe continues from `state`"
         self.pipe.load_state_dict(state)
 
 def unchanged(item: Any) -> Any:
-    "The item itself"
+    "Return the item itself"
     return item
 
 def _finisher(pin_memory, device):
@@ -91,7 +91,7 @@ def _finisher(pin_memory, device):
 
 def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, device: Any = None,
                 stateful: bool = False, **kw: Any) -> DataLoader[Any]:
-    """A DataLoader that passes on the batches of `pipe`; `kw` go to the DataLoader.
+    """Return a DataLoader that passes on the batches of `pipe`; `kw` go to the DataLoader.
 
     `prefetch=k`: the caller draws k batches ahead; batch i is drawn after the updates of batch
     i − k − 1 and before those of batch i − k, the same for the same seed. `pin_memory`, `device`:
@@ -124,10 +124,10 @@ class PipeNode(BaseNode):
         if initial_state is not None: self.pipe.load_state_dict(initial_state)
         self._items = iter(self.pipe)
     def next(self) -> Any:
-        "The next item"
+        "Return the next item"
         return next(self._items)
     def get_state(self) -> dict[str, Any]:
-        "The pipe's state; empty if it has none"
+        "Return the pipe's state; empty if it has none"
         return self.pipe.state_dict() if hasattr(self.pipe, 'state_dict') else {}
 
 def as_node(pipe: Any) -> BaseNode[Any]:

@@ -23,7 +23,7 @@ from ..steps import Layout, Leaf, derived_type, same_layout
 _LAST = ('next_state', 'terminated', 'truncated')     # from the last step of a window
 
 def n_step_type(step_type: Any) -> Any:
-    "The type of n-step transitions of `step_type`s: the same, with a field `discount`; it pickles"
+    "Return the type of n-step transitions of `step_type`s: the same, with a field `discount`; it pickles"
     fields, defaults = step_type._fields, step_type._field_defaults
     if 'discount' in fields: return step_type
     values = tuple(defaults[f] for f in fields if f in defaults)
@@ -87,16 +87,16 @@ class _StepWindows:
         return made
 
     def tails(self, stream, cut=True):
-        "All transitions that begin in a stream's open window, if it ends here"
+        "Return all transitions that begin in a stream's open window, if it ends here"
         window = self.open[stream]
         return [_merge(window[i:], self.powers, cut) for i in range(len(window))]
     def close(self, stream, cut=True):
-        "The tails of a stream's window, which is then empty"
+        "Return the tails of a stream's window, which is then empty"
         made = self.tails(stream, cut)
         self.open[stream].clear()
         return made
     def closed(self):
-        "The tails of all windows, which stay open"
+        "Return the tails of all windows, which stay open"
         return [o for stream in self.open for o in self.tails(stream)]
     def __bool__(self): return any(self.open.values())
 
@@ -195,13 +195,13 @@ class _RowWindows:
         self.waiting, self.end = np.arange(w), w
 
     def column(self, field, dtype):
-        "The column of `field` for the kernel, which reads plain numbers: as it is, or what stands for it"
+        "Return the column of `field` for the kernel, which reads plain numbers: as it is, or what stands for it"
         if field not in self.at: return np.full(self.room, field=='discount', dtype)
         return self.arrays[self.at[field]]
     def held(self): return [a.take(self.waiting, 0) for a in self.arrays]
 
     def add(self, batch):
-        "The transitions that the rows of `batch` complete, as a `Batch`, or None"
+        "Return the transitions that the rows of `batch` complete, as a `Batch`, or None"
         if batch.layout is not self.layout: self.begin(batch.layout)
         m = len(batch)
         if len(self) and 'env_id' not in self.at and batch.streams is None and m!=self.chunk_rows:
@@ -218,7 +218,7 @@ class _RowWindows:
         return made
 
     def windows(self, rows, closing=False):
-        "The transitions of these rows' windows, as a `Batch` or None, and the rows that wait"
+        "Return the transitions of these rows' windows, as a `Batch` or None, and the rows that wait"
         streams, found, waiting = self.streams, np.empty(len(rows), _WINDOW), np.empty(len(rows), np.int64)
         n, w = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
         if n < 0:
@@ -228,7 +228,7 @@ class _RowWindows:
         return self.gather(found[:n]) if n else None, waiting[:w]
 
     def gather(self, found):
-        "The transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
+        "Return the transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
         first, last = found['first'].copy(), found['last'].copy()
         made = [a.take(last if is_last else first, 0) for a, is_last in zip(self.arrays, self.last)]
         if 'discount' not in self.at: made.append(None)
@@ -238,10 +238,10 @@ class _RowWindows:
         return Batch.of_arrays(self.out, made, None if 'env_id' in self.at else self.streams[first])
 
     def closed(self):
-        "All that waits, closed as truncated, as a `Batch` or None; it keeps waiting"
+        "Return all that waits, closed as truncated, as a `Batch` or None; it keeps waiting"
         return self.windows(self.waiting, closing=True)[0] if len(self) else None
     def steps(self):
-        "Pairs of a stream and a step that waits"
+        "Yield pairs of a stream and a step that waits"
         return zip(self.streams[self.waiting].tolist(), Batch.of_arrays(self.layout, self.held()))
 
 # %% ../../nbs/2_learning/02_n_step.ipynb #98e80833
@@ -249,7 +249,7 @@ def _item_state(kind, batch):
     return dict(kind=kind, layout=batch.layout.to_plain(), columns=list(batch.arrays()), streams=batch.streams)
 
 def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
-    "Steps, lists of steps and `Batch`es as plain data and arrays; steps in a row are kept together"
+    "Return steps, lists of steps and `Batch`es as plain data and arrays; steps in a row are kept together"
     out = []
     for kind, group in groupby(items, type):
         if kind is Batch: out += [_item_state('batch', o) for o in group]
@@ -260,7 +260,7 @@ def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    "The steps, lists and `Batch`es that `items_state` wrote down"
+    "Return the steps, lists and `Batch`es that `items_state` wrote down"
     for state in states:
         layout, columns, streams = Layout.from_plain(state['layout']), list(state['columns']), state['streams']
         n, found = len(columns[0]), [(o.dtype, o.shape) for o in columns]
@@ -271,7 +271,7 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
         elif state['kind']=='list': yield list(batch)
         else: yield from batch
 
-# %% ../../nbs/2_learning/02_n_step.ipynb #a1335116
+# %% ../../nbs/2_learning/02_n_step.ipynb #2620e1fe
 @datapipe('n_step')
 class NStep(IterDataPipe):
     """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the episode's
@@ -294,6 +294,7 @@ class NStep(IterDataPipe):
         powers = [self.gamma**k for k in range(self.n + 1)]
         self._steps, self._rows, self._place = _StepWindows(powers), _RowWindows(powers), Resumable()
         self._ready: deque[Any] = deque()
+    def __repr__(self) -> str: return f'NStep({self.n}, {self.gamma:g})'
 
     __getstate__ = pickled_state
     def __iter__(self) -> Iterator[Any]: return self._run()
@@ -339,7 +340,7 @@ class NStep(IterDataPipe):
         raise CheckpointError(f'n_step: the state is of n={state["n"]}, gamma={state["gamma"]}; '
                               f'this pipe has n={self.n}, gamma={self.gamma}')
     def state_dict(self) -> dict[str, Any]:
-        "Plain data of fixed size: the parameters and the source's state, without open windows"
+        "Return plain data of fixed size: the parameters and the source's state, without open windows"
         return dict(n=self.n, gamma=self.gamma, source=state_upstream(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -350,10 +351,10 @@ class NStep(IterDataPipe):
         self.take_waiting([*self._ready, *self._closed()])
 
     def waiting(self) -> dict[str, Any]:
-        "What a restart yields first, as plain data and arrays; open windows come as truncated"
+        "Return what a restart yields first, as plain data and arrays; open windows come as truncated"
         return dict(n=self.n, gamma=self.gamma, items=items_state([*self._ready, *self._closed()]))
     def read_waiting(self, state: dict[str, Any]) -> list[Any]:
-        "The items that `waiting` wrote down; a `ValueError` for other parameters"
+        "Return the items that `waiting` wrote down; a `ValueError` for other parameters"
         self._check_saved(state)
         return list(items_from(state['items']))
 

@@ -25,7 +25,7 @@ from ..saving import CheckpointError, SavedState, save_state
 
 # %% ../../nbs/1_memory/17_replay.ipynb #8645c78a
 def as_ratio(steps_per_batch: Any) -> Fraction:
-    "`steps_per_batch` as an exact fraction (0.1 is a tenth); a `ValueError` unless above 0"
+    "Return `steps_per_batch` as an exact fraction (0.1 is a tenth); a `ValueError` unless above 0"
     v = steps_per_batch
     try: ratio = Fraction(v) if isinstance(v, Rational) else Fraction(str(v))
     except (ValueError, ZeroDivisionError): ratio = Fraction(0)
@@ -33,7 +33,7 @@ def as_ratio(steps_per_batch: Any) -> Fraction:
     return ratio
 
 def batches_due(n: int, min_sz: int, ratio: Fraction) -> int:
-    "How many batches are due after `n` steps: one at step `min_sz`, then one every `ratio`"
+    "Return how many batches are due after `n` steps: one at step `min_sz`, then one every `ratio`"
     return 0 if n < min_sz else 1 + (n - min_sz)*ratio.denominator // ratio.numerator
 
 # %% ../../nbs/1_memory/17_replay.ipynb #1c5ded77
@@ -68,7 +68,7 @@ def _check_saved(replay, state):
         raise CheckpointError(f'path: the memory in {memory.path} has {memory.n_added} steps, '
                               f'the checkpoint knows of {n}: it is another one')
 
-# %% ../../nbs/1_memory/17_replay.ipynb #13de90d6
+# %% ../../nbs/1_memory/17_replay.ipynb #cf3408a4
 @datapipe('experience_replay')
 class ExperienceReplay(IterDataPipe):
     """Stores the steps of `source_datapipe` (steps, lists or `Batch`es of them) and yields
@@ -145,7 +145,7 @@ class ExperienceReplay(IterDataPipe):
         "Like `ReplayMemory.update_priorities`"
         return self.memory.update_priorities(ids, td_errors)
     def loader(self, prefetch: int = 0, **kw: Any) -> DataLoader[Any]:
-        """A DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`, `device`
+        """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`, `device`
         and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
         return make_loader(self, prefetch, **kw)
 
@@ -231,7 +231,8 @@ class ExperienceReplay(IterDataPipe):
     def _cycle_tracker(self): return max(0, self.memory.n_added - 1) // self.memory.max_sz
     def __repr__(self):
         when = f'bs={self.bs}, min_sz={self.min_sz}, steps_per_batch={self.steps_per_batch}'
-        return f'{type(self).__name__}({when}; {self.memory!r})'
+        pipes = [repr(o) for o in reversed(upstream(self.source_datapipe)) if isinstance(o, IterDataPipe)]
+        return ' → '.join([*pipes, f'{type(self).__name__}({when}; {self.memory!r})'])
 
 # %% ../../nbs/1_memory/17_replay.ipynb #505ad564
 def _refuse_replace(options):

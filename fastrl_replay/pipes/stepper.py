@@ -91,7 +91,7 @@ class _Maker:
         return self(values, constant | others)
 
     def split(self, answer, space):
-        "An agent's answer as its actions and the fields that it fills"
+        "Return an agent's answer as its actions and the fields that it fills"
         if not (type(answer) is tuple and len(answer)==2 and type(answer[1]) is dict): return answer, {}
         unknown = [f for f in answer[1] if f not in self.others]
         if not unknown: return answer
@@ -118,7 +118,7 @@ class _Stream:
         return _own(obs)
 
     def ask(self, agent, states):
-        "The agent's actions for stacked states, as the action space wants them, and its fields"
+        "Return the agent's actions for stacked states, as the action space wants them, and its fields"
         space = self.space
         if hasattr(agent, 'restarted') and (begin := self.beginning()).any(): agent.restarted(begin)
         actions, others = self.maker.split(agent(states), space)
@@ -222,12 +222,12 @@ class _Vector(_Stream):
         return obs
     def beginning(self): return (self.streams['step_n']==0) & ~self.streams['void']
     def step(self, agent):
-        "The next chunk; after a call in which every copy was being reset, another one follows"
+        "Return the next chunk; after a call in which every copy was being reset, another one follows"
         while (chunk := self.call(agent)) is None: pass
         return chunk
 
     def call(self, agent):
-        "One call of the environments' `step`, as a chunk; None if it has no rows"
+        "Return one call of the environments' `step`, as a chunk; None if it has no rows"
         self.obs = obs = self.start() if self.obs is None else self.obs
         if agent is None: actions, others = self.env.action_space.sample(), {}
         else: actions, others = self.ask(agent, _own(obs))
@@ -256,7 +256,7 @@ class _Vector(_Stream):
         return ended if n_ended else None, rows, columns
 
     def borders(self, new, ended, info):
-        "The last observations, true in the rows of `ended`, and those from which the next step begins"
+        "Return the last observations, true in the rows of `ended`, and those from which the next step begins"
         if self.mode is AutoresetMode.DISABLED:
             first, _ = self.env.reset(options=dict(reset_mask=ended.copy()))
             return new, _put_rows(new, ended, first)
@@ -268,7 +268,7 @@ class _Vector(_Stream):
         return rows, new
 
     def chunk(self, values, others, rows):
-        "A `Batch` of these rows: `SimpleStep`'s fields, the last ones already without the others, and an agent's"
+        "Return a `Batch` of these rows: `SimpleStep`'s fields, the last ones already filtered, and an agent's"
         n = len(rows)
         if n < self.n:
             values = *[_rows_of(v, rows) for v in values[:3]], *values[3:]
@@ -285,7 +285,7 @@ class _Vector(_Stream):
         self.plain, self.has_ids = layout.flat and self.maker.is_simple, 'env_id' in layout.fields
         self.fitters = [None if o.leaf.path[0] in _KNOWN[3:] else o for o in layout.fitters]
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #aff29c22
+# %% ../../nbs/2_learning/01_stepper.ipynb #1a782b65
 _MOST = 1000        # environments that one pass over a source may make
 
 def _is_id(item): return isinstance(item, (str, gym.envs.registration.EnvSpec))
@@ -323,6 +323,14 @@ def _check_item(item, n):
         raise ValueError(f'gym_stepper: n_envs={n}, but the source gives {item}, which is {have}; '
                          'give an id, a spec or a function instead')
 
+def _spec(env): return getattr(getattr(env, 'envs', [env])[0], 'spec', None)
+
+def _name(item):
+    "The name of an environment, or of what makes it"
+    if isinstance(item, str): return item
+    known = _spec(item) or item
+    return getattr(known, 'id', None) or getattr(known, '__name__', type(known).__name__)
+
 def _n_copies(env): return len(env) if _is_pool(env) else env.num_envs if _is_vector(env) else 1
 
 class _Pool:
@@ -358,7 +366,7 @@ class _World:
             if s.made: s.env.close()
     def __reduce__(self): return _World, (self.state(),)
 
-# %% ../../nbs/2_learning/01_stepper.ipynb #2d7e40b9
+# %% ../../nbs/2_learning/01_stepper.ipynb #9b2763af
 @datapipe('gym_stepper')
 class GymStepper(IterDataPipe):
     """Steps of gymnasium environments, forever: `step_type`s of one environment, or chunks
@@ -456,6 +464,15 @@ class GymStepper(IterDataPipe):
         world.n_ids += n
         return stream
 
+    @property
+    def spec(self) -> Any:
+        "The `EnvSpec` of the first environment; None before the first step, or if it has none"
+        return next((_spec(o.env) for o in self._world.streams), None)
+    def __repr__(self) -> str:
+        source = self.source_datapipe
+        items = [o.env for o in self._world.streams] or (source if isinstance(source, (list, tuple)) else [])
+        names = list(dict.fromkeys(map(_name, items)))
+        return f'{type(self).__name__}({", ".join(names[:3])}{", …"*(len(names) > 3)})'
     def close(self) -> None:
         "Close the environments that this pipe made; iterating again makes new ones"
         self._world.close()
@@ -465,7 +482,7 @@ class GymStepper(IterDataPipe):
         if self._world.streams: self._world = _World(self._world.state())
         if hasattr(self.agent, 'in_worker'): self.agent.in_worker(number)
     def state_dict(self) -> dict[str, Any]:
-        "Plain data of fixed size: seed, position, episodes, and the agent's state if it has one"
+        "Return plain data of fixed size: seed, position, episodes, and the agent's state if it has one"
         state = dict(seed=self.seed, **self._world.state())
         return state | dict(agent=self.agent.state_dict()) if _has_state(self.agent) else state
 

@@ -27,7 +27,7 @@ def _as_array(name, v):
         raise ValueError(f'{name}: expected numbers in one dimension, got {v!r:.60} ({e})') from None
 
 def as_ids(ids: Any, name: str = 'ids') -> np.ndarray:
-    "`ids` (tensor, array or list of whole numbers) as a contiguous int64[m]; else a `TypeError`"
+    "Return `ids` (tensor, array or list of whole numbers) as a contiguous int64[m]; else a `TypeError`"
     a = _as_array(name, ids)
     if a.dtype==np.int64 and a.ndim==1 and a.flags.c_contiguous: return a
     if a.size==0: a = a.astype(np.int64)
@@ -36,12 +36,12 @@ def as_ids(ids: Any, name: str = 'ids') -> np.ndarray:
     return np.ascontiguousarray(a, np.int64)
 
 def as_slots(slots: Any) -> np.ndarray:
-    "`slots` as a contiguous int64[k]; else a `ValueError`"
+    "Return `slots` as a contiguous int64[k]; else a `ValueError`"
     try: return as_ids(slots, 'slots')
     except TypeError as e: raise ValueError(str(e)) from None
 
 def as_errors(td_errors: Any, m: int) -> np.ndarray:
-    "`td_errors`, of shape (m,) or (m, 1), as an array of shape (m,) of real numbers"
+    "Return `td_errors`, of shape (m,) or (m, 1), as an array of shape (m,) of real numbers"
     a = _as_array('td_errors', td_errors)
     if a.dtype.kind not in 'fiub': raise TypeError(f'td_errors: expected numbers, got {a.dtype}')
     if a.shape==(m,): return a
@@ -50,7 +50,7 @@ def as_errors(td_errors: Any, m: int) -> np.ndarray:
                      'send the error of each transition, not their mean')
 
 def as_priorities(name: str, given: Any, m: int) -> Any:
-    "`given` as float64[m], or None; a `ValueError` unless all are finite and ≥ 0"
+    "Return `given` as float64[m], or None; a `ValueError` unless all are finite and ≥ 0"
     if given is None: return None
     if m==1 and given.__class__ is float and 0 <= given < np.inf: return np.array([given])
     a = _as_array(name, given)
@@ -65,18 +65,18 @@ def as_priorities(name: str, given: Any, m: int) -> Any:
 _MOST = float(np.finfo(np.float64).max)
 
 def check_number(name: str, value: Any, most: float = _MOST) -> float:
-    "`value` as a float; a `ValueError` unless it is finite and 0 ≤ value ≤ most"
+    "Return `value` as a float; a `ValueError` unless it is finite and 0 ≤ value ≤ most"
     number = isinstance(value, (int, float, np.integer, np.floating))
     if number and not isinstance(value, bool) and 0 <= value <= most: return float(value)
     wanted = 'a finite number ≥ 0' if most==_MOST else f'a number from 0 to {most}'
     raise ValueError(f'{name}: expected {wanted}; got {value!r:.60}')
 
 def check_beta(value: Any) -> Any:
-    "`value` if it is None, a schedule, or a number from 0 to 1; else a `ValueError`"
+    "Return `value` if it is None, a schedule, or a number from 0 to 1; else a `ValueError`"
     return value if value is None or callable(value) else check_number('beta', value, 1)
 
 def take(state: Any, *names: str) -> list[Any]:
-    "The values of `names` in the dict `state`; a `ValueError` names those that are missing"
+    "Return the values of `names` in the dict `state`; a `ValueError` names those that are missing"
     if not isinstance(state, dict):
         raise ValueError(f'state: expected a dict with {", ".join(names)}; got {type(state).__name__}')
     lacking = [o for o in names if o not in state]
@@ -84,7 +84,7 @@ def take(state: Any, *names: str) -> list[Any]:
     return [state[o] for o in names]
 
 def checked_draw(name: str, drawn: Any, bs: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    "The slots (int64[bs]) and probabilities (float64[bs]) of a `draw`, or a `ValueError`"
+    "Return the slots (int64[bs]) and probabilities (float64[bs]) of a `draw`, or a `ValueError`"
     if not isinstance(drawn, (tuple, list)) or len(drawn)!=2 or any(o is None for o in drawn):
         raise ValueError(f'{name}.draw: expected (slots, probs): the slots and the probability of each; '
                          f'got {drawn!r:.60}')
@@ -102,7 +102,7 @@ def checked_draw(name: str, drawn: Any, bs: int, size: int) -> tuple[np.ndarray,
 
 # %% ../../nbs/1_memory/10_samplers.ipynb #d2c8dddc
 def check_answers(name: str, ids: np.ndarray, td_errors: np.ndarray, n_added: int) -> None:
-    "A `ValueError` for an id that was never handed out or a TD error that isn't finite"
+    "Raise a `ValueError` for an id that was never handed out or a TD error that isn't finite"
     if len(ids) and not 0 <= ids.min() <= ids.max() < n_added:
         at = int(np.argmax((ids < 0) | (ids >= n_added)))
         raise ValueError(f'{name}: {ids[at]} (at {at}) was never given out; expected numbers from 0 to {n_added - 1}')
@@ -112,7 +112,7 @@ def check_answers(name: str, ids: np.ndarray, td_errors: np.ndarray, n_added: in
                          'NaN or infinity usually means a diverging loss')
 
 def resolve(ids: Any, td_errors: Any, first_id: int, n_added: int, max_sz: int) -> tuple[Any, Any, int]:
-    """Distinct living slots (int64[k]), the last TD error of each (float64[k]), how many entries
+    """Return distinct living slots (int64[k]), the last TD error of each (float64[k]), how many entries
     are stale; a `ValueError` for an unknown id, an error that isn't finite, a wrong length"""
     ids = as_ids(ids)
     td = as_errors(td_errors, len(ids)).astype(np.float64)
@@ -130,7 +130,7 @@ def importance_weights(probs: Any, beta: float) -> np.ndarray:
                          'a slot that can be drawn has a probability that is not above 0')
     return (probs.min() / probs)**beta
 
-# %% ../../nbs/1_memory/10_samplers.ipynb #1dcb5b51
+# %% ../../nbs/1_memory/10_samplers.ipynb #ca813e21
 class Sampler:
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and
     `draw` or `draw_into`"""
@@ -139,6 +139,7 @@ class Sampler:
     n_batches: int = 0                  # drawn so far
     prioritized = True                  # does `update` change anything?
     sequence: Any = None                # the `Sequence`, of a sampler that draws sequences
+    behind: int|None = None             # of how many rows `tell` may come late; None: of any number
     arrays: tuple[str, ...] = ()        # attributes that `new_arrays` makes; a copy makes its own
     _beta: Any = None
     _warned = False
@@ -172,7 +173,7 @@ class Sampler:
         "Set several attributes (one by one: touching `vars(self)` would slow down all later access to them)"
         for name, value in attributes.items(): setattr(self, name, value)
     def new_arrays(self, max_sz: int, allocate: Callable[[str, int], Any]|None) -> dict[str, Any]:
-        "The attributes named in `arrays`, for `max_sz` slots of which none is filled"
+        "Return the attributes named in `arrays`, for `max_sz` slots of which none is filled"
         return {}
     def recover(self, first_id: int, n_added: int, told: int) -> None:
         """A memory on disk was reopened with the records `first_id` … `n_added−1`; of those before
@@ -180,14 +181,14 @@ class Sampler:
         if n_added > first_id: self.add_run(first_id % self.capacity, n_added - first_id)
     @staticmethod
     def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> Any:
-        "The priorities of `slots` in the bytes allocated as 'priorities'; None where none are kept"
+        "Return the priorities of `slots` in the bytes allocated as 'priorities'; None where none are kept"
         return None
     def fill(self, end: int) -> None:
         "All slots before `end`, at most `max_sz`, hold something now"
         self.check_attached()
         self.size = max(self.size, min(end, self.capacity))
     def check_attached(self) -> None:
-        "A `ValueError` if it serves no memory yet"
+        "Raise a `ValueError` if it serves no memory yet"
         if self.max_sz is not None: return
         raise ValueError(f'this {self.name} serves no memory yet: call attach(max_sz) first')
     @property
@@ -197,9 +198,21 @@ class Sampler:
     @beta.setter
     def beta(self, value: Any) -> None: self._beta = check_beta(value)
     def beta_now(self) -> float|None:
-        "The beta of the next batch, or None; a `ValueError` if a schedule leaves [0, 1]"
+        "Return the beta of the next batch, or None; a `ValueError` if a schedule leaves [0, 1]"
         beta = self.beta
         return check_number('beta', beta(self.n_batches), 1) if callable(beta) else beta
+    def tell(self, storage: Any, given: Any = None) -> None:
+        """Learn of the rows of a `storage` that are newer than `storage.told`. `given`: None, or an id and
+        the priorities of the rows from it on"""
+        n, first = storage.n_added, storage.first_id
+        start, priorities = given or (n, None)
+        told = max(storage.told, min(first, start))     # overwritten unseen: only with a priority
+        while told < n:
+            end = min(start if told < start else n, told + self.capacity)
+            p = None if told < start or priorities is None else priorities[told - start:end - start]
+            self.add_run(told % self.capacity, end - told, p)
+            storage.told = told = end
+        storage.told = n
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
         "`m` slots from `first_slot` on (mod `max_sz`) were written; `priorities`: as in `on_add`"
         slots = np.arange(first_slot, first_slot + m, dtype=np.int64)
@@ -209,13 +222,13 @@ class Sampler:
         slots = self.check_slots(slots)
         if len(slots): self.fill(int(slots.max()) + 1)
     def check_slots(self, slots: Any) -> np.ndarray:
-        "`slots` as int64[m]; a `ValueError` unless all of them are slots of the memory"
+        "Return `slots` as int64[m]; a `ValueError` unless all of them are slots of the memory"
         slots = as_slots(slots)
         if not len(slots) or 0 <= slots.min() <= slots.max() < self.capacity: return slots
         raise ValueError(f'slots: {slots.min()} to {slots.max()} is beyond the {self.capacity} slots of the memory')
 
     def draw(self, bs: int, rng: Any) -> tuple[np.ndarray, np.ndarray]:
-        "`bs` ≥ 1 slots (int64[bs]) and their probabilities (float32[bs]), in random order"
+        "Return `bs` ≥ 1 slots (int64[bs]) and their probabilities (float32[bs]), in random order"
         if type(self).draw_into is Sampler.draw_into:
             raise NotImplementedError(f'{self.name} has neither draw nor draw_into')
         bs = operator.index(bs)
@@ -253,22 +266,22 @@ class Sampler:
     def update(self, slots: Any, td_errors: Any) -> None:
         "New TD errors (float[k]) for `slots` (int64[k]); a sampler without priorities ignores them"
     def mass(self) -> float:
-        "The sum of all leaves: a slot's probability is its leaf over this"
+        "Return the sum of all leaves: a slot's probability is its leaf over this"
         return float(self.size)
     def low(self) -> float:
-        "The smallest leaf above zero; infinity if there is none"
+        "Return the smallest leaf above zero; infinity if there is none"
         return 1. if self.size else float('inf')
     def see(self, priority: float) -> None:
-        "A priority was seen elsewhere: new transitions get at least this one"
+        "Return a priority was seen elsewhere: new transitions get at least this one"
     def options(self) -> dict[str, Any]:
-        "The constructor's arguments as plain data; schedules as `schedule_state` writes them"
+        "Return the constructor's arguments as plain data; schedules as `schedule_state` writes them"
         return {}
     def check_options(self, *args: Any, **options: Any) -> dict[str, Any]:
-        "Attributes that follow from `options`; a `ValueError` or `TypeError` if they are not valid"
+        "Return attributes that follow from `options`; a `ValueError` or `TypeError` if they are not valid"
         if args or options: raise TypeError(f'expected no options, got {", ".join(options)}')
         return {}
     def get_state(self) -> dict[str, Any]:
-        "Everything a sampler of this class needs to continue elsewhere: plain data and arrays"
+        "Return everything a sampler of this class needs to continue elsewhere: plain data and arrays"
         return dict(kind=self.kind, options=self.options(), size=self.size, n_batches=self.n_batches)
     def set_state(self, state: dict[str, Any]) -> None:
         "Continue from what `get_state` returned; a `ValueError`, and no change, for anything else"
@@ -277,7 +290,7 @@ class Sampler:
         self.adopt(attributes)
 
     def from_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        "The attributes that follow from a state, checked; nothing is changed yet"
+        "Return the attributes that follow from a state, checked; nothing is changed yet"
         kind, options, size, n_batches = take(state, 'kind', 'options', 'size', 'n_batches')
         if kind!=self.kind: raise ValueError(f'state: expected that of a {self.kind}, got that of a {kind!s:.60}')
         if whole_number('state: size', size) > self.capacity:
@@ -289,7 +302,7 @@ class Sampler:
         return self.check_options(**options) | dict(size=int(size), n_batches=n_batches)
 
     def check_valid(self) -> bool:
-        "True, or an `AssertionError` that says what is broken"
+        "Return True, or raise an `AssertionError` that says what is broken"
         assert 0 <= self.size <= self.capacity, f'{self.size} slots filled of {self.capacity}'
         return True
     def refuse(self, bs: int) -> None:
@@ -374,7 +387,7 @@ class Prioritized(Sampler):
         return super().get_state() | dict(largest=self.largest, priorities=self.priorities)
 
     def priorities_in(self, state, size):
-        "The priorities (float64[size]) and the largest seen in a state, checked"
+        "Return the priorities (float64[size]) and the largest seen in a state, checked"
         largest, priorities = take(state, 'largest', 'priorities')
         if priorities is None: raise ValueError('state: priorities: expected numbers, got None')
         priorities = as_priorities('state: priorities', priorities, size)

@@ -15,12 +15,13 @@ from .proportional import Proportional
 from .rank import RankBased
 from .uniform import Uniform
 
-# %% ../../nbs/3_lasting/06_own.ipynb #63e6f39a
+# %% ../../nbs/3_lasting/06_own.ipynb #33cd92d8
 _FIVE = ('on_add', 'draw', 'update', 'get_state', 'set_state')
 
 class OwnSampler(Sampler):
     "Any object with the five methods, with the defaults of `Sampler` around it; the object itself is `.inner`"
     arrays = 'events', 'given', 'errors'
+    behind = 0                     # it is told of every row at once
     events: Any = None             # of each slot, on disk: 1, a priority was given; 2, an error came back
     given: Any = None
     errors: Any = None
@@ -86,7 +87,7 @@ class OwnSampler(Sampler):
     def __copy__(self): return copy.deepcopy(self)      # two samplers must not share the object
 
 def as_sampler(sampler: Any) -> Sampler:
-    "`sampler` if it is a `Sampler`, else an `OwnSampler` around it; a `TypeError` names the methods it lacks"
+    "Return `sampler` if it is a `Sampler`, else an `OwnSampler` around it; a `TypeError` names the methods it lacks"
     if isinstance(sampler, Sampler): return sampler
     lacking = [o for o in _FIVE if not callable(getattr(sampler, o, None))]
     if not isinstance(sampler, type) and not lacking: return OwnSampler(sampler)
@@ -98,7 +99,7 @@ KINDS: dict[str, type[Sampler]] = {o.__name__: o for o in (Uniform, Proportional
 "Samplers that `sampler_from` can make from their options, by name"
 
 def sampler_from(plain: Any, given: Any = None) -> Sampler:
-    """The sampler with the 'kind' and 'options' in the dict `plain`, such as a `get_state`.
+    """Return the sampler with the 'kind' and 'options' in the dict `plain`, such as a `get_state`.
 
     `given`: the user's, for a class or a schedule that isn't this library's; a `ValueError` asks
     for it, or says that it is of another kind."""

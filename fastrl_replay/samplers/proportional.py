@@ -130,7 +130,7 @@ class Proportional(Prioritized):
     def options(self) -> dict[str, Any]:
         return dict(alpha=self._alpha, beta=schedule_state(self.beta), eps=self.eps, normalize=self.normalize)
     def new_arrays(self, max_sz, allocate):
-        "An empty tree; in bytes that outlive the process, priorities stay until `recover` reads them"
+        "Return an empty tree; in bytes that outlive the process, priorities stay until `recover` reads them"
         tree = new_tree(max_sz, None if allocate is None else lambda nbytes: allocate('priorities', nbytes))
         return dict(tree=tree, flat=tree.reshape(-1), lows=new_lows(tree) if self.normalize=='memory' else NO_LOWS,
                     lines=np.empty(0, np.int64), values=np.empty(0), allocated=allocate is not None)
@@ -185,7 +185,7 @@ class Proportional(Prioritized):
         return 0. if self.tree is None else float(self.tree[0, ROOT])
 
     def low(self) -> float:
-        "The smallest p^alpha above zero, or infinity. O(1) with normalize='memory', else O(N)"
+        "Return the smallest p^alpha above zero, or infinity. O(1) with normalize='memory', else O(N)"
         if self.lows is not NO_LOWS: return float(self.lows[0, ROOT])
         if self.tree is None: return np.inf
         leaves = leaf_lines(self.tree)[:, :4]
@@ -203,7 +203,7 @@ class Proportional(Prioritized):
         return attributes | dict(tree=tree, flat=tree.reshape(-1), lows=lows)
 
     def check_valid(self) -> bool:
-        "True, or an `AssertionError` that says what is broken; O(N)"
+        "Return True, or raise an `AssertionError` that says what is broken; O(N)"
         if self.tree is None: return super().check_valid()
         tree, twin = self.tree, new_tree(self.capacity)
         lows = NO_LOWS if self.lows is NO_LOWS else new_lows(twin)

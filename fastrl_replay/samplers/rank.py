@@ -24,7 +24,7 @@ _AHEAD = 6  # … ranks whose mass is known. Blocks between a prefetch and its u
 _SEEN, _SLOTS = 0, 8  # places in what is kept: the largest priority seen, that of slot 0
 
 def empty_blocks(capacity, width=128):
-    "`keys`, `slots`, `table`, `directory` for `capacity` slots, none of which is in"
+    "Return `keys`, `slots`, `table`, `directory` for `capacity` slots, none of which is in"
     most = 4*capacity//width + 8
     directory = np.zeros((5, most), np.int64)
     directory[BLOCK], directory[START, 0] = np.arange(most), np.iinfo(np.int64).min
@@ -32,7 +32,7 @@ def empty_blocks(capacity, width=128):
     return np.zeros(most*width, np.int64), np.zeros(most*width, np.int32), np.zeros((capacity, 2), np.int64), directory
 
 def entries_of(directory):
-    "Where the entries are, in order (int64[n])"
+    "Return where the entries are, in order (int64[n])"
     used = directory[:, :directory[HEAD, BLOCKS]]
     starts = used[BLOCK]*directory[HEAD, WIDTH] - np.cumsum(used[SIZE]) + used[SIZE]
     return np.repeat(starts, used[SIZE]) + np.arange(used[SIZE].sum())
@@ -45,7 +45,7 @@ def reaches(directory, b, key, birth):
 
 @inner
 def block_among_equals(directory, b, key, birth):
-    "The last block from `b` on that begins at or before (key, birth)"
+    "Return the last block from `b` on that begins at or before (key, birth)"
     last = directory[HEAD, BLOCKS]
     while b + 1 < last:
         middle = (b + last) >> 1
@@ -84,7 +84,7 @@ def block_now(directory, b, key, birth):
 
 @inner(forceinline=True)
 def place_of(keys, slots, table, directory, b, key, birth):
-    "How many entries of block `b` come before (key, birth)"
+    "Return how many entries of block `b` come before (key, birth)"
     start, n, at = directory[BLOCK, b]*directory[HEAD, WIDTH], directory[SIZE, b], 0
     for j in range(np.uint64(start), np.uint64(start + n)): at += keys[j] < key
     if at==n or keys[start + at]!=key or table[slots[start + at], 1] >= birth: return at
@@ -145,7 +145,7 @@ def merge(keys, slots, directory, b):
 
 @inner
 def make_room(keys, slots, table, directory, b, at, key, birth):
-    "The block and place for an entry that belongs at place `at` of block `b`, which is full"
+    "Return the block and place for an entry that belongs at place `at` of block `b`, which is full"
     width, half = directory[HEAD, WIDTH], directory[HEAD, WIDTH] >> 1
     if at==width:
         if b + 1 < directory[HEAD, BLOCKS] and 2*directory[SIZE, b + 1] < width:
@@ -225,7 +225,7 @@ def slots_at(slots, directory, ranks, found):
     for i in range(ranks.shape[0]): found[i] = slots[found[i]]
 
 def check_blocks(keys, slots, table, directory, n):
-    "True, or an `AssertionError` that says what is broken in blocks that hold slots 0 … n−1; O(N)"
+    "Return True, or raise an `AssertionError` that says what is broken in blocks that hold slots 0 … n−1; O(N)"
     used, width, entries = int(directory[HEAD, BLOCKS]), directory[HEAD, WIDTH], entries_of(directory)
     start, birth, block, size = directory[:4, :used]
     assert sorted(directory[BLOCK])==list(range(directory.shape[1])), 'a block is lost, or in use twice'
@@ -286,7 +286,7 @@ def draw_ranks(drawn, probs, weights, words, slots, directory, mass, n, alpha, b
 # %% ../../nbs/3_lasting/04_rank.ipynb #8c2220a5
 @kernel
 def write_ids(keys, slots, table, directory, kept, ids, values, first_id, n_added, fresh):
-    "Priorities |values| for the living `ids`: distinct ids, stale entries; −1, unchanged: bad input"
+    "Return priorities |values| for the living `ids`: distinct ids, stale entries; −1, unchanged: bad input"
     k, fine, living = ids.shape[0], True, 0
     for i in range(k): fine &= (abs(values[i]) < np.inf) & (ids[i] >= 0) & (ids[i] < n_added)
     if not fine: return -1, 0
@@ -297,7 +297,7 @@ def write_ids(keys, slots, table, directory, kept, ids, values, first_id, n_adde
     return change(keys, slots, table, directory, changed[:living], wanted[:living], fresh, kept), k - living
 
 def keys_of(priorities):
-    "Integers in the order of falling `priorities` (float64[n] ≥ 0), all below zero"
+    "Return integers in the order of falling `priorities` (float64[n] ≥ 0), all below zero"
     return ~(np.asarray(priorities, np.float64).view(np.int64) & np.iinfo(np.int64).max)  # −0 is 0
 
 # %% ../../nbs/3_lasting/04_rank.ipynb #3ed8377a
@@ -384,7 +384,7 @@ class RankBased(Prioritized):
         "Σ rank^-alpha over the filled slots"
         return grow_mass(self.cumulated, self.directory, self.size, self._alpha) if self.size else 0.
     def low(self) -> float:
-        "The last rank's part of the mass; infinity if the memory is empty"
+        "Return the last rank's part of the mass; infinity if the memory is empty"
         return self.size**-self._alpha if self.size else np.inf
     def set_largest(self, priority):
         self.directory[HEAD, FIRST] = keys_of([priority])[0]

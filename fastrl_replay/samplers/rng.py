@@ -23,12 +23,12 @@ def advance(state):
 
 @inner
 def as_unit(word):
-    "A float64 in [0, 1) made of the upper 53 bits of `word`"
+    "Return a float64 in [0, 1) made of the upper 53 bits of `word`"
     return np.float64(word >> _11)*(1/9007199254740992)
 
 @inner
 def below_of(state, n):
-    "A uint64 drawn without bias from 0 … n−1 (`n`: uint64, 1 ≤ n < 2³²) and the next state"
+    "Return a uint64 drawn without bias from 0 … n−1 (`n`: uint64, 1 ≤ n < 2³²) and the next state"
     word, state = advance(state)
     prod = (word >> _32)*n
     if (prod & _LOW) < n:
@@ -48,19 +48,19 @@ def shuffle(slots, state):
 
 @inner
 def load(words):
-    "The state in the array `words` (uint64[4])"
+    "Return the state in the array `words` (uint64[4])"
     return words[0], words[1], words[2], words[3]
 
 @kernel
 def unit(words):
-    "A float64 in [0, 1) with 53 random bits; `words` (uint64[4]) advances"
+    "Return a float64 in [0, 1) with 53 random bits; `words` (uint64[4]) advances"
     out, state = advance(load(words))
     words[0], words[1], words[2], words[3] = state
     return as_unit(out)
 
 @kernel
 def below(words, n):
-    "A uint64 drawn without bias from 0 … n−1 (`n`: uint64, 1 ≤ n < 2³²); `words` advances"
+    "Return a uint64 drawn without bias from 0 … n−1 (`n`: uint64, 1 ≤ n < 2³²); `words` advances"
     found, state = below_of(load(words), n)
     words[0], words[1], words[2], words[3] = state
     return found
@@ -111,6 +111,6 @@ def _checked_state(state):
     return numbers
 
 def words_of(rng: Any) -> np.ndarray:
-    "The four words of an `Rng`; any other numpy Generator seeds an `Rng` for this call"
+    "Return the four words of an `Rng`; any other numpy Generator seeds an `Rng` for this call"
     try: return rng.words
     except AttributeError: return Rng(int(rng.integers(1 << 63))).words

@@ -150,7 +150,7 @@ def follow_windows(links, starts, places, slots):
 
 @kernel
 def join_errors(ids, errors, eta):
-    "Of each row, eta · max|δ| + (1 − eta) · mean|δ| of those of the last `errors` whose `ids` aren't −1 (float64[bs])"
+    "Return eta · max|δ| + (1 − eta) · mean|δ| of each row (float64[bs]), of the last `errors` whose `ids` aren't −1"
     values, late = np.zeros(len(ids)), ids.shape[1] - errors.shape[1]
     for i in range(len(ids)):
         most, total, n = 0., 0., 0
@@ -161,7 +161,7 @@ def join_errors(ids, errors, eta):
         if n: values[i] = eta*most + (1 - eta)*(total/n)
     return values
 
-# %% ../../nbs/3_lasting/07_sequences.ipynb #b8de5ea6
+# %% ../../nbs/3_lasting/07_sequences.ipynb #29a73337
 class SequenceSampler(Sampler):
     """Draws the starts of a memory's sequences, and knows at any time which of them can be drawn.
 
@@ -188,11 +188,12 @@ class SequenceSampler(Sampler):
     def attach(self, max_sz, allocate=None):
         if self.sequence.length > max_sz:
             raise ValueError(f'sequence: a length of {self.sequence.length} does not fit into max_sz={max_sz}')
+        self.behind = max_sz//2        # a row must be noted before it is overwritten
         self.inner.attach(max_sz)
         super().attach(max_sz, allocate)
 
     def new_arrays(self, max_sz, allocate):
-        "What must outlive the process, in bytes that do: the rows for their phases, and the priorities"
+        "Return what must outlive the process, in bytes that do: the rows for their phases, and the priorities"
         if allocate is None: kept, rows = np.zeros(max_sz + 1), np.zeros((max_sz, 4), np.int32)
         else:
             raw = allocate('starts', 24*max_sz + 8)
@@ -200,7 +201,7 @@ class SequenceSampler(Sampler):
         return dict(rows=rows, starts=np.zeros((max_sz, 2), np.int32), kept=kept, columns=None)
 
     def options(self) -> dict[str, Any]:
-        "The constructor's arguments as plain data"
+        "Return the constructor's arguments as plain data"
         return dict(sequence=asdict(self.sequence), sampler=dict(kind=self.inner.kind, options=self.inner.options()))
     def check_options(self, sequence, sampler):
         if Sequence(**sequence)==self.sequence: return {}
@@ -223,7 +224,7 @@ class SequenceSampler(Sampler):
     def low(self) -> float: return self.inner.low()
     def see(self, priority: float) -> None: self.inner.see(priority)
 
-    def tell(self, storage: Any) -> None:
+    def tell(self, storage: Any, given: Any = None) -> None:
         "Take note of all rows that a storage has received"
         links, sampler, tree, n_added, first = storage.linked(), self.inner, NO_TREE, storage.n_added, storage.first_id
         if self.columns is None or self.columns[0] is not links: self.columns = links, *self._columns_of(storage)
@@ -239,9 +240,6 @@ class SequenceSampler(Sampler):
         "What decides about runs and starts: `terminated`, `truncated`, `step_n`, `episode_n` of all slots, and options"
         o, names = self.sequence, ('terminated', 'truncated', 'step_n', 'episode_n')
         found = [None if o.across_episodes else storage.column(name) for name in names]
-        for name, a in zip(names, found):
-            if a is None or a.ndim==1: continue
-            raise ValueError(f'{name}: expected one number a step, got shape {a.shape[1:]}')
         nothing = np.broadcast_to(np.zeros(1, np.int64), self.capacity)
         options = o.length, o.stride, int(o.pad), int(found[2] is None)
         return [*(nothing if a is None else a for a in found), options]
@@ -303,7 +301,7 @@ class SequenceSampler(Sampler):
         return ids, np.ascontiguousarray(td.reshape(wanted)[:, -late:])
 
     def get_state(self):
-        "Which starts can be drawn, in which order, and the state of the inner sampler"
+        "Return which starts can be drawn, in which order, and the state of the inner sampler"
         rows, starts = self.rows[:self.size].copy(), self.starts[:self.n_choices].copy()
         return super().get_state() | dict(rows=rows, starts=starts, inner=self.inner.get_state())
 
@@ -324,7 +322,7 @@ class SequenceSampler(Sampler):
         self.adopt(attributes)
 
     def check_valid(self) -> bool:
-        "True, or an `AssertionError` that says what is broken; O(N)"
+        "Return True, or raise an `AssertionError` that says what is broken; O(N)"
         n, rows, starts = self.n_choices, self.rows[:self.size], self.starts[:self.n_choices]
         assert consistent(rows, starts, self.size, n, self.sequence), 'rows and starts do not fit each other'
         same = not self.prioritized or (self.kept[starts[:, 0]]==self.priorities).all()

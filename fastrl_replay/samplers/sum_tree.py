@@ -18,14 +18,14 @@ FIRST, CAPACITY, LARGEST, ROOT = 0, 1, 2, 7      # places in line 0
 _LINE = 8                                        # doubles in a line: 64 bytes
 
 def tree_shape(capacity: int) -> tuple[int, int]:
-    "The number of the first line of leaves, and how many lines of leaves there are"
+    "Return the number of the first line of leaves, and how many lines of leaves there are"
     lines = -(-capacity//4)
     first, width = 1, 1
     while width < lines: first, width = first + width, 8*width
     return first, lines
 
 def new_tree(capacity: int, room: Any = None) -> np.ndarray:
-    """An empty tree of `capacity` ≥ 1 leaves: float64[lines, 8], aligned to 64 bytes.
+    """Return an empty tree of `capacity` ≥ 1 leaves: float64[lines, 8], aligned to 64 bytes.
 
     `room(nbytes)`, if given, returns its bytes (uint8, aligned); what these hold already stays: the
     largest priority, and the priorities."""
@@ -37,7 +37,7 @@ def new_tree(capacity: int, room: Any = None) -> np.ndarray:
     return tree
 
 def leaf_lines(tree: np.ndarray) -> np.ndarray:
-    "A view of the lines of leaves, each four leaves and then their four priorities"
+    "Return a view of the lines of leaves, each four leaves and then their four priorities"
     first = int(tree[0, FIRST])
     return tree[first:first - (-int(tree[0, CAPACITY])//4)]
 

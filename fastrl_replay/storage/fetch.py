@@ -58,7 +58,7 @@ def _prefetch_lines(layout, offsets, row):
     return [f'prefetch(records, slots[{row}]*{words} + {8*k})' for k in sorted(lines)[:4]]
 
 def fetch_source(layout) -> str:
-    "The source of the kernel that fetches whole records of `layout`"
+    "Return the source of the kernel that fetches whole records of `layout`"
     offsets, starts, copies = layout.offsets(), [], []
     for k, (leaf, at) in enumerate(zip(layout.leaves, offsets)):
         starts += [f'c{k} = at//{leaf.word}', f'at += (m*{leaf.nbytes} + 63)//64*64']
@@ -72,5 +72,5 @@ def fetch_source(layout) -> str:
                             prefetch_ahead=lines(3, ahead))
 
 def fetch_kernel(layout):
-    "The kernel `fetch(records, out, m, n_added, max_sz)` for whole records of `layout`"
+    "Return the kernel `fetch(records, out, m, n_added, max_sz)` for whole records of `layout`"
     return compiled_module(fetch_source(layout)).fetch

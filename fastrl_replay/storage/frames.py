@@ -30,7 +30,7 @@ class Interned(NamedTuple):
     last: bool            # is the stack the last axis, not the first?
 
 def stack_axis(shape) -> int | None:
-    "The axis along which this shape looks like that of a stack of frames: 0, −1 or None"
+    "Return the axis along which this shape looks like that of a stack of frames: 0, −1 or None"
     if len(shape) < 2: return None
     if 2 <= shape[0] <= 16 and shape[0] < max(shape[1:]): return 0
     return -1 if 2 <= shape[-1] <= 16 and shape[-1] < max(shape[:-1]) else None
@@ -51,7 +51,7 @@ def _found(layout, dedup):
     return tuple(found)
 
 def interned(layout, dedup='auto') -> tuple:
-    """The leaves that are stored once: a tuple of `Interned`, empty where records stay plain.
+    """Return the leaves that are stored once: a tuple of `Interned`, empty where records stay plain.
 
     `dedup`: 'auto': observations of more than 512 bytes, by frames where the shape looks like a
     stack (three planes on the last axis are colours); 'frames', 'next_state': all; None: none.
@@ -64,7 +64,7 @@ def interned(layout, dedup='auto') -> tuple:
                      f"got {layout.leaves[found[0].state]}; use 'next_state'")
 
 def inner_layout(layout, pairs) -> Layout:
-    "The layout of the records: numbers of frames in place of observations"
+    "Return the layout of the records: numbers of frames in place of observations"
     leaves = list(layout.leaves)
     for pair in pairs:
         for k in pair[:2]: leaves[k] = Leaf(leaves[k].path, np.dtype(np.int32), (pair.stack,))
@@ -279,7 +279,7 @@ class FrameTable:
         planes = self._planes(state), self._planes(next_state)
         return intern_rows(self.frames, *known, self.words, self.at, *planes, back, first)
     def numbers(self, slots):
-        "The numbers in the records in `slots`: int32[m, 2·stack], state first"
+        "Return the numbers in the records in `slots`: int32[m, 2·stack], state first"
         return self.words[slots].take(self.columns, 1)
     def fill(self, slots, state=None, next_state=None):
         "Copy the observations of these records into columns of a batch. A `RuntimeError` if a frame is missing"
@@ -304,7 +304,7 @@ class FrameTable:
         self.sweep(len(ids))
 
     def check_valid(self, first_id, n_added):
-        "An `AssertionError` unless the frames of all records are there and unchanged, and none of them is free"
+        "Raise an `AssertionError` unless the frames of all records are there and unchanged, and none of them is free"
         name, used = self.leaf.name, self.used
         numbers = self.numbers(np.arange(first_id, n_added) % len(self.words))
         assert ((numbers > 0) & (numbers <= used)).all(), f'{name}: a record lacks a frame'
@@ -319,7 +319,7 @@ class FrameTable:
         parts = np.array_split(rows[self.prints[rows]!=0], len(rows)//4096 + 1)
         return all((fingerprints(self.frames[o])==self.prints[o]).all() for o in parts)
     def get_state(self, slots):
-        "The frames that the records in `slots` hold: arrays"
+        "Return the frames that the records in `slots` hold: arrays"
         rows = np.flatnonzero(np.bincount(self.numbers(slots).ravel())[1:])
         if 2*len(rows) > rows.max(initial=0): rows = np.arange(rows.max(initial=-1) + 1)     # all, without a copy
         known = dict(stack=self.pair.stack, codec=self.codec or '', numbers=(rows + 1).astype(np.int32))
@@ -329,7 +329,7 @@ class FrameTable:
         raw, n = self.frames.view(np.uint8), len(rows)
         return dict(frames=raw[:n] if n and rows[-1]==n - 1 else raw[rows])
     def check_state(self, state):
-        "A `ValueError` unless `get_state` may have returned `state`. Makes room, and changes nothing else"
+        "Raise a `ValueError` unless `get_state` may have returned `state`. Makes room, and changes nothing else"
         what = self.leaf.name
         for key, own in dict(stack=self.pair.stack, codec=self.codec or '').items():
             if state.get(key)==own: continue
@@ -413,7 +413,7 @@ class PackedFrames(FrameTable):
         for o, part in zip(rows.tolist(), np.split(frames, ends[:-1])): self.packed[o] = part.tobytes()
 
 def lz4_block() -> Any:
-    "The module `lz4.block`; an `ImportError` says how to install it"
+    "Return the module `lz4.block`; an `ImportError` says how to install it"
     try: return importlib.import_module('lz4.block')
     except ImportError: raise ImportError("codec='lz4' needs the package lz4: pip install fastrl_replay[lz4]") from None
 
@@ -435,7 +435,7 @@ class Estimate(NamedTuple):
         return f'{self.max_sz:,} transitions: {each}; chosen: {self.chosen}'
 
 def bytes_for(layout, max_sz, pairs, codec=None) -> int:
-    "Bytes that `max_sz` transitions usually take, `pairs` stored once, without packed frames"
+    "Return how many bytes `max_sz` transitions usually take, `pairs` stored once, without packed frames"
     nbytes = max_sz*inner_layout(layout, pairs).record.itemsize
     for pair in pairs:
         each = 0 if codec else layout.leaves[pair.state].nbytes//pair.stack
@@ -443,14 +443,14 @@ def bytes_for(layout, max_sz, pairs, codec=None) -> int:
     return nbytes
 
 def estimate(layout, max_sz) -> Estimate:
-    "The `Estimate` for a layout; where it has no stacks, figures are those of the plainer kind"
+    "Return the `Estimate` for a layout; where it has no stacks, figures are those of the plainer kind"
     once, frames, auto = (_found(layout, o) for o in ('next_state', 'frames', 'auto'))
     chosen = 'frames' if any(o.stack > 1 for o in auto) else 'next_state' if auto else 'plain'
     kinds = dict(plain=(), next_state=once, frames=frames) | {chosen: auto}
     return Estimate(max_sz, **{k: bytes_for(layout, max_sz, o) for k, o in kinds.items()}, chosen=chosen)
 
 def example_step(env_or_step) -> Any:
-    "A step as given, or a `SimpleStep` as an environment (or a vector of them) would make it; else a `TypeError`"
+    "Return a step as given, or a `SimpleStep` as an environment (or a vector of them) makes it; else a `TypeError`"
     if is_step(env_or_step): return env_or_step
     names = 'observation_space', 'action_space'
     spaces: Any = [getattr(env_or_step, f'single_{o}', None) or getattr(env_or_step, o, None) for o in names]
@@ -463,7 +463,7 @@ def example_step(env_or_step) -> Any:
     return SimpleStep(state, action, state)
 
 def check_fits(layout, max_sz, pairs, codec=None, free=None) -> None:
-    "A `MemoryError` with the figures unless `max_sz` transitions fit into `free` bytes (None: as is now)"
+    "Raise a `MemoryError` with the figures unless `max_sz` transitions fit into `free` bytes (None: as is now)"
     free, need = free_memory() if free is None else free, bytes_for(layout, max_sz, pairs, codec)
     if free is None or need <= free: return
     least, thousands = (bytes_for(layout, n, pairs, codec) for n in (0, 32_000))
@@ -471,7 +471,7 @@ def check_fits(layout, max_sz, pairs, codec=None, free=None) -> None:
     raise MemoryError(f'max_sz: {max_sz:,} transitions need {readable(need)} and {readable(free)} are free; '
                       f'at most {most:,} fit')
 
-# %% ../../nbs/3_lasting/01_frames.ipynb #fecf4614
+# %% ../../nbs/3_lasting/01_frames.ipynb #4b3c3749
 class FrameRecords(Records):
     """A `Storage` whose large observations are numbers of frames, each of which is stored once.
 
@@ -493,6 +493,10 @@ class FrameRecords(Records):
             for o in self.tables: o.recover(self.first_id, self.n_added)
         except ValueError as e: raise CheckpointError(f'{self.room.path/"records.map"}: damaged: {e}') from None
 
+    @property
+    def packed_bytes(self) -> int:
+        "Bytes of packed frames: those that grow with every row"
+        return sum(o.nbytes for o in self.tables if o.codec)
     @property
     def nbytes(self) -> int: return self.rows.nbytes + sum(o.nbytes for o in self.tables)
     @property
@@ -543,7 +547,7 @@ class FrameRecords(Records):
         for o in self.tables: o.check_valid(self.first_id, self.n_added)
         return super().check_valid()
     def get_state(self, since=0) -> dict:
-        "The rows with ids ≥ `since`, and the frames that they hold"
+        "Return the rows with ids ≥ `since`, and the frames that they hold"
         slots = np.arange(max(since, self.first_id), self.n_added) % self.max_sz
         return super().get_state(since) | dict(frames={str(o.pair.state): o.get_state(slots) for o in self.tables})
 
@@ -564,7 +568,7 @@ def _row(leaf, v):
     return (v if fits else encode(leaf, v))[None]
 
 def check_storage_options(dedup, codec, durable=False) -> None:
-    "A `ValueError` unless `dedup` and `codec` are known and fit; `ImportError` without lz4"
+    "Raise a `ValueError` unless `dedup` and `codec` are known and fit; `ImportError` without lz4"
     if dedup not in ('auto', 'frames', 'next_state', None):
         raise ValueError(f"dedup: expected 'auto', 'frames', 'next_state' or None, got {shown(dedup)}")
     if codec not in (None, 'lz4'): raise ValueError(f"codec: expected 'lz4' or None, got {shown(codec)}")
@@ -581,7 +585,7 @@ def kept_how(storage) -> str:
     return '; '.join(map(each, pairs)) + ', each stored once' if pairs else 'plain records'
 
 def storage_for(layout, max_sz, dedup='auto', codec=None, room=None, **fixed) -> Records:
-    """`FrameRecords` for steps of `layout` if some observations are stored once, else `Records`.
+    """Return `FrameRecords` for steps of `layout` if some observations are stored once, else `Records`.
 
     `room`: a `Ram` (if None) or a `MappedFolder`; `fixed`: attributes that every batch gets. Raises
     `ValueError` for options that don't suit the layout, `MemoryError` if it doesn't fit."""

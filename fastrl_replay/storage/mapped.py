@@ -59,7 +59,7 @@ def _allocate_blocks(file, start, stop):
 
 # %% ../../nbs/3_lasting/02_mapped.ipynb #f4645fbc
 def boot_id():
-    "A name for the time since this computer was started (Linux), or None where it has none"
+    "Return a name for the time since this computer was started (Linux), or None where it has none"
     try: return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     except OSError: return None
 
@@ -135,7 +135,7 @@ class MappedFolder:
         write_file(self.path/self.FLUSHED, manifest_bytes(note))
 
     def allocate(self, name, nbytes, grow=False):
-        "The bytes (uint8[nbytes]) of the file `name`, at first zeros. `grow`: `extend` gives them blocks"
+        "Return the bytes (uint8[nbytes]) of the file `name`, at first zeros. `grow`: `extend` gives them blocks"
         path, size = self.path/f'{name}.map', max(1, nbytes)
         made = self.description is None
         if made: self._new.append(path)
@@ -178,7 +178,7 @@ class MappedFolder:
         self.description, self._new = description, []
 
     def memory(self):
-        "The description of a memory, checked: `max_sz`, `sampler`, `layout`, `dedup`"
+        "Return the description of a memory, checked: `max_sz`, `sampler`, `layout`, `dedup`"
         with naming(self.path/self.DESCRIPTION, 'this does not describe a memory'):
             there: Any = self.description
             whole_number('max_sz', there['max_sz'], 1)
@@ -195,7 +195,7 @@ class MappedFolder:
                              'for; open it with its own, or choose another folder')
 
     def journal(self, size, max_sz):
-        "The `Journal` for records of `size` bytes in `max_sz` slots; None for a reader"
+        "Return the `Journal` for records of `size` bytes in `max_sz` slots; None for a reader"
         if not self.writable: return None
         rows = min(max_sz, max(self.LEAST, self.JOURNAL//size))
         return Journal(self.allocate('journal', rows*size), rows)
@@ -258,7 +258,7 @@ class View:
     def __len__(self) -> int: return self.n_added - self.first_id
 
     def fetch(self, ids) -> Batch:
-        "Those of the transitions `ids` that are in the memory, in this order"
+        "Return those of the transitions `ids` that are in the memory, in this order"
         ids = as_ids(ids)
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
         slots, damaged = ids % self.max_sz, None
@@ -271,19 +271,19 @@ class View:
         return batch                           # what is there after the copy was whole
 
     def recent(self, k=None) -> Batch:
-        "The newest `k` transitions (None: all), in the order of time; fewer, if there are fewer"
+        "Return the newest `k` transitions (None: all), in the order of time; fewer, if there are fewer"
         while True:
             n, first = self.n_added, self.first_id
             batch = self.fetch(np.arange(first if k is None else max(first, n - k), n))
             if len(batch) or not len(self): return batch       # else all were overwritten meanwhile
 
     def sample(self, bs, seed=None) -> Batch:
-        "`bs` transitions, drawn uniformly; fewer, if some are overwritten meanwhile; a `ValueError` if there are none"
+        "Draw `bs` transitions uniformly; fewer, if some are overwritten meanwhile; a `ValueError` if there are none"
         if not len(self): raise ValueError(f'{self.path}: the memory is empty: there is nothing to draw')
         return self.fetch(np.random.default_rng(seed).integers(self.first_id, self.n_added, size=bs))
 
     def priorities(self, ids) -> Any:
-        "The priorities of the transitions `ids` (float64[m]) now; None where none are kept in a known form"
+        "Return the priorities of the transitions `ids` (float64[m]) now; None where none are kept in a known form"
         file, kind = self.path/'priorities.map', KINDS.get(self.sampler['kind'])
         if kind is None or not file.exists(): return None
         if self._kept is None: self._kept = self._folder.allocate('priorities', file.stat().st_size)

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['N_ADDED', 'FIRST_ID', 'TOLD', 'LOADING', 'PIECE', 'SCRATCH', 'Ring', 'Records']
 
-# %% ../../nbs/1_memory/08_records.ipynb #8abf754e
+# %% ../../nbs/1_memory/08_records.ipynb #5fd815f9
 import struct
 from typing import Any
 import numpy as np
 from ..batch import Batch
 from ..saving import CheckpointError
 from ..steps import Layout, shown
-from .base import Ram, Streams, find_place, follow_links
+from .base import Ram, Streams, find_place, follow_links, same_episode
 from .buffers import Buffers
 from .draw_counts import DrawCounts
 from .fetch import fetch_fields, fetch_kernel
@@ -204,7 +204,7 @@ class Ring:
         self._count[FIRST_ID] = oldest
         self.settle()
 
-# %% ../../nbs/1_memory/08_records.ipynb #fb6c41e6
+# %% ../../nbs/1_memory/08_records.ipynb #8758c5d8
 class Records(Ring):
     """A `Storage` of plain records. `room`: `Ram()`, or a `MappedFolder`; `inner`: the layout of
     records, where it isn't the steps' own; `fixed`: attributes that every batch gets"""
@@ -223,7 +223,7 @@ class Records(Ring):
         return self.rows.nbytes
 
     def buffers(self, fields=None) -> Buffers:
-        "The buffers for batches of some fields (all, if None)"
+        "Return the buffers for batches of some fields (all, if None)"
         found = self._buffers.get(fields)
         if found is None:
             if len(self._buffers) > 32: self._buffers.clear()
@@ -232,14 +232,14 @@ class Records(Ring):
         return found
 
     def fetch(self, slots, fields=None) -> Batch:
-        "The rows in these slots (int64[m]), in this order, as a `Batch` without probabilities"
+        "Return the rows in these slots (int64[m]), in this order, as a `Batch` without probabilities"
         buffer = self.buffers(fields).get(len(slots))
         buffer.slots[:] = slots
         self.fill(buffer)
         return buffer.batch(False)
 
     def sample(self, bs, draw, fields=None) -> Batch:
-        "A batch of the `bs` rows that `draw(slots, probs, weights)` chooses by filling arrays"
+        "Return a batch of the `bs` rows that `draw(slots, probs, weights)` chooses by filling arrays"
         buffer = self.buffers(fields).get(bs)
         draw(buffer.slots, buffer.probs, buffer.weights)
         self.fill(buffer)
@@ -258,37 +258,43 @@ class Records(Ring):
         at = {o.path: field for o, field in zip(self.inner.leaves, self.fields)}
         fetch_fields([at[path] for path in columns], slots, columns.values())
     def ids_of(self, slots) -> np.ndarray:
-        "The ids of the rows in these slots"
+        "Return the ids of the rows in these slots"
         return slots + (self.n_added - 1 - slots)//self.max_sz*self.max_sz
     def row(self, slot) -> Any:
-        "The step in one slot, as numpy values of its own"
+        "Return the step in one slot, as numpy values of its own"
         if not self.layout.is_plain or self.inner is not self.layout: return next(iter(self.fetch(np.array([slot]))))
         return self.layout.step([np.copy(c[slot])[()] for c in self.fields])
 
-    def follow(self, slots, length, back=False) -> tuple:
-        "Slots along the streams from these on (int64[m, length]), and where there is one (bool)"
+    def follow(self, slots, length, back=False, within_episode=False) -> tuple:
+        "Return slots along the streams, or episodes (int64[m, length]), and where there is one (bool)"
         if self.unsettled: self.settle()
         slots = np.ascontiguousarray(slots, np.int64)
         out, there = np.zeros((len(slots), length), np.int64), np.zeros((len(slots), length), bool)
         follow_links(self.links, slots, out, there, self.n_added, self.first_id, back)
+        if within_episode:
+            near, far = out[:, :-1], out[:, 1:]
+            same = same_episode(self, far, near) if back else same_episode(self, near, far)
+            there[:, 1:] &= np.logical_and.accumulate(same, axis=1)
         return out, there
 
     def linked(self) -> np.ndarray:
-        "The distances back and ahead along the streams of all slots (int32[max_sz, 2]; 0: none)"
+        "Return the distances back and ahead along the streams of all slots (int32[max_sz, 2]; 0: none)"
         if self.unsettled: self.settle()
         return self.links
     def column(self, field) -> Any:
-        "The field of all slots, if it is one array of numbers, as a view of the records; else None"
+        "Return a field of all slots, a view; None: there is none. A `ValueError` unless it is one number a step"
+        if field not in self.layout.fields: return None
         k = self.inner.leaf(field)
-        return None if k is None else self.fields[k]
+        if k is not None and not self.inner.leaves[k].shape: return self.fields[k]
+        raise ValueError(f'{field}: expected one number a step, got {self.layout}')
 
-    def neighbours(self, slots) -> tuple:
-        "Ids of the previous and the next row in the stream of each (int64[m]); −1: none"
-        found = [self.follow(slots, 2, back) for back in (True, False)]
+    def neighbours(self, slots, within_episode=False) -> tuple:
+        "Return ids of the previous and the next row in the stream or episode of each (int64[m]); −1: none"
+        found = [self.follow(slots, 2, back, within_episode) for back in (True, False)]
         return tuple(np.where(there[:, 1], self.ids_of(out[:, 1]), -1) for out, there in found)
 
     def get_state(self, since=0) -> dict:
-        "The rows with ids ≥ `since`, as plain numbers and arrays"
+        "Return the rows with ids ≥ `since`, as plain numbers and arrays"
         a = max(since, self.first_id)
         runs = [self.rows[run] for _, run in self._runs(a, self.n_added)]
         rows = runs[0] if len(runs)==1 else np.concatenate([self.rows[:0], *runs])
@@ -325,7 +331,7 @@ class Records(Ring):
         for n, run in self._runs(a, piece['n_added']): self.rows[run] = rows[n - a:n - a + run.stop - run.start]
 
     def check_valid(self) -> bool:
-        "True, or an `AssertionError` that says what is wrong; O(N)"
+        "Return True, or raise an `AssertionError` that says what is wrong; O(N)"
         if self.unsettled: self.settle()
         n, first, max_sz = self.n_added, self.first_id, self.max_sz
         assert first==max(0, n - max_sz), f'living ids {first} … {n - 1} in {max_sz} slots'

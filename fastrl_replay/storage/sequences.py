@@ -21,7 +21,7 @@ class SequenceBatch(Batch):
     `weights` are (bs,). The first `burn_in` steps only warm up a recurrent state."""
     @classmethod
     def of_rows(cls, rows: Batch, burn_in: int, header: dict[str, Any], host_ids: Any = None) -> 'SequenceBatch':
-        "A batch over the `rows` (bs·length) of all windows, whose bytes it shares; `header`: ids, mask, probs, weights"
+        "Return a batch that shares the bytes of all windows' `rows` (bs·length); `header`: ids, mask, probs, weights"
         n, length = header['ids'].shape
         made = cls(_windows_of(rows.layout, length), n, _raw=rows, _header=header, _host_ids=host_ids,
                    _memory=rows._memory, _max_sz=rows._max_sz, _extra=dict(burn_in=burn_in, time_first=False))
@@ -45,12 +45,12 @@ class SequenceBatch(Batch):
         ids: Any = self.ids
         return torch.where(ids < 0, ids, ids % self._max_sz)
     def first(self, field: str) -> Any:
-        "The column of each window's first step, (bs, …): for a recurrent state that steps carry"
+        "Return the column of each window's first step, (bs, …): for a recurrent state that steps carry"
         time = self._extra['time_first']
         return tree_map(lambda t: t[0] if time else t[:, 0], self[field])
 
     def time_first(self) -> 'SequenceBatch':
-        "The same batch with `ids`, `mask` and columns of shape (length, bs, …)"
+        "Return the same batch with `ids`, `mask` and columns of shape (length, bs, …)"
         def turned(t): return t.transpose(0, 1).contiguous()
         made, header = copy.copy(self), self._header | dict(ids=turned(self.ids), mask=turned(self.mask))
         made.__dict__.update(_layout=_windows_of(self._layout, len(self), 1), _n=len(header['ids']), _raw=None,
@@ -65,11 +65,11 @@ class SequenceBatch(Batch):
     def block(self) -> None:
         "None: what is copied in one go are the rows"
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
-        "The batch on another device: one copy for all columns"
+        "Return the batch on another device: one copy for all columns"
         if self._raw is None: return super().to(device, non_blocking)
         return self._over(lambda o: o.to(device, non_blocking=non_blocking))
     def pin_memory(self) -> Batch:
-        "A copy in page-locked memory, from which it goes to a GPU without waiting"
+        "Return a copy in page-locked memory, from which it goes to a GPU without waiting"
         return super().pin_memory() if self._raw is None else self._over(lambda o: o.pin_memory())
 
     def _over(self, move):
@@ -90,9 +90,9 @@ def _windows_of(layout, length, skip=0):
         known[length, skip] = made
     return known[length, skip]
 
-# %% ../../nbs/3_lasting/08_sequence_batch.ipynb #b9c0b8e2
+# %% ../../nbs/3_lasting/08_sequence_batch.ipynb #ddc865ec
 def read_windows(storage: Any, buffer: Any, length: int, burn_in: int = 0) -> SequenceBatch:
-    "The rows in the slots (int64[bs·length]; −1: padding) of a `buffer` of a storage, as a batch"
+    "Return the rows in the slots (int64[bs·length]; −1: padding) of a `buffer` of a storage, as a batch"
     slots, n = buffer.slots, buffer.n//length
     mask, gone = slots >= 0, np.flatnonzero(slots < 0)
     storage.draws.count(slots[mask] if len(gone) else slots, storage.n_added)
@@ -105,7 +105,7 @@ def read_windows(storage: Any, buffer: Any, length: int, burn_in: int = 0) -> Se
     return SequenceBatch.of_rows(buffer.batch(True), burn_in, header)
 
 def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> SequenceBatch:
-    "A batch of the `bs` sequences that the sampler of a memory draws"
+    "Return a batch of the `bs` sequences that the sampler of a memory draws"
     length = sampler.sequence.length
     if sampler.columns is None: sampler.tell(storage)            # one that was loaded
     buffer = storage.buffers(fields).get(bs*length)
@@ -113,15 +113,13 @@ def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fi
     return read_windows(storage, buffer, length, sampler.sequence.burn_in)
 
 def draw_anywhere(storage: Any, bs: int, length: int, rng: Any) -> SequenceBatch:
-    """`bs` windows of `length` steps of one episode each, which may begin at any step, all alike (their
+    """Return `bs` windows of `length` steps of one episode each, which may begin at any step, all alike (their
     `probs` are NaN); a `ValueError` after 100·bs steps with which none begins"""
-    flags = [a for o in ('terminated', 'truncated') if (a := storage.column(o)) is not None]
-    episode, found, vain = storage.column('episode_n'), np.empty((0, length), np.int64), 0
+    found, vain = np.empty((0, length), np.int64), 0
     while len(found) < bs:
-        slots, there = storage.follow(rng.integers(storage.n_added - storage.first_id, size=bs), length)
+        first = rng.integers(storage.n_added - storage.first_id, size=bs)
+        slots, there = storage.follow(first, length, within_episode=True)
         whole = there.all(1)
-        for a in flags: whole &= (a[slots[:, :-1]]==0).all(1)
-        if episode is not None: whole &= (episode[slots]==episode[slots[:, :1]]).all(1)
         found, vain = np.concatenate([found, slots[whole]]), vain + bs - int(whole.sum())
         if vain <= 100*bs or len(found) >= bs: continue
         raise ValueError(f'length: hardly an episode has {length} steps in the memory: '

@@ -1,0 +1,68 @@
+"""A node of the cluster dies, with its shards; it comes back, and so do those whose files it has. Three nodes on one machine.
+
+Long: run by `pytest --nbflags slow`."""
+import os
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from fastrl_replay.batch import Batch
+from fastrl_replay.ray import RayMemory
+from fastrl_replay.ray.shard import ShardLost
+
+ray = pytest.importorskip('ray')
+pytestmark = pytest.mark.slow
+WAIT = 300.
+
+
+class Row(NamedTuple):
+    value: int
+    env_id: int
+
+
+def rows(start, n, env): return Batch.of(Row(np.arange(start, start + n), np.full(n, env)))
+
+
+@pytest.fixture(scope='module')
+def cluster():
+    from ray.cluster_utils import Cluster
+    with pytest.MonkeyPatch.context() as patch:            # the actors import what this file does
+        patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
+        made = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1, node_name='head', include_dashboard=False))
+        made.nodes = {name: made.add_node(num_cpus=1, node_name=name) for name in ('one', 'two')}
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+def until(met, what):
+    limit = time.monotonic() + WAIT
+    while not met():
+        assert time.monotonic() < limit, what
+        time.sleep(.1)
+
+
+@pytest.mark.parametrize('path', [False, True])
+def test_a_node_dies(cluster, tmp_path, path):
+    "In RAM: its shards are replaced elsewhere, empty. With files: they wait for their node, whatever it is called inside Ray"
+    with RayMemory(3, 3000, name=f'nodes-{path}', path=tmp_path if path else None, seed=0, timeout=WAIT) as memory:
+        for env in range(6): memory.extend(rows(100*env, 50, env))
+        before = memory.stats()
+        cluster.remove_node(cluster.nodes['two'])
+        until(lambda: [memory.sample(8)] and not all(memory.stats()['live']) or memory.n_dead, 'nobody noticed')
+        if path:
+            until(lambda: [memory.sample(8)] and any('two' in o.why for o in memory.places), 'nobody said so')
+            assert any('waits for its node two' in o for o in memory.health()['warnings']) and len(memory) < 300
+            memory.on_loss, memory.timeout = 'wait', 2.
+            with pytest.raises(ShardLost, match='waits for its node two'): memory.sample(8)
+            memory.on_loss, memory.timeout = 'go_on', WAIT
+        cluster.nodes['two'] = cluster.add_node(num_cpus=1, node_name='two')
+        until(lambda: all(memory.stats()['live']), 'a shard is still away')
+        after = memory.stats()
+        if path: assert after['n_added'] == before['n_added'] and after['number'] == before['number']
+        else: assert after['number'] != before['number'] and len(memory) < 300 and memory.n_added == 300
+        assert memory.check_valid()

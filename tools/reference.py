@@ -1,0 +1,362 @@
+"""What the package offers, from the live objects: an entry for every public name and method, and where it stands.
+
+`Reference()` imports the modules of the package. `pages()` gives one page of Markdown for each module, and an index of
+all names; `link(name)` says where an entry is, for the links in the rest of the site.
+"""
+import importlib, inspect, re, textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+from fastcore.docments import docments
+
+LIB = 'fastrl_replay'
+PUBLIC = 'interop.', 'ray.', 'rate_limiter', 'cli'      # modules for users whose names are not in `all`
+WIDTH = 96                                              # of a signature
+# What a variable of this name holds in the text of a chapter: `memory.add` is `ReplayMemory.add`
+USUAL = {'memory': 'ReplayMemory', 'batch': 'Batch', 'replay': 'ExperienceReplay', 'learn': 'DQNLearner'}
+# Parameters that mean the same wherever they occur, for docstrings that take them for granted
+COMMON = yaml.safe_load((Path(__file__).parent/'meanings.yml').read_text(encoding='utf-8'))
+
+
+@dataclass
+class Entry:
+    "One name: what it is, where it is defined, and the page and place of its description"
+    name: str
+    obj: Any
+    module: str                       # without the package's name
+    kind: str                         # class, function, method, property or constant
+    owner: type | None = None         # of a method
+    page: str = ''
+    place: str = ''
+    methods: list['Entry'] = field(default_factory=list)
+
+    @property
+    def doc(self):
+        "Its docstring; of a class that is not ours, the first paragraph"
+        text = inspect.getdoc(self.obj) or ''
+        return text if self.kind != 'class' or ours(self.obj) else text.partition('\n\n')[0]
+
+    @property
+    def line(self):
+        "The first sentence of the docstring, on one line"
+        first = ' '.join(self.doc.split('\n\n')[0].split())
+        return re.split(r'(?<=[^.]\.)\s+(?=[A-Z])', first)[0]
+
+
+def plain_function(obj):
+    "The Python function in a class method, a compiled function or a wrapper"
+    obj = getattr(obj, '__func__', obj)
+    if isinstance(obj, property): obj = obj.fget
+    return inspect.unwrap(getattr(obj, 'py_func', obj))
+
+
+def ours(cls): return cls.__module__.partition('.')[0] == LIB
+
+
+def kind_of(cls, name):
+    "What the attribute `name` of a class is; None where it needs no entry"
+    raw = inspect.getattr_static(cls, name)
+    if isinstance(raw, property): return 'property'
+    if isinstance(raw, classmethod | staticmethod) or inspect.isfunction(raw): return 'method'
+
+
+def own_methods(cls):
+    "Names of the public methods and properties that a class defines, or has from a private base"
+    bases = [c for c in cls.__mro__ if ours(c) and (c is cls or c.__name__.startswith('_'))]
+    names = dict.fromkeys(n for c in bases for n in c.__dict__ if not n.startswith('_'))
+    return [n for n in names if kind_of(cls, n)]
+
+
+def text_of(annotation):
+    "An annotation as one would write it"
+    text = inspect.formatannotation(annotation)
+    return re.sub(r"(?:\b[A-Za-z_]\w*\.|~)+(?=\w)", '', text).replace('NoneType', 'None')
+
+
+def default_text(value):
+    if isinstance(value, float) and value in (float('inf'), -float('inf')): return f"float('{value}')"
+    if isinstance(value, type) or inspect.isroutine(value): return value.__name__
+    return repr(value)
+
+
+def signature(entry):
+    "The signature of an entry; None where there is none to speak of, as for an exception or a protocol"
+    obj = entry.obj
+    if entry.kind == 'property': return None
+    if inspect.isclass(obj):
+        if Protocol in obj.__bases__ or not any(ours(c) and {'__init__', '__new__'} & c.__dict__.keys()
+                                                for c in obj.__mro__): return None
+    try: sig = inspect.signature(obj if inspect.isclass(obj) else plain_function(obj))
+    except (TypeError, ValueError): return None
+    bound = entry.owner and not isinstance(inspect.getattr_static(entry.owner, entry.name.split('.')[1]), staticmethod)
+    parameters = [*sig.parameters.values()][1 if bound else 0:]
+    return sig.replace(parameters=[p for p in parameters if not p.name.startswith('_')])
+
+
+def written(p):
+    "A parameter as it stands in a signature"
+    star = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')
+    text = star + p.name
+    if p.annotation is not p.empty: text += f': {text_of(p.annotation)}'
+    if p.default is p.empty: return text
+    return text + (' = ' if p.annotation is not p.empty else '=') + default_text(p.default)
+
+
+def arguments(sig):
+    "The parameters as texts, with the bare `*` where the rest goes by name only"
+    starred = False
+    for p in sig.parameters.values():
+        starred |= p.kind == p.VAR_POSITIONAL
+        if p.kind == p.KEYWORD_ONLY and not starred:
+            yield '*'
+            starred = True
+        yield written(p)
+
+
+def head(entry):
+    "The signature of an entry as a line of code, or several"
+    sig = signature(entry)
+    if entry.kind == 'property':
+        kind = inspect.get_annotations(entry.obj.fget).get('return')
+        return f'{entry.name}: {text_of(kind)}' if kind else entry.name
+    word = 'class ' if entry.kind == 'class' else ''
+    if sig is None: return word + entry.name
+    args, returns = [*arguments(sig)], ''
+    if entry.kind != 'class' and sig.return_annotation is not sig.empty:
+        returns = f' -> {text_of(sig.return_annotation)}'
+    line = f'{word}{entry.name}({", ".join(args)}){returns}'
+    if len(line) <= WIDTH: return line
+    wrapped = textwrap.wrap(', '.join(a.replace(' ', '\0') for a in args), WIDTH - 4)
+    body = '\n'.join('    ' + o.replace('\0', ' ') for o in wrapped)
+    return f'{word}{entry.name}(\n{body}\n){returns}'
+
+
+# ---- what a docstring says of a parameter
+
+LISTED = r'(?<![=\w])((?:`\w+`(?:, | and | or )?)+)(?: \([^)]*\))?: '
+
+
+def listed(doc, names):
+    "Meanings given as `` `name`: meaning ``, or `` `a`, `b`: meaning ``"
+    for part in doc.split('\n\n'):
+        part = ' '.join(part.split())
+        hits = [m for m in re.finditer(LISTED, part) if set(re.findall(r'\w+', m[1])) & names]
+        for m, end in zip(hits, [*(m.start() for m in hits[1:]), len(part)]):
+            meaning = part[m.end():end].strip(' ;,')
+            for name in re.findall(r'`(\w+)`', m[1]): yield name, meaning
+
+
+def clause(doc, name):
+    "The sentence, or the part of it up to a semicolon, that first speaks of a parameter"
+    for part in doc.split('\n\n'):
+        part = re.sub(r'\b(et al|vs|e\.g|i\.e|cf)\. ', r'\1.\0', ' '.join(part.split()))
+        for sentence in re.split(r'(?<=[.!?])\s+(?=[A-Z`])', part):
+            for piece in re.split(r';\s+(?![^()]*\))', sentence):
+                if re.search(rf'`{name}`|`{name}=|`\*\*{name}`', piece): return piece.replace('\0', ' ')
+
+
+def said_of(doc, names):
+    "What a docstring says of the parameters: name → text"
+    found = {}
+    for k, v in listed(doc, names): found.setdefault(k, v)
+    for k in names - found.keys():
+        if said := clause(doc, k): found[k] = said
+    return found
+
+
+def comments(entry):
+    "What stands beside the parameters in the source"
+    if entry.kind != 'function': return {}
+    return {k: v for k, v in docments(plain_function(entry.obj)).items() if v and k != 'return'}
+
+
+def meanings(entry, sig):
+    """What each parameter means, by its docstring or a comment beside it.
+
+    Where these say nothing: of a class, what its bases say; of a method, what is usual, or what its class says."""
+    cls = entry.owner or (entry.obj if entry.kind == 'class' else None)
+    above = [said_of(inspect.getdoc(c) or '', set(sig.parameters)) for c in (cls.__mro__ if cls else ()) if ours(c)]
+    own = [said_of(entry.doc, set(sig.parameters)), comments(entry)]
+    sources = [*own, *above, COMMON] if entry.kind == 'class' else [*own, COMMON, *above]
+    return {k: next((o[k] for o in sources if k in o), '') for k in sig.parameters}
+
+
+def cell(text): return text.replace('|', r'\|')
+
+
+def code(text): return f'`{cell(text)}`' if text else ''
+
+
+def table(entry):
+    "The parameters of an entry, one to a row; nothing where it has none"
+    sig = signature(entry)
+    if not sig or not sig.parameters: return
+    yield '| parameter | type | default | meaning |\n|---|---|---|---|'
+    said = meanings(entry, sig)
+    for p in sig.parameters.values():
+        star = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')
+        kind = '' if p.annotation is p.empty else text_of(p.annotation)
+        default = '' if p.default is p.empty else default_text(p.default)
+        yield f'| `{star}{p.name}` | {code(kind)} | {code(default)} | {cell(said[p.name])} |'
+
+
+# ---- the pages
+
+class Reference:
+    "The public names of the package; `chapters`: module → the `Chapter` that exports it"
+    def __init__(self, chapters):
+        self.chapters, self.left_out = chapters, {}
+        self.modules = dict(self._load())
+        self.chosen = self.modules['all'].__all__
+        pipes = self.modules['pipes.base'].IterDataPipe.functions
+        self.forms = {getattr(form, '__wrapped__', None): name for name, form in pipes.items()}
+        self.entries, self.by_module = {}, {}
+        for name, module in self.modules.items(): self.by_module[name] = [*self._entries(name, module)]
+        self._settle()
+
+    def _load(self):
+        "All modules first: some add methods to the classes of others"
+        for name in sorted(self.chapters):
+            try: yield name, importlib.import_module(f'{LIB}.{name}')
+            except ModuleNotFoundError as e:
+                if (e.name or '').startswith(LIB): raise
+                self.left_out[name] = e.name      # an optional library that is not installed
+
+    def _entries(self, name, module):
+        if name == 'all': return
+        place = f'reference/{name.replace(".", "/")}'
+        for o in module.__all__:
+            obj = getattr(module, o)
+            kind = 'class' if inspect.isclass(obj) else 'function' if callable(obj) else 'constant'
+            entry = Entry(o, obj, name, kind, page=place)
+            if kind == 'class' and ours(obj): entry.methods = [self._method(entry, m) for m in own_methods(obj)]
+            yield entry
+
+    def _method(self, entry, name):
+        raw = inspect.getattr_static(entry.obj, name)
+        obj = raw if isinstance(raw, property) else getattr(entry.obj, name)
+        return Entry(f'{entry.name}.{name}', obj, entry.module, kind_of(entry.obj, name), entry.obj, entry.page)
+
+    def _settle(self):
+        "Give each entry its place in its page, and remember by name those whose names are not ambiguous"
+        first = {o: k for k, o in enumerate(self.chosen)}
+        for entries in self.by_module.values():
+            entries.sort(key=lambda e: first.get(e.name, len(first)))
+            used = set()
+            for e in [o for entry in entries for o in (entry, *entry.methods)]:
+                e.place = e.name.lower() if e.name.lower() not in used else f'{e.name.lower()}-{len(used)}'
+                used.add(e.place)
+                self.entries.setdefault(e.name, []).append(e)
+
+    def is_public(self, entry):
+        "Is it for users: in `all`, a method of such a class, or in a module that is for users?"
+        return entry.name.partition('.')[0] in self.chosen or entry.module.startswith(PUBLIC)
+
+    def public_modules(self):
+        return [m for m, entries in self.by_module.items() if any(map(self.is_public, entries))]
+
+    def find(self, name, module=None):
+        "The entry of `name` as a text has it, seen from a chapter of `module`; None if there is none, or several"
+        root, _, rest = name.partition('.')
+        if rest and root in USUAL: return self.method(USUAL[root], rest)
+        found = self.entries.get(name, [])
+        near = [e for e in found if e.module == module]
+        if len(near or found) != 1 or found[0].kind == 'constant': return self.method(root, rest) if rest else None
+        entry = (near or found)[0]
+        telling = self.is_public(entry) or entry.kind != 'function' or '_' in name or entry.module == module
+        return entry if telling else None
+
+    def method(self, cls, name):
+        "The entry of a method of a class, which it may have from a base"
+        for entry in self.entries.get(cls, []):
+            for base in getattr(entry.obj, '__mro__', ()):
+                for e in self.entries.get(f'{base.__name__}.{name}', []):
+                    if e.owner is base: return e
+
+    def link(self, entry, here, text=None):
+        "A link to an entry from the page `here`"
+        page = '' if entry.page == here else '../'*here.count('/') + entry.page + '.html'
+        return f'[`{text or entry.name}`]({page}#{entry.place})'
+
+    def linked(self, text, here, module=None, known=()):
+        "Markdown of the page `here` in which names in code lead to their entries, each for the first time"
+        seen = set(known)
+
+        def link(m):
+            entry = self.find(m[1], module)
+            if entry is None or entry.name in seen: return m[0]
+            seen.add(entry.name)
+            return self.link(entry, here, m[0].strip('`'))
+        parts = re.split(r'(^```.*?^```|^    .*?$|^#.*?$|\[[^\]]*\]\([^)]*\))', text, flags=re.M | re.S)
+        parts[::2] = [re.sub(r'(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)', link, o) for o in parts[::2]]
+        return ''.join(parts)
+
+    def entry(self, e, level):
+        "One entry: heading, signature, description, parameters"
+        yield f'{"#"*level} {e.name} {{#{e.place}}}'
+        yield f'```python\n{head(e)}\n```'
+        yield self.linked(e.doc, e.page, e.module, [e.name])
+        yield '\n'.join(table(e))
+        if e.kind == 'class' and e.obj in self.forms: yield f'In a pipeline: `pipe.{self.forms[e.obj]}(…)`'
+        chapter = self.chapters[e.module]
+        root = e.name.partition('.')[0]
+        if e.owner is None and root in chapter.sources:
+            yield f'[Source]({self.up(e.page)}{chapter.page}.html#{chapter.sources[root]}){{.source}}'
+        if e.kind == 'class': yield from self._members(e, level)
+
+    def up(self, page): return '../'*page.count('/')
+
+    def _members(self, e, level):
+        "The methods of a class, and links to those of its bases"
+        if len(e.methods) > 1: yield 'Methods: ' + ' · '.join(self._short(m, e.page) for m in e.methods)
+        for base in getattr(e.obj, '__mro__', ())[1:]:
+            found = [o for o in self.entries.get(base.__name__, []) if o.obj is base]
+            for b in found:
+                rest = [self._short(m, e.page) for m in b.methods if m.name.partition('.')[2] not in e.obj.__dict__]
+                if rest: yield f'From {self.link(b, e.page)}: ' + ' · '.join(rest)
+        for m in e.methods: yield from self.entry(m, level + 1)
+
+    def _short(self, method, here): return self.link(method, here, method.name.partition('.')[2])
+
+    def page(self, name):
+        "The page of a module"
+        entries, chapter = self.by_module[name], self.chapters[name]
+        here = f'reference/{name.replace(".", "/")}'
+        doc = ' '.join((self.modules[name].__doc__ or '').split())
+        yield f'---\ntitle: "{LIB}.{name}"\ndescription: {doc!r}\n---'
+        yield f'The chapter: [{chapter.title}]({self.up(here)}{chapter.page}.html)'
+        for e in entries:
+            if e.kind != 'constant': yield from self.entry(e, 2)
+        constants = [e for e in entries if e.kind == 'constant']
+        if constants: yield '## Constants'
+        for e in constants: yield f'[`{e.name} = {default_text(e.obj)[:80]}`]{{#{e.place}}}'
+
+    def pages(self):
+        "All pages: path without an ending → Markdown"
+        for name in self.by_module:
+            if name != 'all': yield f'reference/{name.replace(".", "/")}', '\n\n'.join(filter(None, self.page(name)))
+        yield 'reference/index', '\n\n'.join(self.index())
+
+    def index(self):
+        "The page of all names: first those that users need"
+        yield ('---\ntitle: API index\ndescription: Every public name, one line, a link\nsearch: false\n---\n\n'
+               f'`from {LIB}.all import *` brings the names of the first table. Those of the other tables are imported '
+               'from their modules; the last section lists what the library is made of inside.')
+        yield '## For users'
+        yield self.rows([e for n in self.chosen for e in self.entries.get(n, [])[:1]])
+        others = {m: [e for e in entries if e.name not in self.chosen] for m, entries in self.by_module.items()}
+        apart = [m for m, rest in others.items() if rest and m.startswith(PUBLIC)]
+        for m in apart: yield f'## {LIB}.{m}\n\n{self.rows(others[m])}'
+        yield '## Inside'
+        for m, rest in others.items():
+            if rest and m not in apart: yield f'### {LIB}.{m}\n\n{self.rows(rest)}'
+
+    def rows(self, entries):
+        here, lines = 'reference/index', ['| name | what it is |', '|---|---|']
+        for e in entries:
+            methods = ', '.join(self._short(m, here) for m in e.methods)
+            what = cell(e.line) if e.kind != 'constant' else f'= {code(default_text(e.obj)[:60])}'
+            lines.append(f'| {self.link(e, here)} | {what}{"<br>" + methods if methods else ""} |')
+        return '\n'.join(lines)
