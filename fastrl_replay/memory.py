@@ -341,11 +341,11 @@ class ReplayMemory:
     @locked
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before these in their streams, or episodes (int64 array); −1: none is stored"
-        return self._with_episodes(within_episode).neighbours(self._slots(ids), within_episode)[0]
+        return self._with_episodes(within_episode).neighbour(self._slots(ids), True, within_episode)
     @locked
     def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps after these in their streams, or episodes (int64 array); −1: there is none yet"
-        return self._with_episodes(within_episode).neighbours(self._slots(ids), within_episode)[1]
+        return self._with_episodes(within_episode).neighbour(self._slots(ids), False, within_episode)
     def _with_episodes(self, asked=True):
         storage = self._stocked()
         names = storage.layout.fields

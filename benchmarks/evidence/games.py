@@ -4,7 +4,6 @@
 It prints a row of nbs/tutorials/data/minatar.csv; `benchmarks/evidence/run.py` runs all of them. The settings are those
 of the page nbs/tutorials/minatar.ipynb, which numbers where they differ from the papers.
 """
-import argparse
 import time
 import warnings
 from functools import partial
@@ -12,6 +11,8 @@ from functools import partial
 import numpy as np
 import torch
 from torch import nn
+
+from run import single
 
 from fastrl_replay.all import DQNLearner, EpsilonGreedy, GymStepper, LinearSchedule
 
@@ -89,15 +90,9 @@ def train(game, memory, seed, frames):
 
 def main():
     "Train and print the row"
-    parser = argparse.ArgumentParser()
-    parser.add_argument('game', choices=FRAMES)
-    parser.add_argument('memory', choices=WAYS)
-    parser.add_argument('seed', type=int)
-    parser.add_argument('--frames', type=int, required=True)
-    asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings('ignore', module='gymnasium')
-    print(*train(asked.game, asked.memory, asked.seed, asked.frames), sep=',')
+    single(train, FRAMES, WAYS)
 
 
 if __name__ == '__main__': main()

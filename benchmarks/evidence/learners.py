@@ -4,7 +4,6 @@ It prints a row of nbs/tutorials/data/learners.csv; `benchmarks/evidence/run.py`
 network, optimizer, batches, target synchronisation and exploration (below); nbs/tutorials/beside_learners.ipynb says what
 still differs. The clock stands still during the evaluations: twenty in a training, ten greedy episodes each.
 """
-import argparse
 import random
 import time
 import warnings
@@ -15,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from run import single
 
 from fastrl_replay.all import DQNLearner, EpsilonGreedy, GymStepper, LinearSchedule
 from fastrl_replay.learner import evaluate
@@ -155,15 +156,9 @@ def train(env_id, library, seed, frames):
 
 def main():
     "Train and print the row"
-    parser = argparse.ArgumentParser()
-    parser.add_argument('environment', choices=FRAMES)
-    parser.add_argument('library', choices=WAYS)
-    parser.add_argument('seed', type=int)
-    parser.add_argument('--frames', type=int, required=True)
-    asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings('ignore', category=UserWarning)
-    print(*train(asked.environment, asked.library, asked.seed, asked.frames), sep=',')
+    single(train, FRAMES, WAYS)
 
 
 if __name__ == '__main__': main()

@@ -42,6 +42,17 @@ class Results:
         os.replace(new, self.path)
 
 
+def single(train, envs, ways):
+    "The command line of one training, which prints its row"
+    parser = argparse.ArgumentParser()
+    parser.add_argument('env', choices=envs)
+    parser.add_argument('what', choices=ways)
+    parser.add_argument('seed', type=int)
+    parser.add_argument('--frames', type=int, required=True)
+    asked = parser.parse_args()
+    print(*train(asked.env, asked.what, asked.seed, asked.frames), sep=',')
+
+
 def missing(experiment, results, seeds=None, frames=None, envs=()):
     "The trainings to run, (environment, what, seed, frames), seed by seed"
     for seed in range(seeds or experiment.SEEDS):

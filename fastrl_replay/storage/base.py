@@ -32,7 +32,7 @@ class Storage(Protocol):
     def sample(self, bs, draw, fields=None) -> Batch: "Return `bs` rows; `draw(slots, probs, weights)` fills in which"
     def follow(self, slots, length, back=False, within_episode=False) -> tuple:
         "Return slots along the streams (int64[m, length]), and where there is one (bool)"
-    def neighbours(self, slots, within_episode=False) -> tuple: "Return ids of the rows before and after; −1: none"
+    def neighbour(self, slots, back=False, within_episode=False) -> Any: "Return ids of the rows after; −1: none"
     def ids_of(self, slots) -> Any: "Return the ids of the rows in these slots (int64[m])"
     def linked(self) -> Any: "Return the distances back and ahead along the streams (int32[max_sz, 2]; 0: none)"
     def column(self, field) -> Any: "Return a field that is one number, of all slots; None: no such field"

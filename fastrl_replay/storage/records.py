@@ -288,10 +288,10 @@ class Records(Ring):
         if k is not None and not self.inner.leaves[k].shape: return self.fields[k]
         raise ValueError(f'{field}: expected one number a step, got {self.layout}')
 
-    def neighbours(self, slots, within_episode=False) -> tuple:
-        "Return ids of the previous and the next row in the stream or episode of each (int64[m]); −1: none"
-        found = [self.follow(slots, 2, back, within_episode) for back in (True, False)]
-        return tuple(np.where(there[:, 1], self.ids_of(out[:, 1]), -1) for out, there in found)
+    def neighbour(self, slots, back=False, within_episode=False) -> np.ndarray:
+        "Return ids of the next (`back`: the previous) row in the stream or episode of each (int64[m]); −1: none"
+        out, there = self.follow(slots, 2, back, within_episode)
+        return np.where(there[:, 1], self.ids_of(out[:, 1]), -1)
 
     def get_state(self, since=0) -> dict:
         "Return the rows with ids ≥ `since`, as plain numbers and arrays"
