@@ -37,12 +37,12 @@ $(GAMES): $(READY)
 train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning curve
 	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT)
 
-# The tests start without any cache, as on a fresh machine. One process for each core; networks this small are slower on two
-# threads than on one.
+# The tests start without any cache, as on a fresh machine. Three processes for two cores, since many tests wait for processes of
+# their own, which all read the bytecode that the first has written; networks this small are slower on two threads than on one.
 test: $(READY)  ## run every notebook and tests/
 	@cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
-	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+	  $(BIN)/python -m pytest -n $$(($(JOBS)*3/2)) $(ARGS)
 
 export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings
 	@$(BIN)/nbdev_export

@@ -3,8 +3,9 @@
     python benchmarks/cluster.py [--seconds 10] [costs rates]
 
 `costs`: CPU of all processes for a pushed chunk of 64 CartPole steps and for a drawn group of 8 batches of 512 with
-their updates, over the CPU of a call of an actor that does nothing with the same arguments and answers, plus that of
-the memory alone in one process; measured in turns within one run. `rates`: four pushers, and a learner, by the number
+their updates, over that of a call with the same arguments and answers of an actor that does nothing, followed by the
+work of one memory in this process. The memory's own work costs more after such a call than in a loop of its own, since
+the call leaves the caches cold; both are shown. All are measured in turns within one run. `rates`: four pushers, and a learner, by the number
 of shards. It needs the extra `ray`, and uses the cores it is allowed.
 """
 import argparse
@@ -95,21 +96,32 @@ def costs(seconds):
         updates, counts = (ids, np.ones(GROUP*BS)), [BS]*GROUP
         answers = shard.get(shard.send('push', 1, 1, 1, chunk), 60), shard.get(shard.send('serve', None, counts, 1., None, None), 60)
         bare_push, bare_draw = (Bare.remote(o) for o in answers)
-        pushed = keep_three(lambda: bare_push.call.remote(1, 1, 1, chunk, None, 0.))
-        def drawn(n):
+        def call_push(): return bare_push.call.remote(1, 1, 1, chunk, None, 0.)
+        def bare_group(n):
             for _ in range(n): ray.get(bare_draw.call.remote(updates, counts, 1., None, None))
-        cases = {'push': (push, pushed, push_alone, bare_push, 300), 'group': (draw, drawn, draw_alone, bare_draw, 40)}
+        def both_push():
+            alone.extend(chunk)
+            return call_push()
+        def both_group(n):
+            for _ in range(n):
+                bare_group(1)
+                draw_alone(1)
+        cases = {'push': (push, keep_three(call_push), push_alone, keep_three(both_push), bare_push, 300),
+                 'group': (draw, bare_group, draw_alone, both_group, bare_draw, 40)}
         found = {k: [] for k in cases}
-        for ours, bare, own, _, n in cases.values(): ours(n), bare(n), own(n)
+        for *ways, _, n in cases.values():
+            for way in ways: way(n)
         for _ in range(max(5, int(seconds))):
-            for k, (ours, bare, own, actor, n) in cases.items():
-                found[k].append([spent(ours, n, cpu), spent(bare, n, lambda a=actor: ray.get(a.cpu.remote())), spent(own, n)])
+            for k, (ours, bare, own, both, actor, n) in cases.items():
+                def busy(actor=actor): return ray.get(actor.cpu.remote())
+                found[k].append([spent(ours, n, cpu), spent(bare, n, busy), spent(own, n), spent(both, n, busy)])
     rows = []
     for k, v in found.items():
-        ours, bare, own = map(statistics.median, zip(*v))
-        ratio = statistics.median(a/(b + c) for a, b, c in v)
-        rows.append([k, f'{ours:,.0f}', f'{bare:,.0f}', f'{own:,.0f}', f'{ratio:.2f}'])
-    table('CPU µs of all processes', rows, ['what', 'ours', "Ray's bare call", "the memory's own work", 'ours/(bare + own)'])
+        medians = [f'{statistics.median(o):,.0f}' for o in zip(*v)]
+        ratios = statistics.median(a/d for a, *_, d in v), statistics.median(a/(b + c) for a, b, c, _ in v)
+        rows.append([k, *medians, *(f'{o:.2f}' for o in ratios)])
+    table('CPU µs of all processes', rows,
+          ['what', 'ours', "Ray's bare call", "memory's own work", 'one after the other', 'ours/one after the other', 'ours/sum of both loops'])
 
 
 def rates(seconds):

@@ -18,8 +18,8 @@ from .steps import LOOSE, Layout, as_array, children, is_step, same_layout, show
 _HEADER = tuple(map(np.dtype, (np.int64, np.int64, np.float32, np.float32)))      # slots, ids, probs, weights
 
 def column_plan(layout: Layout, n: int, header: bool = True) -> tuple:
-    "Offset, dtype and shape of each column in the buffer of `n` rows, and its size in bytes"
-    plans = layout.__dict__.setdefault('_plans', {})         # chunks of one size come by the thousand
+    "Return offset, dtype and shape of each column in the buffer of `n` rows, and its size in bytes"
+    plans = layout.__dict__.setdefault('_plans', {})         # many chunks have the same size
     found = plans.get((n, header))
     if found is None:
         if len(plans) > 99: plans.clear()
@@ -61,12 +61,12 @@ def as_tensor(leaf, a: np.ndarray) -> torch.Tensor:
 
 # %% ../nbs/1_memory/03_batch.ipynb #f83b72df
 class Batch:
-    """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), a dict or tuple
-    of them for a nested field. Columns are contiguous and independent of each other.
+    """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), or a dict or
+    tuple of them for a nested field. Columns are contiguous and independent of each other.
 
     Assigning one (`batch.reward = clipped`) replaces it everywhere; a `ValueError` names a wrong
     number of rows, an `AttributeError` a name that isn't a field. `streams` (int64 array or None):
-    whose step each row is, where steps have no `env_id`. `Batch.of` makes a batch by hand."""
+    the stream of each row, where steps have no `env_id`. `Batch.of` makes a batch by hand."""
     streams: np.ndarray | None = None
     _header: dict = {}         # ids, probs and weights: arrays, until tensors are made of them
     _raw: Any = None           # the buffer of all columns: uint8 array, or tensor on another device
@@ -74,7 +74,7 @@ class Batch:
     _host_ids: Any = None      # the ids on the CPU, where `ids` is elsewhere
     _memory: Any = None        # a weak reference to the memory it was drawn from
     _max_sz: Any = None
-    _extra: dict = {}          # what a subclass knows besides, and copies keep
+    _extra: dict = {}          # what a subclass adds, and copies keep
 
     def __init__(self, layout: Layout, n: int, **attributes) -> None:
         self.__dict__.update(attributes, _layout=layout, _n=n)
@@ -112,7 +112,7 @@ class Batch:
         return cls(layout, len(arrays[0]), _arrays=list(arrays), streams=streams)
     @classmethod
     def over(cls, layout, n, raw, streams=None) -> 'Batch':
-        "Return a chunk over the bytes `raw` (uint8) of all its columns, as `chunk.block()` gave them"
+        "Return a chunk over the bytes `raw` (uint8) of all its columns: what `chunk.block()` returns"
         if not raw.flags.writeable: raw = raw.copy()
         return cls(layout, n, _raw=raw, _arrays=carve(column_plan(layout, n, False)[0], raw), streams=streams)
 
@@ -127,7 +127,7 @@ class Batch:
         return made
 
     def __getattr__(self, name: str) -> Any:
-        # tensors are made when the first column is asked for: chunks on their way never need them
+        # tensors are made when the first column is asked for: chunks in transit never need them
         known: Any = self.__dict__
         layout, arrays = known.get('_layout'), known.get('_arrays')
         if arrays is None or name not in column_names(layout):
@@ -147,7 +147,7 @@ class Batch:
         elif name=='streams': self.__dict__['streams'] = _checked_streams(value, self._n)
         elif name in ('ids', 'probs', 'weights'):
             self.__dict__['_header'] = self._header | {name: _checked_rows(name, value, self._n)}
-        else: raise AttributeError(f'{name}: expected one of {self._layout.fields}; a batch gets no other attributes')
+        else: raise AttributeError(f'{name}: expected one of {self._layout.fields}; a batch has no other attributes')
 
     def __setitem__(self, field, value):
         known = self._layout.fields
@@ -171,19 +171,19 @@ class Batch:
         return made[name]
     @property
     def ids(self) -> torch.Tensor | None:
-        "The rows' ids (int64 tensor), if it comes from a memory"
+        "The ids of the rows (int64 tensor); None unless they come from a memory"
         return self._of_header('ids')
     @property
     def probs(self) -> torch.Tensor | None:
-        "The probability with which each row was drawn (float32 tensor), if it was"
+        "The probability with which each row was drawn (float32 tensor); None unless it was"
         return self._of_header('probs')
     @property
     def weights(self) -> torch.Tensor | None:
-        "The importance weight of each row (float32 tensor), if it was drawn; uniform draws: ones"
+        "The importance weight of each row (float32 tensor; uniform: ones); None unless it was drawn"
         return self._of_header('weights')
     @property
     def idxs(self) -> torch.Tensor | None:
-        "The rows' slots in the memory (int64 tensor)"
+        "The slots of the rows in the memory (int64 tensor); None unless they come from one"
         return None if self.ids is None else self.ids % self._max_sz
     @property
     def layout(self) -> Layout:
@@ -195,7 +195,7 @@ class Batch:
         return self._layout.step_type
     @property
     def memory(self) -> Any:
-        "The memory it was drawn from, if that still exists in this process; else None"
+        "The memory that the batch was drawn from, if that still exists in this process; else None"
         return self._memory() if self._memory else None
     def __len__(self) -> int: return self._n
     def __iter__(self):
@@ -209,7 +209,7 @@ class Batch:
         return part
 
     def columns(self, *names) -> tuple:
-        "Return the columns of these names, as a tuple; a `KeyError` names what is not there"
+        "Return the columns with these names, as a tuple; a `KeyError` names one that doesn't exist"
         where = {k: k for k in ('ids', 'idxs', 'probs', 'weights')}
         where |= dict(zip(self._layout.fields, column_names(self._layout)))
         for o in names:
@@ -222,7 +222,7 @@ class Batch:
     def arrays(self) -> list:
         "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
         if self._arrays is not None and column_names(self._layout)[0] not in self.__dict__:
-            return list(self._arrays)        # each is held by whoever holds the list
+            return list(self._arrays)        # the list keeps each of them alive
         return [as_array(leaf.name, v)[0] for leaf, v in zip(self._layout.leaves, tree_leaves(tuple(self.astuple())))]
     def numpy(self) -> Any:
         "Return all columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
@@ -234,7 +234,7 @@ class Batch:
         made, known = copy.copy(self), self._layout.fields
         for name, v in columns.items():
             if name not in known:
-                raise ValueError(f'{name}: expected one of {known}; replace changes columns, it adds none')
+                raise ValueError(f'{name}: expected one of {known}; replace adds no columns')
             made._assign(name, v)
         return made
 
@@ -245,10 +245,10 @@ class Batch:
         return made
 
     def update_priorities(self, td_errors) -> int:
-        "Send new TD errors (bs,) to the memory it was drawn from: `ReplayMemory.update_priorities`"
+        "Send new TD errors (bs,) to its memory: see `ReplayMemory.update_priorities`"
         memory = self.memory
         if memory is None:
-            raise RuntimeError('update_priorities: this batch was not drawn from a memory that lives in this process; '
+            raise RuntimeError('update_priorities: this batch was not drawn from a memory that is in this process; '
                                'call the memory itself, with batch.ids')
         return memory.update_priorities(self._header['ids'] if self._host_ids is None else self._host_ids, td_errors)
 
@@ -268,11 +268,11 @@ class Batch:
         if all(_is_on(t, device) for t in tree_leaves(tuple(self.astuple()))): return self
         return _moved(self, lambda t: t.to(device, non_blocking=non_blocking))
     def pin_memory(self) -> 'Batch':
-        "Return a copy in page-locked memory, from which it goes to a GPU without waiting"
+        "Return a copy in page-locked memory, from which copies to a GPU need not wait"
         return _moved(self, torch.Tensor.pin_memory)
 
     def unsqueezed(self) -> 'Batch':
-        "Return the same batch with shape (bs, 1) in place of (bs,), except for `ids`: for code that wants columns so"
+        "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
         made = _each(self, lambda t: t.unsqueeze(-1) if t.ndim==1 else t)
         leaves = [o._replace(shape=o.shape or (1,)) for o in self._layout.leaves]
         layout = same_layout(self.step_type, self._layout.trees, leaves)
@@ -317,7 +317,6 @@ def _kept(batch):
     return known | dict(streams=batch.streams, _host_ids=batch._host())
 
 def _moved(batch, f):
-
     block = batch.block()
     if block is None: return _each(batch, f)
     return _over(batch._layout, batch._n, f(block), len(batch._header), _kept(batch))
@@ -356,7 +355,7 @@ def columns_of_steps(layout: Layout, steps) -> list:
     return [fitter.column(v) for fitter, v in zip(layout.fitters, values)]
 
 def chunk_columns(layout: Layout, chunk) -> tuple:
-    "Return columns of a chunk (see `ReplayMemory.extend`) that numpy can assign, and how many rows"
+    "Return columns of a chunk (see `ReplayMemory.extend`) that numpy can assign, and their length"
     if isinstance(chunk, list): return columns_of_steps(layout, chunk), len(chunk)
     if isinstance(chunk, Batch):
         m = len(chunk)
@@ -367,7 +366,7 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
         try: m = len(values[0])
         except TypeError:
             raise ValueError(f'{layout.leaves[0].name}: expected an array of rows, got {shown(values[0])}; '
-                             'a single step goes in by add') from None
+                             'store a single step with add') from None
     lead, plain = (m,), np.ndarray
     return [v if v.__class__ is plain and v.dtype is f.dtype and v.shape==lead + f.shape else f.stacked(v, m)
             for f, v in zip(layout.fitters, values)], m
@@ -379,11 +378,11 @@ def first_row(step) -> Any:
     for f, v in zip(step._fields, step):
         for leaf in tree_leaves(v):
             if hasattr(leaf, '__len__') and len(leaf) and not isinstance(leaf, str): continue
-            raise ValueError(f'{f}: expected an array of one row or more, got {shown(leaf)}; a single step is no chunk')
+            raise ValueError(f'{f}: expected one row or more, got {shown(leaf)}; a single step is not a chunk')
     return type(step)(*(tree_map(lambda a: a[0], v) for v in step))
 
 def stream_numbers(batch: Batch) -> np.ndarray:
-    "Return the stream of each row (int64): `env_id`, or else `batch.streams`, or else its number"
+    "Return the stream of each row (int64): `env_id`, else `batch.streams`, else the row's number"
     key = batch.layout.stream_leaf
     if key is not None: return batch.arrays()[key].astype(np.int64)
     return np.arange(len(batch)) if batch.streams is None else batch.streams
@@ -399,8 +398,8 @@ def _checked_streams(streams, n):
     return a.astype(np.int64)
 
 def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | None:
-    """Return the stream of each row (int64), or None: one row of each. What decides, in this order:
-    `streams` ('one', or an int array), `env_id`, `chunk.streams`; a list is one stream"""
+    """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
+    order, from `streams` ('one', or an int array), `env_id`, `chunk.streams`; a list is one stream"""
     m, key = len(columns[0]), layout.stream_leaf
     if streams is not None: return _checked_streams(streams, m)
     if key is not None: return columns[key].astype(np.int64)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from fastcore.docments import docments
 from . import __version__
 
-# %% ../nbs/5_looking/05_cli.ipynb #668da44d
+# %% ../nbs/5_looking/05_cli.ipynb #791c5933
 class Refused(Exception): "A mistake in what was asked for, in a sentence"
 
 _GROUPS = dict(train=dict(steps='environment', memory='memory', n='learning', episodes='evaluation', out='files'))
@@ -35,8 +35,9 @@ def make_parser(command) -> argparse.ArgumentParser:
         if k in _GROUPS.get(name, {}): group = parser.add_argument_group(_GROUPS[name][k])
         if k in command.__kwdefaults__: group.add_argument(f'--{k}', *_ALSO.get((name, k), []), **_how(o))
         else:
-            words.append(k.upper())
-            group.add_argument(k, nargs=None if o.default is Parameter.empty else '?', **_how(o))
+            needed = o.default is Parameter.empty
+            words.append(k.upper() if needed else f'[{k.upper()}]')
+            group.add_argument(k, nargs=None if needed else '?', **_how(o))
     parser.usage = ' '.join([*words, '[OPTIONS]'])
     return parser
 
@@ -83,7 +84,7 @@ def make_env(env_id, max_steps=None, render_mode=None) -> Any:
 
 def _limit(env): return env.spec.max_episode_steps if env.spec else None
 
-# %% ../nbs/5_looking/05_cli.ipynb #ee60fa3e
+# %% ../nbs/5_looking/05_cli.ipynb #195ddb09
 _MEMORIES = dict(uniform='experience_replay', prioritized='prioritized_replay', rank='rank_replay')
 # Schaul et al. 2016, table 3
 _PRIORITIES = dict(uniform={}, prioritized=dict(alpha=.6, beta=.4), rank=dict(alpha=.7, beta=.5))
@@ -112,6 +113,8 @@ def _check(o):
         raise Refused('--ray: a memory on a cluster is in no checkpoint; leave out --checkpoint_every and --resume')
     if o['device']=='cpu': return
     import torch
+    if o['device'].startswith('cuda') and not torch.cuda.is_available():
+        raise Refused(f'--device {o["device"]}: torch finds no CUDA GPU here; leave --device out to train on the CPU')
     try: torch.empty(0, device=o['device'])
     except (RuntimeError, AssertionError) as e: raise Refused(f'--device {o["device"]}: {e}') from None
 
@@ -189,7 +192,7 @@ def _resumed(o):
     every = o['checkpoint_every'] or was['checkpoint_every']
     return o | was | dict(resume=str(folder), out=str(folder.parent), checkpoint_every=every)
 
-# %% ../nbs/5_looking/05_cli.ipynb #45307290
+# %% ../nbs/5_looking/05_cli.ipynb #90d4199f
 def _say(line): print(line, flush=True)
 
 @contextmanager
@@ -312,7 +315,8 @@ def _train(o):
         _write(out/'config.json', lambda p: p.write_text(json.dumps(dict(arguments=o) | facts, indent=1) + '\n'))
         _write(out/'model.safetensors', lambda p: p.write_bytes(save(learn.model.state_dict())))
         _write(out/'learning_curve.csv', lambda p: p.write_text(_curve(learn, best)))
-        _write(out/'learning_curve.png', partial(learn.plot(best.history).savefig, dpi=120))
+        title = f'{o["env"]}, {o["memory"]} memory, seed {o["seed"]}'
+        _write(out/'learning_curve.png', partial(learn.plot(best.history, title=title).savefig, dpi=120))
         _write(out/'result.json', lambda p: p.write_text(json.dumps(result, indent=1) + '\n'))
     print(f'{result["steps"]:,} steps, {result["batches"]:,} batches, {result["seconds"]:.0f} s')
     low, high = returns.min(), returns.max()

@@ -197,10 +197,11 @@ def _one_length(columns):
     same = len(lengths) >= 10 and len(np.unique(lengths))==1
     return int(lengths[0]) + 1 if same and not columns['truncated'].any() else _NAN
 
-# %% ../nbs/5_looking/02_health.ipynb #35c49b9b
+# %% ../nbs/5_looking/02_health.ipynb #c3ec9be2
 _RULES = [     # when (a function of the numbers), and what to say
     (lambda o: o['evicted_undrawn'] > .2 and o['n_watched_evicted'] > 99 and o['samples_per_insert'] > 0,
-     '{evicted_undrawn:.1%} of transitions were overwritten undrawn: draw more or larger batches, or store more'),
+     '{evicted_undrawn:.1%} of transitions were overwritten before they were sampled: sample more often or larger '
+     'batches, or store more'),
     (lambda o: o['stale_share'] > .1 and o['n_stale'] >= 100,
      '{n_stale:,} priorities ({stale_share:.1%} of all rows drawn) came too late: send them sooner, or store more'),
     (lambda o: o['priority_equal_share']==1 and o['n_batches'] >= 100 and o['n'] > 1,
@@ -212,7 +213,7 @@ _RULES = [     # when (a function of the numbers), and what to say
     (lambda o: o['priority_zero_share'] > .5,
      '{priority_zero_share:.1%} of transitions have priority 0 and are never drawn: use an eps above 0'),
     (lambda o: o['not_finite'],
-     'NaN or infinity in {bad}, of {n_looked_at:,} rows looked at: find out where they come from'),
+     'NaN or infinity in {bad}, of {n_looked_at:,} rows read: find out where they come from'),
     (lambda o: o['reward_zero_share']==1 and o['n'] >= 1000,
      'all of {n:,} stored rewards are 0: explore more, or check how rewards are stored'),
     (lambda o: o['one_length'] > 1,
@@ -246,7 +247,7 @@ def memory_health(memory) -> Health:
         if not n: return Health(out, warnings=['the memory is empty'])
         for part in (_draw_numbers, _sampler_numbers, _priority_numbers)*own + (_row_numbers,): out |= part(memory)
     out = {k: v.item() if isinstance(v, np.generic) else v for k, v in out.items()}
-    known = defaultdict(lambda: _NAN, out, bad=', '.join(f'{k} ({v:,} rows)' for k, v in out['not_finite'].items()))
+    known = defaultdict(lambda: _NAN, out, bad=', '.join(f'{k} ({v:,})' for k, v in out['not_finite'].items()))
     return Health(out, warnings=[text.format_map(known) for when, text in _RULES if when(known)])
 
 @patch

@@ -6,8 +6,9 @@
 __all__ = ['q_targets', 'dqn_loss', 'Episodes', 'OneHot', 'Pixels', 'q_network', 'evaluate', 'plot_training', 'move_towards',
            'Learner', 'DQNLearner']
 
-# %% ../nbs/2_learning/04_learner.ipynb #35cf6909
+# %% ../nbs/2_learning/04_learner.ipynb #abd4d457
 import copy, html, sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -85,7 +86,7 @@ class Episodes:
             episode = int(rows.env_id[i]), int(rows.episode_n[i])
             self.found[episode] = stored + i*each, float(rows.total_reward[i])
 
-# %% ../nbs/2_learning/04_learner.ipynb #3e6c5852
+# %% ../nbs/2_learning/04_learner.ipynb #15d7ec44
 @contextmanager
 def _progress(n) -> Iterator[Any]:
     "A progress bar for `n` batches, on a terminal or in a notebook; elsewhere it shows nothing"
@@ -107,11 +108,14 @@ def _log_every(n, watch):
     if in_ipython() or sys.stdout.isatty(): return 0
     return watch.every if hasattr(watch, 'history') else max(250, n//20)
 
+def _in_words(known, watch, names):
+    "Of what is `known`, and of the last and the best evaluation of `watch`, the numbers of these `names`"
+    if getattr(watch, 'history', ()): known = known | dict(greedy=watch.history[-1][1], best=watch.score)
+    return [f'{k.replace("_", " ")} {known[k]:.4g}' for k in names.split() if k in known]
+
 def _log_line(learn, watch):
-    known, history = learn.progress(), getattr(watch, 'history', ())
-    if history: known['greedy'] = history[-1][1]
-    shown = [f'{k} {known[k]:.4g}' for k in ('return', 'greedy', 'loss') if k in known]
-    return '  '.join([f'batch {learn.n_batches:,}', f'step {learn.n_steps:,}', *shown])
+    words = _in_words(learn.progress(), watch, 'return greedy best loss')
+    return '  '.join([f'batch {learn.n_batches:,}', f'step {learn.n_steps:,}', *words])
 
 def _next_batches(dl, n):
     "The next `n` batches; a finite `dl` begins again"
@@ -123,7 +127,7 @@ def _next_batches(dl, n):
         if left==n: raise ValueError('fit: the loader gave no batch; its source is empty, or ends before min_sz steps')
         n = left
 
-# %% ../nbs/2_learning/04_learner.ipynb #4dc08455
+# %% ../nbs/2_learning/04_learner.ipynb #b609ab97
 class OneHot(nn.Module):
     "Whole numbers from `start` on, shape (bs,), as rows of zeros with a single one, float32 (bs, n)"
     def __init__(self, n, start=0) -> None:
@@ -151,7 +155,7 @@ def _first_layers(space):
         raise TypeError(f'q_network: expected Box or Discrete observations, got {space}; '
                         'wrap the environment in FlattenObservation')
     axes = space.shape if len(space.shape)==3 else (0, 0, 0)
-    last = axes[2] < axes[0]
+    last = axes[2] <= axes[0]
     c, h, w = (axes[2], *axes[:2]) if last else axes
     if min(h, w) < 8: return [nn.Flatten()]*(len(space.shape)!=1), int(np.prod(space.shape))
     layers: list[nn.Module] = [Pixels(255 if space.dtype==np.uint8 else 1, last)]
@@ -165,8 +169,9 @@ def q_network(observation_space, n_actions, hidden=128, seed=None) -> nn.Sequent
 
     Images (three axes, at least 8 pixels high and wide) first go through convolutions: from 36
     pixels on those of Mnih et al. 2015 (Methods; `hidden=512` there), else 16 of 3 × 3. Channels
-    are the shorter of the first and the last axis; uint8 is divided by 255. Other shapes are
-    flattened. With `seed`, nothing else determines the weights. A `TypeError` for other spaces."""
+    are the shorter of the first and the last axis, the last if both are alike; uint8 is divided by
+    255. Other shapes are flattened. With `seed`, nothing else determines the weights. A `TypeError`
+    for other spaces."""
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None: torch.manual_seed(seed)
         first, n = _first_layers(observation_space)
@@ -202,13 +207,15 @@ def evaluate(policy, env_id, episodes=20, seed=0, max_steps=27_000) -> np.ndarra
         for env in envs: env.close()
     return returns
 
-# %% ../nbs/2_learning/04_learner.ipynb #5578072f
+# %% ../nbs/2_learning/04_learner.ipynb #83ed20cf
 def _smooth(values, k):
     "The mean of every `k` values in a row (fewer, if there are fewer)"
     k = min(k, len(values))
     return np.convolve(values, np.ones(k)/k, 'valid') if k else []
 
-_NAMES = dict(eps='ε', beta='β', lr='learning rate', samples_per_insert='samples per insert')
+_NAMES = dict(eps='ε', beta='β', lr='learning rate', samples_per_insert='samples per insert',
+              effective='effective sample size', stale_share='share of updates stale',
+              evicted_undrawn='share never sampled')
 
 def _draw_returns(ax, steps, returns, evaluations, smooth, threshold):
     mean = _smooth(returns, smooth)
@@ -231,7 +238,7 @@ def _draw_losses(ax, losses, history):
 
 def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
     """Return a figure of the `returns` over `steps`, the transitions stored, with the mean of every
-    `smooth`; of the losses; and of the settings in `history` (a `Learner`'s) that changed.
+    `smooth`; of the losses; and of what else changed in `history` (a `Learner`'s).
 
     `evaluations`: pairs of transitions stored and mean return of greedy episodes. `threshold`: the
     return that counts as solved."""
@@ -239,9 +246,12 @@ def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=Non
     series = {k: np.array(v).T for k, v in (history or {}).items() if k in _NAMES}
     moving = [k for k in _NAMES if k in series and np.ptp(series[k][1]) > 0]
     upper = ['return']*bool(len(returns) or len(evaluations)) + ['loss']*bool(len(losses))
-    rows: Any = [[k]*(len(moving) or 1) for k in upper] + [moving]*bool(moving) or [['nothing to show yet']]
+    wide = -(-len(moving)//max(1, -(-len(moving)//4))) or 1              # panels in a row, at most 4
+    lower = [(moving[k:k + wide] + ['.']*wide)[:wide] for k in range(0, len(moving), wide)]
+    rows: Any = [[k]*wide for k in upper] + lower or [['nothing to show yet']]
     heights = [2.6 if row[0]=='return' else 1.4 for row in rows]
-    fixed = ', '.join(f'{name} {series[k][1][0]:.3g}' for k, name in _NAMES.items() if k in series and k not in moving)
+    still = [k for k in _NAMES if k in series and k not in moving and series[k][1].any()]
+    fixed = ', '.join(f'{_NAMES[k]} {series[k][1][0]:.3g}' for k in still)
     with plt.rc_context(STYLE):
         fig = plt.figure(figsize=(9, sum(heights) + .5), layout='constrained')
         axes = fig.subplot_mosaic(rows, height_ratios=heights)
@@ -263,7 +273,7 @@ def _align(axes):
         ax.xaxis.set_major_locator(MaxNLocator(8 if wide else 3))
         ax.xaxis.set_major_formatter(EngFormatter(sep=''))
 
-# %% ../nbs/2_learning/04_learner.ipynb #4ec380f1
+# %% ../nbs/2_learning/04_learner.ipynb #9cc78f50
 _NETWORKS = 'model', 'target', 'optimizer'
 
 def move_towards(target, model, share=1.) -> None:
@@ -278,6 +288,18 @@ def _clip(model, max_norm):
     norm = torch.stack([torch.linalg.vector_norm(g) for g in gradients]).norm().item()
     if norm > max_norm:
         for g in gradients: g.mul_(max_norm/norm)
+
+def _of_memory(memory, probs):
+    "How the memory is used (see `Learner.progress`); `probs`: the mean probability of each of the last batches"
+    beta, draws = memory.sampler.beta_now(), getattr(memory, 'draws', None)      # shards have no such counts
+    found = dict(samples_per_insert=memory.samples_per_insert)
+    if beta is not None:
+        found['beta'] = beta
+        if probs: found['effective'] = 1/torch.stack([*probs]).mean().item()
+        if draws is not None: found['stale_share'] = memory.n_stale/max(1, draws.n_rows)
+    if draws is None: return found
+    with memory.lock: gone = draws.evicted(memory.n_added)
+    return found | (dict(evicted_undrawn=float(gone[0]/gone.sum())) if gone.any() else {})
 
 class Learner:
     """Trains `model`, in place, on the batches of `dl`, a replay's `loader()` or any iterable.
@@ -309,6 +331,7 @@ class Learner:
         if optimizer is None: optimizer = partial(torch.optim.Adam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
         self.n_batches, self.losses, self.episodes = 0, list[float](), Episodes()
+        self.probs = deque[torch.Tensor](maxlen=100)          # the mean of each of the last batches
         self.history: dict[str, list[tuple[int, float]]] = {}
 
     def fit(self, n_batches: int, watch: Callable[[Any], Any] | None = None) -> Self:
@@ -321,7 +344,7 @@ class Learner:
         with _progress(n_batches) as bar:
             for i, batch in enumerate(_next_batches(self.dl, n_batches), 1):
                 self.update(batch)
-                if self.n_batches % 100==0 or self.n_batches==1: bar.comment = self._note()
+                if self.n_batches % 100==0 or self.n_batches==1: bar.comment = self._note(watch)
                 bar.update(i)
                 ended = watch is not None and watch(self)
                 if log and self.n_batches % log==0: print(_log_line(self, watch), flush=True)
@@ -332,14 +355,15 @@ class Learner:
         self.episodes.look()
         return self
 
-    def _note(self):
+    def _note(self, watch):
         "Write the progress into the history; what the bar shows of it"
         now, n = self.progress(), self.n_steps
         for k, v in (now | dict(n_batches=self.n_batches)).items(): self.history.setdefault(k, []).append((n, v))
-        return ', '.join(f'{k.replace("_", " ")} {v:.5g}' for k, v in now.items() if k!='lr')
+        return ', '.join(_in_words(now, watch, 'return best loss samples_per_insert eps beta'))
 
     def update(self, batch: Any) -> None:
         "Learn from one batch, and send the TD errors to the memory it was drawn from, if any"
+        if batch.probs is not None: self.probs.append(batch.probs.mean())
         batch = batch.to(self.device)
         for _ in range(self.gradient_steps): loss, td_errors = self._descend(batch)
         if batch.memory is not None:
@@ -394,17 +418,19 @@ class Learner:
         return next((o for o in upstream(self.replay) if hasattr(o, 'spec') and hasattr(o, 'agent')), None)
 
     def plot(self, evaluations: Any = (), smooth: int = 20, title: str | None = None) -> Any:
-        """Draw the learning curve, see `plot_training`. `title`: None says environment, memory and seed,
-        as far as they are known"""
+        """Draw the learning curve, see `plot_training`. `title`: None says the environment, the replay and
+        the stepper's seed, as far as they are known"""
         spec, seed = (getattr(self.stepper, k, None) for k in ('spec', 'seed'))
-        known = [spec and spec.id, self.replay and type(self.replay).__name__, None if seed is None else f'seed {seed}']
+        seeded = None if seed is None else f'environment seed {seed}'
+        known = [spec and spec.id, self.replay and type(self.replay).__name__, seeded]
         return plot_training(self.return_steps, self.returns, self.losses, evaluations, smooth, self.history,
                              ', '.join(filter(None, known)) if title is None else title,
                              getattr(spec, 'reward_threshold', None))
 
     def progress(self) -> dict[str, float]:
         """Return what is known of: `return` (mean of the last 20 episodes), `loss` (of the last 100
-        batches), `lr`, `eps`, `beta`, `samples_per_insert` (rows drawn for each transition stored)."""
+        batches), `lr`, `eps`, `beta`, `samples_per_insert` (rows drawn for each transition stored) and,
+        as in a memory's `health()`, `effective` (by the last 100 batches), `stale_share`, `evicted_undrawn`."""
         agent: Any = getattr(self.stepper, 'agent', None)
         returns, memory = self.returns[-20:], self.memory
         found = {'return': float(np.mean(returns))} if returns else {}
@@ -412,9 +438,7 @@ class Learner:
         found['lr'] = self.optimizer.param_groups[0]['lr']
         acts = getattr(agent, 'n_steps', 0) and not hasattr(agent, 'shared')         # here, and not in a worker
         if acts and hasattr(agent, 'eps_now'): found['eps'] = agent.eps_now()
-        if memory is None: return found
-        if (beta := memory.sampler.beta_now()) is not None: found['beta'] = beta
-        return found | dict(samples_per_insert=memory.samples_per_insert)
+        return found if memory is None else found | _of_memory(memory, self.probs)
 
     def state_dict(self) -> dict[str, Any]:
         "Return weights, optimizer, and what has been learned from, without the replay"

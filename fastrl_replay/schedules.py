@@ -28,7 +28,7 @@ class _Schedule:
         if not _is_number(self.n) or self.n!=int(self.n) or self.n < 1:
             raise ValueError(f'{name}: n: expected a whole number ≥ 1, got {self.n!r:.60}')
     def __call__(self, k: int) -> float:
-        "The value after `k` steps"
+        "Return the value at count `k`"
         if k >= self.n: return self.end
         return self._between(k) if k > 0 else self.start
     def _between(self, k: int) -> float: raise NotImplementedError
@@ -41,7 +41,7 @@ class LinearSchedule(_Schedule):
     def _between(self, k): return self.start + (self.end - self.start)*k/self.n
 
 class ExponentialSchedule(_Schedule):
-    "From `start` to `end` in `n` equal ratios, then `end`; both must be positive"
+    "A curve from `start` to `end` in `n` equal ratios, then `end`; both must be positive"
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.start, self.end) > 0: return
@@ -65,14 +65,14 @@ def check_schedule(name: str, v: Any) -> Any:
 _SCHEDULES: dict[str, Callable[..., Any]] = {o.__name__: o for o in (LinearSchedule, ExponentialSchedule)}
 
 def schedule_state(schedule: Any) -> Any:
-    "Return a number, None, or the name and numbers of a schedule, as plain data (JSON will do)"
+    "Return plain data that JSON can hold: a number, None, or the name and numbers of a schedule"
     if not callable(schedule): return None if schedule is None else float(schedule)
     name = getattr(schedule, '__name__', type(schedule).__name__)
     return dict(name=name) | (asdict(schedule) if type(schedule) is _SCHEDULES.get(name) else {})
 
 def schedule_from(state: Any, given: Any = None) -> Any:
     """Return the number, None or schedule that `schedule_state` saved as `state`; a `ValueError` for anything else.
-    A schedule of your own is `given`, since only its name was saved; without one, a `ValueError` asks for it."""
+    Pass a schedule of your own as `given`, since only its name was saved; without it, a `ValueError` says so."""
     if state is None: return None
     if _is_number(state): return float(state)
     if not isinstance(state, dict) or not isinstance(state.get('name'), str):

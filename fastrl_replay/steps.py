@@ -19,7 +19,7 @@ import torch
 
 # %% ../nbs/1_memory/02_steps.ipynb #93fc642a
 class Transition(NamedTuple):
-    "What Q-learning needs of one step: *(s, a, r, s′)*, and whether and how the episode ended"
+    "What Q-learning needs of a step: *(s, a, r, s′)*, and whether and how the episode ended"
     state: Any
     action: Any
     reward: Any
@@ -43,7 +43,7 @@ class SimpleStep(NamedTuple):
 
 # %% ../nbs/1_memory/02_steps.ipynb #e08aa286
 LOOSE = frozenset({'reward', 'total_reward', 'discount'})
-"Fields stored as float32 whatever comes: environments return ints, floats and doubles here"
+"Fields always stored as float32: environments return ints, floats and doubles for them"
 
 BITS = {o: np.dtype(f'u{o.itemsize}') for o in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)}
 "Torch dtypes that numpy lacks, and the unsigned integers that hold their bits"
@@ -57,7 +57,7 @@ class Leaf(NamedTuple):
 
     @property
     def name(self) -> str:
-        "As errors say it: 'state.camera'"
+        "The path as error messages show it: 'state.camera'"
         return '.'.join(map(str, self.path))
     @property
     def nbytes(self) -> int:
@@ -65,16 +65,16 @@ class Leaf(NamedTuple):
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
     @property
     def loose(self) -> bool:
-        "Is it one of the fields that are float32 whatever comes?"
+        "Is it one of the fields that are always float32?"
         return len(self.path)==1 and self.path[0] in LOOSE
     @property
     def word(self) -> int:
-        "The widest word, in bytes, that divides it"
+        "The widest word, in bytes, that divides its size"
         return next(w for w in (8, 4, 2, 1) if self.nbytes % w==0)
     def __str__(self): return f'{self.bits_of or self.dtype}{list(self.shape) or ""}'
 
 def shown(v) -> str:
-    "Return a value in an error message: its beginning, on one line"
+    "Return `v` as error messages show it: the beginning of its repr, on one line"
     return ' '.join(f'{v!r:.100}'.split())[:80]
 
 def whole_number(name: str, v, least: int = 0, most: int = 2**31 - 1) -> int:
@@ -114,7 +114,7 @@ def _kind(v, a):
 def _python_floats(v, a): return type(v) is float or isinstance(v, list) and a.dtype==np.float64
 
 def leaf_of(path: tuple, v) -> Leaf:
-    "Return the `Leaf` that the example value `v` asks for"
+    "Return the `Leaf` of the example value `v`"
     name = '.'.join(map(str, path))
     a, bits = as_array(name, v)
     dtype = np.dtype(np.float32) if _python_floats(v, a) else a.dtype
@@ -133,8 +133,8 @@ def encode(leaf: Leaf, v, lead: tuple = ()) -> np.ndarray:
     if leaf.loose and v.__class__ is int and abs(v) < 2**127: v = float(v)
     a, bits = as_array(leaf.name, v)
     if a.shape != lead + leaf.shape:
-        raise ValueError(f'{leaf.name}: expected shape {lead + leaf.shape}, got {a.shape}; '
-                         'every step of a memory has the same shapes')
+        raise ValueError(f'{leaf.name}: expected shape {lead + leaf.shape}, got {a.shape}; every step of a memory has '
+                         'the same shapes' + ', all columns of a chunk the same length; `add` takes a step'*bool(lead))
     if leaf.loose and bits is not None: return _float_of(a, bits).astype(np.float32)
     if bits is leaf.bits_of and a.dtype==leaf.dtype: return a
     if leaf.bits_of is not None: return _as_bits(leaf, a, bits, _python_floats(v, a))
@@ -214,7 +214,7 @@ def _safe_dtypes(leaf):
     return frozenset(found)
 
 class Fitter:
-    "Brings values of a leaf into the form in which they are stored, by `encode`'s rules"
+    "Converts values of one leaf to the form in which they are stored, by the rules of `encode`"
     def __init__(self, leaf):
         self.leaf, self.types, self.dtypes = leaf, _exact_types(leaf), _safe_dtypes(leaf)
         self.shape, self.dtype = leaf.shape, leaf.dtype if leaf.bits_of is None else None
@@ -223,14 +223,14 @@ class Fitter:
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
 
     def fit(self, v) -> Any:
-        "Return a value that may need a cast, as `struct` packs it; else a `TypeError` or `ValueError`"
+        "Return `v` as `struct` packs it; a `TypeError` or `ValueError` unless it casts without loss"
         if v.__class__ is np.ndarray:
             if v.dtype is self.dtype and v.shape==self.shape: return self.take(v)
             if v.ndim==0: v = v[()]
         return v if v.__class__ in self.types else self.take(encode(self.leaf, v))
 
     def one(self, v) -> Any:
-        "Return a value as `struct` packs it; a `TypeError` or `ValueError` if it doesn't fit"
+        "Return `fit(v)`, and check that `struct` can pack it; else a `TypeError` or `ValueError`"
         v = self.fit(v)
         try: struct.pack('<' + self.code, v)
         except (struct.error, OverflowError): encode(self.leaf, v)
@@ -259,7 +259,7 @@ class Fitter:
 
 # %% ../nbs/1_memory/02_steps.ipynb #f277c5c9
 def is_step(v) -> bool:
-    "Is it a NamedTuple?"
+    "Is `v` a NamedTuple?"
     return isinstance(v, tuple) and hasattr(v, '_fields')
 
 def children(v) -> Any:
@@ -273,7 +273,7 @@ def like(v, values) -> Any:
     return type(v)(*values) if hasattr(v, '_fields') else tuple(values)
 
 def tree_map(f: Callable, v, *others) -> Any:
-    "Return `f` of the leaves of equally nested values, nested like the first"
+    "Apply `f` to the leaves of equally nested values; return the results, nested like the first"
     kids = children(v)
     if kids is None: return f(v, *others)
     return like(v, [tree_map(f, o, *(w[k] for w in others)) for k, o in kids])
@@ -290,7 +290,7 @@ def _grow(path, v, leaves):
         leaves.append(leaf_of(path, v))
         return len(leaves) - 1
     name = '.'.join(map(str, path))
-    if not kids: raise ValueError(f'{name}: expected something in it, got an empty {type(v).__name__}')
+    if not kids: raise ValueError(f'{name}: expected at least one value, got an empty {type(v).__name__}')
     if len({str(k) for k, _ in kids}) < len(kids):
         raise ValueError(f'{name}: expected keys that differ as strings, got {list(v)}')
     return like(v, [_grow(path + (k,), o, leaves) for k, o in kids])
@@ -361,7 +361,7 @@ class Layout:
         return cls.of(step_type(*(_example(dtype[f]) for f in fields)))
 
     def to_plain(self) -> dict:
-        "Return the layout as plain lists, numbers and strings; `Layout.from_plain` makes it again"
+        "Return the layout as plain lists, numbers and strings; `Layout.from_plain` restores it"
         leaves = [[o.dtype.str, list(o.shape), str(o.bits_of or '')] for o in self.leaves]
         trees = [_plain_tree(o) for o in self.trees]
         return dict(name=self.step_type.__name__, fields=list(self.fields), trees=trees, leaves=leaves)
@@ -374,7 +374,7 @@ class Layout:
             trees = [_nest(o, leaves) for o in plain['trees']]
             layout = cls.of(_known_type(plain['name'], tuple(plain['fields']))(*trees))
         except (TypeError, LookupError, RuntimeError, OverflowError) as e:
-            raise ValueError(f'layout: not one of steps: {e}') from None
+            raise ValueError(f'layout: not a layout of steps: {e}') from None
         if layout.to_plain()!=plain: raise ValueError('layout: its leaves and fields do not agree')
         if known is None: return layout
         if layout!=known or plain['name']!=known.step_type.__name__:
@@ -396,12 +396,12 @@ class Layout:
         "Return the byte offset of each leaf in the record"
         return [_offset(self.record, leaf.path) for leaf in self.leaves]
     def leaf(self, field: str) -> int | None:
-        "Return the number of the leaf that a field is; None if there is no such field, or it is nested"
+        "Return the number of a field's leaf; None if there is no such field, or it is nested"
         at = self.fields.index(field) if field in self.fields else None
         return self.trees[at] if at is not None and isinstance(self.trees[at], int) else None
     @cached_property
     def stream_leaf(self) -> int | None:
-        "The leaf that says whose step it is: `env_id`, if that is one whole number"
+        "The number of the leaf with the stream: `env_id`, if it is one whole number; else None"
         k = self.leaf('env_id')
         return k if k is not None and self.leaves[k].shape==() and self.leaves[k].dtype.kind in 'iub' else None
     @cached_property
@@ -415,7 +415,7 @@ class Layout:
 
     @cached_property
     def packing(self) -> tuple:
-        "How a step is packed: a `Struct` of links, stream and leaves; a function that orders these"
+        "How a step is packed: a `Struct` of links, stream and leaves; a function that orders leaves"
         links = 'ii' if self.stream_leaf is not None else 'iiq'
         parts, code, end = list(zip(self.offsets(), self.fitters)), '<' + links, struct.calcsize('<' + links)
         order = sorted(range(len(parts)), key=lambda k: parts[k][0])
@@ -471,7 +471,7 @@ class Layout:
 _layouts: dict = {}
 
 def same_layout(step_type, trees, leaves) -> Layout:
-    "Return the one `Layout` object for equal layouts of one step type: comparing two then costs nothing"
+    "Return the one `Layout` of equal layouts of one step type, so that comparing them is fast"
     layout = Layout(step_type, trees, leaves)
     if len(_layouts) > 1000: _layouts.clear()
     return _layouts.setdefault((step_type, layout), layout)
@@ -498,9 +498,9 @@ def _nest(plain, leaves):
     return values if kind=='dict' else tuple(values.values())
 
 def _example_of(dtype, shape, bits):
-    "A value of a leaf that takes no room"
+    "A value of a leaf that allocates nothing"
     if dtype[1:] not in (*_CODES, 'c8', 'c16') or np.prod(shape, dtype=float) > 2**31:
-        raise ValueError(f'layout: no leaf is {dtype!r} of shape {shape!r}')
+        raise ValueError(f'layout: a leaf cannot have dtype {dtype!r} and shape {shape!r}')
     if bits: return torch.zeros((), dtype=_BITS_NAMED[bits]).expand(shape)
     return np.broadcast_to(np.zeros((), dtype), shape)
 

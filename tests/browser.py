@@ -33,7 +33,7 @@ class Browser:
     def __init__(self):
         self._folder = tempfile.mkdtemp(prefix='chromium-')
         args = ['--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run', '--hide-scrollbars',
-                '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1', '--disable-background-networking', '--disable-component-update',
+                '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1', '--disable-background-networking', '--disable-component-update', '--disable-features=BackForwardCache,MediaRouter,Translate',
                 '--remote-debugging-port=0', f'--user-data-dir={self._folder}', 'about:blank']
         env = {**os.environ, 'HOME': self._folder}
         self._process = subprocess.Popen([CHROMIUM, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)

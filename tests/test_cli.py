@@ -67,7 +67,7 @@ def test_a_run_says_how_it_went_and_where_the_picture_lies(ran):
     lines = run.stdout.splitlines()
     assert '\r' not in run.stdout and len(lines) == 9
     assert lines[0].startswith('training CartPole-v1 for at most 400 steps (150 batches of 16), prioritized memory, seed 3, into ')
-    assert re.fullmatch(r'batch 150  step 39\d  return [\d.]+  greedy [\d.]+  loss [\d.]+', lines[1]), lines[1]
+    assert re.fullmatch(r'batch 150  step 39\d  return [\d.]+  greedy [\d.]+  best [\d.]+  loss [\d.]+', lines[1]), lines[1]
     assert re.fullmatch(r'not solved: 475 not reached in 150 batches \(best score: [\d.]+\)', lines[2]), lines[2]
     assert lines[3] == 'evaluating the best weights: 3 episodes of at most 500 steps'
     assert lines[7] == f'weights: {folder/"model.safetensors"}; in Python: fastrl_replay.cli.load_model({str(folder)!r})'
@@ -236,7 +236,10 @@ def test_a_disk_that_fills_up(tmp_path, capfd, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
-def test_a_device_that_is_not_there(tmp_path, capfd): assert refused(inside(capfd, 'train', '--device', 'cuda', '--out', tmp_path)).startswith('fastrl_replay: --device cuda: ')
+def test_a_device_that_is_not_there(tmp_path, capfd):
+    for name in 'cuda', 'cuda:1':
+        told = refused(inside(capfd, 'train', '--device', name, '--out', tmp_path))
+        assert told==f'fastrl_replay: --device {name}: torch finds no CUDA GPU here; leave --device out to train on the CPU\n'
 
 
 @pytest.mark.parametrize('env', ['Taxi-v3', 'CartPole-v0'])
@@ -391,6 +394,7 @@ def test_every_option_has_a_default_and_help():
         assert not action.required and action.help, action
         assert 'default' in action.help and 'default: None' not in action.help
         assert action.option_strings==[] or action.option_strings[0] in helped
+    assert helped.startswith('usage: fastrl_replay train [ENV] [OPTIONS]') and cli.make_parser(cli.play).usage=='fastrl_replay play FOLDER [OPTIONS]'
     titles = [o[:-1] for o in helped.splitlines() if re.fullmatch(r'[a-z]+:', o)]
     assert titles == ['options', 'environment', 'memory', 'learning', 'evaluation', 'files']
     assert not re.search(r'\b(int|float|str|bool|None|NoneType|Param|Literal)\b|<|\[[a-z]', helped), helped

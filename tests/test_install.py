@@ -70,9 +70,9 @@ else:
 """
 
 
-@pytest.mark.parametrize('then,said', [('try_out(ReplayMemory(20, seed=0)); print("works")', {'works'}), (ON_DISK, {'works', 'refused'})],
-                         ids=['in RAM', 'on disk'])
-def test_a_system_without_fcntl(root, tmp_path, then, said):
-    ran = subprocess.run([sys.executable, '-c', f'{BARE}\n{SMALL}\n{then}', str(tmp_path/'memory')], cwd=root, capture_output=True, text=True)
+def test_a_system_without_fcntl(root, tmp_path):
+    "In RAM, and then on disk, where it may be refused"
+    code = f'{BARE}\n{SMALL}\ntry_out(ReplayMemory(20, seed=0)); print("works")\n{ON_DISK}'
+    ran = subprocess.run([sys.executable, '-c', code, str(tmp_path/'memory')], cwd=root, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split()[-1] in said
+    assert ran.stdout.split() in (['works', 'works'], ['works', 'refused'])

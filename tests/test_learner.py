@@ -1,6 +1,7 @@
 "The learner's arithmetic, against worlds and sums small enough to check by hand"
 import copy
 import itertools
+import re
 import tracemalloc
 from functools import partial
 
@@ -335,6 +336,12 @@ def test_channels_first_or_last(c, side):
     assert torch.allclose(first(x), first[1:](x/255), atol=1e-6)
 
 
+def test_channels_are_last_where_both_axes_are_alike():
+    "MinAtar's Seaquest: ten by ten, with ten channels"
+    model, x = q_network(images(10, 10, 10, dtype=np.bool_), 2, seed=0), torch.rand(3, 10, 10, 10)
+    assert torch.equal(model(x), model[1:](x.permute(0, 3, 1, 2))) and not torch.equal(model(x), model[1:](x))
+
+
 def test_what_is_no_image_is_flattened():
     for space in (images(7, 7, 3), images(84, 84), images(4, 84, 84, 3), images(5, 5, 5, dtype=np.float32), images(128)):
         model = q_network(space, 2, seed=0)
@@ -554,12 +561,13 @@ def test_the_picture_says_what_was_learned_where_and_how_it_was_set():
         return DQNLearner(model, replay.loader(), lr=LinearSchedule(1e-2, 1e-3, 300))
     learn = made().fit(150)
     learn.fit(160)
-    assert [n for _, n in learn.history['n_batches']]==[1, 100, 200, 300] and set(learn.history)=={'return', 'loss', 'lr', 'eps', 'beta', 'samples_per_insert', 'n_batches'}
+    assert [n for _, n in learn.history['n_batches']]==[1, 100, 200, 300] and set(learn.history)=={
+        'return', 'loss', 'lr', 'eps', 'beta', 'samples_per_insert', 'effective', 'stale_share', 'n_batches'}
     for n, v in learn.history['eps']: assert v==pytest.approx(max(.1, 1 - .9*n/400), abs=.01)
     assert learn.history['beta'][1][1]==pytest.approx(.4 + .6*100/300) and learn.history['lr'][1][1]==pytest.approx(1e-2 - 9e-3*99/300)
     fig = learn.plot()
-    assert fig._suptitle.get_text()=='CartPole-v1, PrioritizedReplay, seed 5'
-    assert [ax.get_title() for ax in fig.axes][2:]==['ε', 'β', 'learning rate', 'samples per insert']
+    assert fig._suptitle.get_text()=='CartPole-v1, PrioritizedReplay, environment seed 5'
+    assert [ax.get_title() for ax in fig.axes][2:]==['ε', 'β', 'learning rate', 'samples per insert', 'effective sample size']
     assert 'solved: 475' in [o.get_text() for o in fig.axes[0].get_legend().get_texts()]
     plt.close(fig)
     assert learn.plot(title='mine')._suptitle.get_text()=='mine'
@@ -574,6 +582,63 @@ def test_the_picture_says_what_was_learned_where_and_how_it_was_set():
 
 
 # ---- evaluation
+
+def test_how_the_memory_was_used():
+    "As `health()` has it, while batches are drawn; and by hand"
+    memory, means = ReplayMemory(200, Proportional(), seed=0), []
+    def batches():
+        for k in range(1000):
+            for i in range(4): memory.add(SimpleStep(np.ones(4, np.float32), i % 2, np.ones(4, np.float32), reward=float(k % 7)))
+            batch = memory.sample(8)
+            means.append(batch.probs.mean().item())
+            if k % 3==0: memory.update_priorities(np.arange(max(0, memory.first_id - 5), memory.first_id), np.ones(min(5, memory.first_id)))
+            yield batch
+    learn = DQNLearner(q_network(gym.spaces.Box(-1, 1, (4,)), 2, 8, seed=0), batches())
+    learn.fit(40)
+    assert 'evicted_undrawn' not in learn.progress() and learn.progress()['effective']==pytest.approx(1/np.mean(means), rel=1e-4)
+    learn.fit(360)
+    now, health = learn.progress(), memory.health()
+    for k in 'samples_per_insert', 'evicted_undrawn', 'stale_share': assert now[k]==health[k] > 0, k
+    assert len(means)==400 and now['effective']==pytest.approx(1/np.mean(means[300:]), rel=1e-4)
+    assert now['effective']==pytest.approx(health['effective'], rel=.2)
+    assert [n for n, _ in learn.history['evicted_undrawn']]==[400, 800, 1200, 1600] and len(learn.history['effective'])==5
+    fig = learn.plot()
+    assert [ax.get_title() for ax in fig.axes][1:]==['effective sample size', 'share of updates stale', 'share never sampled']
+    assert fig._suptitle.get_text().endswith('samples per insert 2')
+    plt.close(fig)
+    uniform = ReplayMemory(10, seed=0)
+    uniform.extend([SimpleStep(np.ones(4, np.float32), 0, np.ones(4, np.float32))]*20)
+    plain = DQNLearner(learn.model, [uniform.sample(4)]).fit(1)
+    assert plain.progress().keys()=={'loss', 'lr', 'samples_per_insert', 'evicted_undrawn'}
+
+
+def test_more_than_four_numbers_take_two_rows():
+    many = ['eps', 'beta', 'lr', 'samples_per_insert', 'effective', 'stale_share', 'evicted_undrawn']
+    for n, rows in {1: [1], 4: [4], 5: [3, 2], 6: [3, 3], 7: [4, 3]}.items():
+        fig = plot_training([10], [1.], [.5]*200, history={k: [(10, 0.), (200, 1.)] for k in [*many[:n], 'n_batches']})
+        fig.canvas.draw()
+        places = [round(ax.get_position().y0, 3) for ax in fig.axes[2:]]
+        assert [places.count(y) for y in sorted({*places}, reverse=True)]==rows
+        assert fig.axes[0].get_position().x1==pytest.approx(fig.axes[1 + rows[0]].get_position().x1, abs=.01)
+        plt.close(fig)
+
+
+def test_the_bar_and_the_log_have_the_best_evaluation(capsys):
+    class Watch:
+        every, history, score = 100, [], -np.inf
+        def __call__(self, learn):
+            if learn.n_batches % 100: return False
+            self.history = [*self.history, (learn.n_batches, float(300 - learn.n_batches))]
+            self.score = max(self.score, self.history[-1][1])
+    memory, watch = ReplayMemory(4, Proportional(), seed=0), Watch()
+    memory.add(Transition(np.zeros(4, np.float32), 0, 1., np.zeros(4, np.float32), False, False))
+    learn = DQNLearner(q_network(gym.spaces.Box(-1, 1, (4,)), 2, 8, seed=0), (memory.sample(2) for _ in range(500)))
+    learn.fit(200, watch)
+    logged = capsys.readouterr().out.splitlines()
+    assert re.fullmatch('batch 200  step 1  greedy 100  best 200  loss [.0-9e-]+', logged[1]), logged
+    assert learn._note(watch).startswith('best 200, loss ') and ', samples per insert 400, beta 0.4' in learn._note(watch)
+    assert 'best' not in learn._note(None)
+
 
 def by_hand(model, seeds):
     env, out = gym.make('CartPole-v1'), []

@@ -244,7 +244,7 @@ def test_options_that_differ_are_named(tmp_path):
     folder = MappedFolder(tmp_path)
     folder.describe(dict(max_sz=20, sampler=dict(kind='Proportional', alpha=.6)))
     folder.check(max_sz=20, sampler=dict(kind='Proportional', alpha=.6))
-    with pytest.raises(ValueError, match='max_sz: .* has 20, and 21 was asked for'): folder.check(max_sz=21)
+    with pytest.raises(ValueError, match='max_sz: .* has 20, got 21'): folder.check(max_sz=21)
     folder.check(max_sz=20)
     folder.close()
 

@@ -10,13 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT/'nbs').rglob('*.ipynb')
-                   if not any(part[0] in '._' for part in p.relative_to(ROOT).parts))
+NOTEBOOKS = sorted((p.relative_to(ROOT).as_posix() for p in (ROOT/'nbs').rglob('*.ipynb')
+                    if not any(part[0] in '._' for part in p.relative_to(ROOT).parts)), reverse=True)      # tutorials take the longest
 LIMIT = 240        # seconds; a notebook that takes longer hangs
 SERVER = """
-import json, os, sys
-import gymnasium, matplotlib.pyplot, numba, torch
+import gc, json, os, sys
+import fastprogress, gymnasium, matplotlib.pyplot, numba.np.arraymath
+import torch._dynamo       # the first update of an optimizer imports it
 from nbdev.test import nbdev_test
+gc.freeze()       # else each process looks through all of them once more before it ends, which takes a second
 for line in sys.stdin:
     job = json.loads(line)
     pid = os.fork()

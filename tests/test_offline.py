@@ -222,7 +222,7 @@ def folders(place): return sorted(p.relative_to(place).as_posix() for p in place
     (lambda p: full().to_minari('test/new'), ValueError, "dataset_id: .*'cartpole/mixed-v0'"),
     (lambda p: full().to_minari('../new-v0'), ValueError, 'dataset_id'),
     (lambda p: full().to_minari(None), ValueError, 'dataset_id'),
-    (lambda p: full().to_minari('test/new-v0', env='Acrobot-v1'), ValueError, 'observation_space: expected one with state'),
+    (lambda p: full().to_minari('test/new-v0', env='Acrobot-v1'), ValueError, 'observation_space: expected one that contains the state'),
     (lambda p: full().to_minari('test/new-v0', action_space=gym.spaces.Discrete(1)), ValueError, 'action_space'),
     (lambda p: full().to_minari('test/new-v0', colour='red'), TypeError, 'colour'),
     (lambda p: full(skip=True).to_minari('test/new-v0'), ValueError, 'next_state: in transitions 4 to 5'),
@@ -331,7 +331,7 @@ def test_import_and_export(more, place, capfd):
 @pytest.mark.parametrize('args,says', [
     (['import'], 'required'), (['import', 'no/such-v0', 'new'], 'no/such-v0'), (['import', 'test/set-v0', 'sets'], 'sets'), (['import', 'test/set-v0', 'file'], 'file'),
     (['import', 'test/set-v0', 'new', '--max_sz', '0'], 'max_sz'), (['import', 'test/set-v0', 'new', '--max_sz', 'many'], 'many'), (['import', 'nonsense', 'new'], 'nonsense'),
-    (['export'], 'required'), (['export', 'new', 'test/new-v0'], 'no memory'), (['export', 'm', 'test/set-v0'], 'exists already'), (['export', 'm', 'new'], 'dataset_id'),
+    (['export'], 'required'), (['export', 'new', 'test/new-v0'], 'found none'), (['export', 'm', 'test/set-v0'], 'exists already'), (['export', 'm', 'new'], 'dataset_id'),
     (['export', 'm', 'test/new-v0', '--env', 'CartPoll-v1'], 'CartPoll'), (['export', 'm', 'test/new-v0', '--env', 'Acrobot-v1'], 'observation_space'),
     (['export', 'empty', 'test/new-v0'], 'empty')])
 def test_a_mistake_on_the_command_line_gets_one_line(args, says, place, capfd, monkeypatch):

@@ -231,7 +231,7 @@ def test_a_loader_that_is_never_asked_has_no_thread():
 def test_wrong_arguments():
     for k in (-1, 1.5, 'two'):
         with pytest.raises(ValueError, match='prefetch'): make('uniform').loader(prefetch=k)
-    with pytest.raises(ValueError, match='prefetch: batches drawn ahead are in no state'): make('uniform').loader(prefetch=1, stateful=True)
+    with pytest.raises(ValueError, match='prefetch: batches drawn ahead are not in the state'): make('uniform').loader(prefetch=1, stateful=True)
     with pytest.raises(RuntimeError, match='[Dd]evice'): make('uniform').loader(device='no such device')
     a, b = make('uniform'), make('uniform')
     assert seen(use(a.loader(prefetch=0), 5))==seen(use(iter(b), 5))

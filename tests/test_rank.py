@@ -222,7 +222,7 @@ def test_refusals():
     for given in ([1., np.nan], [1., -1.], [np.inf, 1.], [1.]): unchanged(sampler, partial(sampler.on_add, [7, 8], given), 'priorities')
     unchanged(sampler, lambda: sampler.on_add([9]), 'beyond the 9')
     unchanged(sampler, lambda: sampler.draw(0, rng), 'at least 1', rng)
-    unchanged(sampler, lambda: sampler.attach(9), 'one sampler')
+    unchanged(sampler, lambda: sampler.attach(9), 'already serves a memory')
     for bad in (-.1, np.nan, np.inf, 'a'):
         with pytest.raises(ValueError, match='alpha'): RankBased(alpha=bad)
         unchanged(sampler, partial(setattr, sampler, 'alpha', bad), 'alpha')
@@ -249,7 +249,7 @@ def test_a_state_goes_on_elsewhere():
     assert same(a.get_state(), b.get_state())
     unchanged(a, lambda: a.set_state({**state, 'births': [1]}), 'births')
     unchanged(a, lambda: a.set_state({**state, 'births': np.zeros(30, int), 'priorities': np.ones(30)}), 'the same insertion number')
-    for births in (state['births'] - 1, state['births'] + 1): unchanged(a, partial(a.set_state, {**state, 'births': births}), 'a birth')
+    for births in (state['births'] - 1, state['births'] + 1): unchanged(a, partial(a.set_state, {**state, 'births': births}), 'births: expected')
     for bad in (np.nan, -1., np.inf): unchanged(a, partial(a.set_state, {**state, 'largest': bad}), 'largest')
     unchanged(a, lambda: a.set_state({**state, 'kind': 'Uniform'}), 'that of a Uniform')
     empty = RankBased()

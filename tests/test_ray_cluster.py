@@ -25,10 +25,14 @@ class Row(NamedTuple):
 
 
 @pytest.fixture(scope='module')
-def cluster():
-    local = RayMemory(0, 100, Proportional())              # compile once, not in each shard
-    local.extend(rows(0, 50))
-    local.sample(8).update_priorities(np.ones(8))
+def cluster(tmp_path_factory):
+    # compile here, once, what every shard would compile for itself
+    for k, chunk in enumerate((rows(0, 50), sights(0, 50, 0))):
+        for path in None, tmp_path_factory.mktemp('compiled')/str(k):
+            with RayMemory(2, 200, Proportional(), path=path, place='here') as local:
+                local.extend(chunk)
+                local.sample(8).update_priorities(np.ones(8))
+                local.fetch(local.sample(8).ids)
     with pytest.MonkeyPatch.context() as patch:            # the actors import what this file does
         patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
         ray.init('local', num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=150_000_000)
@@ -78,9 +82,30 @@ def test_what_goes_in_comes_out(name):
         with pytest.raises(TypeError, match='value'): memory.extend([Row('x', 1)])
         with pytest.raises(ValueError, match='already'): RayMemory(1, 10, name=name)
         assert memory.check_valid() and not memory.health()['warnings']
+        drawn = [RayMemory.attach(name, timeout=300, rank=k).rng.random() for k in (0, 1, 2, 1)]
+        assert len(set(drawn)) == 3 and drawn[1] == drawn[3]
 
 
 def linear(): return torch.nn.Linear(4, 2)
+
+
+def test_metrics_follow_the_draws(name, monkeypatch):
+    said = {}
+    class Gauge:
+        def __init__(self, what): self.what = what
+        def set(self, value, tags): said[self.what, tags['memory'], int(tags['shard'])] = value
+    monkeypatch.setattr('fastrl_replay.ray.memory._gauge', Gauge)
+    with RayMemory(2, 3000, Proportional(), name=name, seed=0, timeout=300) as memory:
+        memory.extend(rows(0, 20))
+        memory.sample(8)
+        said.clear()
+        memory.sample(8)
+        assert not said                                      # they are sent every five seconds
+        monkeypatch.setattr(time, 'monotonic', lambda now=time.monotonic: now() + 6)
+        memory.sample(8)
+        assert sum(said['n_drawn', name, k] for k in (0, 1)) == 16 and said['rate', name, 0] > 0
+        stats = memory.stats()
+        for what in ('fill', 'mass', 'n_capped'): assert [said[what, name, k] for k in (0, 1)] == stats[what]
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def test_what_can_not_be_resumed_is_one_line(tmp_path, capfd):
     assert '--checkpoint_every' in refused(inside(capfd, 'train', '--checkpoint-every', -3))
     memory = filled(tmp_path/'m', Uniform)
     memory.save(tmp_path/'memory only')
-    assert 'of a memory' in refused(inside(capfd, 'train', '--resume', tmp_path/'memory only'))
+    assert 'got a memory' in refused(inside(capfd, 'train', '--resume', tmp_path/'memory only'))
 
 
 def test_checkpoints_change_nothing_else(tmp_path, capfd):
@@ -309,9 +309,9 @@ def test_inspect_says_what_is_wrong_in_one_line(tmp_path, capfd):
                 path.unlink() if damaged is None else path.write_bytes(damaged)
                 if folder=='m' and path.name=='priorities.map' and damaged is None: continue       # a uniform memory has none
                 said = refused(inside(capfd, 'inspect', tmp_path/folder))
-                assert path.name in said or 'no memory and no checkpoint' in said or 'no memory here' in said, (path, said)
+                assert path.name in said or 'expected a memory, a checkpoint' in said or 'no memory here' in said, (path, said)
             path.write_bytes(whole)
-    assert 'no memory and no checkpoint' in refused(inside(capfd, 'inspect', tmp_path))
+    assert 'expected a memory, a checkpoint' in refused(inside(capfd, 'inspect', tmp_path))
     assert refused(inside(capfd, 'inspect'))
     assert refused(inside(capfd, 'inspect', tmp_path/'m', '--plot', tmp_path/'no'/'where.png'))
     ReplayMemory(5).save(tmp_path/'empty')

@@ -118,7 +118,7 @@ def test_a_copy_of_one_that_serves_lives_its_own_life(make, how, allocated):
     drawn = live(twin, Rng(2), 50, 77, 5)
     assert plain(sampler.get_state())==before and all((there[k]==v).all() for k, v in room.known.items())
     assert live(sampler, Rng(2), 50, 77, 5)==drawn
-    with pytest.raises(ValueError, match='one sampler serves one'): twin.attach(50)
+    with pytest.raises(ValueError, match='already serves a memory'): twin.attach(50)
 
 
 @every

@@ -76,7 +76,7 @@ def test_uniform_refusals():
     unchanged(sampler, lambda: sampler.draw(-1, rng), 'at least 1', rng)
     unchanged(sampler, lambda: batch(sampler, 0, rng), 'at least 1', rng)
     unchanged(sampler, lambda: sampler.draw(1.5, rng), 'interpreted as an integer', rng, TypeError)
-    unchanged(sampler, lambda: sampler.attach(8), 'one sampler serves one')
+    unchanged(sampler, lambda: sampler.attach(8), 'already serves a memory')
     for empty in (Uniform(), Uniform(True), Proportional()):
         for f in (lambda o: None, lambda o: o.attach(3)):
             f(empty)

@@ -185,7 +185,7 @@ def test_a_load_that_fails_changes_nothing(tmp_path):
         with pytest.raises(CheckpointError, match=name): victim.load(tmp_path/'a')
         (tmp_path/'a'/name).write_bytes(data)
     assert seen(draw(victim, 5))==seen(draw(twin, 5))
-    with pytest.raises(ValueError, match='1 of them were saved, this pipeline has 0'): PrioritizedReplay(Stream(), bs=4, max_sz=60, min_sz=9).load(tmp_path/'a')
+    with pytest.raises(ValueError, match='1 such pipes were saved, this pipeline has 0'): PrioritizedReplay(Stream(), bs=4, max_sz=60, min_sz=9).load(tmp_path/'a')
     with pytest.raises(ValueError, match='without a path'): PrioritizedReplay(NStep(Stream(), 3, .9), bs=4, max_sz=60, path=tmp_path/'m').load(tmp_path/'a')
 
 

@@ -330,7 +330,7 @@ def test_bad_input_changes_nothing():
     for ids in (batch.ids + 1000, batch.ids[:, :4], batch.ids[:3]):
         with pytest.raises(ValueError): memory.update_priorities(ids, good)
     with pytest.raises(ValueError, match='priority'): memory.add(memory[0], priority=2.)
-    with pytest.raises(ValueError, match='0 starts'): made(kind=Bare, n=2)[0].sample(1)
+    with pytest.raises(ValueError, match='0 complete windows'): made(kind=Bare, n=2)[0].sample(1)
     after = memory.state_dict()
     assert memory.n_added==70 and str(after['memory']['sampler']['inner'])==str(before['memory']['sampler']['inner'])
     no_start = next(id for id in range(memory.first_id, 70) if id not in twin.windows())

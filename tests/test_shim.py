@@ -41,6 +41,6 @@ class TestShim:
     def test_a_training_run(self, tmp_path):
         if not (ROOT/'fastrl_replay'/'cli.py').exists(): pytest.skip('no command line yet')
         ran('-c', 'import sys; sys.argv[0] = "fastrl_replay"; from fastrl_replay.cli import main; main()', 'train', 'CartPole-v1', '--memory', 'prioritized',
-            '--steps', '1000', '--bs', '32', '--episodes', '2', '--seed', '0', '--out', str(tmp_path))
+            '--steps', '1000', '--bs', '32', '--episodes', '2', '--select', '2', '--confirm', '1', '--seed', '0', '--out', str(tmp_path))
         result = json.loads((tmp_path/'result.json').read_text())
         assert result['mean_return'] > 5 and result['batches'] > 50 and (tmp_path/'learning_curve.png').stat().st_size > 1000

@@ -147,6 +147,7 @@ def memories():
 
 @pytest.mark.parametrize('name,memory', list(memories()), ids=lambda o: o if isinstance(o, str) else '')
 def test_any_memory_can_be_shown(name, memory):
+    plt.close('all')                        # those of other files: more than twenty are a warning
     if name == 'no mass': memory.update_priorities(np.arange(20), np.zeros(20))
     with warnings.catch_warnings():
         warnings.simplefilter('error')
@@ -180,7 +181,7 @@ def test_the_strip_follows_the_transition_asked_for():
 def test_not_a_number_is_found():
     memory = dict(memories())['infinite']
     assert memory.health()['not_finite'] == {'state': 20, 'reward': 20}
-    assert any('NaN or infinity in state (20 rows), reward (20 rows)' in o for o in memory.health()['warnings'])
+    assert any('NaN or infinity in state (20), reward (20), of 20 rows read' in o for o in memory.health()['warnings'])
 
 
 def test_names_in_tables_are_escaped():
@@ -273,10 +274,12 @@ def test_tensorboard_gets_what_the_bar_shows(tmp_path):
     log.close()
     assert asked == list(range(1, 26))
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert set(events.Tags()['scalars']) == {'loss', 'lr', 'beta', 'samples_per_insert', 'evicted_undrawn'}
+    assert set(events.Tags()['scalars']) == {'loss', 'lr', 'beta', 'samples_per_insert', 'evicted_undrawn', 'effective', 'stale_share'}
     assert [(e.step, round(e.value, 6)) for e in events.Scalars('samples_per_insert')] == [(10, .5), (20, .5)]
     assert events.Scalars('loss')[0].value == pytest.approx(np.mean(learn.losses[:10]), rel=1e-5)
-    assert learn.progress() == pytest.approx(dict(loss=np.mean(learn.losses), lr=1e-3, beta=.25, samples_per_insert=.5))
+    used = {k: memory.health()[k] for k in ('evicted_undrawn', 'stale_share')}
+    assert events.Scalars('evicted_undrawn')[-1].value > .5 and learn.progress() == pytest.approx(dict(
+        loss=np.mean(learn.losses), lr=1e-3, beta=.25, samples_per_insert=.5, effective=1/np.mean([o.item() for o in learn.probs]), **used))
 
 
 # ---- what the panels say
@@ -311,11 +314,35 @@ def test_rare_rewards_and_what_is_no_number_are_seen():
     x, y = ax.lines[0].get_data()
     assert ax.get_yscale()=='log' and y.sum()==1498 and y[-1]==1 and 900 < x[-1] <= 1000
     assert {'1 NaN, 1 infinite', '1 × 1000'} <= {o.get_text() for o in ax.texts}
-    assert any('NaN or infinity in reward (2 rows)' in o for o in words(fig))
+    assert any('NaN or infinity in reward (2), of 1,500 rows read' in o for o in words(fig))
     plt.close(fig)
     fig = filled([0.]*1000 + [5.]*4).show()
     assert panel(fig, 'rewards').lines[0].get_data()[1].tolist()==[1000, 4]
     plt.close(fig)
+
+
+def test_lengths_are_shown_where_they_are_not_the_returns():
+    lengths = [3, 9, 5, 2, 7]*4
+    memory = ReplayMemory(500)
+    for e, n in enumerate(lengths):
+        for k in range(n): memory.add(SimpleStep(0, 0, 0, k==n - 1, reward=-1., total_reward=-k - 1., step_n=k, episode_n=e))
+    fig = memory.show()
+    assert panel(fig, 'lengths of stored episodes').lines[0].get_ydata().tolist()==lengths
+    assert panel(fig, 'returns of stored episodes').lines[0].get_ydata().tolist()==[-n for n in lengths]
+    plt.close(fig)
+    same = ReplayMemory(50)
+    for k in range(40): same.add(SimpleStep(0, 0, 0, k % (4 + k//20)==0, reward=1., total_reward=k % 9 + 1., step_n=k % 9, episode_n=k//9))
+    fig = same.show()
+    assert not [ax for ax in fig.get_axes() if ax.get_title().startswith('lengths')]
+    plt.close(fig)
+
+
+def test_the_title_of_a_pipe_has_its_environment():
+    replay = GymStepper(['CartPole-v1'], seed=0).n_step(n=2, gamma=.9).experience_replay(bs=4, max_sz=50, seed=0)
+    next(iter(replay))
+    fig, bare = replay.show(), replay.memory.show()
+    assert words(fig)[0].startswith('CartPole-v1: ReplayMemory of NStepSimpleSteps, Uniform: ') and words(fig)[0]=='CartPole-v1: ' + words(bare)[0]
+    plt.close('all')
 
 
 def test_what_is_the_same_everywhere_is_a_word_and_no_panel():

@@ -1,8 +1,9 @@
-"What a user's type checker knows of the package: a script under `mypy --strict`, and misuse that it must notice"
-import re, subprocess, sys
+"What type checkers say: of the package, of a user's script under `mypy --strict`, and of misuse that they must notice"
+import os, re, subprocess, sys, tomllib
 
 import pytest
 
+LIB = 'fastrl_replay'
 SCRIPT = '''
 from typing import NamedTuple
 
@@ -66,17 +67,42 @@ REVEALED = ['memory.ReplayMemory', 'memory.ReplayMemory', 'batch.Batch', 'pipes.
             'pipes.replay.PrioritizedReplay', 'pipes.replay.ExperienceReplay', 'pipes.sequences.SequenceReplay', 'pipes.sequences.SequenceReplay', 'int']
 
 
+# What `--strict` adds for the script, and for the package as the script sees it. Libraries are read as `mypy` reads them in
+# test_mypy, so that they are read once
+STRICT = ['disallow_any_generics', 'disallow_subclassing_any', 'disallow_untyped_calls', 'disallow_untyped_defs', 'disallow_incomplete_defs',
+          'check_untyped_defs', 'disallow_untyped_decorators', 'warn_redundant_casts', 'warn_unused_ignores', 'warn_return_any',
+          'no_implicit_reexport', 'strict_equality', 'extra_checks', 'no_implicit_optional']
+
+
+def section(name, options): return '\n'.join([f'[{name}]', *(f'{k} = {v}' for k, v in options.items()), ''])
+
+
 @pytest.fixture(scope='module')
 def check(root, tmp_path_factory):
     "A function that runs `mypy --strict` over a user's script, with the package where pip would put it: (returncode, what was said)"
-    folder, cache = tmp_path_factory.mktemp('user'), root/'.mypy_cache'/'strict'      # torch takes half a minute, the first time
-    options = ['--strict', '--follow-imports=silent', '--ignore-missing-imports', '--cache-dir', str(cache)]
+    folder, settings = tmp_path_factory.mktemp('user'), tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['tool']['mypy']
+    overrides = {f'mypy-{",".join(o.pop("module"))}': o for o in settings.pop('overrides')}
+    plain = {k: v for k, v in settings.items() if not isinstance(v, list)} | dict(cache_dir=root/'.mypy_cache')
+    strict = dict.fromkeys(STRICT, True)
+    (folder/'mypy.ini').write_text('\n'.join(map(section, ['mypy', *overrides, f'mypy-{LIB}.*,script'], [plain, *overrides.values(), strict])))
     def run(code):
         (folder/'script.py').write_text(code)
-        ran = subprocess.run([sys.executable, '-m', 'mypy', *options, 'script.py'], cwd=folder, env={'MYPYPATH': str(root), 'PATH': ''},
-                             capture_output=True, text=True)
+        ran = subprocess.run([sys.executable, '-m', 'mypy', 'script.py'], cwd=folder, env={'MYPYPATH': str(root), 'PATH': ''}, capture_output=True, text=True)
         return ran.returncode, ran.stdout + ran.stderr
     return run
+
+
+def test_mypy(root):
+    ran = subprocess.run([sys.executable, '-m', 'mypy'], cwd=root, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    checked, files = int(re.search(r'in (\d+) source file', ran.stdout)[1]), [p for p in (root/LIB).rglob('*.py') if p.name != '_modidx.py']
+    assert checked >= len(files), f'mypy looked at {checked} files only: {ran.stdout}'
+
+
+def test_strict_is_all_of_it():
+    said = subprocess.run([sys.executable, '-m', 'mypy', '--help'], capture_output=True, text=True, env=os.environ | dict(COLUMNS='200')).stdout
+    flags = re.search(r'--strict +Strict mode; enables the following flags:(.*?)\n  -', re.sub(r'-\n +', '-', said), re.S)[1]
+    assert {o.replace('-', '_') for o in re.findall(r'--([a-z-]+)', flags)} <= {*STRICT}
 
 
 def test_a_strict_script_passes_and_types_are_known(check):
@@ -91,6 +117,9 @@ MISUSE = {
     'GymStepper(["CartPole-v1"]).n_step()': 'Missing positional argument',
     'ReplayMemory(10).smaple(3)': '"ReplayMemory" has no attribute "smaple"',
     'ReplayMemory()': 'Missing positional argument',
+    'ReplayMemory(10).sample(3).ids.summ()': 'Item "Tensor" of "Tensor | None" has no attribute "summ"',
+    'from fastrl_replay.memory import Batch': 'does not explicitly export attribute "Batch"',
+    'def f(x): return x': 'Function is missing a type annotation',
 }
 
 

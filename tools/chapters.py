@@ -6,7 +6,7 @@ from pathlib import Path
 import reference
 
 EXPORT = re.compile(r'^#\| ?exports?i? *$\n?', re.M)
-OPTION = re.compile(r'^#\| ?(fig-cap|fig-alt) ?:', re.M)
+OPTION = re.compile(r'^#\| ?(fig-cap|fig-alt) ?: *(.*)\n', re.M)
 TO_COPY = 'index', 'start/', 'howto/'        # pages whose examples are to be copied with their imports
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
@@ -105,9 +105,11 @@ def code_cell(source, outputs=()):
 
 
 def sentence(prose):
-    "The last sentence of a text, without markup: what leads to the figure below it"
-    text = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', prose.strip().split('\n\n')[-1])
-    text = ' '.join(re.sub(r'[`*$_\\{}]', '', text).split()).rstrip(':')
+    "The last sentence of a text, without headings and markup: what leads to the figure below it"
+    last = prose.strip().split('\n\n')[-1]
+    text = re.sub(r'^#+ .*$', '', last, flags=re.M).strip() or last.lstrip('# ')
+    text = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', text)
+    text = ' '.join(re.sub(r'[`*$\\{}]|\b_|_\b', '', text).split()).rstrip(':')
     return re.split(r'(?<=[.!?)])\s+(?=[A-Z])', text)[-1]
 
 
@@ -135,12 +137,12 @@ def caption(code):
 def captioned(cell, code, prose, number):
     "The code of a cell that shows a figure, with a caption and a text for those who don't see it"
     if not any(k.startswith('image/') for o in cell['outputs'] for k in o.get('data', {})): return code
-    given = {m[1] for m in OPTION.finditer(code)}
+    given, code = dict(OPTION.findall(code)), OPTION.sub('', code)
     says, leads = caption(code), sentence(prose)
-    options = {'fig-cap': f'Figure {number}: {says or leads}',
-               'fig-alt': f'Plot: {says}. {leads}' if says else leads}
-    lines = [f'#| {k}: {json.dumps(v, ensure_ascii=False)}\n' for k, v in options.items() if k not in given]
-    return ''.join(lines) + code
+    cap = given.get('fig-cap') or says or leads
+    alt = given.get('fig-alt') or given.get('fig-cap') or (f'Plot: {says}. {leads}' if says else leads)
+    options = {'fig-cap': f'Figure {number}: {cap}', 'fig-alt': alt}
+    return ''.join(f'#| {k}: {json.dumps(v, ensure_ascii=False)}\n' for k, v in options.items()) + code
 
 
 def shown(chapter, ref):

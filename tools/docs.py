@@ -7,9 +7,10 @@ independent of other hosts and looks for dead links.
 import json, os, re, shutil, subprocess, sys, tempfile
 from collections import Counter
 from fnmatch import fnmatch
+from functools import cache as once
 from pathlib import Path
 
-import yaml
+import nbdev.processors, yaml
 from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
@@ -116,9 +117,10 @@ def rewritten(found, ref, nbs, copy):
 
 def prepare(cfg, found, ref):
     "_proc/ with everything to render"
+    nbdev.processors.CaptureShell = once(nbdev.processors.CaptureShell)     # no cell is run: one shell serves all
     with tempfile.TemporaryDirectory() as tmp:
         shutil.rmtree(ROOT/'_proc', ignore_errors=True)
-        cache = proc_nbs(path=str(rewritten(found, ref, cfg.nbs_path, Path(tmp)/'nbs')), n_workers=2, force=True)
+        cache = proc_nbs(path=str(rewritten(found, ref, cfg.nbs_path, Path(tmp)/'nbs')), n_workers=0, force=True)
     for p in [*cache.rglob('*.ipynb')]:
         change = relinked(len(p.relative_to(cache).parts) - 1)
         p.write_text(json.dumps(strings(json.loads(p.read_text(encoding='utf-8')), change)), encoding='utf-8')

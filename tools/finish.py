@@ -65,17 +65,18 @@ WEIGHTS = {'Start here': 1.2, 'How to': 1.2, 'Tutorials': 1, 'The library': 1, '
 CENTRAL = {'ReplayMemory': 1.7, 'Batch': 1.6}
 
 
-HEADING = re.compile(r'<h[1-6][^>]*data-anchor-id="([^"]+)"')
+HEADING = re.compile(r'<h[1-6][^>]*data-anchor-id="([^"]+)".*?</h[1-6]>', re.S)
+INLINE = re.compile(r'</?(?:a|code|em|span|strong)\b[^>]*>')
 
 
 def texts(page):
-    """What a page says under each heading, by the heading's place ('' for what comes first).
+    """What a page says below each heading, by the heading's place ('' for what comes first).
 
     Outputs of cells are there, folded source is not."""
     main = page.partition('<main')[2].partition('<nav class="page-navigation"')[0]
     main = re.sub(r'<details class="code-fold">.*?</details>|<(script|style)\b.*?</\1>', ' ', main, flags=re.S)
-    parts = HEADING.split('>' + main.partition('>')[2])
-    says = [' '.join(html.unescape(re.sub(r'<[^>]*>', ' ', o.partition('>')[2])).split()) for o in parts[::2]]
+    parts = HEADING.split(main.partition('>')[2])
+    says = [' '.join(html.unescape(re.sub(r'<[^>]*>', ' ', INLINE.sub('', o))).split()) for o in parts[::2]]
     return dict(zip(['', *parts[1::2]], says))
 
 

@@ -16,8 +16,20 @@ PUBLIC = 'interop.', 'ray.', 'rate_limiter', 'cli'      # modules for users whos
 WIDTH = 96                                              # of a signature
 # What a variable of this name holds in the text of a chapter: `memory.add` is `ReplayMemory.add`
 USUAL = {'memory': 'ReplayMemory', 'batch': 'Batch', 'replay': 'ExperienceReplay', 'learn': 'DQNLearner'}
-# Parameters that mean the same wherever they occur, for docstrings that take them for granted
-COMMON = yaml.safe_load((Path(__file__).parent/'meanings.yml').read_text(encoding='utf-8'))
+
+
+def by_entry(known):
+    "Meanings under `ReplayMemory.save.folder` or `folder` as name of the entry ('': any) → parameter → meaning"
+    found: dict[str, dict[str, str]] = {'': {}}
+    for key, meaning in known.items():
+        entry, _, parameter = key.rpartition('.')
+        found.setdefault(entry, {})[parameter] = meaning
+    return found
+
+
+MEANINGS = by_entry(yaml.safe_load((Path(__file__).parent/'meanings.yml').read_text(encoding='utf-8')))
+COMMON = MEANINGS['']                                   # for docstrings that take a parameter for granted
+LONGEST = 220                                           # letters of a meaning that a docstring gives
 
 
 @dataclass
@@ -135,35 +147,62 @@ def head(entry):
 
 # ---- what a docstring says of a parameter
 
-LISTED = r'(?<![=\w])((?:`\w+`(?:, | and | or )?)+)(?: \([^)]*\))?: '
+LISTED = r'(?:^|(?<=[.;,:)] )|(?<=\())((?:`\w+`(?:, | and | or )?)+)(?: \([^)]*\))?: '
+ASIDE = r'An? `|Raises |Returns '       # how a sentence begins that is no longer about the parameter
+REFERRED = r'\b(?:[Aa]s|like|see)(?: in| for| the function)? `([\w.]+)`'
+
+
+def sentences(text):
+    text = re.sub(r'\b(et al|vs|e\.g|i\.e|cf)\. ', r'\1.\0', ' '.join(text.split()))
+    return [o.replace('\0', ' ') for o in re.split(r'(?<=[.!?])\s+(?=[A-Z`])', text)]
+
+
+def enclosed(text):
+    "A text up to the end of the brackets that it is in"
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == '(') - (c == ')')
+        if depth < 0: return text[:k]
+    return text
+
+
+def trimmed(meaning, others):
+    "A meaning up to a sentence that speaks of something else, or makes it too long"
+    first, *rest = sentences(enclosed(meaning).strip(' ;,'))
+    kept = [first]
+    for o in rest:
+        strange = re.match(ASIDE, o) or set(re.findall(r'`\**(\w+)', o)) & others
+        if strange or len(' '.join([*kept, o])) > LONGEST: break
+        kept.append(o)
+    return ' '.join(kept) if len(kept) > 1 else first.removesuffix('.')
 
 
 def listed(doc, names):
-    "Meanings given as `` `name`: meaning ``, or `` `a`, `b`: meaning ``"
+    "Meanings given as `` `name`: meaning ``, or `` `a`, `b`: meaning ``; the next such name ends one"
     for part in doc.split('\n\n'):
         part = ' '.join(part.split())
-        hits = [m for m in re.finditer(LISTED, part) if set(re.findall(r'\w+', m[1])) & names]
+        hits = [*re.finditer(LISTED, part)]
         for m, end in zip(hits, [*(m.start() for m in hits[1:]), len(part)]):
-            meaning = part[m.end():end].strip(' ;,')
-            for name in re.findall(r'`(\w+)`', m[1]): yield name, meaning
+            for name in names.intersection(re.findall(r'`(\w+)`', m[1])):
+                yield name, trimmed(part[m.end():end], names - {name})
 
 
-def clause(doc, name):
+def clause(said, name):
     "The sentence, or the part of it up to a semicolon, that first speaks of a parameter"
-    for part in doc.split('\n\n'):
-        part = re.sub(r'\b(et al|vs|e\.g|i\.e|cf)\. ', r'\1.\0', ' '.join(part.split()))
-        for sentence in re.split(r'(?<=[.!?])\s+(?=[A-Z`])', part):
-            for piece in re.split(r';\s+(?![^()]*\))', sentence):
-                if re.search(rf'`{name}`|`{name}=|`\*\*{name}`', piece): return piece.replace('\0', ' ')
+    for sentence in said:
+        for piece in re.split(r';\s+(?![^()]*\))', sentence):
+            if re.search(rf'`{name}`|`{name}=|`\*\*{name}`', piece): return piece.removesuffix('.')
+
+
+def clauses(said, names): return {k: o for k in names if (o := clause(said, k))}
 
 
 def said_of(doc, names):
-    "What a docstring says of the parameters: name → text"
-    found = {}
+    "What a docstring says of the parameters: what it lists, what its sentences say, and what its summary does"
+    found: dict[str, str] = {}
     for k, v in listed(doc, names): found.setdefault(k, v)
-    for k in names - found.keys():
-        if said := clause(doc, k): found[k] = said
-    return found
+    summary, *rest = [o for part in doc.split('\n\n') for o in sentences(part)] or ['']
+    return found, clauses(rest, names), clauses([summary], names)
 
 
 def comments(entry):
@@ -172,14 +211,29 @@ def comments(entry):
     return {k: v for k, v in docments(plain_function(entry.obj)).items() if v and k != 'return'}
 
 
-def meanings(entry, sig):
-    """What each parameter means, by its docstring or a comment beside it.
+def inherited(entry):
+    "Of an entry and those of the base classes that it stands for: names, with and without the module, and docstrings"
+    if not (cls := entry.owner or (entry.obj if entry.kind == 'class' else None)):
+        return [f'{entry.module}.{entry.name}', entry.name], [entry.doc]
+    bases, (_, dot, method) = [c for c in cls.__mro__ if ours(c)], entry.name.partition('.')
+    names = [o for c in bases for o in (f'{c.__module__.partition(".")[2]}.{c.__name__}', c.__name__)]
+    found = [getattr(c, method, None) if method else c for c in bases]
+    return [o + dot + method for o in names], [inspect.getdoc(o) or '' for o in found if o is not None]
 
-    Where these say nothing: of a class, what its bases say; of a method, what is usual, or what its class says."""
-    cls = entry.owner or (entry.obj if entry.kind == 'class' else None)
-    above = [said_of(inspect.getdoc(c) or '', set(sig.parameters)) for c in (cls.__mro__ if cls else ()) if ours(c)]
-    own = [said_of(entry.doc, set(sig.parameters)), comments(entry)]
-    sources = [*own, *above, COMMON] if entry.kind == 'class' else [*own, COMMON, *above]
+
+def meanings(entry, sig):
+    """What each parameter means: by meanings.yml, the docstring, or a comment beside the parameter.
+
+    Where these say nothing: of a class, what its bases say; of a method, what is usual, or what its class says. The
+    summary of an entry, which says what the whole does, is the last resort."""
+    names = set(sig.parameters)
+    known, docs = inherited(entry)
+    known += [o for doc in docs for o in re.findall(REFERRED, doc)]
+    said = [said_of(doc, names) for doc in docs]
+    own, summary = [*said[0][:2]], said[0][2]
+    above = [o for found in said[1:] for o in found[:2]]
+    cls = [said_of(inspect.getdoc(c) or '', names)[0] for c in (entry.owner.__mro__ if entry.owner else ()) if ours(c)]
+    sources = [*(MEANINGS.get(o, {}) for o in known), *own, comments(entry), *above, COMMON, *cls, summary]
     return {k: next((o[k] for o in sources if k in o), '') for k in sig.parameters}
 
 

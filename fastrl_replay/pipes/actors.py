@@ -60,7 +60,7 @@ class _ByValue(ForkingPickler):
         return functools.partial(torch.load, weights_only=False), (buffer,)
 
 class _Parcel:
-    "Something to pass to a new process, where a call returns it; a `TypeError` if it can't be pickled"
+    "Carries an object to a new process, where calling the parcel returns it; `TypeError` if it can't be pickled"
     def __init__(self, thing): self.thing = thing
     def __call__(self): return self.thing
     def __reduce__(self):
@@ -71,7 +71,7 @@ class _Parcel:
                             "nothing local), or use ctx='fork'") from e
 
 def _pipeline(pipe):
-    "`pipe` and every pipe that flows into it, through whatever attribute, the nearest first"
+    "Return `pipe` and all pipes upstream of it, held in any attribute, the nearest first"
     found = [pipe]
     for o in found:
         held = getattr(o, '__dict__', {})
@@ -87,7 +87,7 @@ class Task:
         self.pipes, self.size, self.patience = _pipeline(pipe), size, patience
 
     def begin(self, number) -> None:
-        "Become number `number`: seeds of its own"
+        "Seed everything for worker `number`"
         seeds = (o.seed for o in self.pipes if isinstance(getattr(o, 'seed', None), int))
         sequence = np.random.SeedSequence(next(seeds, None), spawn_key=(number,))
         own = int(sequence.generate_state(1)[0])
@@ -100,13 +100,13 @@ class Task:
         items = self.pipes[0] if place is None else place.over(self.pipes[0])
         return gather(items, self.size, self.patience, self._fresh)
     def _fresh(self):
-        "Bring the agents' weights up to date"
+        "Update the agents' weights, and return their version"
         agents = [o.agent for o in self.pipes if getattr(o, 'agent', None) is not None]
         for a in agents:
             if hasattr(a, 'sync'): a.sync()
         return max((getattr(a, 'version', -1) for a in agents), default=-1)
     def close(self) -> None:
-        "Close what can be closed"
+        "Close every pipe that has a method `close`"
         for o in self.pipes:
             if callable(getattr(o, 'close', None)): o.close()
 
@@ -115,7 +115,7 @@ _BEGIN, _MORE = b'begin', b'more'
 
 class _Stopped(Exception): "The learner has closed the connection"
 class _Learner:
-    "The learner, as a worker sees it: `take` its words, `send` it messages; `_Stopped` once it has gone"
+    "A worker's connection to the learner: `take` a command, `send` a message; `_Stopped` if the learner has ended"
     def __init__(self, connection):
         self.connection = connection
         self.words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -123,7 +123,7 @@ class _Learner:
         with contextlib.suppress(EOFError, OSError):
             while True: self.words.put(self.connection.recv_bytes())
         self.words.put(None)
-        time.sleep(1.)      # the learner has gone: a second more for the current step
+        time.sleep(1.)      # the learner has ended: one more second for the current step
         os._exit(0)
     def take(self):
         if (word := self.words.get()) is None: raise _Stopped
@@ -143,7 +143,7 @@ def _serve(task, learner):
         learner.send('end')
 
 def _work(connection, parcel, number, others):
-    "The life of a worker process"
+    "Run a worker process"
     for o in others: o.close()              # under fork: the learner's ends of all connections
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _mask_interrupts('SIG_UNBLOCK')
@@ -157,7 +157,7 @@ def _work(connection, parcel, number, others):
         try: _serve(task, learner)
         finally: task.close()
     except _Stopped: pass
-    except BaseException as e:             # handed on to the learner
+    except BaseException as e:             # reported to the learner
         try: pickle.loads(cause := pickle.dumps(e))
         except Exception: cause = pickle.dumps(None)   # noqa: BLE001   (an exception's class may do anything)
         trace = ''.join(traceback.format_exception(e))
@@ -165,7 +165,7 @@ def _work(connection, parcel, number, others):
         if not isinstance(e, Exception): raise
 
 def _mask_interrupts(how, signals=(signal.SIGINT,)):
-    "Set whether this thread, and a process it starts, hold back Ctrl-C (not on Windows); return the old mask"
+    "Block or unblock Ctrl-C in this thread and in processes it starts (not on Windows); return the old mask"
     return signal.pthread_sigmask(getattr(signal, how), signals) if hasattr(signal, 'pthread_sigmask') else ()
 
 # %% ../../nbs/4_processes/01_actors.ipynb #63ced5e6
@@ -173,7 +173,7 @@ class ActorError(RuntimeError):
     "A worker process raised an error (the `__cause__`), died, or sent nothing for too long"
 
 class Worker:
-    "A worker process, as the learner sees it: `tell` it to make chunks, `receive` them"
+    "A worker process as the learner handles it: `tell` sends it commands, `receive` returns its chunks"
     def __init__(self, ctx, task, number, timeout, others=()):
         self.number, self.timeout = number, timeout
         self.layout, self.n_chunks = None, 0
@@ -194,10 +194,10 @@ class Worker:
 
     def tell(self, *words) -> None:
         "Send `words` to the worker"
-        with contextlib.suppress(OSError):      # a dead worker is noticed in receive
+        with contextlib.suppress(OSError):      # `receive` reports a dead worker
             for o in words: self.connection.send_bytes(o)
     def ends(self) -> list[Any]:
-        "Return what becomes ready when `receive` won't wait"
+        "Return the objects to wait for: one of them is ready when `receive` would not block"
         return [self.connection, self.process.sentinel]
     def __str__(self): return f'worker {self.number} (pid {self.process.pid})'
 
@@ -231,12 +231,12 @@ class Worker:
         if code is not None: how = f'ended with exit code {code}'
         if code is not None and code < 0: how = f'was killed by {signal.Signals(-code).name}'
         if code==1 and not self.n_chunks:
-            how += ("; a script that starts workers by spawn or forkserver needs its own code "
+            how += ("; with spawn or forkserver, a script must start its workers "
                     "under if __name__=='__main__'")
         return ActorError(f'{self} {how}; it had sent {self.n_chunks} chunks')
 
 def _limit_reads(connection, timeout):
-    "A read from this connection that gets nothing for `timeout` seconds is a `BlockingIOError`"
+    "Make a read from this connection raise a `BlockingIOError` after `timeout` seconds without data"
     if os.name!='posix': return
     with socket.socket(fileno=os.dup(connection.fileno())) as s:
         s.setblocking(True)                 # whatever the default timeout of sockets is
@@ -254,7 +254,7 @@ def end_workers(workers: list[Worker], patience: float = 3.) -> None:
 
 # %% ../../nbs/4_processes/01_actors.ipynb #9f49ce72
 class _Numbers:
-    "Stream and process numbers for what `n` workers make"
+    "The stream and process numbers of `n` workers"
     def __init__(self, n): self.n, self.first, self.seen, self.starts = n, [0]*n, [0]*n, [0]*n
     def start(self, w):
         "Return the number of a new process in place `w`; its streams will be new ones"
@@ -269,26 +269,26 @@ class _Numbers:
         return renumbered(batch, streams*self.n + w, number)
 
     def state(self):
-        "Return more than all stream numbers, and than all process numbers, that were given out"
+        "Return an upper bound of the stream numbers and one of the process numbers in use"
         return dict(n_streams=self.n*max(self.seen), n_numbers=self.n*max(self.starts))
     def load(self, state):
-        "Continue above the numbers given out then, by however many workers"
+        "Continue above the numbers in `state`, whatever the number of workers was"
         self.seen, self.starts = ([-(-state[k]//self.n)]*self.n for k in ('n_streams', 'n_numbers'))
 
 def renumbered(batch: Batch, streams: np.ndarray, number: int) -> Batch:
-    "Return the batch with these stream numbers (int64[m]), as process `number` made it"
+    "Return the batch with these stream numbers (int64[m]) and the process number `number`"
     arrays, layout = list(batch.arrays()), batch.layout
     _put(arrays, layout, layout.stream_leaf, streams)
     _put(arrays, layout, layout.leaf('proc_id'), np.full(len(batch), number))
     return Batch.of_arrays(layout, arrays, streams if layout.stream_leaf is None else None)
 
 def _put(arrays, layout, k, numbers):
-    "Replace array `k`, if there is one and it is one whole number a row"
+    "Replace column `k` if there is one and it holds one integer per row"
     if k is None or layout.leaves[k].shape or layout.leaves[k].dtype.kind not in 'iub': return
     leaf, most = layout.leaves[k], int(numbers.max())
     if leaf.dtype.kind=='b' or most > np.iinfo(leaf.dtype).max:
-        raise ValueError(f'{leaf.name}: {leaf.dtype} is too small for {most}, the number of a stream '
-                         'of several workers; make it an int')
+        raise ValueError(f'{leaf.name}: {leaf.dtype} is too small for {most}, a number that identifies '
+                         'a stream or process among several workers; make it an int')
     arrays[k] = numbers.astype(leaf.dtype)
 
 # %% ../../nbs/4_processes/01_actors.ipynb #397ba063
@@ -306,16 +306,16 @@ class Actors(IterDataPipe):
     """Everything upstream runs in `num_workers` processes (0: in this one); their steps arrive in `Batch`es.
 
     `ctx`: 'spawn', 'forkserver' or 'fork' (the first two import the pipe's classes and functions;
-    define these in a module). `chunk`: rows that travel together. `timeout`: seconds without a step
+    define these in a module). `chunk`: rows that are sent together. `timeout`: seconds without a step
     after which a worker counts as stuck. `restart`: replace a worker that died, got stuck or raised
-    once it has sent something (True, or at most how often). `in_flight`: chunks that a worker may
-    be ahead of the learner. `in_order`: workers take turns, so the same seeds give the same steps
-    in the same order; False: first come, first served.
+    an error after its first chunk (True, or the largest number of times). `in_flight`: chunks that a
+    worker may be ahead of the learner. `in_order`: workers take turns, so the same seeds give the
+    same steps in the same order; False: first come, first served.
 
-    Streams of different workers have different `env_id`s; `proc_id` tells processes apart. An
-    `ActorError` says what a worker raised or how it died. That, like `close()`, ends all workers;
+    Streams of different workers have different `env_id`s, and processes different `proc_id`s. An
+    `ActorError` says what a worker raised or how it died. It ends all workers, as `close()` does;
     iterating again starts new ones with new streams. Raises a `ValueError` for a wrong argument
-    and if a memory is upstream: every worker would get a copy."""
+    and if a memory is upstream, because every worker would get a copy."""
     def __init__(self, source_datapipe: Any, num_workers: int = 1, ctx: Any = 'spawn',
                  chunk: int = 64, timeout: float = 60, restart: bool | int = False,
                  in_flight: int = 2, in_order: bool = True) -> None:
@@ -355,7 +355,7 @@ class Actors(IterDataPipe):
     def _begin(self):
         "Begin a round of the source, in new processes if there are none"
         if multiprocessing.current_process().daemon:
-            raise RuntimeError('actors: a worker process can have no workers of its own; put .actors() once, '
+            raise RuntimeError('actors: a worker process cannot have workers of its own; put .actors() once, '
                                'upstream of the memory, in the main process')
         if not self._crew:
             if self._crew.pid is None: weakref.finalize(self, self._crew.end)
@@ -371,7 +371,7 @@ class Actors(IterDataPipe):
         self._crew[w] = Worker(ctx, task, self._numbers.start(w), self.timeout, others)
 
     def _receive(self):
-        "The next chunk, or None if a worker has come to its end or was replaced"
+        "Return the next chunk, or None if a worker has reached its source's end or was replaced"
         w = self._turn()
         worker = self._crew[w]
         try: made = worker.receive()
@@ -383,7 +383,7 @@ class Actors(IterDataPipe):
         return self._arrived(w, batch, version, worker.number)
 
     def _turn(self):
-        "Whose chunk comes next: the worker's after the last one served, or the next that is ready"
+        "Return whose chunk is next: in order, the worker's after the last one served, else one that is ready"
         places = sorted(self._live, key=lambda w: (w <= self._last, w))
         if self.in_order or len(places)==1: return places[0]
         ends = {o: w for w in places for o in self._crew[w].ends()}
@@ -394,7 +394,7 @@ class Actors(IterDataPipe):
         "Start another worker in the place of `w`, or raise the error"
         worker = self._crew[w]
         again = self.restart is True or self.n_restarts < self.restart
-        if not again or not worker.n_chunks: raise error      # one that never made a chunk would only fail again
+        if not again or not worker.n_chunks: raise error      # without a first chunk, it would fail again
         warnings.warn(f'{error}; another one replaces it', RuntimeWarning, stacklevel=2)
         end_workers([worker], patience=1.)
         self.n_restarts += 1
@@ -407,14 +407,14 @@ class Actors(IterDataPipe):
         self._crew.end()
         if not self.num_workers and hasattr(self.source_datapipe, 'close'): self.source_datapipe.close()
     def stats(self) -> dict[str, Any]:
-        "Arrived from each worker: chunks, steps, and the version of the last one's weights (-1: none)"
+        "Return, by worker, the chunks and steps received, and the version of the last weights used (-1: none)"
         chunks, steps, versions = map(list, zip(*self._made))
         return dict(n_chunks=chunks, n_steps=steps, versions=versions, n_restarts=self.n_restarts)
     def state_dict(self) -> dict[str, Any]:
-        "Return plain data: the numbers given out and the source's state; what is in flight isn't saved"
+        "Return plain data: the numbers in use and the source's state; chunks in flight are not saved"
         return self._numbers.state() | dict(source=state_upstream(self))
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        "Continue from `state_dict`: exactly without workers, else with new streams, each time the same"
+        "Continue from `state_dict`: exactly without workers, otherwise with new streams, the same each time"
         if state['source'] is not None: self.source_datapipe.load_state_dict(state['source'])
         self._live = []
         self._crew.end()
@@ -422,14 +422,14 @@ class Actors(IterDataPipe):
         self._numbers.load(state)
 
 def check_upstream(pipe: Any) -> None:
-    "Raise a `ValueError` for what can't run in a worker process, and warn of weights that would never change"
+    "Raise a `ValueError` for a pipe that can't run in a worker, and warn of weights that would never change"
     for o in _pipeline(pipe): _check_pipe(o)
 
 def _check_pipe(o):
     if hasattr(getattr(o, 'memory', None), 'sample'):
         raise ValueError(f'actors: {type(o).__name__} is upstream, and each worker would fill and sample '
                          'a copy of its memory; put .actors() before the memory')
-    if isinstance(o, Actors): raise ValueError('actors: an .actors() is upstream already; give that one more workers')
+    if isinstance(o, Actors): raise ValueError('actors: there is an .actors() upstream; give that one more workers')
     agent = getattr(o, 'agent', None)
     if isinstance(getattr(agent, 'model', None), torch.nn.Module) and not hasattr(agent, 'sync'):
         warnings.warn(f"actors: {type(agent).__name__}'s model is copied into the workers, where it will "

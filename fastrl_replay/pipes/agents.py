@@ -24,7 +24,7 @@ class EpsilonGreedy:
     """`agent(states) -> actions`, int64 (n,): ε-greedy (Mnih et al. 2015, algorithm 1).
 
     `model` maps n stacked states, or a dict or tuple of them, to Q-values (n, n_actions). It is
-    asked without gradients, on the device and in the dtype of its parameters, always with its
+    evaluated without gradients, on the device and in the dtype of its parameters, always with its
     current weights. `eps`: a number in [0, 1], or a schedule of `n_steps`, the number of states
     seen before. A `ValueError` or `TypeError` for a wrong `eps` or Q-values of a wrong shape."""
     def __init__(self, model: Any, eps: Any, seed: Any = None) -> None:
@@ -32,7 +32,7 @@ class EpsilonGreedy:
             raise ValueError(f'eps: expected a number from 0 to 1, got {eps}')
         self.model, self.eps, self.rng = model, eps, Rng(seed)
         self.n_steps, self.n_actions = 0, 0
-        self._asked: Any = None             # the model that n_actions belongs to
+        self._asked: Any = None             # the model to which n_actions belongs
     def eps_now(self) -> float:
         "Return the probability of a random action in the next call"
         return value_at(self.eps, self.n_steps)

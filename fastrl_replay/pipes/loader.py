@@ -67,10 +67,10 @@ class Facade(IterableDataset):
         self.pipe, self.items = pipe, pipe if items is None else items
     def __iter__(self) -> Iterator[Any]: return iter(self.items)
     def state_dict(self) -> dict[str, Any]:
-        "Return the pipe's, for a `StatefulDataLoader`"
+        "Return the pipe's state, for a `StatefulDataLoader`"
         return self.pipe.state_dict()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        "The pipe continues from `state`"
+        "Continue the pipe from `state`"
         self.pipe.load_state_dict(state)
 
 def unchanged(item: Any) -> Any:
@@ -86,8 +86,6 @@ def _finisher(pin_memory, device):
     device = None if device is None else torch.device(device)
     if device==torch.device('cuda'): device = torch.device('cuda', torch.cuda.current_device())   # not a thread's own
     return partial(_moved, pin=pin_memory, device=device)
-
-
 
 def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, device: Any = None,
                 stateful: bool = False, **kw: Any) -> DataLoader[Any]:
@@ -107,7 +105,7 @@ def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, devic
                          'worker would fill and sample a copy of its own. Leave num_workers at 0')
     options: dict[str, Any] = dict(collate_fn=unchanged, generator=torch.Generator().manual_seed(0)) | kw
     if prefetch and stateful:
-        raise ValueError('prefetch: batches drawn ahead are in no state; leave prefetch out where stateful=True')
+        raise ValueError('prefetch: batches drawn ahead are not in the state; leave prefetch out where stateful=True')
     finish = _finisher(pin_memory, device)
     items = None if finish is None and not prefetch else Ahead(pipe, prefetch, finish)
     return (StatefulDataLoader if stateful else DataLoader)(Facade(pipe, items), batch_size=None, **options)
@@ -131,5 +129,5 @@ class PipeNode(BaseNode):
         return self.pipe.state_dict() if hasattr(self.pipe, 'state_dict') else {}
 
 def as_node(pipe: Any) -> BaseNode[Any]:
-    "Any iterable of steps or batches as a `torchdata.nodes` node; a pipe's state is the node's"
+    "Return an iterable of steps or batches as a `torchdata.nodes` node, whose state is the pipe's"
     return PipeNode(pipe)

@@ -31,7 +31,7 @@ def n_step_type(step_type: Any) -> Any:
     except TypeError: values = ()
     return derived_type('NStep' + step_type.__name__, fields + ('discount',), values + (1.,))
 
-# Where the fields are in a step type (-1: it lacks one), and the type of what is made of it
+# Where the fields are in a step type (-1: it lacks one), and the type of its n-step transitions
 _Places = namedtuple('_Places', 'reward terminated truncated next_state discount env_id step_n episode_n made')
 
 @cache
@@ -74,7 +74,7 @@ class _StepWindows:
         self.powers, self.open = powers, {}       # open: stream → steps
 
     def add(self, step, stream=0):
-        "Add a step to its stream (`env_id`, else `stream`); returns what this completes"
+        "Add a step to its stream (`env_id`, else `stream`); return the transitions it completes"
         at = _places_of(step)
         if at.env_id >= 0: stream = int(step[at.env_id])
         window = self.open.setdefault(stream, [])
@@ -122,7 +122,7 @@ def _note_window(window, s, cut, chains, rows, waits, rewards, own, powers):
 def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewards, own,
                   powers, closing, found, waiting):
     """Note in `found` the windows that these rows complete (all, if `closing`), in `waiting` the rows
-    without; returns how many of both, or (-1, 0) where stream numbers are far apart"""
+    of no such window; return how many of both, or (-1, 0) where stream numbers are far apart"""
     n, n_rows, n_found = len(powers) - 1, len(rows), 0
     least = most = streams[rows[0]]
     for row in rows: least, most = min(least, streams[row]), max(most, streams[row])
@@ -257,15 +257,13 @@ def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
         else: out.append(_item_state('steps', Batch.of_steps(list(group))))
     return out
 
-
-
 def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
     "Return the steps, lists and `Batch`es that `items_state` wrote down"
     for state in states:
         layout, columns, streams = Layout.from_plain(state['layout']), list(state['columns']), state['streams']
         n, found = len(columns[0]), [(o.dtype, o.shape) for o in columns]
         if found!=[(o.dtype, (n, *o.shape)) for o in layout.leaves] or not (streams is None or streams.shape==(n,)):
-            raise ValueError('the steps that waited: their columns do not fit their layout')
+            raise ValueError('waiting steps: their columns do not fit their layout')
         batch = Batch.of_arrays(layout, columns, streams)
         if state['kind']=='batch': yield batch
         elif state['kind']=='list': yield list(batch)
@@ -280,9 +278,9 @@ class NStep(IterDataPipe):
 
     Every tail is yielded, at termination and at truncation. Streams (`env_id`) never mix; without
     it, steps and lists of steps are one stream in the order of time, and the rows of a `Batch`
-    belong to `batch.streams`, or to one stream each. Steps, lists and `Batch`es come out as what
-    they came in. A window that is open when the source ends waits for the next iteration. Sums are
-    float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation.
+    belong to `batch.streams`, or to one stream each. Steps yield steps, lists lists, and
+    `Batch`es `Batch`es. A window that is open when the source ends waits for the next iteration.
+    Sums are float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation.
 
     Raises `ValueError` for n < 1, gamma outside [0, 1], steps that lack a field; or `TypeError`."""
     def __init__(self, source_datapipe: Any, n: int, gamma: float) -> None:
@@ -333,7 +331,7 @@ class NStep(IterDataPipe):
         rows = self._rows.closed()
         return [*self._steps.closed(), *([] if rows is None else [rows])]
     def in_worker(self, number: int) -> None:
-        "Start over as the copy in a worker of `.actors()`: open windows are the parent's"
+        "Start over as the copy in a worker of `.actors()`: open windows belong to the parent"
         self._forget()
     def _check_saved(self, state):
         if (state['n'], state['gamma'])==(self.n, self.gamma): return
@@ -344,14 +342,14 @@ class NStep(IterDataPipe):
         return dict(n=self.n, gamma=self.gamma, source=state_upstream(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        "Continue; open windows are closed as truncated. A `ValueError` for other parameters"
+        "Continue; open windows are closed as truncated. A `ValueError` if the parameters differ"
         self._check_saved(state)
         if state.get('source') is not None: self.source_datapipe.load_state_dict(state['source'])
         self._place.drop()
         self.take_waiting([*self._ready, *self._closed()])
 
     def waiting(self) -> dict[str, Any]:
-        "Return what a restart yields first, as plain data and arrays; open windows come as truncated"
+        "Return the items that a restart yields first, as plain data and arrays; open windows are truncated"
         return dict(n=self.n, gamma=self.gamma, items=items_state([*self._ready, *self._closed()]))
     def read_waiting(self, state: dict[str, Any]) -> list[Any]:
         "Return the items that `waiting` wrote down; a `ValueError` for other parameters"

@@ -38,12 +38,12 @@ def batches_due(n: int, min_sz: int, ratio: Fraction) -> int:
 
 # %% ../../nbs/1_memory/17_replay.ipynb #1c5ded77
 def _check_given(memory, options):
-    "Raise a `TypeError` unless `memory` is one, and no option is given that would make another"
+    "Raise a `TypeError` unless `memory` is one, and no option of a new one is given"
     lacking = [o for o in ('add', 'extend', 'sample', 'update_priorities', 'n_added') if not hasattr(memory, o)]
     if lacking: raise TypeError(f'memory: expected a memory, got {type(memory).__name__} without {", ".join(lacking)}')
     if options['max_sz'] in (100, getattr(memory, 'max_sz', None)): del options['max_sz']        # 100 is the default
     given = [k for k, v in options.items() if v is not None and v is not False]
-    if given: raise TypeError(f'{given[0]}: it makes a memory, but memory= gives one already; leave one of them out')
+    if given: raise TypeError(f'{given[0]}: an option of a new memory, but memory= is given; leave one out')
 
 def _lock(memory): return getattr(memory, 'lock', None) or nullcontext()
 
@@ -54,9 +54,9 @@ def _windows(replay):
     return [o for o in upstream(replay) if hasattr(o, 'take_waiting')]
 
 def _check_saved(replay, state):
-    "Raise a `CheckpointError` where the pipeline in `state` is made differently from this one"
+    "Raise a `CheckpointError` if the pipeline in `state` is made differently from this one"
     n_saved, n_here = len(state['waiting']), len(_windows(replay))
-    if n_saved!=n_here: raise CheckpointError(f'n_step: {n_saved} of them were saved, this pipeline has {n_here}')
+    if n_saved!=n_here: raise CheckpointError(f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}')
     disk, memory = state.get('disk'), replay.memory
     if disk is None and _on_disk(memory):
         raise CheckpointError('path: the replay was saved with its memory in the checkpoint; make it without a path')
@@ -66,7 +66,7 @@ def _check_saved(replay, state):
                               f'in {disk["path"]}; make it with that path')
     if memory.n_added < (n := state['pipe']['ids'][1]):
         raise CheckpointError(f'path: the memory in {memory.path} has {memory.n_added} steps, '
-                              f'the checkpoint knows of {n}: it is another one')
+                              f'the checkpoint has {n}: it is another memory')
 
 # %% ../../nbs/1_memory/17_replay.ipynb #cf3408a4
 @datapipe('experience_replay')
@@ -103,7 +103,7 @@ class ExperienceReplay(IterDataPipe):
         if sampler is not None:
             if replace: raise ValueError('replace: a sampler of your own decides this itself; leave replace out')
         elif not replace and self.bs > (room := min(self.min_sz, whole_number('max_sz', max_sz, 1))):
-            raise ValueError(f'bs: a batch of {self.bs} without replacement can\'t come from {room} transitions '
+            raise ValueError(f'bs: a batch of {self.bs} without replacement can\'t be drawn from {room} transitions '
                              f'(min_sz {self.min_sz}, max_sz {max_sz}); make them larger, or draw with replace=True')
         return ReplayMemory(max_sz, Uniform(replace) if sampler is None else sampler, seed=seed, **options)
 
@@ -138,11 +138,11 @@ class ExperienceReplay(IterDataPipe):
         if self.freeze_memory:
             raise RuntimeError('the memory is frozen: set freeze_memory=False to store steps again')
     def sample(self, bs: int | None = None) -> Any:
-        "Draw `bs` (None: the pipe's) now, with slots if `return_idxs`; it isn't counted"
+        "Draw `bs` (None: the pipe's) now, with slots if `return_idxs`; this batch isn't counted"
         batch = self.memory.sample(self.bs if bs is None else bs)
         return (batch, batch.idxs) if self.return_idxs else batch
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
-        "Like `ReplayMemory.update_priorities`"
+        "Send TD errors back, like `ReplayMemory.update_priorities`"
         return self.memory.update_priorities(ids, td_errors)
     def loader(self, prefetch: int = 0, **kw: Any) -> DataLoader[Any]:
         """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`, `device`
@@ -150,7 +150,7 @@ class ExperienceReplay(IterDataPipe):
         return make_loader(self, prefetch, **kw)
 
     def state_dict(self) -> dict[str, Any]:
-        "Counters and generators of this pipe and those upstream, in O(1), without contents"
+        "Return counters and generators of this pipe and those upstream, in O(1), without contents"
         memory, rng = self.memory, getattr(self.memory, 'rng', None)
         with _lock(memory):
             return dict(n_batches=self.n_batches, ids=[memory.first_id, memory.n_added], source=state_upstream(self),
@@ -173,7 +173,7 @@ class ExperienceReplay(IterDataPipe):
         self.n_batches = n_batches
 
     def saved(self) -> tuple[dict[str, Any], Any]:
-        "This replay as plain data, and the memory's rows; hold its lock while you use them"
+        "Return this replay as plain data, and the memory's rows; hold its lock while you use them"
         state = dict(pipe=self.state_dict(), waiting=[o.waiting() for o in _windows(self)])
         memory = self.memory
         if _on_disk(memory):
@@ -183,7 +183,7 @@ class ExperienceReplay(IterDataPipe):
         return state | dict(memory=contents), rows
 
     def restore(self, state: dict[str, Any], pieces: Any = ()) -> None:
-        "Continue from what `saved` gave: all of it or, with an error, nothing"
+        "Continue from what `saved` returned: all of it or, with an error, nothing"
         with _lock(self.memory):
             _check_saved(self, state)
             taken = [(o, o.read_waiting(w)) for o, w in zip(_windows(self), state['waiting'])]
@@ -200,10 +200,10 @@ class ExperienceReplay(IterDataPipe):
             for pipe, items in taken: pipe.take_waiting(items)
 
     def save(self, folder: Any) -> int:
-        """Save this replay, its memory and all that is upstream; returns the bytes written.
+        """Save this replay, its memory and all that is upstream; return the bytes written.
 
-        Into a folder with an earlier checkpoint only what changed is written, and that one stands
-        until this one is complete. A memory with a path is flushed and stays where it is."""
+        Into a folder with an earlier checkpoint only what changed is written, and that one stays
+        valid until this one is complete. A memory with a path is flushed and stays where it is."""
         with _lock(self.memory):
             state, rows = self.saved()
             return save_state(folder, state, 'replay', rows)
@@ -211,7 +211,7 @@ class ExperienceReplay(IterDataPipe):
     def load(self, folder: Any) -> 'ExperienceReplay':
         """Continue from what `save` wrote: all of it or, with an error, nothing.
 
-        Environments start new episodes, and steps in open n-step windows come out as truncated.
+        Environments start new episodes, and steps in open n-step windows are yielded as truncated.
         Raises `CheckpointError`, which names what is missing or damaged, or `ValueError`."""
         with SavedState(folder) as saved, saved.sense('a replay'), _lock(self.memory):
             self.restore(saved.state(), saved.pieces())
@@ -240,7 +240,7 @@ def _refuse_replace(options):
 
 @datapipe('prioritized_replay')
 class PrioritizedReplay(ExperienceReplay):
-    """`ExperienceReplay` that draws in proportion to p^alpha, p = |td error| + eps (Schaul et al.
+    """An `ExperienceReplay` that draws in proportion to p^alpha, p = |td error| + eps (Schaul et al.
     2016, section 3.3).
 
     `beta`, a number or a schedule of the batches drawn so far, shapes the importance weights
@@ -255,10 +255,10 @@ class PrioritizedReplay(ExperienceReplay):
 
 @datapipe('rank_replay')
 class RankReplay(ExperienceReplay):
-    """`ExperienceReplay` that draws in proportion to rank^-alpha, by exact ranks (Schaul et al.
+    """An `ExperienceReplay` that draws in proportion to rank^-alpha, by exact ranks (Schaul et al.
     2016, section 3.3).
 
-    The transition with the largest |td error| has rank 1; of equals the older comes first.
+    The transition with the largest |td error| has rank 1; of two equals the older comes first.
     `beta`: as in `PrioritizedReplay`."""
     def __init__(self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
                  return_idxs: bool = False, *, alpha: float = .7, beta: Any = .5, **kw: Any) -> None:

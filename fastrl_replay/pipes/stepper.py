@@ -24,7 +24,7 @@ def _copied(v):
     if isinstance(v, (np.ndarray, list)): return np.array(v)
     return v.detach().clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v)
 
-def _own(v): return v.copy() if type(v) is np.ndarray else tree_map(_copied, v)      # to which no one else writes
+def _own(v): return v.copy() if type(v) is np.ndarray else tree_map(_copied, v)    # no one else writes to it
 def _rows_of(v, rows): return v.take(rows, 0) if type(v) is np.ndarray else tree_map(lambda o: o[rows], v)
 
 def _put_rows(old, mask, new):
@@ -33,7 +33,7 @@ def _put_rows(old, mask, new):
 
 # %% ../../nbs/2_learning/01_stepper.ipynb #3128479d
 def _fit(space, v, n, name='actions'):
-    "An agent's actions `v` for `n` environments, stacked, as the action space wants them"
+    "An agent's actions `v` for `n` environments, stacked, as the action space requires"
     if isinstance(space, gym.spaces.Dict):
         return {k: _fit(s, v[k], n, f'{name}.{k}') for k, s in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):
@@ -42,7 +42,7 @@ def _fit(space, v, n, name='actions'):
     a = v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v)
     shape = (n, *space.shape)
     if a.ndim==0 or len(a)!=n or a.size!=np.prod(shape):
-        raise ValueError(f'{name}: the agent was asked about {n} state{"s"*(n!=1)}: expected shape {shape} '
+        raise ValueError(f'{name}: the agent got {n} state{"s"*(n!=1)}: expected shape {shape} '
                          f'for {space}, got {a.shape}')
     if space.dtype.kind in 'iu' and a.dtype.kind=='f' and not np.array_equal(a, np.trunc(a)):
         raise ValueError(f'{name}: expected whole numbers for {space}, got {str(a):.60}')
@@ -118,7 +118,7 @@ class _Stream:
         return _own(obs)
 
     def ask(self, agent, states):
-        "Return the agent's actions for stacked states, as the action space wants them, and its fields"
+        "Return the agent's actions for stacked states, as the space requires, and its fields"
         space = self.space
         if hasattr(agent, 'restarted') and (begin := self.beginning()).any(): agent.restarted(begin)
         actions, others = self.maker.split(agent(states), space)
@@ -184,8 +184,8 @@ _TOO_LARGE = 'reward: expected a number within float32, got one that overflows; 
 
 @kernel
 def _count(streams, terminated, truncated, reward, resets, ended, rows, columns):
-    """Write the last fields of the steps of the streams that are not void, and count on; `ended`: whose
-    episode ends, which are void in the next call if that `resets`. Returns how many end"""
+    """Write the last fields of the steps of the streams that are not void, and count on. `ended`:
+    whose episode ends, which are void in the next call if that `resets`. Return how many end"""
     m = n_ended = 0
     for i in range(len(streams)):
         o = streams[i]
@@ -242,7 +242,7 @@ class _Vector(_Stream):
         return chunk
 
     def count(self, reward, terminated, truncated):
-        "Whose episodes end (None: nobody's), the rows that are not void, and the last fields of their steps"
+        "Return which episodes end (None: none), the rows that are not void, their steps' last fields"
         reward, terminated, truncated = np.asarray(reward), np.asarray(terminated, bool), np.asarray(truncated, bool)
         if not reward.shape==terminated.shape==truncated.shape==self.streams.shape:
             raise ValueError(f'reward: expected {self.n} numbers and as many flags, got shapes {reward.shape}, '
@@ -320,7 +320,7 @@ def _check_item(item, n):
                         f'or a vector environment, got {type(item).__name__} {item!r:.60}')
     have = _n_copies(item)
     if n not in (1, have):
-        raise ValueError(f'gym_stepper: n_envs={n}, but the source gives {item}, which is {have}; '
+        raise ValueError(f'gym_stepper: n_envs={n}, but {item} in the source has {have}; '
                          'give an id, a spec or a function instead')
 
 def _spec(env): return getattr(getattr(env, 'envs', [env])[0], 'spec', None)
@@ -357,7 +357,7 @@ class _World:
         self.place, self.position, self.turn, self.n_ids = Resumable(), 0, 0, 0
 
     def state(self):
-        "Position in the source, how often environments were made, and the streams' next episodes"
+        "Return position in the source, how often environments were made, and the streams' next episodes"
         episodes = [s.next_episodes() for s in self.streams] + self.saved[len(self.streams):]
         return dict(position=self.skip or self.position, generation=self.generation, episodes=episodes)
 
@@ -372,17 +372,17 @@ class GymStepper(IterDataPipe):
     """Steps of gymnasium environments, forever: `step_type`s of one environment, or chunks
     (`Batch`) of a vector environment.
 
-    `source_datapipe` gives ids, specs, functions that make an environment, environments, vector
+    `source_datapipe` yields ids, specs, functions that make an environment, environments, vector
     environments or envpools, one for each step; a finite one repeats. `n_envs` > 1 makes vector environments.
     `agent(states) -> actions` gets a copy of the states, stacked (n, …), and returns n actions, or
     `(actions, {field: array})` with fields of the step type of its own; None samples the action
-    space. An agent's method `restarted(mask)`, if any, is told which streams begin an episode
-    (bool[n]); with a state of its own it needs a source of one item. `step_type`: a NamedTuple of
+    space. An agent's method `restarted(mask)`, if any, gets the streams that begin an episode
+    (bool[n]); an agent with a state needs a source of one item. `step_type`: a NamedTuple of
     fields of `SimpleStep`; others need a default.
 
     `next_state` at an episode's end is the true last observation; no transition crosses a reset.
     `env_id` numbers the streams (where there is none, `batch.streams` of a chunk), `episode_n` the
-    episodes of a stream, `step_n` the steps of an episode. `seed` is used once, each stream apart.
+    episodes of a stream, `step_n` the steps of an episode. `seed` is used once, varied by stream.
     Environments live on when the pipe is iterated again; `close` closes those it made.
 
     Raises `ValueError` for an unknown id, an empty source, or actions that don't fit; `TypeError`
@@ -435,12 +435,12 @@ class GymStepper(IterDataPipe):
         found = world.by_object.get(id(item)) or world.by_position.get(position)
         if found is not None: return found
         if len(world.by_position) >= _MOST:
-            raise ValueError(f'gym_stepper: the source gave {_MOST} different items without an end; an endless '
+            raise ValueError(f'gym_stepper: the source yielded {_MOST} different items without an end; an endless '
                              'source has to repeat environment objects (make them first, then cycle over them)')
         _check_item(item, self.n_envs)
         env = item if _is_env(item) else _make_env(item, self.n_envs)
         if not _is_env(env):
-            raise TypeError(f'gym_stepper: {item!r:.60} made no environment, but {type(env).__name__} {env!r:.60}')
+            raise TypeError(f'gym_stepper: {item!r:.60} returned no environment, but {type(env).__name__} {env!r:.60}')
         stream = world.by_object.get(id(env)) or self._adopt(env, env is not item)
         world.by_object[id(env)] = world.by_position[position] = stream        # which keeps the `id`
         return stream
@@ -453,7 +453,7 @@ class GymStepper(IterDataPipe):
         episodes = world.saved[k] if k < len(world.saved) else [0]*n
         if len(episodes)!=n:
             raise ValueError(f'gym_stepper: the loaded state has {len(episodes)} streams where the source '
-                             f'gives {env}, which has {n}')
+                             f'yields {env}, which has {n}')
         seeds = None, None
         if self.seed is not None:
             sequence = np.random.SeedSequence(self.seed, spawn_key=(worker, world.generation, k))
@@ -478,7 +478,7 @@ class GymStepper(IterDataPipe):
         self._world.close()
         self._world = _World(self._world.state())
     def in_worker(self, number: int) -> None:
-        "Start over as worker `number` of `.actors()`: live environments are the parent's"
+        "Start over as worker `number` of `.actors()`: live environments belong to the parent"
         if self._world.streams: self._world = _World(self._world.state())
         if hasattr(self.agent, 'in_worker'): self.agent.in_worker(number)
     def state_dict(self) -> dict[str, Any]:

@@ -43,9 +43,9 @@ _FOUR = np.uint64(4)
 
 @kernel(error_model='numpy')
 def write_ids(tree, lows, ids, lines, values, first_id, n_added, least, eps, alpha):
-    """p = max(|value|, least) + eps for the living `ids`, the last of duplicates: distinct ids, stale entries.
+    """Write p = max(|value|, least) + eps for the living `ids`; return how many distinct ids, stale entries.
 
-    (−1, 0), with the tree unchanged, for bad input. `lines` (int64[≥ k]), `values` (float64[≥ 2k]) are scratch."""
+    Of duplicates the last counts. Bad input: (−1, 0), no change. Scratch: `lines` int64[k], `values` float64[2k]."""
     first, capacity, largest = np.int64(tree[0, FIRST]), np.int64(tree[0, CAPACITY]), tree[0, LARGEST]
     k, fine, living, distinct, start = ids.shape[0], True, 0, 0, n_added - n_added % capacity
     for i in range(k):
@@ -78,7 +78,7 @@ LARGEST_SEEN = np.empty((0, 0))         # in place of given priorities
 
 @kernel(error_model='numpy')
 def write_run(tree, lows, slot, m, alpha, given):
-    "The priorities `given` (float64[m]; 2-d: the largest seen) for `m` slots from `slot` on, mod capacity"
+    "Write the priorities `given` (float64[m]; 2-d: the largest seen) for `m` slots from `slot` on"
     first, capacity, p, i = np.int64(tree[0, FIRST]), np.int64(tree[0, CAPACITY]), tree[0, LARGEST], 0
     leaf = power(p, alpha)
     while i < m:
@@ -95,7 +95,7 @@ def write_run(tree, lows, slot, m, alpha, given):
         slot = 0
 
 def lay_down(tree, lows, priorities, largest, alpha):
-    "Let the tree hold the `priorities` (float64[n]) of slots 0 … n−1, nothing else, and its sums"
+    "Make the tree hold the `priorities` (float64[n]) of slots 0 … n−1 alone, and their sums"
     lines, n = leaf_lines(tree), len(priorities)
     lines[:, :4], lines[-(-n//4):, 4:], tree[0, LARGEST] = 0., 0., largest
     if n % 4: lines[n//4, 4 + n % 4:] = 0.
@@ -115,7 +115,7 @@ class Proportional(Prioritized):
     lows: Any = NO_LOWS                 # of `new_lows`, if weights are normalized by the memory
     lines: Any = np.empty(0, np.int64)  # scratch, as large as the largest batch so far
     values: Any = np.empty(0)
-    least = 0.                          # no |TD error| counts less
+    least = 0.                          # smaller |TD errors| count as this
     eps: float
     normalize: str
     allocated = False                   # does the tree outlive the process?
