@@ -160,11 +160,11 @@ def _share(which, of): return _mean(which) if np.isfinite(of).all() else _NAN
 def _draw_numbers(memory):
     "From the draw counts: exact where every slot is counted (`watched_every` is 1)"
     counts, n = memory.draws, memory.n_added
-    gone, (_, drawn) = counts.evicted(n), counts.living(memory.first_id, n)
+    _, drawn = counts.living(memory.first_id, n)
     return dict(n_batches=memory.sampler.n_batches, samples_per_insert=memory.samples_per_insert,
                 watched_every=counts.stride, n_watched_evicted=counts.n_evicted,
-                evicted_undrawn=gone[0]/gone.sum() if gone.sum() else _NAN,
-                evicted_draws=counts.mean_draws, stored_undrawn=_mean(drawn==0))
+                evicted_undrawn=counts.evicted_undrawn(n), evicted_draws=counts.mean_draws,
+                stored_undrawn=_mean(drawn==0))
 
 def _sampler_numbers(memory):
     _, probs, weights = trial_draws(memory)

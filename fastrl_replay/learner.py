@@ -298,8 +298,8 @@ def _of_memory(memory, probs):
         if probs: found['effective'] = 1/torch.stack([*probs]).mean().item()
         if draws is not None: found['stale_share'] = memory.n_stale/max(1, draws.n_rows)
     if draws is None: return found
-    with memory.lock: gone = draws.evicted(memory.n_added)
-    return found | (dict(evicted_undrawn=float(gone[0]/gone.sum())) if gone.any() else {})
+    with memory.lock: undrawn = draws.evicted_undrawn(memory.n_added)
+    return found if np.isnan(undrawn) else found | dict(evicted_undrawn=undrawn)
 
 class Learner:
     """Trains `model`, in place, on the batches of `dl`, a replay's `loader()` or any iterable.
@@ -363,7 +363,8 @@ class Learner:
 
     def update(self, batch: Any) -> None:
         "Learn from one batch, and send the TD errors to the memory it was drawn from, if any"
-        if batch.probs is not None: self.probs.append(batch.probs.mean())
+        prioritized = batch.memory is not None and batch.memory.sampler.prioritized
+        if prioritized and batch.probs is not None: self.probs.append(batch.probs.mean())
         batch = batch.to(self.device)
         for _ in range(self.gradient_steps): loss, td_errors = self._descend(batch)
         if batch.memory is not None:

@@ -80,6 +80,10 @@ class DrawCounts:
         "Return how many overwritten rows had been drawn 0, 1, 2, … times (int64[BINS]; the last: or more often)"
         self.count(np.empty(0, np.int64), n_added)
         return self._counts[HISTOGRAM:COUNTS].copy()
+    def evicted_undrawn(self, n_added) -> float:
+        "Return the share of overwritten rows that were never drawn; NaN if there are none"
+        gone = self.evicted(n_added)
+        return float(gone[0]/gone.sum()) if gone.any() else float('nan')
 
     def living(self, first_id, n_added) -> tuple:
         "Return the ids of stored watched rows, in order, and their numbers of draws: int64 arrays"
