@@ -42,7 +42,7 @@ train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning c
 test: $(READY)  ## run every notebook and tests/
 	@cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
 	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
-	  $(BIN)/python -m pytest -n $$(($(JOBS)*3/2)) $(ARGS)
+	  $(BIN)/python -m pytest -n $$(($(JOBS)*2)) $(ARGS)
 
 export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings
 	@$(BIN)/nbdev_export

@@ -17,6 +17,8 @@ SERVER = """
 import gc, json, os, sys
 import fastprogress, gymnasium, matplotlib.pyplot, numba.np.arraymath
 import torch._dynamo       # the first update of an optimizer imports it
+from matplotlib_inline.config import InlineBackend
+InlineBackend.instance().print_figure_kwargs = dict(bbox_inches=None)       # "tight" would lay each picture out once more
 from nbdev.test import nbdev_test
 gc.freeze()       # else each process looks through all of them once more before it ends, which takes a second
 for line in sys.stdin:

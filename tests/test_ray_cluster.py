@@ -35,6 +35,7 @@ def cluster(tmp_path_factory):
                 local.fetch(local.sample(8).ids)
     with pytest.MonkeyPatch.context() as patch:            # the actors import what this file does
         patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
+        patch.setenv('RAY_worker_niceness', '0')           # 15 unless told: other tests beside it would starve the actors
         ray.init('local', num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=150_000_000)
     yield
     ray.shutdown()
@@ -63,7 +64,18 @@ def rows(start, n, env=0): return Batch.of(Row(np.arange(start, start + n), np.f
 def kill(pid): os.kill(pid, signal.SIGKILL)
 
 
-def test_what_goes_in_comes_out(name):
+@pytest.fixture
+def gauges(monkeypatch):
+    "What Ray's metrics were set to: {(metric, memory, shard): value}"
+    found = {}
+    class Gauge:
+        def __init__(self, what): self.what = what
+        def set(self, value, tags): found[self.what, tags['memory'], int(tags['shard'])] = value
+    monkeypatch.setattr('fastrl_replay.ray.memory._gauge', Gauge)
+    return found
+
+
+def test_what_goes_in_comes_out(name, gauges, monkeypatch):
     with RayMemory(3, 3000, Proportional(), name=name, seed=0, timeout=300) as memory:
         ids = np.concatenate([memory.extend(rows(a, 20, a % 7)) for a in range(0, 400, 20)])
         assert memory.fetch(ids).value.tolist() == list(range(400))
@@ -85,27 +97,21 @@ def test_what_goes_in_comes_out(name):
         drawn = [RayMemory.attach(name, timeout=300, rank=k).rng.random() for k in (0, 1, 2, 1)]
         assert len(set(drawn)) == 3 and drawn[1] == drawn[3]
 
+        clock = [time.monotonic()]
+        with monkeypatch.context() as patch:
+            patch.setattr(time, 'monotonic', lambda: clock[0])
+            memory.sample(8)
+            gauges.clear()
+            memory.sample(8)
+            assert not gauges                                 # they are set every five seconds
+            clock[0] += 6
+            stats = memory.stats()
+            memory.sample(8)
+        for what in ('fill', 'mass', 'n_drawn', 'n_capped'): assert [gauges[what, name, k] for k in range(3)] == stats[what]
+        assert sum(stats['n_drawn']) == 64 + 200 + 2*8 and gauges['rate', name, 0] > 0
+
 
 def linear(): return torch.nn.Linear(4, 2)
-
-
-def test_metrics_follow_the_draws(name, monkeypatch):
-    said = {}
-    class Gauge:
-        def __init__(self, what): self.what = what
-        def set(self, value, tags): said[self.what, tags['memory'], int(tags['shard'])] = value
-    monkeypatch.setattr('fastrl_replay.ray.memory._gauge', Gauge)
-    with RayMemory(2, 3000, Proportional(), name=name, seed=0, timeout=300) as memory:
-        memory.extend(rows(0, 20))
-        memory.sample(8)
-        said.clear()
-        memory.sample(8)
-        assert not said                                      # they are sent every five seconds
-        monkeypatch.setattr(time, 'monotonic', lambda now=time.monotonic: now() + 6)
-        memory.sample(8)
-        assert sum(said['n_drawn', name, k] for k in (0, 1)) == 16 and said['rate', name, 0] > 0
-        stats = memory.stats()
-        for what in ('fill', 'mass', 'n_capped'): assert [said[what, name, k] for k in (0, 1)] == stats[what]
 
 
 @pytest.mark.slow

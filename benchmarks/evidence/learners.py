@@ -86,7 +86,7 @@ def prioritized(*args): return ours(*args, memory='prioritized_replay')
 
 
 def sb3(env_id, seed, frames, watch):
-    "Stable-Baselines3's DQN"
+    "Stable-Baselines3's DQN, given an environment: of an id it would make one that can render, with smoke to simulate"
     from stable_baselines3 import DQN
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -96,7 +96,7 @@ def sb3(env_id, seed, frames, watch):
             return True
 
     o = SETTINGS[env_id]
-    model = DQN('MlpPolicy', env_id, learning_rate=o.lr, buffer_size=o.max_sz, learning_starts=FIRST, batch_size=o.bs,
+    model = DQN('MlpPolicy', gym.make(env_id), learning_rate=o.lr, buffer_size=o.max_sz, learning_starts=FIRST, batch_size=o.bs,
                 gamma=GAMMA, train_freq=o.every, target_update_interval=o.sync, policy_kwargs=dict(net_arch=[*HIDDEN]),
                 exploration_fraction=o.eps_steps/frames, exploration_final_eps=o.eps_end, seed=seed, device='cpu')
     watch.start()
