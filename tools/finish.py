@@ -49,6 +49,14 @@ def with_source(page, path, source):
     return SOURCE.sub(rf'<a href="{path.stem}{source.suffix}" download>\1</a>', page)
 
 
+LONG_NAME = re.compile(r'(?:<h1 class="title">|class="nav-page-text">)fastrl_replay\.[\w.]+')
+
+
+def with_breaks(page):
+    "A page whose long names of modules may be broken after a dot"
+    return LONG_NAME.sub(lambda m: m[0].replace('.', '.<wbr>'), page)
+
+
 CONTENTS = re.compile(r'<nav id="TOC".*?</nav>', re.S)
 
 
@@ -111,7 +119,7 @@ def finish(site, sources, ref, groups):
     for p in site.rglob('*.html'):
         name = p.relative_to(site).as_posix().removesuffix('.html')
         page = with_source(p.read_text(encoding='utf-8'), p, sources.get(name))
-        if name.startswith('reference/'): page = with_short_contents(page)
+        if name.startswith('reference/'): page = with_breaks(with_short_contents(page))
         p.write_text(wrapped(sized(own_maths(page))), encoding='utf-8')
     for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
         text = p.read_text(encoding='utf-8')

@@ -90,6 +90,8 @@ def text_of(annotation):
 def default_text(value):
     if isinstance(value, float) and value in (float('inf'), -float('inf')): return f"float('{value}')"
     if isinstance(value, type) or inspect.isroutine(value): return value.__name__
+    if type(value) is dict: return f"{{{', '.join(f'{default_text(k)}: {default_text(v)}' for k, v in value.items())}}}"
+    if type(value) is tuple: return f"({', '.join(map(default_text, value))}{',' if len(value) == 1 else ''})"
     return repr(value)
 
 
@@ -247,13 +249,14 @@ def table(entry):
     "The parameters of an entry, one to a row; nothing where it has none"
     sig = signature(entry)
     if not sig or not sig.parameters: return
-    yield '| parameter | type | default | meaning |\n|---|---|---|---|'
+    yield '::: {.parameters}\n\n| parameter | type | default | meaning |\n|---|---|---|---|'
     said = meanings(entry, sig)
     for p in sig.parameters.values():
         star = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')
         kind = '' if p.annotation is p.empty else text_of(p.annotation)
         default = '' if p.default is p.empty else default_text(p.default)
         yield f'| `{star}{p.name}` | {code(kind)} | {code(default)} | {cell(said[p.name])} |'
+    yield '\n:::'
 
 
 # ---- the pages
