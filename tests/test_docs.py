@@ -24,6 +24,9 @@ TOO_WIDE = """Array.from(document.querySelectorAll("main *")).filter(o => {
         if (["auto", "scroll"].includes(getComputedStyle(up).overflowX)) return false;
     return getComputedStyle(o).position !== "absolute";
 }).map(o => o.outerHTML.slice(0, 120))""".replace('PHONE', str(PHONE))       # what sticks out to the right and can't be scrolled to
+SCROLLED = """Array.from(document.querySelectorAll("main table")).filter(o => !o.closest(".cell-output")
+    && Array.from(o.rows[0].cells).filter(c => c.offsetWidth).length < 4
+    && o.scrollWidth > o.clientWidth + 1).map(o => o.innerText.slice(0, 120))"""       # tables of few columns that don't fit
 
 
 def newest(root):
@@ -66,15 +69,15 @@ def browser(server):
 
 @pytest.fixture(scope='module')
 def visited(site, server, browser):
-    "Each page, opened at a phone's width: {path: (complaints, what it asked for, links, ids, what is too wide)}"
+    "Each page, opened at a phone's width: {path: (complaints, what it asked for, links, ids, what is too wide, tables)}"
     found = {}
     browser.size(PHONE, mobile=True)
     for page in sorted(p.relative_to(site).as_posix() for p in site.rglob('*.html')):
         browser.open(server.url + page)
         links = browser.eval('Array.from(document.querySelectorAll("a[href]"), a => new URL(a.getAttribute("href"), location.href).href)')
         ids = browser.eval('Array.from(document.querySelectorAll("[id], a[name]"), o => o.id || o.name)')
-        wide = browser.eval(TOO_WIDE)
-        found[page] = list(browser.complaints()), browser.asked(), links, set(ids), wide
+        wide, tables = browser.eval(TOO_WIDE), browser.eval(SCROLLED)
+        found[page] = list(browser.complaints()), browser.asked(), links, set(ids), wide, tables
     return found
 
 
@@ -382,7 +385,7 @@ def test_nothing_is_fetched_from_elsewhere(visited, server):
 
 def test_every_internal_link_leads_somewhere(site, visited, server):
     dead, followed = [], 0
-    for page, (_, _, links, _, _) in visited.items():
+    for page, (_, _, links, *_) in visited.items():
         for link in links:
             if not link.startswith(server.url): continue
             target, place = page_of(link, server)
@@ -394,7 +397,11 @@ def test_every_internal_link_leads_somewhere(site, visited, server):
 
 
 def test_each_page_fits_a_phone(visited):
-    assert not {page: wide[:3] for page, (*_, wide) in visited.items() if wide}
+    assert not {page: wide[:3] for page, (*_, wide, _) in visited.items() if wide}
+
+
+def test_tables_of_two_or_three_columns_fit_a_phone(visited):
+    assert not {page: tables for page, (*_, tables) in visited.items() if tables}
 
 
 @pytest.mark.parametrize('width', [PHONE, 1280])
