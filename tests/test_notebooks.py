@@ -14,11 +14,13 @@ NOTEBOOKS = sorted((p.relative_to(ROOT).as_posix() for p in (ROOT/'nbs').rglob('
                     if not any(part[0] in '._' for part in p.relative_to(ROOT).parts)), reverse=True)      # tutorials take the longest
 LIMIT = 240        # seconds; a notebook that takes longer hangs
 SERVER = """
-import gc, json, os, sys
+import functools, gc, json, os, sys
+import nbdev.test
 import fastprogress, gymnasium, matplotlib.pyplot, numba.np.arraymath
 import torch._dynamo       # the first update of an optimizer imports it
 from matplotlib_inline.config import InlineBackend
 InlineBackend.instance().print_figure_kwargs = dict(bbox_inches=None)       # "tight" would lay each picture out once more
+nbdev.test.CaptureShell = functools.partial(nbdev.test.CaptureShell, mpl_format='png')      # a quarter of the pixels
 from nbdev.test import nbdev_test
 gc.freeze()       # else each process looks through all of them once more before it ends, which takes a second
 for line in sys.stdin:
