@@ -419,7 +419,7 @@ def test_shared_memory_would_be_seen():
         own.unlink()
 
 @pytest.mark.skipif(not os.path.isdir('/proc/self'), reason='looks for processes in /proc')
-@pytest.mark.parametrize('ctx,sign', [('spawn', signal.SIGINT), ('forkserver', signal.SIGKILL), ('fork', signal.SIGINT), ('fork', signal.SIGKILL), ('fork', signal.SIGTERM)])
+@pytest.mark.parametrize('ctx,sign', [('spawn', signal.SIGINT), ('forkserver', signal.SIGKILL), ('fork', signal.SIGINT), ('fork', signal.SIGKILL), ('spawn', signal.SIGTERM)])
 def test_no_process_and_no_shared_memory_is_left(ctx, sign, tmp_path):
     "Ctrl-C goes to all of them at once; a kill to the learner alone, while its workers are in the middle of a step"
     (tmp_path/'script.py').write_text(SCRIPT)

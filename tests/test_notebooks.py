@@ -21,7 +21,6 @@ import torch._dynamo       # the first update of an optimizer imports it
 from matplotlib_inline.config import InlineBackend
 InlineBackend.instance().print_figure_kwargs = dict(bbox_inches=None)       # "tight" would lay each picture out once more
 nbdev.test.CaptureShell = functools.partial(nbdev.test.CaptureShell, mpl_format='png')      # a quarter of the pixels
-from nbdev.test import nbdev_test
 gc.freeze()       # else each process looks through all of them once more before it ends, which takes a second
 for line in sys.stdin:
     job = json.loads(line)
@@ -33,7 +32,7 @@ else: sys.exit()
 os.setsid()
 os.chdir(job['cwd'])
 for fd, name in (0, os.devnull), (1, job['out']), (2, job['err']): os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), fd)
-nbdev_test.__wrapped__(path=job['path'], flags=job['flags'], n_workers=0)
+nbdev.test.nbdev_test.__wrapped__(path=job['path'], flags=job['flags'], n_workers=0)
 """
 
 

@@ -35,7 +35,7 @@ class TestShim:
         assert ' passed' in out and ' failed' not in out
 
     def test_actors(self):
-        out = ran('-m', 'pytest', '-q', '-p', 'no:cacheprovider', 'tests/test_actors.py', '-k', 'leaving_the_loop')
+        out = ran('-m', 'pytest', '-q', '-p', 'no:cacheprovider', 'tests/test_actors.py', '-k', 'very_steps or begun_anew or leaving or 2.5 or (start_method and forkserver)')
         assert ' passed' in out and ' failed' not in out
 
     def test_a_training_run(self, tmp_path):
