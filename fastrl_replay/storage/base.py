@@ -44,22 +44,25 @@ class Storage(Protocol):
     def close(self) -> None: "Release files and memory"
 
 # %% ../../nbs/1_memory/07_storage.ipynb #fa7cd927
-def find_place(table, stream):
+_FACTOR = 0x6F81DC1331B2E34F       # odd, and however its bits are shifted, never near a simple fraction
+
+def find_place(table, shift, stream):
     "Return the place of `stream` in the table, its newest id next to it; or a free one (next: −1)"
     mask = len(table) - 2
-    at = 2*(stream ^ (stream >> 16)) & mask
+    at = stream*_FACTOR >> shift & mask           # bits below the 64th: the same in Python as in int64
     while table[at] != stream and table[at + 1] >= 0: at = (at + 2) & mask
     return at
 
 _find_place = inner(find_place)
 
 @kernel
-def link(table, room, streams, links, at_link, ring, n, max_sz):
-    """Link rows `n`, … of `streams` (int64[m]): their distances back and ahead go into `links`
-    (int32[·, 2]) from `at_link` on, those of older rows into the `ring` (int32[max_sz, 2]). Return
-    how many rows were linked, and for how many new streams the table still has `room`"""
-    for i in range(len(streams)):
-        at = _find_place(table, streams[i])
+def link(table, shift, room, streams, begin, links, at_link, ring, n, max_sz):
+    """Link rows `n`, … of `streams` (int64[m]), those before number `begin` being linked already: their
+    distances back and ahead go into `links` (int32[·, 2]) from `at_link` on, those of older rows into the
+    `ring` (int32[max_sz, 2]). Return the number of the first row that is not linked, because the table has
+    no room for another new stream, and for how many it has `room`"""
+    for i in range(begin, len(streams)):
+        at = _find_place(table, shift, streams[i])
         tail = table[at + 1]
         if tail < 0:
             if room == 0: return i, room
@@ -81,11 +84,12 @@ class Streams:
     def _build(self, streams, ids):
         size = max(64, 1 << (4*len(streams)).bit_length())
         self.table, self.room = np.full(2*size, -1), size//2 - len(streams)
-        for stream, id in zip(streams.tolist(), ids.tolist()):
-            at = find_place(self.table, stream)
-            self.table[at:at + 2] = stream, id
+        self.shift = 64 - size.bit_length()       # to the product's upper bits
         self.view = self.table.data               # which Python reads faster
-        self.place = 0                            # where a stream was found last
+        for stream, id in zip(streams.tolist(), ids.tolist()):
+            at = find_place(self.view, self.shift, stream)
+            self.view[at], self.view[at + 1] = stream, id
+        self.places = {}                          # where streams were found; they stay there
 
     def known(self, first_id=0) -> tuple:
         "Return the streams whose newest row is not before `first_id`, sorted, and its id (int64)"
@@ -95,24 +99,30 @@ class Streams:
     def make_room(self, first_id):
         "Drop the streams that have no row left, and make room for as many new ones as there are"
         self._build(*self.known(first_id))
+    def find(self, stream) -> int:
+        "Return the place of `stream`, as `find_place`, and remember it if the stream has a row"
+        at = find_place(self.view, self.shift, stream)
+        if self.view[at + 1] < 0: return at       # another stream may take it
+        if len(self.places) >= 4096: self.places.clear()
+        self.places[stream] = at
+        return at
     def newest(self, stream) -> int:
         "Return the id of the newest row of `stream`, −1 if there is none"
-        return self.view[find_place(self.view, stream) + 1]
+        return self.view[find_place(self.view, self.shift, stream) + 1]
 
     def begin(self, stream, id, first_id):
         "Note row `id` as the first of a new `stream`"
         if not self.room: self.make_room(first_id)
-        at = find_place(self.view, stream)
+        at = find_place(self.view, self.shift, stream)
         self.room -= 1
         self.view[at], self.view[at + 1] = stream, id
 
-    def link(self, streams, links, at_link, ring, n, max_sz, first_id):
+    def link(self, streams, links, at_link, ring, n, max_sz):
         "Link the rows from `n` on, which are of these `streams` (int64[m]): see the kernel `link`"
-        at, self.room = link(self.table, self.room, streams, links, at_link, ring, n, max_sz)
+        at, self.room = link(self.table, self.shift, self.room, streams, 0, links, at_link, ring, n, max_sz)
         while at < len(streams):
-            self.make_room(first_id)
-            more, self.room = link(self.table, self.room, streams[at:], links, at_link + at, ring, n + at, max_sz)
-            at += more
+            self.make_room(n - max_sz)            # what is before that can't be linked to any more
+            at, self.room = link(self.table, self.shift, self.room, streams, at, links, at_link, ring, n, max_sz)
 
 # %% ../../nbs/1_memory/07_storage.ipynb #c1c8405b
 @kernel

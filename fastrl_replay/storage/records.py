@@ -12,7 +12,7 @@ import numpy as np
 from ..batch import Batch
 from ..saving import CheckpointError
 from ..steps import Layout, shown
-from .base import Ram, Streams, find_place, follow_links, same_episode
+from .base import Ram, Streams, follow_links, same_episode
 from .buffers import Buffers
 from .draw_counts import DrawCounts
 from .fetch import fetch_fields, fetch_kernel
@@ -85,8 +85,8 @@ class Ring:
             values[k] = take(v) if dtype is not None and v.dtype is dtype and v.shape==shape else fit(v)
         count, streams, max_sz = self._count, self.streams, self.max_sz
         n, first, stream = count[N_ADDED], count[FIRST_ID], 0 if self.key is None else int(values[self._key_at])
-        table, at = streams.view, streams.place
-        if table[at]!=stream: at = streams.place = find_place(table, stream)
+        table, at = streams.view, streams.places.get(stream)
+        if at is None: at = streams.find(stream)
         newest = table[at + 1]
         back = n - newest if newest >= 0 and n - newest < max_sz else 0
         try: data = self._pack(back, 0, stream, *values) if self.key is None else self._pack(back, 0, *values)
@@ -140,7 +140,7 @@ class Ring:
         fields, data, numbers = self._scratch(m)
         if streams is None: streams = numbers
         self.unsettled = True
-        self.streams.link(streams, self._scratch_links, 0, self.links, n, max_sz, first)
+        self.streams.link(streams, self._scratch_links, 0, self.links, n, max_sz)
         columns = self._content(columns, self._scratch_links, n)
         for field, column in zip(fields, columns): field[...] = column
         if self.key is None and streams is not self._streams_there:
@@ -185,7 +185,7 @@ class Ring:
         streams, first = Streams(), self.first_id
         for n, run in self._runs(first, self.n_added):
             back, ids = links[run, 0].copy(), np.arange(n, n + run.stop - run.start)
-            streams.link(self.whose[run].astype(np.int64), links, run.start, links, n, self.max_sz, first)
+            streams.link(self.whose[run].astype(np.int64), links, run.start, links, n, self.max_sz)
             gone = (links[run, 0]==0) & (back > ids - first) & (back < self.max_sz)
             links[run, 0][gone] = back[gone]
         return streams

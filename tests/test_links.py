@@ -1,0 +1,180 @@
+"Links along streams: beside a naive twin, with more new streams in a chunk than the table has room for"
+import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.steps import Transition
+from fastrl_replay.storage.base import Streams, find_place
+
+
+class Numbered(NamedTuple):
+    state: Any
+    env_id: Any
+
+class Plain(NamedTuple):
+    state: Any
+
+
+class Twin:
+    "The rows of each stream, in the order of time"
+    def __init__(self, max_sz): self.max_sz, self.whose, self.rows = max_sz, [], {}
+    def add(self, stream):
+        self.rows.setdefault(stream, []).append(len(self.whose))
+        self.whose.append(stream)
+    def links(self):
+        "Of each living row, the rows before and after it in its stream; −1 where there is none"
+        first, before, after = max(0, len(self.whose) - self.max_sz), {}, {}
+        for rows in self.rows.values():
+            for a, b in zip(rows, rows[1:]): before[b], after[a] = a, b
+        ids = range(first, len(self.whose))
+        return [max(before.get(i, -1), first - 1) if before.get(i, -1) >= first else -1 for i in ids], [after.get(i, -1) for i in ids]
+
+
+def agree(memory, twin):
+    ids = np.arange(memory.first_id, memory.n_added)
+    before, after = twin.links()
+    np.testing.assert_array_equal(memory.previous(ids), before)
+    np.testing.assert_array_equal(memory.next(ids), after)
+    assert memory.check_valid()
+
+
+SPREAD = dict(small=lambda k: k, below=lambda k: -1 - k, far=lambda k: k << 32, farther=lambda k: k << 48,
+              both=lambda k: (k << 32) + k)
+
+
+def test_a_chunk_with_more_new_streams_than_the_table_has_room_for():
+    memory, x = ReplayMemory(1000), np.zeros((128, 4), np.float32)
+    flags = np.zeros(128, bool)
+    memory.extend(Transition(x, np.zeros(128, int), np.zeros(128), x, flags, flags), streams=np.arange(128) % 64)
+    assert memory.next([0, 31, 32, 63]).tolist() == [64, 95, 96, 127]
+    assert memory.previous([64, 127]).tolist() == [0, 63] and memory.episode_ids(0).tolist() == [0, 64]
+    assert memory.check_valid()
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_links_beside_a_twin(seed, tmp_path):
+    "Chunks and steps of few and of many streams, old and new, in rings that wrap, in RAM and on disk"
+    rng = np.random.default_rng(seed)
+    max_sz = int(rng.choice([1, 7, 100, 500, 3000, 9000]))
+    spread, numbered = SPREAD[list(SPREAD)[seed % 5]], seed % 2 == 0
+    memory, twin, fresh = ReplayMemory(max_sz, path=tmp_path/'m' if seed % 3 == 0 else None), Twin(max_sz), 0
+    for _ in range(12):
+        m = int(rng.choice([1, 2, 33, 150, 700, 6000]))
+        n_streams = int(rng.choice([1, 3, 40, 90, 400]))
+        if rng.random() < .5: fresh += n_streams
+        streams = fresh + rng.integers(n_streams, size=m)
+        if rng.random() < .5: streams = fresh + np.arange(m) % n_streams
+        streams = np.array([spread(int(k)) for k in streams])
+        if m <= 2 and numbered:
+            for s in streams.tolist(): memory.add(Numbered(0., s))
+        elif numbered: memory.extend(Numbered(np.zeros(m, np.float32), streams))
+        else: memory.extend(Plain(np.zeros(m, np.float32)), streams=streams)
+        for s in streams.tolist(): twin.add(s)
+        agree(memory, twin)
+
+
+@pytest.mark.parametrize('spread', SPREAD)
+def test_single_steps_of_many_streams(spread):
+    "Steps by turns, streams that come back late, and stream −1, which is also how an empty place is marked"
+    rng, memory, twin = np.random.default_rng(1), ReplayMemory(300), Twin(300)
+    for k in range(1500):
+        stream = -1 if rng.random() < .1 else SPREAD[spread](int(rng.integers(k//10 + 1)))
+        memory.add(Numbered(0., stream))
+        twin.add(stream)
+        if k % 211 == 0: memory.load_state_dict(memory.state_dict())
+        if k % 97 == 0: agree(memory, twin)
+    agree(memory, twin)
+
+
+def test_a_step_that_is_refused_leaves_the_table_as_it_was():
+    memory = ReplayMemory(50)
+    for stream in (3, -1, 4): memory.add(Numbered(0., stream))
+    for stream in (5, -7, -1, 3):
+        with pytest.raises(TypeError, match='state'): memory.add(Numbered('x', stream))
+        with pytest.raises((ValueError, TypeError), match='state'): memory.add(Numbered(np.zeros(2), stream))
+        memory.add(Numbered(0., -1))
+        memory.add(Numbered(0., stream))
+        assert memory.check_valid()
+
+
+# --- links that an earlier version lost ------------------------------------------------------------------------------
+def lose_links(memory, rng):
+    "What filling the table in mid-chunk did: rows say that none follows, though the next one leads back to them"
+    links = memory._storage.links
+    at = np.flatnonzero(links[:, 1])
+    at = rng.permutation(at)[:len(at)//2 + 1]
+    links[at, 1] = 0
+    with pytest.raises(AssertionError, match='links of row'): memory.check_valid()
+
+
+def filled(max_sz, path=None, steps=700):
+    memory, twin = ReplayMemory(max_sz, path=path), Twin(max_sz)
+    streams = np.arange(steps) % 48
+    memory.extend(Numbered(np.zeros(steps, np.float32), streams))
+    for s in streams.tolist(): twin.add(s)
+    return memory, twin
+
+
+@pytest.mark.parametrize('max_sz', [500, 1000])
+@pytest.mark.parametrize('how', ['folder', 'state', 'path', 'copy'])
+def test_a_memory_saved_with_lost_links_is_settled_at_loading(how, max_sz, tmp_path):
+    memory, twin = filled(max_sz, tmp_path/'m' if how == 'path' else None)
+    lose_links(memory, np.random.default_rng(0))
+    if how == 'folder':
+        memory.save(tmp_path/'saved')
+        memory = ReplayMemory.load(tmp_path/'saved')
+    elif how == 'state':
+        state, memory = memory.state_dict(), ReplayMemory(max_sz)
+        memory.load_state_dict(state)
+    elif how == 'path':
+        memory.close()
+        memory = ReplayMemory.open(tmp_path/'m')
+    else: memory = copy.deepcopy(memory)
+    agree(memory, twin)
+    for k in range(60):
+        memory.add(Numbered(0., k % 50))
+        twin.add(k % 50)
+    agree(memory, twin)
+
+
+# --- the table of streams --------------------------------------------------------------------------------------------
+class Counting(list):
+    "A table that counts how often a key is looked at"
+    looks = 0
+    def __getitem__(self, k):
+        self.looks += k % 2 == 0
+        return super().__getitem__(k)
+
+
+def series():
+    for shift in (0, 1, 8, 15, 16, 20, 31, 32, 33, 40, 48, 56): yield f'multiples of 2^{shift}', [k << shift for k in range(min(2000, 1 << 63 - shift))]
+    for high, low in ((16, 0), (32, 0), (32, 16), (44, 0), (48, 32)): yield f'pairs {high}, {low}', [(i << high) + (j << low) for i in range(45) for j in range(45)]
+    yield 'negative', [-k << 32 for k in range(2000)]
+    yield 'both halves', [(k << 32) + k for k in range(2000)]
+    yield 'odd steps', [k*1_000_003 for k in range(2000)]
+    yield 'any', np.random.default_rng(0).integers(-2**63, 2**63, 2000).tolist()
+
+SERIES = dict(series())
+
+
+@pytest.mark.parametrize('name', SERIES)
+def test_streams_are_found_at_once_whatever_their_numbers_have_in_common(name):
+    "Of numbers that share their lower bits, all searches began at one place, and each passed all the others"
+    streams, some = SERIES[name], Streams()
+    some.link(np.array(streams), np.zeros((len(streams), 2), np.int32), 0, np.zeros((1, 2), np.int32), 0, 1)
+    table = Counting(some.table.tolist())
+    for k, s in enumerate(streams): assert table[find_place(table, some.shift, s) + 1] == k
+    assert table.looks < 1.6*len(streams)
+
+
+def test_python_and_the_kernel_find_the_same_place():
+    rng, edges = np.random.default_rng(0), [0, -1, 2**63 - 1, -2**63, 2**62 + 1]
+    for bits in range(1, 64):
+        some = np.unique([*rng.integers(-2**bits, 2**bits, 300, dtype=np.int64), *edges[:bits % 6]])
+        streams = Streams()
+        streams.link(some, np.zeros((len(some), 2), np.int32), 0, np.zeros((400, 2), np.int32), 0, 400)
+        assert [streams.newest(s) for s in some.tolist()] == list(range(len(some)))
+        for s in edges: assert (streams.newest(s) >= 0) == (s in some)
