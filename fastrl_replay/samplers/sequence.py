@@ -182,6 +182,7 @@ class SequenceSampler(Sampler):
     kept: Any = None               # float64[max_sz + 1]: the priority of each slot's start; the largest
     columns: Any = None            # links and flags of the storage's rows
     known: int | None = None       # ids below this were kept by an earlier process
+    ends_early = False             # loaded from a version for which an episode ended at its first flag
 
     def __init__(self, sequence: Any, sampler: Any = None) -> None:
         if isinstance(sequence, dict): sequence = Sequence(**sequence)
@@ -236,7 +237,7 @@ class SequenceSampler(Sampler):
     def tell(self, storage: Any, given: Any = None) -> None:
         "Process all rows that a storage has received"
         links, sampler, tree, n_added, first = storage.linked(), self.inner, NO_TREE, storage.n_added, storage.first_id
-        if self.columns is None or self.columns[0] is not links: self.columns = links, *self._columns_of(storage)
+        if self.columns is None or self.columns[0] is not links: self._begin(storage, links)
         lows, alpha, largest = NO_LOWS, 0., 1.
         if self.prioritized: tree, lows, alpha, largest = sampler.tree, sampler.lows, sampler.alpha, sampler.largest
         begin = storage.told if self.known is None else 0
@@ -244,6 +245,19 @@ class SequenceSampler(Sampler):
                                  largest, max(begin, first), n_added, first, self.known or 0)
         self.known, storage.told = None, n_added
         self.fill(n_added)
+
+    def _begin(self, storage, links):
+        "Find the columns; and, in a state that knew the first flagged row only, each n-step episode's end"
+        self.columns = links, *self._columns_of(storage)
+        if self.ends_early and 'discount' in storage.layout.fields:
+            state = self.inner.get_state() | dict(size=0)
+            self.inner.set_state(state | dict(priorities=np.empty(0)) if self.prioritized else state)
+            self._keep_phases(storage.told)
+        self.ends_early = False
+
+    def _keep_phases(self, known):
+        "Keep the phases and priorities of the rows below `known` only: `tell` computes the rest again"
+        self.rows[:, NUMBER], self.rows[:, PLACE], self.known = -1, 0, known
 
     def _columns_of(self, storage):
         "Return what `tell_rows` reads of all slots (zeros for what is missing or doesn't count), and options"
@@ -258,7 +272,7 @@ class SequenceSampler(Sampler):
         phases, p = self.rows[:, PHASE], self.kept
         if not ((p >= -1) & (p < np.inf)).all() or not 0 <= phases.min() <= phases.max() < self.sequence.stride:
             raise ValueError('starts: damaged: some priorities or phases are out of range')
-        self.rows[:, NUMBER], self.rows[:, PLACE], self.known = -1, 0, told
+        self._keep_phases(told)
         self.see(p[-1])
 
     def refuse(self, bs: int) -> None:
@@ -312,14 +326,14 @@ class SequenceSampler(Sampler):
     def get_state(self):
         "Return which starts can be drawn, in which order, and the state of the inner sampler"
         rows, starts = self.rows[:self.size].copy(), self.starts[:self.n_choices].copy()
-        return super().get_state() | dict(rows=rows, starts=starts, inner=self.inner.get_state())
+        return super().get_state() | dict(rows=rows, starts=starts, inner=self.inner.get_state(), tails=True)
 
     def from_state(self, state):
         attributes, (rows, starts, inner) = super().from_state(state), take(state, 'rows', 'starts', 'inner')
         n, size = whole_number('state: starts', take(inner, 'size')[0]), attributes['size']
         if not consistent(rows, starts, size, n, self.sequence):
             raise ValueError('state: rows and starts do not match each other, or this memory')
-        made = self.new_arrays(self.capacity, None) | dict(known=None)
+        made = self.new_arrays(self.capacity, None) | dict(known=None, ends_early='tails' not in state)
         made['rows'][:size], made['starts'][:n], made['kept'][:] = rows, starts, -1.
         if self.prioritized: made['kept'][starts[:, 0]], made['kept'][-1] = self.inner.priorities_in(inner, n)
         return attributes | made
