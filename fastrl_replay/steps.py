@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LOOSE', 'BITS', 'Transition', 'SimpleStep', 'Leaf', 'shown', 'whole_number', 'as_array', 'leaf_of', 'encode',
-           'Fitter', 'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout', 'same_layout', 'derived_type']
+           'Fitter', 'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout', 'same_layout', 'derived_type',
+           'ending_columns', 'goes_on']
 
 # %% ../nbs/1_memory/02_steps.ipynb #16625101
 import copyreg
@@ -524,3 +525,20 @@ def _derive(name, fields, defaults):
     return _Derived(name, (base,), dict(__slots__=(), _derived=(name, fields, defaults), __module__=__name__))
 
 copyreg.pickle(_Derived, lambda t: (derived_type, t._derived))      # type: ignore[attr-defined]
+
+# %% ../nbs/1_memory/02_steps.ipynb #6f4b15e8
+def ending_columns(column: Callable[[str], Any]) -> list[Any]:
+    """Return the five columns that tell where episodes end: `terminated`, `truncated`, `episode_n`, `discount`
+    and `step_n`, as `column(field)` returns them, or None where one is missing or tells nothing"""
+    found = {o: column(o) for o in ('terminated', 'truncated', 'episode_n', 'discount')}
+    counted = found['discount'] is not None and found['episode_n'] is not None
+    return [*found.values(), column('step_n') if counted else None]
+
+def goes_on(flagged, episode_n, discount, step_n) -> Any:
+    """Return whether an episode goes on from one row to the next of its stream (bool, or an array of them).
+
+    `flagged`: is the first of the two terminated or truncated? The others are pairs, the value of the first
+    and that of the next; two equal numbers where there is none."""
+    rises = (discount[1] > discount[0]) | (step_n[1] > step_n[0])
+    return (episode_n[0]==episode_n[1]) & (rises | (flagged==0))
+

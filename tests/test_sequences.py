@@ -1,19 +1,24 @@
 """Sequences beside a twin that lists all windows: which can be drawn, with what probability, and what is in them.
 
 The twin keeps every step ever stored and looks at all of them each time. It knows nothing of links, tails or places."""
+import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from data.make_checkpoint import steps
 
 from fastrl_replay.health import trial_draws
 from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.sequence import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.show import memory_figure
+from fastrl_replay.steps import Transition
 
 
 class Numbered(NamedTuple):      # with all that may decide where an episode begins and ends
@@ -32,6 +37,25 @@ class Flagged(NamedTuple):       # steps are counted along the episode
 
 class Bare(NamedTuple):          # only links decide
     x: Any
+    env_id: Any
+
+
+class Rewarded(NamedTuple):     # what n-step transitions need, beside numbers
+    x: Any
+    reward: Any
+    next_state: Any
+    terminated: Any
+    truncated: Any
+    env_id: Any
+    step_n: Any
+    episode_n: Any
+
+class Unnumbered(NamedTuple):    # and without: only the discount tells where an episode ends
+    x: Any
+    reward: Any
+    next_state: Any
+    terminated: Any
+    truncated: Any
     env_id: Any
 
 
@@ -63,8 +87,9 @@ class Twin:
         for ids in runs.values():
             for k, id in enumerate(ids):
                 window = ids[k:k + self.o.length]
-                whole = len(window)==self.o.length or self.o.pad and self.steps[window[-1]][3]
-                if whole and self.steps[id][2] % self.o.stride==0: found[id] = window
+                if len(window) < self.o.length:               # what is stored of it up to a flag, if it may be padded
+                    while window and not (self.o.pad and self.steps[window[-1]][3]): window.pop()
+                if window and self.steps[id][2] % self.o.stride==0: found[id] = window
         for id in self.p.keys() - found.keys(): del self.p[id]
         for id in found.keys() - self.p.keys(): self.p[id] = self.largest
         return found
@@ -106,6 +131,40 @@ def check_probabilities(batch, twin, alpha=.6, beta=.4):
     want = np.array([masses[id] for id in batch.ids[:, 0].tolist()])/sum(masses.values())
     assert np.allclose(batch.probs, want, rtol=1e-6, atol=1e-7)
     assert np.allclose(batch.weights, (want.min()/want)**beta, rtol=1e-6, atol=1e-7)
+
+
+class NStepTwin(Twin):
+    """The same for n-step transitions: each is a row of the episode whose step it begins with, whatever its flags say.
+
+    With `gaps`, steps are missing, each for itself, so that windows close in mid-episode; such rows follow each other all the same."""
+    def __init__(self, n, gamma, gaps, *args):
+        super().__init__(*args)
+        self.gaps, self.made = gaps, None
+        self.n_step = lambda rng: iter(NStep(self.source(rng), n, gamma))
+
+    def source(self, rng):
+        while True:
+            e, (end, cut) = int(rng.integers(len(self.world))), rng.random(2) < self.ends
+            step_n, episode_n = self.world[e]
+            self.world[e] = (0, episode_n + 1) if end or cut else (step_n + 1, episode_n)
+            if rng.random() < self.gaps and not (end or cut): continue
+            made = dict(x=np.float32([episode_n, step_n]), reward=1., next_state=0., terminated=bool(end), truncated=bool(cut),
+                        env_id=e, step_n=step_n, episode_n=episode_n)
+            yield self.kind(**{k: made[k] for k in self.kind._fields})
+
+    def play(self, rng, lull=0.):
+        if self.made is None: self.made = self.n_step(rng)
+        row, id = next(self.made), len(self.steps)
+        (episode_n, step_n), e = row.x.astype(int).tolist(), int(row.env_id)
+        before = self.newest.get(e)
+        if before is not None and (id - before[0] >= self.max_sz or before[1]!=episode_n): before = None
+        run, number = (id, 0) if before is None or self.o.across_episodes else (self.steps[before[0]][0], self.steps[before[0]][1] + 1)
+        if self.o.across_episodes and e in self.newest and id - self.newest[e][0] < self.max_sz:
+            run, number = self.steps[self.newest[e][0]][0], self.steps[self.newest[e][0]][1] + 1
+        phase = step_n if self.kind is Rewarded and not self.o.across_episodes else number
+        self.steps.append((run, number, phase, bool(row.terminated or row.truncated) and not self.o.across_episodes))
+        self.newest[e] = id, episode_n
+        return row._replace(x=np.float32([id, e]))
 
 
 CASES = [Sequence(4), Sequence(4, 1), Sequence(1), Sequence(5, stride=1), Sequence(5, stride=1, pad=False), Sequence(3, 2, 2, pad=False),
@@ -151,6 +210,74 @@ def test_windows_are_those_of_the_twin(sequence, prioritized, kind):
         live(memory, twin, rng, 25)
 
 
+def play_n_steps(steps, n, gamma=.9, **options):
+    "A memory of sequences over the n-step transitions of one episode of `steps`"
+    memory = ReplayMemory(100, seed=0, **options)
+    for row in NStep([Transition(k, 0, 1., k + 1, k==steps - 1, False) for k in range(steps)], n, gamma): memory.add(row)
+    return memory
+
+
+@pytest.mark.parametrize('n', [1, 2, 3, 5, 20])
+def test_an_episode_of_n_step_transitions_is_one_window(n):
+    "Its last n rows are flagged, and belong to it all the same"
+    memory = play_n_steps(12, n, sequence=Sequence(12))
+    assert memory.episode_ids(0).tolist()==list(range(12))
+    assert memory.sampler.n_choices==1 and memory.sample(1).ids.tolist()==[list(range(12))]
+    memory = play_n_steps(12, n, sequence=Sequence(8))
+    found = sorted(memory.sample(2).ids.tolist())
+    assert memory.sampler.n_choices==2 and found==[list(range(8)), [8, 9, 10, 11, -1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize('n', [1, 2, 3, 5])
+@pytest.mark.parametrize('kind, gamma', [(Rewarded, .9), (Rewarded, 1.), (Unnumbered, .9)])
+@pytest.mark.parametrize('prioritized', [False, True])
+def test_windows_of_n_step_rows_are_those_of_the_twin(n, gamma, prioritized, kind):
+    rng = np.random.default_rng([n, prioritized])
+    for k, sequence in enumerate(CASES):
+        streams, ends, max_sz = ((1, .06, 40), (3, .2, 50), (3, .02, 70), (12, .1, 64))[k % 4]
+        twin = NStepTwin(n, gamma, .1*(k % 3==0 and kind is Rewarded), max_sz, sequence, kind, streams, ends)
+        memory = ReplayMemory(max_sz, Proportional() if prioritized else Uniform(), sequence=sequence, seed=0)
+        live(memory, twin, rng, 12)
+
+
+@pytest.mark.parametrize('prioritized', [False, True])
+def test_n_step_rows_are_told_in_mid_tail(prioritized, tmp_path):
+    "One row at a time, saved, loaded, copied and reopened wherever an episode's tail is cut in two"
+    rng = np.random.default_rng(prioritized)
+    twin = NStepTwin(4, .9, 0., 30, Sequence(6, stride=2), Unnumbered, 2, .15)
+    def new(**kw): return ReplayMemory(30, Proportional() if prioritized else Uniform(), sequence=twin.o, seed=0, **kw)
+    memory, on_disk = new(), new(path=tmp_path/'disk')
+    for k in range(70):
+        row = twin.play(rng)
+        for o in (memory, on_disk): o.add(row)
+        windows = check_all(memory, twin)
+        assert memory.check_valid() and on_disk.sampler.n_choices==len(windows)
+        if k % 3: continue
+        if k % 6: memory = copy.deepcopy(memory)
+        else:
+            memory.save(tmp_path/'saved')
+            memory = ReplayMemory.load(tmp_path/'saved')
+        on_disk.close()
+        on_disk = ReplayMemory.open(tmp_path/'disk')
+        if windows: check_batch(on_disk.sample(len(windows)), windows, 6)
+    on_disk.close()
+
+
+def test_sequences_saved_when_an_episode_ended_at_its_first_flag():
+    "Loaded in mid-tail: their windows are those of a memory of today, and priorities are kept"
+    rows = list(NStep(list(steps(75)), n=3, gamma=.5))
+    loaded = ReplayMemory.load(Path(__file__).parent/'data'/'sequences_v3')
+    today = ReplayMemory(40, Proportional(), sequence=Sequence(5, stride=2), seed=0)
+    for row in rows[:54]: today.add(row)
+    for row in rows[54:]:
+        assert loaded.check_valid()
+        found = [{o[0]: o for o in m.sample(500).ids.tolist()} for m in (loaded, today)]
+        assert found[0]==found[1] and len(found[0])==loaded.sampler.n_choices==today.sampler.n_choices
+        p = {id: loaded.sampler.kept[id % 40] for id in found[0]}
+        assert all(p[id]==pytest.approx(id/10) for id in p if id < 45)           # those that were drawn then
+        for o in (loaded, today): o.add(row)
+
+
 def made(sampler=None, max_sz=50, sequence=None, kind=Numbered, n=70, streams=3, **kw):
     "A memory and its twin after `n` steps"
     rng, sequence = np.random.default_rng(1), sequence or Sequence(5, 1)
@@ -181,7 +308,6 @@ def test_starts_are_drawn_with_their_probability(prioritized):
 @pytest.mark.parametrize('prioritized', [False, True])
 @pytest.mark.parametrize('kind', [Numbered, Flagged, Bare])
 def test_what_is_loaded_goes_on_to_the_bit(prioritized, kind, tmp_path):
-    import copy
     sampler = Proportional if prioritized else Uniform
     memory, twin, rng = made(sampler(), kind=kind)
     if prioritized: change(memory, twin, rng)

@@ -16,6 +16,7 @@ from .own import KINDS, sampler_from
 from .proportional import Proportional
 from .sum_tree import FIRST, NO_LOWS, power, resum_many
 from .uniform import Uniform
+from ..steps import ending_columns, goes_on
 
 # %% ../../nbs/3_lasting/07_sequences.ipynb #cd487e0a
 @dataclass(frozen=True)
@@ -41,21 +42,27 @@ class Sequence:
         check_number('eta', self.eta, 1)
 
 # %% ../../nbs/3_lasting/07_sequences.ipynb #dc137cdf
-# Of a row: steps before it in its run, at most `length` (−1: it ended its episode); the same
+# Of a row: steps before it in its run, at most `length` (if it is flagged: −1 − that); the same
 # modulo `stride`; the distance to its tail; its place among the starts, from 1
 NUMBER, PHASE, LAG, PLACE = range(4)
 WAITING = -1                            # in PLACE: a start whose window isn't complete; 0: no start
 NO_TREE = np.empty((0, 8))              # where draws are uniform
+_goes_on = inner(goes_on)
 
 @inner(forceinline=True)
-def run_of(links, episode_n, rows, slot, id, length, stride, first_id):
+def run_of(links, marks, rows, slot, id, length, stride, first_id):
     "Return NUMBER, PHASE and LAG of a row, from those of the row before it in its stream"
     back = np.int64(links[slot, 0])
     before = slot - back if slot >= back else slot - back + len(rows)
-    if back <= 0 or rows[before, NUMBER] < 0: return 0, 0, 0
-    if id - back >= first_id and episode_n[before] != episode_n[slot]: return 0, 0, 0
-    number, phase = min(rows[before, NUMBER] + 1, length), rows[before, PHASE] + 1
-    lag = back + rows[before, LAG]
+    if back <= 0: return 0, 0, 0
+    number, phase, lag = rows[before, NUMBER], rows[before, PHASE] + 1, back + rows[before, LAG]
+    episode_n, discount, step_n = marks
+    same = number >= 0                                       # if only its flag is known: it was overwritten
+    if id - back >= first_id:
+        same = _goes_on(number < 0, (episode_n[before], episode_n[slot]), (discount[before], discount[slot]),
+                        (step_n[before], step_n[slot]))
+    if not same: return 0, 0, 0
+    number = min((number if number >= 0 else -1 - number) + 1, length)
     if number==length and id - lag >= first_id:              # the tail moves one step, like the row
         lag -= links[slot - lag if slot >= lag else slot - lag + len(rows), 1]
     elif number==length:                                     # it was overwritten meanwhile
@@ -95,7 +102,7 @@ def close_up(rows, starts, n, holes, tree, lows, lines, kept, scale):
     return left
 
 @kernel(error_model='numpy')
-def tell_rows(links, terminated, truncated, step_n, episode_n, options, rows, starts, n, tree, lows, kept, alpha,
+def tell_rows(links, terminated, truncated, marks, step_n, options, rows, starts, n, tree, lows, kept, alpha,
               largest, begin, n_added, first_id, known):
     """Process the rows from `begin` on: of `n` starts some leave, others enter; return how many there are. Priorities
     are the `largest`, or for ids below `known` those that were `kept`, as their phases were"""
@@ -108,14 +115,15 @@ def tell_rows(links, terminated, truncated, step_n, episode_n, options, rows, st
             holes[k] = rows[slot, PLACE] - 1
             starts[holes[k], 1] = 0
             k += 1
-        number, phase, lag = run_of(links, episode_n, rows, slot, id, length, stride, first_id)
+        number, phase, lag = run_of(links, marks, rows, slot, id, length, stride, first_id)
         if not counted: phase = step_n[slot] % stride if stride > 1 else 0
         elif id < known: phase = rows[slot, PHASE]
         if prioritized and id >= known: kept[slot] = -1.
         ends = terminated[slot] or truncated[slot]
-        rows[slot, NUMBER], rows[slot, PHASE], rows[slot, LAG] = -1 if ends else number, phase, lag
+        rows[slot, NUMBER], rows[slot, PHASE], rows[slot, LAG] = -1 - number if ends else number, phase, lag
         rows[slot, PLACE] = 0 if phase else WAITING
-        # complete: the window from the tail on, and at an episode's end all that it cuts short
+        # complete: the window from the tail on, and at an episode's end all that it cuts short, some of
+        # which were complete at an earlier flag, before the episode went on
         ahead, span = (0, 1) if ends and pad else (lag, length if number >= length - 1 else length + 1)
         while span <= length and id - ahead >= first_id:
             at = slot - ahead if slot >= ahead else slot - ahead + max_sz
@@ -126,6 +134,7 @@ def tell_rows(links, terminated, truncated, step_n, episode_n, options, rows, st
                 rows[at, PLACE], starts[place, 0], starts[place, 1] = place + 1, at, span
                 if prioritized: kept[at] = kept[at] if kept[at] >= 0 else largest
                 if prioritized: put_leaf(tree, lows, lines, place, kept[at], scale)
+            elif rows[at, PLACE] > 0: starts[rows[at, PLACE] - 1, 1] = span
             ahead += links[at, 0]
             span = span + 1 if span <= number else length + 1
     return close_up(rows, starts, n, holes[:k], tree, lows, lines, kept, scale)
@@ -173,6 +182,7 @@ class SequenceSampler(Sampler):
     kept: Any = None               # float64[max_sz + 1]: the priority of each slot's start; the largest
     columns: Any = None            # links and flags of the storage's rows
     known: int | None = None       # ids below this were kept by an earlier process
+    ends_early = False             # loaded from a version for which an episode ended at its first flag
 
     def __init__(self, sequence: Any, sampler: Any = None) -> None:
         if isinstance(sequence, dict): sequence = Sequence(**sequence)
@@ -188,7 +198,7 @@ class SequenceSampler(Sampler):
     def attach(self, max_sz, allocate=None):
         if self.sequence.length > max_sz:
             raise ValueError(f'sequence: a length of {self.sequence.length} does not fit into max_sz={max_sz}')
-        self.behind = max_sz//2        # a row must be processed before it is overwritten
+        self.behind = max(1, max_sz//4)    # a row must be processed before it and the one before it are overwritten
         self.inner.attach(max_sz)
         super().attach(max_sz, allocate)
 
@@ -227,7 +237,7 @@ class SequenceSampler(Sampler):
     def tell(self, storage: Any, given: Any = None) -> None:
         "Process all rows that a storage has received"
         links, sampler, tree, n_added, first = storage.linked(), self.inner, NO_TREE, storage.n_added, storage.first_id
-        if self.columns is None or self.columns[0] is not links: self.columns = links, *self._columns_of(storage)
+        if self.columns is None or self.columns[0] is not links: self._begin(storage, links)
         lows, alpha, largest = NO_LOWS, 0., 1.
         if self.prioritized: tree, lows, alpha, largest = sampler.tree, sampler.lows, sampler.alpha, sampler.largest
         begin = storage.told if self.known is None else 0
@@ -236,20 +246,33 @@ class SequenceSampler(Sampler):
         self.known, storage.told = None, n_added
         self.fill(n_added)
 
+    def _begin(self, storage, links):
+        "Find the columns; and, in a state that knew the first flagged row only, each n-step episode's end"
+        self.columns = links, *self._columns_of(storage)
+        if self.ends_early and 'discount' in storage.layout.fields:
+            state = self.inner.get_state() | dict(size=0)
+            self.inner.set_state(state | dict(priorities=np.empty(0)) if self.prioritized else state)
+            self._keep_phases(storage.told)
+        self.ends_early = False
+
+    def _keep_phases(self, known):
+        "Keep the phases and priorities of the rows below `known` only: `tell` computes the rest again"
+        self.rows[:, NUMBER], self.rows[:, PLACE], self.known = -1, 0, known
+
     def _columns_of(self, storage):
-        "Return `terminated`, `truncated`, `step_n`, `episode_n` of all slots (zeros for missing ones), and options"
-        o, names = self.sequence, ('terminated', 'truncated', 'step_n', 'episode_n')
-        found = [None if o.across_episodes else storage.column(name) for name in names]
-        nothing = np.broadcast_to(np.zeros(1, np.int64), self.capacity)
-        options = o.length, o.stride, int(o.pad), int(found[2] is None)
-        return [*(nothing if a is None else a for a in found), options]
+        "Return what `tell_rows` reads of all slots (zeros for what is missing or doesn't count), and options"
+        o, nothing = self.sequence, np.broadcast_to(np.zeros(1, np.int64), self.capacity)
+        found = [None]*6 if o.across_episodes else [*ending_columns(storage.column), storage.column('step_n')]
+        options = o.length, o.stride, int(o.pad), int(found[-1] is None)
+        terminated, truncated, *marks, step_n = (nothing if a is None else a for a in found)
+        return terminated, truncated, tuple(marks), step_n, options
 
     def recover(self, first_id, n_added, told):
         "Use the kept phases and priorities of rows below `told`; `tell` computes the rest again"
         phases, p = self.rows[:, PHASE], self.kept
         if not ((p >= -1) & (p < np.inf)).all() or not 0 <= phases.min() <= phases.max() < self.sequence.stride:
             raise ValueError('starts: damaged: some priorities or phases are out of range')
-        self.rows[:, NUMBER], self.rows[:, PLACE], self.known = -1, 0, told
+        self._keep_phases(told)
         self.see(p[-1])
 
     def refuse(self, bs: int) -> None:
@@ -303,14 +326,14 @@ class SequenceSampler(Sampler):
     def get_state(self):
         "Return which starts can be drawn, in which order, and the state of the inner sampler"
         rows, starts = self.rows[:self.size].copy(), self.starts[:self.n_choices].copy()
-        return super().get_state() | dict(rows=rows, starts=starts, inner=self.inner.get_state())
+        return super().get_state() | dict(rows=rows, starts=starts, inner=self.inner.get_state(), tails=True)
 
     def from_state(self, state):
         attributes, (rows, starts, inner) = super().from_state(state), take(state, 'rows', 'starts', 'inner')
         n, size = whole_number('state: starts', take(inner, 'size')[0]), attributes['size']
         if not consistent(rows, starts, size, n, self.sequence):
             raise ValueError('state: rows and starts do not match each other, or this memory')
-        made = self.new_arrays(self.capacity, None) | dict(known=None)
+        made = self.new_arrays(self.capacity, None) | dict(known=None, ends_early='tails' not in state)
         made['rows'][:size], made['starts'][:n], made['kept'][:] = rows, starts, -1.
         if self.prioritized: made['kept'][starts[:, 0]], made['kept'][-1] = self.inner.priorities_in(inner, n)
         return attributes | made
@@ -333,7 +356,7 @@ def consistent(rows: Any, starts: Any, size: int, n: int, sequence: Sequence) ->
     "Can these be the rows of a sampler with `size` filled slots, and its `n` starts?"
     if not all(isinstance(o, np.ndarray) and o.dtype==np.int32 for o in (rows, starts)): return False
     if rows.shape!=(size, 4) or starts.shape!=(n, 2): return False
-    inside = (rows[:, :2] < (sequence.length + 1, sequence.stride)).all() and (rows >= (-1, 0, 0, -1)).all()
+    inside = (rows[:, :2] < (sequence.length + 1, sequence.stride)).all() and (rows >= (-1 - sequence.length, 0, 0, -1)).all()
     slots, spans = starts.T
     inside = inside and ((slots >= 0) & (slots < size) & (spans > 0) & (spans <= sequence.length)).all()
     return bool(inside and (rows[:, PLACE] > 0).sum()==n and (rows[slots, PLACE]==np.arange(1, n + 1)).all())

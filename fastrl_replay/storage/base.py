@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from ..batch import Batch, aligned
 from ..kernels import inner, kernel
-from ..steps import Layout
+from ..steps import Layout, ending_columns, goes_on
 
 # %% ../../nbs/1_memory/07_storage.ipynb #c883b9b8
 class Storage(Protocol):
@@ -138,19 +138,14 @@ def follow_links(ring, first, slots, there, n_added, first_id, back):
             id += sign*distance
 
 def same_episode(storage: Any, earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Return whether each row in `later` (slots) is of the same episode as the one before it, in `earlier`.
-
-    It isn't if the earlier one is terminated or truncated, or if `episode_n` differs. Of n-step
-    transitions, an episode's last n are flagged; among those the `discount` rises."""
-    same, goes_on = np.ones(later.shape, bool), np.ones(later.shape, bool)
-    at = {o: storage.column(o) for o in ('terminated', 'truncated', 'episode_n', 'step_n', 'discount')}
-    if at['episode_n'] is not None: same = at['episode_n'][earlier]==at['episode_n'][later]
-    for o in ('terminated', 'truncated'):
-        if at[o] is not None: goes_on &= at[o][earlier]==0
-    if at['discount'] is None: return same & goes_on
-    goes_on |= at['discount'][later] > at['discount'][earlier]
-    if at['episode_n'] is not None and at['step_n'] is not None: goes_on |= at['step_n'][later] > at['step_n'][earlier]
-    return same & goes_on
+    """Return whether each row in `later` (slots) is of the same episode as the one before it in its stream,
+    in `earlier`: see `goes_on`"""
+    *flags, episode_n, discount, step_n = ending_columns(storage.column)
+    flagged = np.zeros(later.shape, bool)
+    for a in flags:
+        if a is not None: flagged |= a[earlier]!=0
+    pairs = [(0, 0) if a is None else (a[earlier], a[later]) for a in (episode_n, discount, step_n)]
+    return goes_on(flagged, *pairs)
 
 # %% ../../nbs/1_memory/07_storage.ipynb #513c5e57
 def _number_in(path, key=None):

@@ -2,7 +2,8 @@
 that they still load is the test.
 
     python tests/data/make_checkpoint.py rows FOLDER        saved_v3, of test_saving_format.py
-    python tests/data/make_checkpoint.py replay FOLDER      a replay with its memory"""
+    python tests/data/make_checkpoint.py replay FOLDER      a replay with its memory
+    python tests/data/make_checkpoint.py sequences FOLDER   sequences of n-step transitions, when an episode ended at its first flagged row"""
 import sys
 from pathlib import Path
 
@@ -39,6 +40,23 @@ def make_replay(folder):
     print(replay.memory.n_added, replay.n_batches, batch.ids.tolist(), batch.weights.tolist(), replay.memory.sampler.priorities.sum())
 
 
+def make_sequences(folder):
+    "Saved between two of an episode's last three rows; each sequence with a priority of its own"
+    from fastrl_replay.memory import ReplayMemory
+    from fastrl_replay.pipes.n_step import NStep
+    from fastrl_replay.samplers.proportional import Proportional
+    from fastrl_replay.samplers.sequence import Sequence
+    memory = ReplayMemory(40, Proportional(), sequence=Sequence(5, stride=2), seed=0)
+    for row in NStep(list(steps(75)), n=3, gamma=.5):
+        memory.add(row)
+        if memory.n_added==54: break
+    starts = memory.sampler.starts[:memory.sampler.n_choices, 0]
+    ids = starts + (53 - starts)//40*40
+    memory.update_priorities(ids, ids/10)
+    memory.save(folder)
+    print(sorted(ids.tolist()))
+
+
 def make_rows(folder):
     "The ring of the tests, saved twice; the second time with a bit of everything that a state may hold"
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -51,4 +69,4 @@ def make_rows(folder):
     save_state(folder, dict(max_sz=40, n=65, priorities=ring.priorities, extra=extra), 'ring', ring.as_rows())
 
 
-if __name__=='__main__': dict(rows=make_rows, replay=make_replay)[sys.argv[1]](Path(sys.argv[2]))
+if __name__=='__main__': dict(rows=make_rows, replay=make_replay, sequences=make_sequences)[sys.argv[1]](Path(sys.argv[2]))
