@@ -25,7 +25,7 @@ from .steps import whole_number
 from .saving import SavedState, save_state
 from .schedules import check_schedule, value_at
 from .steps import tree_map
-from .storage.draw_counts import COLOUR, GREY, STYLE
+from .show import COLOUR, GREY, STYLE
 
 # %% ../nbs/2_learning/04_learner.ipynb #55c27226
 def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:

@@ -14,12 +14,14 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 from .batch import Batch, chunk_columns, chunk_streams, first_row
+from .health import Health, memory_health
 from .offline import load_minari, save_minari
 from .samplers.rng import Rng
 from .samplers.base import Sampler, as_ids, as_priorities
 from .samplers.own import as_sampler, sampler_from
 from .samplers.uniform import Uniform
 from .saving import Rows, SavedState, save_state
+from .show import memory_figure, memory_table
 from .steps import Layout, SimpleStep, Transition, derived_type, encode, is_step, same_layout, shown, whole_number
 from .storage.base import Ram
 from .storage.frames import Estimate, check_storage_options, estimate, example_step, kept_how, storage_for
@@ -115,9 +117,6 @@ class ReplayMemory:
     survives a kill of the process; `flush` waits until it is on the disk. A full disk is an
     `OSError`, a second writer a `BlockingIOError`, an option that differs from the folder's a
     `ValueError`."""
-    health: Callable[..., dict[str, Any]]            # added by fastrl_replay.health
-    show: Callable[..., Any]                         # and by fastrl_replay.show
-
     def __init__(self, max_sz: int, sampler: Any = None, *, step: Any = None, dtype: Any = None,
                  dedup: str | None = 'auto', codec: str | None = None, path: str | Path | None = None,
                  seed: int | None = None, sequence: Any = None) -> None:
@@ -458,6 +457,18 @@ class ReplayMemory:
     def told_how(self) -> str:
         "Return in words how observations are stored"
         return 'no step seen yet' if self._storage is None else kept_how(self._storage)
+    @locked
+    def health(self) -> Health:
+        """Return numbers that show whether the memory does its work, and `warnings`: what looks wrong,
+        in words. See `memory_health`"""
+        return memory_health(self)
+    @locked
+    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
+        """Return a figure of what the memory holds: draws, priorities, weights, returns, rewards, actions;
+        for images also `n` steps from transition `id` (None: those up to the newest reward) with their
+        n-step return at discount `gamma`. The batches that follow are the same. Needs matplotlib."""
+        return memory_figure(self, id, n, gamma)
+    def _repr_html_(self): return memory_table(self)
     @staticmethod
     def estimate(env_or_step: Any, max_sz: int) -> Estimate:
         """Return the bytes of a memory of `max_sz` steps, as plain records and with shared parts

@@ -18,7 +18,7 @@ from .samplers import more, proportional, rank      # noqa: F401   (kinds of sam
 from .samplers.own import sampler_from
 from .saving import CheckpointError, SavedState, naming
 from .show import memory_figure
-from .storage.base import readable
+from .steps import readable
 
 # %% ../nbs/5_looking/04_runs.ipynb #3f27f90a
 class BestWeights:

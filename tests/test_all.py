@@ -27,7 +27,49 @@ def test_the_star_brings_few_names_and_all_are_there(root):
 def test_a_memory_is_whole_by_itself(root):
     alone, everything = tell(root, f'from fastrl_replay.memory import ReplayMemory\nalone = {METHODS}\nimport fastrl_replay.all\n'
                                    f'print(json.dumps([alone, {METHODS}]))')
-    assert set(everything) - set(alone) == {'show', 'health'}
+    assert alone == everything
     wanted = """add extend sample update_priorities fetch recent episode n_added first_id n_stale nbytes sampler check_valid state_dict
-                load_state_dict save load open peek estimate flush close next previous sample_groups"""
+                load_state_dict save load open peek estimate flush close next previous sample_groups
+                health show"""
     assert set(wanted.split()) <= set(alone)
+
+
+LOOKED_AT = """
+import sys
+drawn = 'matplotlib' in sys.modules                  # by what was imported so far
+for k in range(50): memory.add(SimpleStep([float(k)], k % 2, [k + 1.], reward=float(k % 3), step_n=k))
+memory.sample(8)
+health, kind = memory.health(), type(memory.health()).__name__
+drawn |= 'matplotlib' in sys.modules
+figure = memory.show()
+print(json.dumps([drawn, kind, health['n'], health['warnings'], [o.get_title() for o in figure.axes], type(memory.sample(4).show()).__name__,
+                  memory._repr_html_().count('<tr>'), memory.sample(4)._repr_html_().count('<tr>')]))
+"""
+
+def test_a_memory_can_be_looked_at_whatever_was_imported(root):
+    "`health` and `show` are its own; pictures are drawn by a library that only `show` imports"
+    ways = ['from fastrl_replay.memory import ReplayMemory\nfrom fastrl_replay.steps import SimpleStep\nmemory = ReplayMemory(50)',
+            'from fastrl_replay.memory import ReplayMemory\nmemory = ReplayMemory(50)\nfrom fastrl_replay.all import SimpleStep']
+    alone, everything = [tell(root, way + LOOKED_AT) for way in ways]
+    assert alone == everything and not alone[0]
+    assert alone[1:4] == ['Health', 50, []] and 'rewards' in alone[4] and alone[5] == 'Figure' and alone[6] == 12 and alone[7] == 5
+
+
+def test_a_buffer_of_another_library_can_be_looked_at(root):
+    "Its memory is a whole one, although nothing but the adapter was imported"
+    code = """import numpy as np, gymnasium as gym
+from fastrl_replay.interop.sb3 import ReplayBuffer
+box = gym.spaces.Box(-1., 1., (3,), np.float32)
+buffer, zeros = ReplayBuffer(100, box, gym.spaces.Discrete(2)), np.zeros((1, 3), np.float32)
+for k in range(30): buffer.add(zeros + k, zeros + k + 1, np.zeros(1), np.ones(1), np.zeros(1), [{}])
+print(json.dumps([buffer.memory.health()['n'], type(buffer.memory.show()).__name__]))"""
+    assert tell(root, code) == [30, 'Figure']
+
+
+def test_a_pipe_can_be_looked_at_whatever_was_imported(root):
+    code = """from fastrl_replay.pipes.replay import ExperienceReplay
+from fastrl_replay.steps import SimpleStep
+replay = ExperienceReplay([SimpleStep(k, 0, k + 1, step_n=k) for k in range(30)], bs=4)
+next(iter(replay))
+print(json.dumps([replay.health()['n'], type(replay.show()).__name__, 'ReplayMemory of' in replay._repr_html_()]))"""
+    assert tell(root, code) == [4, 'Figure', True]

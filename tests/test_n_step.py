@@ -2,7 +2,7 @@
 
 The twin never sees a stream of steps. It gets complete episodes, and for each step of each it adds up what follows.
 """
-import collections, json, pickle
+import collections, json, pickle, warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -381,3 +381,89 @@ def test_rewards_of_a_chunk_are_numbers():
 def test_another_layout_is_refused():
     a, b = stack([SimpleStep(0., 0, 1., step_n=0)]), stack([SimpleStep(np.zeros(2), 0, np.zeros(2), step_n=1)])
     with pytest.raises(ValueError, match='as before; got'): list(NStep([a, b], 3, .9))
+
+
+# ---- windows that close on a gap
+
+def said(items, n=3, times=1, pipe=None):
+    "What the pipe warns of, as texts"
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter('always')
+        pipe = NStep(items, n, .9) if pipe is None else pipe
+        made = sum(1 for _ in flat(pipe))
+    return [str(o.message) for o in found], made
+
+
+def walked(env_id, lengths, first=0):
+    "Whole episodes of these lengths, numbered as a stepper numbers them"
+    return [SimpleStep(float(t), 0, t + 1., t==length - 1, False, 1., 0., env_id, 0, t, first + k) for k, length in enumerate(lengths) for t in range(length)]
+
+
+FORMS = dict(single=lambda steps: steps, list=lambda steps: [steps[k:k + 16] for k in range(0, len(steps), 16)],
+             chunk=lambda steps: [stack(steps[k:k + 16]) for k in range(0, len(steps), 16)], one=lambda steps: [stack(steps)])
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('how', ['two streams of one number', 'shuffled', 'two threads'])
+def test_windows_that_close_on_gaps_are_noticed_once(form, how):
+    rng = np.random.default_rng(0)
+    a, b = (walked(0, rng.integers(5, 40, 40)) for _ in range(2))
+    if how=='two streams of one number': steps = [s for pair in zip(a, b) for s in pair]
+    elif how=='shuffled': steps = [a[k] for k in rng.permutation(len(a))]
+    else:                                                  # two that pull from one pipe, and hand on what they got a little later
+        steps = [a[min(k + int(d), len(a) - 1)] for k, d in enumerate(rng.integers(0, 2, len(a)))]
+    texts, _ = said(FORMS[form](steps))
+    assert len(texts)==1
+    assert all(o in texts[0] for o in ('stream', 'env_id', 'first_env_id', 'shuffle', 'filter', 'threads'))
+    assert said(FORMS[form](steps), n=1)[0]==[]                    # windows of one step close on nothing
+
+
+def test_each_pipe_warns_once():
+    a, b = walked(0, [30]*40), walked(0, [29]*40)
+    pipe, mixed = NStep(source := [], 3, .9), [s for pair in zip(a, b) for s in pair]
+    found = []
+    for k in range(0, len(mixed), 50):
+        source[:] = mixed[k:k + 50]
+        found += said(None, pipe=pipe)[0]
+    assert len(found)==1 and len(said(mixed)[0])==1
+
+
+def test_it_is_noticed_where_it_begins_late():
+    "A second stream is added after 50,000 steps of the first"
+    a, b = walked(0, [50]*1100), walked(0, [47]*1100)
+    steps = a[:50_000] + [s for pair in zip(a[50_000:], b) for s in pair]
+    assert len(said(FORMS['chunk'](steps))[0])==len(said(steps)[0])==1
+
+
+@pytest.mark.parametrize('n', [2, 3, 10])
+@pytest.mark.parametrize('form', FORMS)
+def test_what_is_right_is_not_warned_of(form, n):
+    "Many streams with ends of both kinds, episodes of one step, steps without numbers; a source that ends"
+    rng = np.random.default_rng(1)
+    mixed = list(interleaved(rng, episodes(rng, 5, 60)))
+    bare_ones = [Transition(float(k), 0, 1., k + 1., k % 7==6, False) for k in range(500)]
+    unnumbered = [SimpleStep(float(k), 0, k + 1., k % 7==6) for k in range(500)]
+    for steps in (mixed, unnumbered, walked(0, [1]*300)): assert said(FORMS[form](steps), n)[0]==[]
+    if form in ('single', 'list'): assert said(FORMS[form](bare_ones), n)[0]==[]
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_a_few_gaps_are_not_warned_of(form):
+    "A filter that drops a few steps, and every stream begun again twice, in the middle of an episode"
+    rng = np.random.default_rng(2)
+    steps = [s for s in walked(0, rng.integers(5, 60, 100)) if rng.random() > .03]
+    assert said(FORMS[form](steps))[0]==[]
+    again = [s for k in range(3) for t in range(7) for s in [SimpleStep(0., 0, 0., step_n=t, episode_n=k, env_id=e) for e in range(64)]]
+    texts, made = said(FORMS[form](again))
+    assert texts==[] and made > 1000
+
+
+def test_loading_and_dying_actors_are_not_warned_of():
+    "A state that is loaded closes windows; what a worker had open waits, since its streams get other numbers"
+    pipe = NStep(source := [], 5, .9)
+    for k in range(60):
+        source[:] = [s._replace(env_id=k % 3) for s in walked(0, [9], first=k)][:7]
+        assert said(None, pipe=pipe)[0]==[]
+        pipe.load_state_dict(pipe.state_dict())
+    died = [s for k in range(60) for s in walked(k, [9])[:7]]
+    assert said(died, 5)[0]==[]

@@ -26,7 +26,7 @@ from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError, SavedState
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
-from fastrl_replay.storage.base import readable
+from fastrl_replay.steps import readable
 from test_cli import RUN, SHORT, inside, refused
 from test_harness import Own
 from twins import KINDS

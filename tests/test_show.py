@@ -11,8 +11,7 @@ import torch
 from fastrl_replay.all import (DQNLearner, ExperienceReplay, GymStepper, NStep, Proportional, RankBased, ReplayMemory, Sequence, SimpleStep,
                                TensorBoardLog, Transition, Uniform)
 from fastrl_replay.health import Health, episode_returns, memory_health, newest
-from fastrl_replay.show import memory_figure
-from fastrl_replay.storage.draw_counts import COLOUR
+from fastrl_replay.show import COLOUR, memory_figure
 from fastrl_replay.storage.draw_counts import watch_stride
 
 matplotlib.use('agg')

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch.utils.data import DataLoader
-from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper, Multiplexer
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.base import IterDataPipe
@@ -820,6 +820,67 @@ def test_in_a_dataloader():
     vector = gym.make_vec('CartPole-v1', 2, vectorization_mode='sync')      # can't be pickled, and neither can a lambda
     for source in ([functools.partial(Count, (3,))], [vector], [lambda: gym.make('CartPole-v1')]):
         assert len(take(DataLoader(GymStepper(source, seed=0), batch_size=None, collate_fn=lambda o: o), 5)) == 5
+
+
+# ---- streams of several steppers
+
+SOURCES = dict(single=(['CartPole-v1'], 1, 1), several=(['CartPole-v1']*3, 1, 3), vector=(['CartPole-v1'], 4, 4), vectors=(['CartPole-v1']*2, 3, 6))
+
+@pytest.mark.parametrize('kind', SOURCES)
+def test_stream_numbers_begin_where_they_are_told_to(kind):
+    source, n_envs, n = SOURCES[kind]
+    def made(**kw): return list(flat(take(GymStepper(source, seed=0, n_envs=n_envs, **kw), 60)))
+    plain, moved = made(), made(first_env_id=100)
+    assert {int(o.env_id) for o in plain} == set(range(n)) and {int(o.env_id) for o in moved} == set(range(100, 100 + n))
+    for a, b in zip(plain, moved):                  # nothing else has changed
+        assert a.env_id + 100 == b.env_id and np.array_equal(a.state, b.state) and a[1] == b[1] and a[3:7] == b[3:7] and a[8:] == b[8:]
+
+
+def test_chunks_without_env_id_have_them_as_streams():
+    chunk, = take(GymStepper(['CartPole-v1'], n_envs=3, step_type=Transition, first_env_id=7), 1)
+    assert chunk.streams.tolist() == [7, 8, 9]
+
+
+def test_a_loaded_stepper_keeps_its_stream_numbers():
+    pipe, again = (GymStepper(['CartPole-v1']*2, seed=0, first_env_id=5) for _ in range(2))
+    take(pipe, 50)
+    again.load_state_dict(pipe.state_dict())
+    assert {s.env_id for s in take(again, 4)} == {5, 6}
+    assert {s.env_id for s in take(pickle.loads(pickle.dumps(pipe)), 4)} == {5, 6}
+
+
+@pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
+def test_steppers_in_workers_keep_apart():
+    "Two steppers of two environments each, in two workers of a DataLoader, and of `.actors()`"
+    def stepper(first): return GymStepper(['CartPole-v1']*2, seed=0, first_env_id=first)
+    found = []
+    for first in (0, 2):
+        dl = DataLoader(stepper(first), batch_size=None, collate_fn=lambda o: o, num_workers=2, multiprocessing_context='fork')
+        found.append({int(s.env_id) for s in take(dl, 20)})
+    assert found == [{0, 1, 2, 3}, {4, 5, 6, 7}]
+    both = Actors(Multiplexer(stepper(0), stepper(2)), 2, 'fork', chunk=8)
+    try: rows = list(flat(take(both, 8)))
+    finally: both.close()
+    assert {int(s.env_id) for s in rows} == set(range(8))
+
+
+@pytest.mark.parametrize('first', [-1, 1.5, '3', None, True])
+def test_bad_first_env_ids(first):
+    with pytest.raises(ValueError, match='gym_stepper: first_env_id: expected a whole number'): GymStepper(['CartPole-v1'], first_env_id=first)
+
+
+@pytest.mark.parametrize('first', [0, 1])
+def test_two_steppers_in_one_pipe(first):
+    "The n-step transitions of two steppers are what each makes alone, if their streams have different numbers"
+    def stepper(seed, **kw): return GymStepper(['CartPole-v1'], seed=seed, **kw)
+    def fields(s): return (*s.state.tolist(), s.reward, s.discount, *s.next_state.tolist())
+    alone = [fields(s) for seed in (0, 1) for s in take(NStep(stepper(seed), 3, .9), 400)]
+    mixed = NStep(Multiplexer(stepper(0), stepper(1, first_env_id=first)), 3, .9)
+    if first: right = {fields(s) for s in take(mixed, 700)}
+    else:
+        with pytest.warns(UserWarning, match='env_id'): right = {fields(s) for s in take(mixed, 700)}
+    share = np.mean([o in right for o in alone[:300]])
+    assert share == 1 if first else share < .2
 
 
 # ---- errors

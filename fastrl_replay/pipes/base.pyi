@@ -51,7 +51,8 @@ class IterDataPipe(IterableDataset[Any]):
         freeze_memory: bool = False, sampler: Any = None, **memory_options: Any
     ) -> ExperienceReplay: ...
     def gym_stepper(
-        self, agent: Callable[[Any], Any] | None = None, seed: Any = None, n_envs: int = 1, step_type: Any = ...
+        self, agent: Callable[[Any], Any] | None = None, seed: Any = None, n_envs: int = 1, step_type: Any = ...,
+        first_env_id: int = 0
     ) -> GymStepper: ...
     def hindsight_replay(
         self, compute_reward: Callable[..., Any], k: float = 4, strategy: str = 'future', *,

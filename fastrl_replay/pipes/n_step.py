@@ -6,7 +6,8 @@
 __all__ = ['n_step_type', 'items_state', 'items_from', 'NStep']
 
 # %% ../../nbs/2_learning/02_n_step.ipynb #290d892c
-from collections import deque, namedtuple
+import warnings
+from collections import Counter, deque, namedtuple
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import groupby
@@ -68,18 +69,40 @@ def _continues(old, new, at):
     i, j = old[at.step_n], new[at.step_n]
     return j==i + 1 or i==j==0
 
+_FEW, _MANY = 200, 10_000      # windows from which on a share says something; so many later, a new count begins
+_GAPS = ('n_step: of the last {:,} windows, {:,} closed on a gap in their stream, a step whose step_n and episode_n '
+         'do not go on from the step before. Do two sources have a stream of the same number? Give each an env_id of '
+         'its own, as GymStepper(…, first_env_id=…) does. Else look upstream for a shuffle, a filter that drops steps, '
+         'or two threads that share a pipe')
+
+class _Gaps:
+    "Counts windows, and those that a gap in their stream has closed; warns once if these are many"
+    def __init__(self):
+        self.warned = False
+        self.begin()
+    def begin(self): self.n_windows, self.n_closed, self.of_stream = 0, 0, Counter()
+    def note(self, stream, n):
+        "A gap in `stream` has closed `n` windows. The first two may be new beginnings: of a run, after an error"
+        if self.n_windows > _MANY: self.begin()
+        self.of_stream[stream] += 1
+        if self.of_stream[stream] > 2: self.n_closed += n
+        if self.warned or self.n_windows < _FEW or 10*self.n_closed <= self.n_windows: return
+        self.warned = True
+        warnings.warn(_GAPS.format(self.n_windows, self.n_closed))
+
 class _StepWindows:
     "The open windows of streams whose steps come one by one"
-    def __init__(self, powers):
-        self.powers, self.open = powers, {}       # open: stream → steps
+    def __init__(self, powers, gaps):
+        self.powers, self.gaps, self.open = powers, gaps, {}       # open: stream → steps
 
     def add(self, step, stream=0):
         "Add a step to its stream (`env_id`, else `stream`); return the transitions it completes"
         at = _places_of(step)
         if at.env_id >= 0: stream = int(step[at.env_id])
         window = self.open.setdefault(stream, [])
-        made = self.close(stream) if window and not _continues(window[-1], step, at) else []
+        made = self.break_off(stream) if window and not _continues(window[-1], step, at) else []
         window.append(step)
+        self.gaps.n_windows += 1                  # each step begins one
         if step[at.terminated] or step[at.truncated]: return made + self.close(stream, cut=False)
         if len(window)==len(self.powers) - 1:
             made.append(_merge(window, self.powers))
@@ -95,6 +118,10 @@ class _StepWindows:
         made = self.tails(stream, cut)
         self.open[stream].clear()
         return made
+    def break_off(self, stream):
+        "Return the same, where the next step of the stream does not follow"
+        self.gaps.note(stream, len(self.open[stream]))
+        return self.close(stream)
     def closed(self):
         "Return the tails of all windows, which stay open"
         return [o for stream in self.open for o in self.tails(stream)]
@@ -122,12 +149,13 @@ def _note_window(window, s, cut, chains, rows, waits, rewards, own, powers):
 def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewards, own,
                   powers, closing, found, waiting):
     """Note in `found` the windows that these rows complete (all, if `closing`), in `waiting` the rows
-    of no such window; return how many of both, or (-1, 0) where stream numbers are far apart"""
-    n, n_rows, n_found = len(powers) - 1, len(rows), 0
+    of no such window; return how many of both, and of windows closed by gaps, or (-1, 0, 0) where
+    stream numbers are far apart"""
+    n, n_rows, n_found, n_closed = len(powers) - 1, len(rows), 0, 0
     least = most = streams[rows[0]]
     for row in rows: least, most = min(least, streams[row]), max(most, streams[row])
     n_streams = most - least + 1
-    if n_streams > 4*n_rows + 1000: return -1, 0
+    if n_streams > 4*n_rows + 1000: return -1, 0, 0
     head, tail = np.zeros(n_streams, np.int64), np.zeros(n_streams, np.int64)
     length, following = np.zeros(n_streams, np.int64), np.zeros(n_rows, np.int64)
     chains, waits = (head, length, following), np.ones(n_rows, np.bool_)
@@ -138,7 +166,7 @@ def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewar
         gap = length[s] > 0 and not (in_order and episode_n[row]==episode_n[t])
         while gap and length[s] > 0:
             _note_window(found[n_found], s, True, chains, rows, waits, rewards, own, powers)
-            n_found += 1
+            n_found, n_closed = n_found + 1, n_closed + 1
         if length[s]: following[tail[s]] = k
         else: head[s] = k
         tail[s], length[s] = k, length[s] + 1
@@ -152,7 +180,7 @@ def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewar
     n_waiting = 0
     for k in range(n_rows):
         if waits[k]: waiting[n_waiting], n_waiting = rows[k], n_waiting + 1
-    return n_found, n_waiting
+    return n_found, n_waiting, n_closed
 
 # %% ../../nbs/2_learning/02_n_step.ipynb #d3620b30
 _SCALARS = dict(terminated=bool, truncated=bool, step_n=np.int64, episode_n=np.int64, reward=np.float64,
@@ -160,8 +188,8 @@ _SCALARS = dict(terminated=bool, truncated=bool, step_n=np.int64, episode_n=np.i
 
 class _RowWindows:
     "The open windows of streams that come in chunks: the rows that wait, in arrays with room for more"
-    def __init__(self, powers):
-        self.powers, self.waiting = np.array(powers), np.empty(0, np.int64)
+    def __init__(self, powers, gaps):
+        self.powers, self.gaps, self.waiting = np.array(powers), gaps, np.empty(0, np.int64)
         self.layout: Any = None
         self.streams: Any = None
     def __len__(self): return len(self.waiting)
@@ -214,18 +242,25 @@ class _RowWindows:
         self.streams[new] = stream_numbers(batch)
         rows = np.concatenate([self.waiting, np.arange(self.end, self.end + m)])
         self.end, self.chunk_rows = self.end + m, m
+        self.gaps.n_windows += m
         made, self.waiting = self.windows(rows)
         return made
 
     def windows(self, rows, closing=False):
         "Return the transitions of these rows' windows, as a `Batch` or None, and the rows that wait"
         streams, found, waiting = self.streams, np.empty(len(rows), _WINDOW), np.empty(len(rows), np.int64)
-        n, w = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
+        n, w, closed = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
         if n < 0:
             streams = streams.copy()
             streams[rows] = np.unique(streams[rows], return_inverse=True)[1]
-            n, w = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
+            n, w, closed = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
+        if closed: self.note_gaps(found[:n])
         return self.gather(found[:n]) if n else None, waiting[:w]
+
+    def note_gaps(self, found):
+        "Note the gaps that closed some of these windows: those that end in one row were closed by the same"
+        rows, n = np.unique(found['last'][found['cut']], return_counts=True)
+        for stream, k in zip(self.streams[rows].tolist(), n.tolist()): self.gaps.note(stream, k)
 
     def gather(self, found):
         "Return the transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
@@ -280,7 +315,8 @@ class NStep(IterDataPipe):
     it, steps and lists of steps are one stream in the order of time, and the rows of a `Batch`
     belong to `batch.streams`, or to one stream each. Steps yield steps, lists lists, and
     `Batch`es `Batch`es. A window that is open when the source ends waits for the next iteration.
-    Sums are float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation.
+    Sums are float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation;
+    where gaps close more than a tenth of the windows, a `UserWarning` names possible causes, once.
 
     Raises `ValueError` for n < 1, gamma outside [0, 1], steps that lack a field; or `TypeError`."""
     def __init__(self, source_datapipe: Any, n: int, gamma: float) -> None:
@@ -290,7 +326,8 @@ class NStep(IterDataPipe):
         self._forget()
     def _forget(self):
         powers = [self.gamma**k for k in range(self.n + 1)]
-        self._steps, self._rows, self._place = _StepWindows(powers), _RowWindows(powers), Resumable()
+        gaps = _Gaps()
+        self._steps, self._rows, self._place = _StepWindows(powers, gaps), _RowWindows(powers, gaps), Resumable()
         self._ready: deque[Any] = deque()
     def __repr__(self) -> str: return f'NStep({self.n}, {self.gamma:g})'
 

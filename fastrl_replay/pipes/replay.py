@@ -6,14 +6,16 @@
 __all__ = ['as_ratio', 'batches_due', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay']
 
 # %% ../../nbs/1_memory/17_replay.ipynb #f8107822
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from fractions import Fraction
 from numbers import Rational
 from typing import Any
 from torch.utils.data import DataLoader
 from ..batch import Batch
+from ..health import memory_health
 from ..memory import ReplayMemory
+from ..show import memory_figure, replay_table
 from ..steps import whole_number
 from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
                                       state_upstream, upstream)
@@ -82,8 +84,6 @@ class ExperienceReplay(IterDataPipe):
 
     Raises `ValueError` for a batch that could never be drawn, `TypeError` for options that don't
     go with `memory`."""
-    show: Callable[..., Any]                         # added by fastrl_replay.show
-
     def __init__(self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
                  return_idxs: bool = False, *, memory: Any = None, min_sz: int | None = None,
                  steps_per_batch: Any = 1, replace: bool = False, seed: Any = None, freeze_memory: bool = False,
@@ -144,6 +144,13 @@ class ExperienceReplay(IterDataPipe):
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
         "Send TD errors back, like `ReplayMemory.update_priorities`"
         return self.memory.update_priorities(ids, td_errors)
+    def health(self) -> dict[str, Any]:
+        "Return numbers and `warnings` about the memory: `ReplayMemory.health`"
+        with _lock(self.memory): return memory_health(self.memory)
+    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
+        "Return a figure of the memory: `ReplayMemory.show`. Its title begins with the environment"
+        source = next((f'{o.spec.id}: ' for o in upstream(self) if getattr(o, 'spec', None)), '')
+        with _lock(self.memory): return memory_figure(self.memory, id, n, gamma, source=source)
     def loader(self, prefetch: int = 0, **kw: Any) -> DataLoader[Any]:
         """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`, `device`
         and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
@@ -233,6 +240,7 @@ class ExperienceReplay(IterDataPipe):
         when = f'bs={self.bs}, min_sz={self.min_sz}, steps_per_batch={self.steps_per_batch}'
         pipes = [repr(o) for o in reversed(upstream(self.source_datapipe)) if isinstance(o, IterDataPipe)]
         return ' → '.join([*pipes, f'{type(self).__name__}({when}; {self.memory!r})'])
+    def _repr_html_(self): return replay_table(self)
 
 # %% ../../nbs/1_memory/17_replay.ipynb #505ad564
 def _refuse_replace(options):

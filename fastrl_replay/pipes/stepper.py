@@ -381,20 +381,23 @@ class GymStepper(IterDataPipe):
     fields of `SimpleStep`; others need a default.
 
     `next_state` at an episode's end is the true last observation; no transition crosses a reset.
-    `env_id` numbers the streams (where there is none, `batch.streams` of a chunk), `episode_n` the
-    episodes of a stream, `step_n` the steps of an episode. `seed` is used once, varied by stream.
-    Environments live on when the pipe is iterated again; `close` closes those it made.
+    `env_id` numbers the streams from `first_env_id` on (where there is no such field, `batch.streams`
+    of a chunk), `episode_n` the episodes of a stream, `step_n` the steps of an episode. Two steppers
+    of one pipe or memory need numbers apart. In worker w of k, `env_id` n becomes k·n + w. `seed` is
+    used once, varied by stream. Environments live on when the pipe is iterated again; `close` closes
+    those it made.
 
     Raises `ValueError` for an unknown id, an empty source, or actions that don't fit; `TypeError`
     for an item that is not an environment."""
     def __init__(self, source_datapipe: Any, agent: Callable[[Any], Any] | None = None, seed: Any = None,
-                 n_envs: int = 1, step_type: Any = SimpleStep) -> None:
+                 n_envs: int = 1, step_type: Any = SimpleStep, first_env_id: int = 0) -> None:
         if isinstance(source_datapipe, str):
             raise TypeError(f'gym_stepper: expected an iterable of environments, got {source_datapipe!r}; '
                             f'put it in a list: [{source_datapipe!r}]')
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type
         self.n_envs, self._maker = whole_number('gym_stepper: n_envs', n_envs, 1), _Maker(step_type)
+        self.first_env_id = whole_number('gym_stepper: first_env_id', first_env_id)
         self.seed = None if seed is None else np.random.SeedSequence(seed).entropy
         self._world = _World()
 
@@ -449,7 +452,7 @@ class GymStepper(IterDataPipe):
         "A stream for an environment that is new"
         world, (worker, least, apart) = self._world, worker_place()
         n, k = _n_copies(env), len(world.streams)
-        ids = [least + apart*(world.n_ids + i) for i in range(n)]
+        ids = [least + apart*(self.first_env_id + world.n_ids + i) for i in range(n)]
         episodes = world.saved[k] if k < len(world.saved) else [0]*n
         if len(episodes)!=n:
             raise ValueError(f'gym_stepper: the loaded state has {len(episodes)} streams where the source '

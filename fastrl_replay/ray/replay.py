@@ -265,7 +265,7 @@ class RayReplay(ExperienceReplay):
     def health(self) -> dict[str, Any]:
         "Return figures by shard and of the whole, with warnings: `RayMemory.health`"
         return self.memory.health()
-    def show(self) -> Any:
+    def show(self) -> Any:                           # type: ignore[override]
         "Return a figure with a bar for each shard: `RayMemory.show`"
         return self.memory.show()
     def add_shards(self, n: int = 1) -> None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from ..kernels import inner, kernel
 from ..saving import CheckpointError
-from ..steps import Layout, Leaf, SimpleStep, encode, is_step, same_layout, shown
-from .base import Ram, free_memory, readable
+from ..steps import Layout, Leaf, SimpleStep, encode, is_step, readable, same_layout, shown
+from .base import Ram, free_memory
 from .records import Records
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
