@@ -1,4 +1,5 @@
 """Memories saved and loaded: every kind of step and sampler, what a second save writes, damage, strangers. The format by itself: test_saving_format."""
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
+from fastrl_replay.samplers.sequence import Sequence, SequenceSampler
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError, SavedState, save_state
 from fastrl_replay.schedules import LinearSchedule
@@ -87,6 +89,36 @@ def test_what_is_of_the_users_own_is_handed_in(tmp_path):
     memory.save(tmp_path)
     with pytest.raises(ValueError, match='schedule'): ReplayMemory.load(tmp_path)
     assert ReplayMemory.load(tmp_path, sampler=Proportional(beta=lambda k: .5)).sampler.beta(3)==.5
+
+
+def half(k): return .5
+def third(k): return .3
+
+
+@pytest.mark.parametrize('saved,given,named', [
+    (Proportional, lambda: Proportional(alpha=.9), 'alpha: the saved one has 0.6, got 0.9'),
+    (Proportional, lambda: Proportional(beta=LinearSchedule(.4, 1., 30)), 'beta: '),
+    (Proportional, lambda: Proportional(beta=half), 'beta: '),
+    (lambda: Proportional(beta=half), lambda: Proportional(beta=third), "beta.name: the saved one has 'half', got 'third'"),
+    (lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'), lambda: Proportional(.9, LinearSchedule(.4, .9, 30), .01, 'memory'), 'beta.end: '),
+    (RankBased, lambda: RankBased(beta=.6), 'beta: the saved one has 0.5, got 0.6'), (Uniform, lambda: Uniform(True), 'replace: '),
+    (lambda: SequenceSampler(Sequence(3), Proportional()), lambda: SequenceSampler(Sequence(3, 1), Proportional()), 'sequence.burn_in: the saved one has 0'),
+    (lambda: SequenceSampler(Sequence(3), Proportional()), lambda: SequenceSampler(Sequence(3), Proportional(.9)), 'sampler.options.alpha: '),
+    (Own, lambda: Other(), "name: the saved one has 'Own', got 'Other'")])
+def test_options_of_a_sampler_that_differ_are_refused_by_name(saved, given, named, tmp_path):
+    "The saved ones were kept without a word: `alpha=.9` drew with .6. A memory with a path refuses the same"
+    memory = ReplayMemory(20, saved(), seed=0)
+    memory.extend([KINDS['transition'](np.random.default_rng(k), {}) for k in range(25)])
+    memory.save(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(named)) as refused: ReplayMemory.load(tmp_path, sampler=given())
+    assert 'sampler' in str(refused.value)
+    again = ReplayMemory.load(tmp_path, sampler=saved())
+    assert seen(again.state_dict())==seen(memory.state_dict())
+    again.save(tmp_path/'again')                                    # and what is loaded is what was saved
+    assert ReplayMemory.load(tmp_path/'again', sampler=saved()).n_added==memory.n_added
+
+
+class Other(Own): "Not the class that was saved"
 
 
 def test_many_streams_come_back(tmp_path):

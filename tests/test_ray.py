@@ -362,6 +362,8 @@ def test_saved_and_loaded_it_draws_the_same(tmp_path, shards, sampler):
         a.update_priorities(np.ones(30)), b.update_priorities(np.ones(30))
     assert again.check_valid() and again.n_added == memory.n_added
     with pytest.raises(ValueError, match='this memory has 3 of 26'): RayMemory(3, 77, place='here').restore(tmp_path)
+    for other in (Proportional(beta=.8), RankBased()):              # not what was saved
+        with pytest.raises(ValueError, match='^sampler.*: the saved one'): RayMemory.load(tmp_path, other, place='here')
 
 
 def test_a_path_is_reopened(tmp_path):

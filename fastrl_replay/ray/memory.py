@@ -693,9 +693,11 @@ class RayMemory:
     def load(cls, folder: str | Path, sampler: Any = None, step: Any = None, **options: Any) -> 'RayMemory':
         """Return the memory saved in `folder`, in new shards. `options`: those of `RayMemory` that aren't
         saved. A `CheckpointError` names the file that is missing or damaged"""
-        with SavedState(folder, 'ray memory') as saved, saved.sense('a memory'):
-            state = saved.state()
-            made, n, each = sampler_from(state['sampler'], sampler), state['n'], state['each']
+        with SavedState(folder, 'ray memory') as saved:
+            with saved.sense('a memory'):
+                state = saved.state()
+                plain, n, each = dict(state['sampler']), state['n'], state['each']
+            made = sampler_from(plain, sampler)
         if n > 1 and not state['shards']: options.setdefault('place', 'here')
         memory = cls(n if n > 1 or state['shards'] else 0, n*each, made, step=step, **options)
         try: memory.restore(folder)

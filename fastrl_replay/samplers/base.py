@@ -8,7 +8,7 @@ __all__ = ['importance_weights', 'Sampler', 'Prioritized']
 # %% ../../nbs/1_memory/10_samplers.ipynb #2c7acc9d
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 import numpy as np
 from ..schedules import schedule_from
@@ -82,6 +82,13 @@ def take(state: Any, *names: str) -> list[Any]:
     lacking = [o for o in names if o not in state]
     if lacking: raise ValueError(f'state: {", ".join(lacking)}: missing')
     return [state[o] for o in names]
+
+def differences(there: Any, mine: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
+    "Yield the name and both values of each difference between two options, or dicts of them"
+    if not isinstance(there, dict) or not isinstance(mine, dict):
+        if there!=mine: yield '.'.join(path), there, mine
+        return
+    for k in there | mine: yield from differences(there.get(k), mine.get(k), (*path, k))
 
 def checked_draw(name: str, drawn: Any, bs: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     "Return the slots (int64[bs]) and probabilities (float64[bs]) of a `draw`, or a `ValueError`"

@@ -9,7 +9,7 @@ __all__ = ['KINDS', 'OwnSampler', 'as_sampler', 'sampler_from']
 import copy
 from typing import Any
 import numpy as np
-from .base import Sampler, as_priorities, check_beta, check_number, schedule_from, take
+from .base import Sampler, as_priorities, check_beta, check_number, differences, schedule_from, take
 from .more import ERE, LAP, Combined
 from .proportional import Proportional
 from .rank import RankBased
@@ -102,12 +102,15 @@ def sampler_from(plain: Any, given: Any = None) -> Sampler:
     """Return the sampler with the 'kind' and 'options' in the dict `plain`, such as a `get_state`.
 
     `given`: the user's sampler, for a class or a schedule that is not part of this library; a
-    `ValueError` asks for it, or says that it is of another kind."""
+    `ValueError` asks for it, or says that its kind or an option differs."""
     kind, options = take(plain, 'kind', 'options')
     if given is not None:
         sampler = as_sampler(given)
-        if sampler.kind==kind: return sampler
-        raise ValueError(f'sampler: the saved one is a {kind!s:.60}, got a {sampler.kind}')
+        if sampler.kind!=kind: raise ValueError(f'sampler: the saved one is a {kind!s:.60}, got a {sampler.kind}')
+        for name, old, new in differences(options, sampler.options(), ('sampler',)):
+            raise ValueError(f'{name}: the saved one has {old!r:.60}, got {new!r:.60}; '
+                             'pass one with the same options, and change them after loading')
+        return sampler
     if not isinstance(kind, str) or kind not in KINDS or not isinstance(options, dict):
         what = options.get('name', kind) if isinstance(options, dict) else kind
         raise ValueError(f'sampler: {what!s:.60} ({kind!s:.60}) is not of this library: pass it again, as sampler=…')

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 from ..batch import Batch
-from ..samplers.base import as_ids, take, whole_number
+from ..samplers.base import as_ids, differences, take, whole_number
 from ..samplers.own import KINDS
 from ..saving import CheckpointError, Lock, manifest_bytes, naming, read_manifest, write_file
 from ..steps import Layout
@@ -68,13 +68,6 @@ class PowerCut(NamedTuple):
     n_added: int
     first_id: int
     time: float
-
-def _differences(there, mine, path=()):
-    "Yield the name and both values of each difference between two options, or dicts of them"
-    if not isinstance(there, dict) or not isinstance(mine, dict):
-        if there!=mine: yield '.'.join(path), there, mine
-        return
-    for k in there | mine: yield from _differences(there.get(k), mine.get(k), (*path, k))
 
 # %% ../../nbs/3_lasting/02_mapped.ipynb #f3e13cfb
 class MappedFolder:
@@ -190,7 +183,7 @@ class MappedFolder:
     def check(self, **options):
         "Raise a `ValueError` that names the first option that differs from the description"
         there = {k: (self.description or options).get(k) for k in options}
-        for name, old, new in _differences(there, json.loads(json.dumps(options))):
+        for name, old, new in differences(there, json.loads(json.dumps(options))):
             raise ValueError(f'{name}: the memory in {self.path} has {old!r}, got {new!r}; '
                              'open it with ReplayMemory.open, or choose another folder')
 
