@@ -19,7 +19,7 @@ from .samplers.rng import Rng
 from .samplers.base import Sampler, as_ids, as_priorities
 from .samplers.own import as_sampler, sampler_from
 from .samplers.uniform import Uniform
-from .saving import Rows, SavedState, save_state
+from .saving import Rows, SavedState, naming, save_state
 from .steps import Layout, SimpleStep, Transition, derived_type, encode, is_step, same_layout, shown, whole_number
 from .storage.base import Ram
 from .storage.frames import Estimate, check_storage_options, estimate, example_step, kept_how, storage_for
@@ -168,10 +168,12 @@ class ReplayMemory:
 
     def _open(self, layout):
         "Make the storage, or find it in the folder"
+        kept = ', '.join(map(str, self._room.files)) if self._room.durable else ''       # the sampler's
         storage = self._new_storage(layout, self._room)
         self._describe(layout)
         if self._room.durable and storage.n_added:
-            self._sampler.recover(storage.first_id, storage.n_added, storage.told)
+            with naming(kept, 'ReplayMemory.peek still reads the steps', (ValueError,)):
+                self._sampler.recover(storage.first_id, storage.n_added, storage.told)
             storage.told = storage.n_added
             self._tell(storage)
         self._storage = storage
@@ -328,8 +330,8 @@ class ReplayMemory:
     @locked
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
         "Return the transitions with these ids, in this order; a `ValueError` for one that isn't stored"
-        slots = self._slots(ids)
-        return self._stocked().fetch(slots, _field_names(fields))
+        slots, fields = self._slots(ids), _field_names(fields)
+        return self[:0] if self._storage is None else self._storage.fetch(slots, fields)
 
     @locked
     def recent(self, k: int, fields: Any = None) -> Batch:
@@ -354,11 +356,27 @@ class ReplayMemory:
                          f'got the fields {names}')
     @locked
     def column(self, field: str) -> np.ndarray:
-        """Return a view of a field that is one number, slot by slot (max_sz,). Writing
-        to it changes what is stored; a `ValueError` for other fields, or before the first step"""
+        """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct` changes
+        what is stored. A `ValueError` for other fields, or before the first step"""
         found = None if self._storage is None else self._storage.column(field)
-        if found is not None: return found
-        raise ValueError(f'column: no field {field!r} in {self.layout}')
+        if found is None: raise ValueError(f'column: no field {field!r} in {self.layout}')
+        view = found.view()
+        view.flags.writeable = False
+        return view
+
+    @locked
+    def correct(self, ids: Any, field: str, values: Any) -> None:
+        """Change a field that is one number in the stored transitions `ids` (m,); `values`: a number, or
+        (m,). The next `save` writes every row. A `ValueError` or `TypeError` names what doesn't fit
+        and changes nothing; so does a flag of steps that already form sequences"""
+        ids, column = as_ids(ids), self.column(field)
+        self._slots(ids)
+        if self._sampler.sequence is not None and field in ('terminated', 'truncated', 'step_n', 'episode_n'):
+            raise ValueError(f'{field}: sequences have been formed by it, so it cannot be changed in this memory')
+        if not len(column) or not len(ids): return
+        self._known.clear()      # a piece that was saved before holds the old value
+        self._storage.correct(ids, field, values)
+
     @locked
     def episode(self, id: int) -> Batch:
         "Return the stored part of the episode with transition `id`, oldest step first, as a `Batch`"
@@ -622,11 +640,11 @@ class ReplayMemory:
         if not self._room.durable or self._storage is None: return
         self._catch_up()
         state = dict(rng=self.rng.get_state(), n_stale=self.n_stale, n_batches=self._sampler.n_batches)
-        save_state(self._room.path/'state', state, 'memory on disk')   # not in a mapped file
+        save_state(self._room.inner('state'), state, 'memory on disk')   # not in a mapped file
         self._storage.flush()
 
     def _resume(self):
-        path = self._room.path/'state'
+        path = self._room.inner('state')
         if not path.is_dir(): return
         with SavedState(path, 'memory on disk') as saved, saved.sense('a memory on disk'):
             state = saved.state()

@@ -36,6 +36,7 @@ class Storage(Protocol):
     def ids_of(self, slots) -> Any: "Return the ids of the rows in these slots (int64[m])"
     def linked(self) -> Any: "Return the distances back and ahead along the streams (int32[max_sz, 2]; 0: none)"
     def column(self, field) -> Any: "Return a field that is one number, of all slots; None: no such field"
+    def correct(self, ids, field, values) -> None: "Write one value, or m, into such a field of these rows (int64[m])"
     def row(self, slot) -> Any: "Return the step in one slot, as numpy values"
     def get_state(self, since=0) -> dict: "Return the rows with ids ≥ `since`, as plain numbers and arrays"
     def set_state(self, pieces) -> None: "Restore what several `get_state` returned, oldest first"
