@@ -158,15 +158,15 @@ class Batch:
         value = _checked_rows(field, value, self._n)
         if field in LOOSE: value = value.float()
         layout = self._layout
-        if self._n: layout = layout.with_field(field, tree_map(lambda t: t[:1].detach().cpu()[0], value))
+        if self._n: layout = _with_field(layout, field, tree_map(_kind, value))
         self.astuple()                       # makes the other columns' tensors while they can be
         self.__dict__.update(_layout=layout, _raw=None, _arrays=None)
         self.__dict__[column_names(layout)[layout.fields.index(field)]] = value
 
     def _of_header(self, name):
         found = self._header.get(name)
-        if found.__class__ is not np.ndarray: return found
-        made = {k: torch.from_numpy(v) if v.__class__ is np.ndarray else v for k, v in self._header.items()}
+        if not isinstance(found, np.ndarray): return found     # its `__class__` is another in a compiled function
+        made = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in self._header.items()}
         self.__dict__['_header'] = made
         return made[name]
     @property
@@ -265,6 +265,7 @@ class Batch:
     def to(self, device, non_blocking=False) -> 'Batch':
         "Return the batch on another device: one copy for all columns"
         device = torch.device(device)
+        if self._arrays is not None and device.type=='cpu': return self
         if all(_is_on(t, device) for t in tree_leaves(tuple(self.astuple()))): return self
         return _moved(self, lambda t: t.to(device, non_blocking=non_blocking))
     def pin_memory(self) -> 'Batch':
@@ -274,9 +275,7 @@ class Batch:
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
         made = _each(self, lambda t: t.unsqueeze(-1) if t.ndim==1 else t)
-        leaves = [o._replace(shape=o.shape or (1,)) for o in self._layout.leaves]
-        layout = same_layout(self.step_type, self._layout.trees, leaves)
-        made.__dict__.update(_layout=layout, _header=made._header | {k: self.ids for k in self._header if k=='ids'})
+        made.__dict__.update(_layout=_unsqueezed(self._layout), _header=made._header | {k: self.ids for k in self._header if k=='ids'})
         return made
 
     def as_tensordict(self) -> Any:
@@ -313,7 +312,7 @@ def column_names(layout: Layout) -> tuple:
 # %% ../nbs/1_memory/03_batch.ipynb #6b00d3f7
 def _kept(batch):
     "What a copy keeps: the way back to its memory, with the ids on the CPU, and its streams"
-    known = dict(_memory=batch._memory, _max_sz=batch._max_sz, _extra=batch._extra)
+    known = {k: batch.__dict__[k] for k in ('_memory', '_max_sz', '_extra') if k in batch.__dict__}
     return known | dict(streams=batch.streams, _host_ids=batch._host())
 
 def _moved(batch, f):
@@ -338,6 +337,17 @@ def _each(batch, f, n=None):
 def _from_block(layout, n, raw, n_drawn, known):
     if not n_drawn: return Batch.over(layout, n, raw, known['streams'])
     return _over(layout, n, torch.from_numpy(raw if raw.flags.writeable else raw.copy()), n_drawn, known)
+
+# A compiled function doesn't trace how layouts are made: it has the one that belongs to the columns' shapes and dtypes
+
+def _kind(t): return partial(torch.zeros, tuple(t.shape[1:]), dtype=t.dtype)
+
+@torch.compiler.assume_constant_result
+def _with_field(layout, field, kinds): return layout.with_field(field, tree_map(lambda make: make(), kinds))
+
+@torch.compiler.assume_constant_result
+def _unsqueezed(layout):
+    return same_layout(layout.step_type, layout.trees, [o._replace(shape=o.shape or (1,)) for o in layout.leaves])
 
 def _is_on(t, device): return t.device.type==device.type and (device.index is None or t.device.index==device.index)
 

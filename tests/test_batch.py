@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.sequence import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
 from twins import KINDS, Brain, Odd, Only, column_bytes, row_bytes, as_row, stacked, step_bytes
@@ -393,6 +394,92 @@ def test_a_compiled_function_of_a_batch(kind, sampler):
         if k % 3==0: batch.update_priorities(np.random.default_rng(k).random(8))
         if kind=='flat': memory.add(transition(60 + k))
     assert len(graphs) <= 2
+    torch._dynamo.reset()
+
+
+COMPILED = {     # what one may do in a compiled function with a batch of which nothing was read before
+    'ids': lambda b: b.ids + 1, 'idxs': lambda b: b.idxs + 1, 'probs': lambda b: b.probs.log().mean(), 'weights': lambda b: b.weights*b.reward,
+    'by item': lambda b: b['reward'] + b['action'], 'columns': lambda b: b.columns('weights', 'ids', 'reward')[0].unsqueeze(1),
+    'astuple': lambda b: b.astuple().reward.sum() + b.weights.sum(), 'len': lambda b: b.weights.sum()/len(b),
+    'unsqueezed': lambda b: b.unsqueezed().weights*b.unsqueezed().reward + b.unsqueezed().state + b.unsqueezed().ids[:, None],
+    'replace': lambda b: b.replace(reward=b.reward.clamp(max=2.)).reward*b.weights,
+    'replace, then the header': lambda b: b.replace(reward=b.reward*2).weights.detach() + b.replace(reward=b.reward*2).ids,
+    'a copy without gradients': lambda b: b.weights.detach().clone().requires_grad,
+}
+METHODS = {
+    'unsqueeze': lambda t: t.unsqueeze(-1), 'detach': lambda t: t.detach(), 'to': lambda t: t.to(torch.float64), 'float': lambda t: t.float(),
+    'log': lambda t: t.float().abs().log1p(), 'mean': lambda t: t.float().mean(), 'sum': lambda t: t.sum(), 'arithmetic': lambda t: 2*t + t/3 - t**2,
+    'matrix': lambda t: t.float() @ t.float(), 'max': lambda t: t.max(), 'clamp': lambda t: t.clamp(min=1), 'view': lambda t: t.view(-1, 1),
+    'index': lambda t: t[:4], 'where': lambda t: torch.where(t > 0, t, 0), 'shape': lambda t: t*t.shape[0], 'sort': lambda t: t.sort().values,
+    'dtype': lambda t: torch.zeros(3, dtype=t.dtype), 'long': lambda t: t.long(), 'expand': lambda t: t[:, None].expand(-1, 3), 'cpu': lambda t: t.cpu(),
+}
+
+
+def compiled_alike(f, sampler, n=6):
+    "`f` compiled gives what it gives without, for batches of which nothing was read before; return how many graphs that took"
+    torch._dynamo.reset()
+    graphs, memory = [], filled(sampler=sampler())
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+    compiled = torch.compile(f, fullgraph=True, backend=backend)
+    twin = copy.deepcopy(memory)
+    for k in range(n):
+        torch.testing.assert_close(compiled(memory.sample(8)), f(twin.sample(8)), rtol=0, atol=0)
+        for m in (memory, twin): m.add(transition(60 + k))
+    torch._dynamo.reset()
+    return len(graphs)
+
+
+@pytest.mark.parametrize('sampler', [Uniform, Proportional])
+@pytest.mark.parametrize('what', COMPILED)
+def test_compiled_functions_read_every_name(what, sampler): assert compiled_alike(COMPILED[what], sampler) <= 1
+
+
+@pytest.mark.parametrize('name', ['ids', 'probs', 'weights'])
+@pytest.mark.parametrize('method', METHODS)
+def test_in_compiled_functions_the_header_is_tensors(name, method):
+    assert compiled_alike(lambda b: METHODS[method](getattr(b, name)), Proportional, n=3)==1
+
+
+def test_a_compiled_function_may_assign_and_fetch():
+    def f(batch):
+        batch.reward = batch.reward.clamp(max=3.)
+        batch.weights = batch.weights/2
+        return batch.reward*batch.weights + batch.state[:, 0]
+    assert compiled_alike(f, Proportional)==1
+    batch = filled().sample(8)
+    want, compiled = f(copy.copy(batch)), torch.compile(f, fullgraph=True, backend='eager')
+    assert torch.equal(compiled(batch), want) and batch.numpy().reward.max()==3 and batch.weights.max()==.5
+    memory = filled()
+    compiled = torch.compile(lambda b: b.ids*2 + b.reward, fullgraph=True, backend='eager')
+    assert compiled(memory.fetch([3, 5])).tolist()==[9., 15.]
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize('made', [lambda v: v.double(), lambda v: v[:, None].expand(-1, 3), lambda v: v.to(torch.bfloat16), lambda v: v*2])
+def test_what_leaves_a_compiled_function_knows_its_layout(made):
+    "A column of another dtype or shape, for two memories whose layouts differ in it"
+    torch._dynamo.reset()
+    def f(batch): return batch.replace(action=made(batch.action)), batch.unsqueezed()
+    compiled, small = torch.compile(f, fullgraph=True, backend='eager'), ReplayMemory(20, seed=0)
+    small.extend([transition(i)._replace(action=np.int16(i)) for i in range(20)])
+    for memory in filled(), small, filled(), small:
+        batch = memory.sample(8)
+        for found, want in zip(compiled(batch), f(copy.copy(batch))):
+            assert found.layout is want.layout and found.memory is memory and repr(found)==repr(want)
+            assert all(a.dtype==b.dtype and np.array_equal(a, b) for a, b in zip(found.arrays(), want.arrays()))
+            again = ReplayMemory(8, seed=0)
+            again.extend(found)
+    torch._dynamo.reset()
+
+
+def test_sequences_in_a_compiled_function():
+    memory = ReplayMemory(60, sequence=Sequence(4, burn_in=1), seed=0)
+    memory.extend([transition(i) for i in range(60)])
+    def f(batch): return batch.mask*batch.weights[:, None] + batch.first('reward')[:, None] + batch.idxs, batch.time_first().ids
+    compiled, twin = torch.compile(f, fullgraph=True, backend='eager'), copy.deepcopy(memory)
+    for _ in range(3): assert all(map(torch.equal, compiled(memory.sample(5)), f(twin.sample(5))))
     torch._dynamo.reset()
 
 
