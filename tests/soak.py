@@ -278,8 +278,9 @@ class Soak:
             try:
                 signal.alarm(PATIENCE)
                 code = self.in_child()
-            except BaseException: traceback.print_exc()
-            finally: os._exit(code)
+            finally:
+                if code==1: traceback.print_exc()
+                os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code not in (0, 2): raise Wrong(f'{self.kind}: a forked child ended with {code}')
         self.counts[f'fork {code}'] = self.counts.get(f'fork {code}', 0) + 1
@@ -287,29 +288,28 @@ class Soak:
     # ---- all at once
     def run(self, name, until, seed, stream=None):
         "A thread: the same work over and over, until the time is over or, near the end, the memory is closed"
-        held, rng = [], random.Random(seed)
-        work = getattr(self, name)
-        while time.monotonic() < until:
-            try:
-                if stream is None: work(held, rng)
-                else: work(stream, rng)
-                self.recheck(held)
-            except RuntimeError as e:
-                if self.closing and 'closed' in str(e): return
-                self.failed(name)
-                return
-            except ValueError as e:
-                if 'is not in the memory' not in str(e):          # overwritten meanwhile
-                    self.failed(name)
-                    return
-            except BaseException:
-                self.failed(name)
-                return
-            self.counts[name] = self.counts.get(name, 0) + 1
-            if name in ('keep', 'copy', 'fork'): time.sleep(.02)
-            elif rng.random() < .1: time.sleep(.001)
+        held, rng, work, fine = [], random.Random(seed), getattr(self, name), False
+        try:
+            while time.monotonic() < until and not self._once(work, stream, held, rng):
+                self.counts[name] = self.counts.get(name, 0) + 1
+                if name in ('keep', 'copy', 'fork'): time.sleep(.02)
+                elif rng.random() < .1: time.sleep(.001)
+            fine = True
+        finally:
+            if not fine: self.failures.append(f'{self.kind}, {name}: {traceback.format_exc()}')
 
-    def failed(self, name): self.failures.append(f'{self.kind}, {name}: {traceback.format_exc()}')
+    def _once(self, work, stream, held, rng):
+        "Do it once; return whether the memory was closed meanwhile"
+        try:
+            if stream is None: work(held, rng)
+            else: work(stream, rng)
+            self.recheck(held)
+        except RuntimeError as e:
+            if self.closing and 'closed' in str(e): return True
+            raise
+        except ValueError as e:
+            if 'is not in the memory' not in str(e): raise        # else it was overwritten meanwhile
+        return False
 
     def start(self, seconds, seed):
         self.failures, self.closing = [], False
@@ -350,10 +350,10 @@ def level():
 def soak(seconds, seed=0, kinds=tuple(KINDS), at_once=4, say=lambda text: None):
     "Rounds of some kinds at once, for so many seconds in all; return what was done how often, and the levels after each round"
     rng, begin, counts, levels = random.Random(seed), time.monotonic(), {}, []
-    rounds = max(-(-len(kinds)//at_once), round(seconds/20))
+    rounds, order = max(-(-len(kinds)//at_once), round(seconds/20)), []
     for k in range(rounds):
-        order = rng.sample(kinds, len(kinds)) if k*at_once % len(kinds) < at_once else order[at_once:] + order[:at_once]
-        now = order[:at_once]
+        while len(order) < min(at_once, len(kinds)): order += [o for o in rng.sample(kinds, len(kinds)) if o not in order]
+        now, order = order[:at_once], order[at_once:]
         left = (seconds - (time.monotonic() - begin))/(rounds - k)
         folder = tempfile.mkdtemp()
         try:

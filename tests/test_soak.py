@@ -3,7 +3,7 @@ import os
 import random
 
 import pytest
-from soak import KINDS, Soak, Wrong, soak
+from soak import Soak, Wrong, soak
 
 ROUNDS, BYTES = 6, 30e6          # rounds after which the level is known; by how much it may vary
 
@@ -68,6 +68,3 @@ def test_it_notices_a_batch_that_changes(one):
     held[0][0].serial[0] += 1
     with pytest.raises(Wrong, match='has changed'): o.recheck(held)
 
-
-def test_all_kinds_are_there():
-    assert {'uniform', 'proportional', 'rank', 'sequences', 'hindsight', 'frames', 'lz4', 'disk'} <= KINDS.keys()
