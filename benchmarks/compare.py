@@ -1,9 +1,11 @@
-"""The same work by this library and by others, in one CSV with a plot: `python benchmarks/compare.py [--rows N] [--out FOLDER]`
+"""The same work by this library and by others, in one CSV with a plot: `python benchmarks/compare.py [--rows N …] [--out FOLDER]`
 
 Each library runs in a process and an environment of its own (see peers.py), all on one core. They take turns: one measures, the others wait
 for their input. What counts are medians, and their ratios within this run. Work is what a learner needs: rows of CartPole transitions in,
 batches of six torch tensors out, read while the previous batch is still held; whoever hands out numpy or jax arrays has them wrapped in the
-cheapest way there is. A library that can't be installed, or doesn't offer a kind of work, is named as such.
+cheapest way there is. "64 at once" begins with what a vector environment returns, arrays and float64 rewards, and what a library wants made of
+them is made while the clock runs; "a ready chunk" was made before. A small buffer fits into the processor's cache, a large one may not: both are
+measured. A library that can't be installed, or doesn't offer a kind of work, is named as such.
 """
 import argparse
 import csv
@@ -20,7 +22,7 @@ from timing import HEAD, errors, holding, machine, once, pin, repeat
 
 BS, BLOCK, ALPHA, BETA = 256, 10_000, .6, .4
 FIELDS = 'state', 'action', 'reward', 'next_state', 'terminated', 'truncated'
-CASES = 'one step in', '64 at once', 'a batch of 32', 'a batch of 256', 'a batch of 4096', 'prioritized, 256'
+CASES = 'one step in', '64 at once', '64 at once, a ready chunk', 'a batch of 32', 'a batch of 256', 'a batch of 4096', 'prioritized, 256'
 TURN = 20_000       # µs that a turn shall take, after a warm-up of half of that: another process has had the caches meanwhile
 
 
@@ -32,6 +34,12 @@ def block(n=BLOCK):
 
 
 def row(k=0): return {f: c[k] for f, c in block(64).items()}
+
+
+def arrived(n=64):
+    "What `n` environments return: gymnasium's vector environments have float64 rewards"
+    columns = block(n)
+    return columns | dict(reward=columns['reward'].astype(float))
 
 
 def tensors(columns):
@@ -66,7 +74,9 @@ def ours(rows):
         out = batch, batch.astuple(), batch.weights
         batch.update_priorities(next(tds))
         return out
-    return {'one step in': repeat(memory.add, step), '64 at once': repeat(memory.extend, Batch.of(Transition(**block(64))))} | \
+    new = arrived()
+    return {'one step in': repeat(memory.add, step), '64 at once': repeat(lambda: memory.extend(Transition(**new))),
+            '64 at once, a ready chunk': repeat(memory.extend, Batch.of(Transition(**block(64))))} | \
         {f'a batch of {bs}': holding(draw(bs)) for bs in (32, 256, 4096)} | {'prioritized, 256': holding(pair)}
 
 
@@ -83,7 +93,8 @@ def cpprb(rows):
         ranked.update_priorities(got['indexes'], next(tds))
         return out
     def draw(bs): return tensors(buffer.sample(bs).values())
-    return {'one step in': repeat(buffer.add, **row()), '64 at once': repeat(buffer.add, **block(64))} | \
+    return {'one step in': repeat(buffer.add, **row()), '64 at once': repeat(buffer.add, **arrived()),
+            '64 at once, a ready chunk': repeat(buffer.add, **block(64))} | \
         {f'a batch of {bs}': holding(lambda bs=bs: draw(bs)) for bs in (32, 256, 4096)} | {'prioritized, 256': holding(pair)}
 
 
@@ -97,10 +108,11 @@ def stable_baselines3(rows):
         buffer.observations[:] = np.resize(one['state'], buffer.observations.shape)
         buffer.next_observations[:] = np.resize(one['next_state'], buffer.observations.shape)
         buffer.full = True
-        c = block(n_envs)
-        return buffer, (c['state'], c['next_state'], c['action'], c['reward'], c['terminated'], [{} for _ in range(n_envs)])
-    (one, step), (many, chunk) = made(1), made(64)
-    return {'one step in': repeat(one.add, *step), '64 at once': repeat(many.add, *chunk)} | \
+        return buffer
+    def steps(c): return c['state'], c['next_state'], c['action'], c['reward'], c['terminated'], [{} for _ in c['reward']]
+    one, many = made(1), made(64)
+    return {'one step in': repeat(one.add, *steps(block(1))), '64 at once': repeat(many.add, *steps(arrived())),
+            '64 at once, a ready chunk': repeat(many.add, *steps(block(64)))} | \
         {f'a batch of {bs}': holding(lambda bs=bs: one.sample(bs)) for bs in (32, 256, 4096)}
 
 
@@ -116,6 +128,7 @@ def tianshou(rows):
     for b in (buffer, ranked):
         for _ in range(rows//BLOCK): b.update(once)
     names, step, many = ('obs', 'act', 'rew', 'obs_next', 'terminated', 'truncated'), batch(row()), batch(block(64))
+    new = arrived()
     def pair():
         got, index = ranked.sample(BS)
         out = tensors(got[k] for k in (*names, 'weight'))
@@ -124,7 +137,8 @@ def tianshou(rows):
     def draw(bs):
         got, _ = buffer.sample(bs)
         return tensors(got[k] for k in names)
-    return {'one step in': repeat(buffer.add, step), '64 at once': repeat(vector.add, many)} | \
+    return {'one step in': repeat(buffer.add, step), '64 at once': repeat(lambda: vector.add(batch(new))),
+            '64 at once, a ready chunk': repeat(vector.add, many)} | \
         {f'a batch of {bs}': holding(lambda bs=bs: draw(bs)) for bs in (32, 256, 4096)} | {'prioritized, 256': holding(pair)}
 
 
@@ -143,14 +157,16 @@ def torchrl(rows):
         try: return full(lib.TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=lib.LazyTensorStorage(rows), batch_size=BS))
         except RuntimeError as e: return f'{type(e).__name__}: {e}'        # its compiled part doesn't load with every torch
     ranked = prioritized()
-    step, many = td(row(), []), td(block(64), [64])
+    step, many, new = td(row(), []), td(block(64), [64]), arrived()
     def read(got): return got, [got[f] for f in FIELDS]
     def pair():
         got = ranked.sample()
         out = read(got)
         ranked.update_priority(got['index'], torch.from_numpy(next(tds)))
         return out
-    return {'one step in': repeat(buffer.add, step), '64 at once': repeat(buffer.extend, many)} | \
+    def extend():          # a storage has the dtypes of what came first
+        buffer.extend(td(new | dict(reward=new['reward'].astype(np.float32)), [64]))
+    return {'one step in': repeat(buffer.add, step), '64 at once': repeat(extend), '64 at once, a ready chunk': repeat(buffer.extend, many)} | \
         {f'a batch of {bs}': holding(lambda bs=bs: read(buffer.sample(bs))) for bs in (32, 256, 4096)} | \
         {'prioritized, 256': ranked if isinstance(ranked, str) else holding(pair)}
 
@@ -189,8 +205,9 @@ def flashbax(rows):
         held = out(got, got.probabilities)
         keep[0] = jax.block_until_ready(put(keep[0], got.indices, next(tds)))
         return held
-    many = {f: c[:64] for f, c in items.items()}
-    return {'one step in': adding(flat(32), one), '64 at once': adding(flat(32, add_batch_size=64), many)} | \
+    many, new = {f: jax.numpy.asarray(c[:64]) for f, c in items.items()}, {f: c for f, c in arrived().items() if f in items}
+    buffer = flat(32, add_batch_size=64)
+    return {'one step in': adding(flat(32), one), '64 at once': adding(buffer, new), '64 at once, a ready chunk': adding(buffer, many)} | \
         {f'a batch of {bs}': drawing(bs) for bs in (32, 256, 4096)} | {'prioritized, 256': holding(pair)}
 
 
@@ -269,13 +286,13 @@ def rounds(found, reps):
     return medians
 
 
-def write(folder, found, medians, rows):
-    "results.csv: a line for each case and library, with what is missing said in words"
+def write(folder, found, medians, rows, mode='w'):
+    "results.csv: a line for each case and library, with what is missing said in words; `mode` 'a' adds another size"
     folder.mkdir(parents=True, exist_ok=True)
     what = machine()
-    with open(folder/'results.csv', 'w', newline='', encoding='utf-8') as f:
+    with open(folder/'results.csv', mode, newline='', encoding='utf-8') as f:
         out = csv.writer(f)
-        out.writerow(HEAD)
+        if mode=='w': out.writerow(HEAD)
         for case in CASES:
             for name, (library, version, why) in found.items():
                 us, reason = medians.get((case, name)), why or (library.cases.get(case) if library else None)
@@ -285,42 +302,42 @@ def write(folder, found, medians, rows):
 
 
 def plot(folder):
-    "The CSV as a picture: one panel a case, logarithmic"
+    "The CSV as a picture: how many times as long each takes"
     import matplotlib
     matplotlib.use('agg')
     import matplotlib.pyplot as plt
+    from picture import speed
     with open(folder/'results.csv', encoding='utf-8') as f: lines = [o for o in csv.DictReader(f) if o['case'] in CASES]
-    cases, names = list(dict.fromkeys(o['case'] for o in lines)), list(dict.fromkeys(o['library'] for o in lines))
-    fig, axs = plt.subplots(2, 3, figsize=(10, 5), layout='constrained', facecolor='w', sharey=True)
-    for ax, case in zip(axs.ravel(), cases):
-        us = {o['library']: float(o['microseconds']) for o in lines if o['case'] == case and o['microseconds']}
-        ax.barh([names.index(k) for k in us], list(us.values()), color=['C1' if k == 'ours' else 'C0' for k in us])
-        for k, v in us.items(): ax.text(v, names.index(k), f' {v:,.0f}' if v >= 100 else f' {v:.3g}', va='center', fontsize=7)
-        for k in set(names) - set(us):
-            remark = next(o['remark'] for o in lines if o['case'] == case and o['library'] == k)
-            ax.text(min(us.values()), names.index(k), f' {remark.partition(":")[0]}', va='center', fontsize=7, color='.5')
-        ax.set(title=case, xscale='log', xlim=(min(us.values())/2, max(us.values())*4), yticks=range(len(names)), yticklabels=names)
-    axs[0, 0].invert_yaxis()
-    fig.supxlabel(f'µs; {int(lines[0]["transitions"]):,} transitions; {lines[0]["machine"]}', fontsize=7)
+    fig, ax = plt.subplots(figsize=(8, 4), layout='constrained', facecolor='w')
+    speed(ax, lines)
+    ax.set_title(lines[0]['machine'], fontsize=7)
     fig.savefig(folder/'results.png', dpi=150)
+
+
+def measured(rows, reps):
+    "What is `found`, and its medians, with buffers of `rows` transitions"
+    found = libraries(rows)
+    try: return found, rounds(found, reps)
+    finally:
+        for library, *_ in found.values():
+            if library and library.cases: library.close()
 
 
 def main():
     "Install, fill, measure in turn, write"
     parser = argparse.ArgumentParser()
-    parser.add_argument('--rows', type=int, default=1_000_000)
+    parser.add_argument('--rows', type=int, nargs='+', default=[100_000, 1_000_000])
     parser.add_argument('--reps', type=int, default=15)
     parser.add_argument('--out', type=Path, default=Path(__file__).parent.parent/'runs'/'bench')
     parser.add_argument('--serve', help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.rows < BLOCK or args.rows % BLOCK: parser.error(f'--rows: expected a multiple of {BLOCK:,}, got {args.rows}')
-    if args.serve: return serve(args.serve, args.rows)
+    for rows in args.rows:
+        if rows < BLOCK or rows % BLOCK: parser.error(f'--rows: expected multiples of {BLOCK:,}, got {rows}')
+    if args.serve: return serve(args.serve, args.rows[0])
     print(machine())
-    found = libraries(args.rows)
-    medians = rounds(found, args.reps)
-    for library, *_ in found.values():
-        if library and library.cases: library.close()
-    write(args.out, found, medians, args.rows)
+    for k, rows in enumerate(args.rows):
+        print(f'{rows:,} transitions', flush=True)
+        write(args.out, *measured(rows, args.reps), rows, 'a' if k else 'w')
     plot(args.out)
     print(f'{args.out/"results.csv"}, {args.out/"results.png"}')
 

@@ -19,13 +19,18 @@ def rows():
 
 
 def speed(ax, found):
-    "How many times as long each peer takes, for each kind of work"
-    cases = list(dict.fromkeys(r['case'] for r in found))
+    "How many times as long each peer takes, for each kind of work: filled marks for the largest buffers, hollow ones for smaller"
+    cases, sizes = (list(dict.fromkeys(r[k] for r in found)) for k in ('case', 'transitions'))
+    largest = max(sizes, key=int)
     for name, mark, colour in zip(MARKS, MARKS.values(), GREYS):
-        own = [(float(r['times ours']), cases.index(r['case'])) for r in found if r['library']==name and r['times ours']]
-        ax.plot(*zip(*own), mark, color=colour, label=name, markersize=6)
+        for size in sizes:
+            own = [(float(r['times ours']), cases.index(r['case'])) for r in found
+                   if (r['library'], r['transitions'])==(name, size) and r['times ours']]
+            fill = dict(label=name) if size==largest else dict(markerfacecolor='none')
+            if own: ax.plot(*zip(*own), mark, color=colour, markersize=6, **fill)
     ax.axvline(1, color=OURS, linewidth=3)
-    ax.set(xscale='log', xlim=(.8, 500), xlabel='times as long as fastrl_replay (orange)', yticks=range(len(cases)), yticklabels=cases)
+    said = f'{int(largest):,} transitions' + ''.join(f', hollow: {int(o):,}' for o in sizes if o!=largest)
+    ax.set(xscale='log', xlim=(.8, 500), xlabel=f'times as long as fastrl_replay (orange); {said}', yticks=range(len(cases)), yticklabels=cases)
     ax.invert_yaxis()
     ax.grid(axis='x', alpha=.3)
     ax.legend(fontsize=8, loc='lower right')

@@ -14,13 +14,16 @@ def pin(core=None):
 
 
 def machine():
-    "The processor and the versions that matter, in a line"
+    "The processor, its largest cache and the versions that matter, in a line"
     import numba
     import numpy
     import torch
     cpu = platform.processor() or 'unknown processor'
     if os.path.exists('/proc/cpuinfo'):
         with open('/proc/cpuinfo') as f: cpu = next((line.split(':')[1].strip() for line in f if line.startswith('model name')), cpu)
+    cache = '/sys/devices/system/cpu/cpu0/cache/index3/size'           # whether a buffer fits into it decides much
+    if os.path.exists(cache):
+        with open(cache) as f: cpu += f', {int(f.read().strip().rstrip("K"))//1024} MB of cache'
     return f'{cpu}; Python {platform.python_version()}, numpy {numpy.__version__}, numba {numba.__version__}, torch {torch.__version__}'
 
 

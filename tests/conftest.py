@@ -10,6 +10,7 @@ FIRST = 'test_types.py', 'test_docs.py', 'test_cli.py', 'test_actors.py', 'test_
 def pytest_addoption(parser):
     parser.addoption('--nbflags', default='', help='nbdev flags to run although they are skipped by default, such as "slow"')
     parser.addoption('--kills', type=int, default=25, help='how many processes the tests of kills kill')
+    parser.addoption('--soak', type=float, default=20, help='for how many seconds the soak does everything at once')
     parser.addoption('--mutants', type=int, default=100, help='how many damaged or hostile files each test of them loads')
 
 

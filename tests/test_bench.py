@@ -41,8 +41,10 @@ def test_who_is_missing_is_named(bench, tmp_path):
     found = {'ours': (Offers, '1', None), 'Here': (Lacks, '2', None), 'Gone': (None, None, 'ERROR: No matching distribution')}
     medians = {(case, 'ours'): 2. for case in compare.CASES} | {('one step in', 'Here'): 7.}
     compare.write(tmp_path, found, medians, 10_000)
+    compare.write(tmp_path, found, medians, 20_000, 'a')
     with open(tmp_path/'results.csv', encoding='utf-8') as f: lines = list(csv.DictReader(f))
-    assert len(lines) == 3*len(compare.CASES) and {o['library'] for o in lines} == set(found)
+    assert len(lines) == 2*3*len(compare.CASES) and {o['library'] for o in lines} == set(found)
+    assert {o['transitions'] for o in lines} == {'10000', '20000'}
     said = {(o['case'], o['library']): (o['times ours'], o['remark']) for o in lines}
     assert said['one step in', 'Here'] == ('3.50', '')
     assert said['prioritized, 256', 'Here'] == ('', 'not measured: RuntimeError: no tree')

@@ -1,0 +1,70 @@
+"""Everything at once, for 20 seconds; `pytest tests/test_soak.py --soak 1800` takes half an hour. See soak.py"""
+import os
+import random
+
+import pytest
+from soak import Soak, Wrong, soak
+
+ROUNDS, BYTES = 6, 30e6          # rounds after which the level is known; by how much it may vary
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork on this system')
+def test_everything_at_once(pytestconfig, capsys):
+    def say(text):
+        with capsys.disabled(): print(text, flush=True)
+    seconds = pytestconfig.getoption('--soak')
+    counts, levels = soak(seconds, say=say if seconds > 20 else lambda text: None)
+    assert {'write', 'draw', 'look', 'keep', 'copy', 'fork', 'fork 0'} <= counts.keys(), counts
+    nbytes, descriptors = zip(*levels)
+    assert descriptors[-1]==descriptors[0], f'open descriptors after each round: {descriptors}'
+    if len(levels) > 2*ROUNDS:
+        assert max(nbytes[-ROUNDS:]) < max(nbytes[:2*ROUNDS]) + BYTES, f'bytes in use after each round: {nbytes}'
+
+
+# ---- the soak itself notices
+
+@pytest.fixture
+def one(tmp_path):
+    made = []
+    def make(kind):
+        made.append(Soak(kind, tmp_path, 0))
+        return made[-1]
+    yield make
+    for o in made: o.memory.close()
+
+
+def test_it_notices_other_rows(one):
+    o = one('uniform')
+    o.twin[o.memory.n_added - 1] += 1
+    with pytest.raises(Wrong, match='is serial'): o.check_memory(o.memory)
+
+
+def test_it_notices_torn_rows(one):
+    o = one('uniform')
+    rows = o.memory.recent(3)
+    rows.state[1, 2] += 1
+    with pytest.raises(Wrong, match='state of rows'): o.check_rows(rows)
+
+
+@pytest.mark.parametrize('kind', ['proportional', 'lz4', 'disk'])
+def test_it_notices_priorities_of_other_rows(one, kind):
+    o = one(kind)
+    o.check_memory(o.memory)
+    o.memory.update_priorities([o.memory.n_added - 1], [99.])
+    with pytest.raises(Wrong, match='priorities'): o.check_memory(o.memory)
+
+
+def test_it_notices_windows_that_jump(one):
+    o = one('sequences')
+    batch = o.memory.sample(2)
+    o.draw_windows(batch, [], random.Random(0))
+    batch.serial[0, 1] += 1
+    with pytest.raises(Wrong, match='jumps'): o.draw_windows(batch, [], random.Random(0))
+
+
+def test_it_notices_a_batch_that_changes(one):
+    o, held = one('frames'), []
+    for _ in range(21): o.draw(held, random.Random(0))
+    held[0][0].serial[0] += 1
+    with pytest.raises(Wrong, match='has changed'): o.recheck(held)
+
