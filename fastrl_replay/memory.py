@@ -6,7 +6,7 @@
 __all__ = ['P', 'T', 'locked', 'as_chunk', 'ReplayMemory']
 
 # %% ../nbs/1_memory/15_memory.ipynb #043c8c39
-import copy, functools, itertools, operator, os, threading, weakref
+import copy, functools, itertools, operator, os, threading, time, weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -20,7 +20,7 @@ from .samplers.rng import Rng
 from .samplers.base import Sampler, as_ids, as_priorities
 from .samplers.own import as_sampler, sampler_from
 from .samplers.uniform import Uniform
-from .saving import Rows, SavedState, save_state
+from .saving import Rows, SavedState, naming, save_state
 from .show import memory_figure, memory_table
 from .steps import Layout, SimpleStep, Transition, derived_type, encode, is_step, same_layout, shown, whole_number
 from .storage.base import Ram
@@ -45,18 +45,52 @@ def locked(method: Callable[P, T]) -> Callable[P, T]:
             except RuntimeError: pass                        # interrupted before it was taken
     return run
 
-_memories: weakref.WeakSet = weakref.WeakSet()
 
-def _in_forked_child():
-    for memory in list(_memories): memory._after_fork()
-if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_in_forked_child)
+# %% ../nbs/1_memory/15_memory.ipynb #5c0e9b3d
+_ELSEWHERE = 'this memory is in another process: iterate the replay in the process that made it'
+_INHERITED = ('this memory was made before this process was forked, and what is written here would not reach the process '
+              'that made it: write to it there, or to a copy.deepcopy of it; reading works here too')
+_BUSY = ('another thread was using this memory while this process was forked, for longer than a second, so what is here '
+         'may be half-written: use it in the process that made it, or fork when no call is under way')
 
 class _Gone:
     "Replaces the storage and the sampler of a memory that can no longer be used"
     def __init__(self, why): self._why = why
     def __getattr__(self, name): raise RuntimeError(self._why)
 
-_ELSEWHERE = 'this memory is in another process: iterate the replay in the process that made it'
+def _refuse(*_): raise RuntimeError(_INHERITED)
+
+_PATIENCE, _IN_ALL = 1., 10.       # seconds that a fork waits for a memory, and for all of them
+_numbers: Iterator[int] = itertools.count()
+_memories: weakref.WeakValueDictionary = weakref.WeakValueDictionary()         # in the order in which they were made
+def _living(): return [o for ref in _memories.valuerefs() if (o := ref()) is not None]
+
+class _Forks(threading.local):
+    "The forks that a thread has begun: of each, the memories, and whether it has got their locks"
+    def __init__(self): self.begun = []
+    def end(self): return self.begun.pop() if self.begun else {}
+_forks = _Forks()
+
+def _before_fork():
+    "Wait until no other thread is in the middle of a call"
+    got, end = {}, time.monotonic() + _IN_ALL
+    _forks.begun.append(got)
+    for memory in _living():
+        if memory._room.durable: continue                    # of no use in a child anyway
+        got[memory] = False
+        got[memory] = memory.lock.acquire(timeout=max(0., min(_PATIENCE, end - time.monotonic())))
+
+def _after_fork_in_parent():
+    for memory in _forks.end():
+        try: memory.lock.release()
+        except RuntimeError: pass                            # not got, or interrupted before
+
+def _after_fork_in_child():
+    got = _forks.end()
+    for memory in _living(): memory._after_fork(got.get(memory, False))
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 # %% ../nbs/1_memory/15_memory.ipynb #77ab4af5
 def as_chunk(chunk, step_type=None) -> Any:
@@ -101,6 +135,8 @@ def _convert(v, kind, f):
     return f(v) if isinstance(v, kind) else v
 
 # %% ../nbs/1_memory/15_memory.ipynb #a8eda2f2
+_n_added, _first_id, _both = (operator.attrgetter(*o) for o in (['n_added'], ['first_id'], ['first_id', 'n_added']))
+
 class ReplayMemory:
     """The newest `max_sz` transitions, and a sampler (default: `Uniform()`) that draws batches.
 
@@ -117,6 +153,8 @@ class ReplayMemory:
     survives a kill of the process; `flush` waits until it is on the disk. A full disk is an
     `OSError`, a second writer a `BlockingIOError`, an option that differs from the folder's a
     `ValueError`."""
+    _inherited = False                               # in a forked child: there it can only be read
+
     def __init__(self, max_sz: int, sampler: Any = None, *, step: Any = None, dtype: Any = None,
                  dedup: str | None = 'auto', codec: str | None = None, path: str | Path | None = None,
                  seed: int | None = None, sequence: Any = None) -> None:
@@ -134,7 +172,7 @@ class ReplayMemory:
         except BaseException:
             self._room.close()
             raise
-        _memories.add(self)
+        _memories[next(_numbers)] = self
 
     def _begin(self, sampler, layout):
         durable = self._room.durable
@@ -167,10 +205,12 @@ class ReplayMemory:
 
     def _open(self, layout):
         "Make the storage, or find it in the folder"
+        kept = ', '.join(map(str, self._room.files)) if self._room.durable else ''       # the sampler's
         storage = self._new_storage(layout, self._room)
         self._describe(layout)
         if self._room.durable and storage.n_added:
-            self._sampler.recover(storage.first_id, storage.n_added, storage.told)
+            with naming(kept, 'ReplayMemory.peek still reads the steps', (ValueError,)):
+                self._sampler.recover(storage.first_id, storage.n_added, storage.told)
             storage.told = storage.n_added
             self._tell(storage)
         self._storage = storage
@@ -210,6 +250,7 @@ class ReplayMemory:
             except RuntimeError: pass
 
     def _add(self, step, priority):
+        if self._inherited: _refuse()
         if self._storage is None:
             layout = self._layout_of(step)
             for leaf, v in zip(layout.leaves, layout.values(step)): encode(leaf, v)     # it must fit
@@ -237,6 +278,7 @@ class ReplayMemory:
             except RuntimeError: pass
 
     def _extend(self, chunk, priorities, streams):
+        if self._inherited: _refuse()
         storage = self._storage
         layout = None if storage is None else storage.layout
         own = None if layout is None else layout.step_type
@@ -312,6 +354,7 @@ class ReplayMemory:
         ids are dropped and counted in `n_stale`; of an id given twice the last error counts. A
         `ValueError` for an id never handed out, a wrong length, or an error that isn't finite
         changes nothing. (Schaul et al. 2016, algorithm 1, lines 11–12.)"""
+        if self._inherited: _refuse()
         if self._storage is not None: self._tell(self._storage)
         changed, n_stale = self._sampler.update_ids(ids, td_errors, self.first_id, self.n_added)
         self.n_stale += n_stale
@@ -327,8 +370,8 @@ class ReplayMemory:
     @locked
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
         "Return the transitions with these ids, in this order; a `ValueError` for one that isn't stored"
-        slots = self._slots(ids)
-        return self._stocked().fetch(slots, _field_names(fields))
+        slots, fields = self._slots(ids), _field_names(fields)
+        return self[:0] if self._storage is None else self._storage.fetch(slots, fields)
 
     @locked
     def recent(self, k: int, fields: Any = None) -> Batch:
@@ -353,11 +396,27 @@ class ReplayMemory:
                          f'got the fields {names}')
     @locked
     def column(self, field: str) -> np.ndarray:
-        """Return a view of a field that is one number, slot by slot (max_sz,). Writing
-        to it changes what is stored; a `ValueError` for other fields, or before the first step"""
+        """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct` changes
+        what is stored. A `ValueError` for other fields, or before the first step"""
         found = None if self._storage is None else self._storage.column(field)
-        if found is not None: return found
-        raise ValueError(f'column: no field {field!r} in {self.layout}')
+        if found is None: raise ValueError(f'column: no field {field!r} in {self.layout}')
+        view = found.view()
+        view.flags.writeable = False
+        return view
+
+    @locked
+    def correct(self, ids: Any, field: str, values: Any) -> None:
+        """Change a field that is one number in the stored transitions `ids` (m,); `values`: a number, or
+        (m,). The next `save` writes every row. A `ValueError` or `TypeError` names what doesn't fit
+        and changes nothing; so does a flag of steps that already form sequences"""
+        ids, column = as_ids(ids), self.column(field)
+        self._slots(ids)
+        if self._sampler.sequence is not None and field in ('terminated', 'truncated', 'step_n', 'episode_n'):
+            raise ValueError(f'{field}: sequences have been formed by it, so it cannot be changed in this memory')
+        if not len(column) or not len(ids): return
+        self._known.clear()      # a piece that was saved before holds the old value
+        self._storage.correct(ids, field, values)
+
     @locked
     def episode(self, id: int) -> Batch:
         "Return the stored part of the episode with transition `id`, oldest step first, as a `Batch`"
@@ -405,13 +464,24 @@ class ReplayMemory:
         if self._storage is None or not self._storage.n_added:
             raise ValueError('the memory is empty: add steps before sampling')
         return self._storage
-    def _ask(self, name, default): return default if self._storage is None else getattr(self._storage, name)
-    def __len__(self) -> int: return self.n_added - self.first_id
+    def _ask(self, question, default):
+        "What `question` returns for the storage, of which another thread may be writing, loading or closing it"
+        storage = self._storage
+        if storage is None: return default
+        try: found = question(storage)
+        except (AttributeError, ValueError):
+            if storage is self._storage: raise               # else: released meanwhile
+        else:
+            if storage is self._storage: return found
+        return self._ask(question, default)
+    def __len__(self) -> int:
+        first, n = self._ask(_both, (0, 0))                  # in this order: n − first is never below 0,
+        return max(0, min(n - first, self.max_sz))           # and above max_sz, if rows come in between
     def __bool__(self) -> bool: return True
     @property
     def layout(self) -> Layout | None:
         "The layout of the steps; None before the first"
-        return self._ask('layout', None)
+        return self._ask(operator.attrgetter('layout'), None)
     @property
     def path(self) -> Path | None:
         "The folder in which it is kept, or None"
@@ -423,40 +493,42 @@ class ReplayMemory:
     @property
     def n_added(self) -> int:
         "How many transitions were ever stored: the id of the next one"
-        return self._ask('n_added', 0)
+        return self._ask(_n_added, 0)
     @property
     def first_id(self) -> int:
         "The id of the oldest transition stored"
-        return self._ask('first_id', 0)
+        return self._ask(_first_id, 0)
     @property
     def draws(self) -> Any:
         "The `DrawCounts`: how often each transition was drawn; None before the first step"
-        return self._ask('draws', None)
+        return self._ask(operator.attrgetter('draws'), None)
     @property
     def n_drawn(self) -> int:
         "Rows of all batches drawn since this memory was made or loaded"
-        return 0 if self.draws is None else self.draws.n_rows
+        return self._ask(operator.attrgetter('draws.n_rows'), 0)
     @property
     def samples_per_insert(self) -> float:
         "Rows drawn for each transition stored since then; NaN if none was"
-        new = 0 if self.draws is None else self.n_added - self.draws.since
-        return self.n_drawn/new if new else float('nan')
+        def counted(storage): return storage.draws.n_rows, storage.n_added - storage.draws.since
+        drawn, new = self._ask(counted, (0, 0))
+        return drawn/new if new > 0 else float('nan')
     @property
     def nbytes(self) -> int:
         "Bytes allocated for transitions (not the sampler's); pages are occupied once written to"
-        return self._ask('nbytes', 0)
+        return self._ask(operator.attrgetter('nbytes'), 0)
     @property
     def bytes_each(self) -> float:
         "Bytes that a transition takes: its record, and its share of the frames"
-        packed = getattr(self._storage, 'packed_bytes', 0)
-        return (self.nbytes - packed)/self.max_sz + packed/max(1, len(self))
+        def counted(storage): return getattr(storage, 'packed_bytes', 0), storage.nbytes
+        packed, nbytes = self._ask(counted, (0, 0))
+        return (nbytes - packed)/self.max_sz + packed/max(1, len(self))
     def bytes_in_words(self) -> str:
         "Return the size of a transition in words, such as '7,604 bytes (56,512 unshared)'"
         unshared = 0 if self.layout is None else sum(o.nbytes for o in self.layout.leaves)
         return f'{self.bytes_each:,.0f} bytes' + f' ({unshared:,} unshared)'*(self.bytes_each < unshared)
     def told_how(self) -> str:
         "Return in words how observations are stored"
-        return 'no step seen yet' if self._storage is None else kept_how(self._storage)
+        return self._ask(kept_how, 'no step seen yet')
     @locked
     def health(self) -> Health:
         """Return numbers that show whether the memory does its work, and `warnings`: what looks wrong,
@@ -504,12 +576,13 @@ class ReplayMemory:
         self._catch_up()
         state = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(),
                      sampler=self._sampler.get_state(), options=self._options)
-        return state, Rows(self.first_id, self.n_added, self._ask('get_state', None), self._known)
+        return state, Rows(self.first_id, self.n_added, self._ask(operator.attrgetter('get_state'), None), self._known)
 
     @locked
     def restore(self, state: dict, pieces: Any) -> None:
         """Continue from what `saved` returned, and the pieces of its rows: all of it or, with a
         `ValueError` that says what differs, nothing"""
+        if self._inherited: _refuse()
         if state['max_sz']!=self.max_sz:
             raise ValueError(f'max_sz: this memory has {self.max_sz}, the saved one {state["max_sz"]!r}')
         rng, n_stale = Rng(0), whole_number('n_stale', state['n_stale'])
@@ -633,11 +706,11 @@ class ReplayMemory:
         if not self._room.durable or self._storage is None: return
         self._catch_up()
         state = dict(rng=self.rng.get_state(), n_stale=self.n_stale, n_batches=self._sampler.n_batches)
-        save_state(self._room.path/'state', state, 'memory on disk')   # not in a mapped file
+        save_state(self._room.inner('state'), state, 'memory on disk')   # not in a mapped file
         self._storage.flush()
 
     def _resume(self):
-        path = self._room.path/'state'
+        path = self._room.inner('state')
         if not path.is_dir(): return
         with SavedState(path, 'memory on disk') as saved, saved.sense('a memory on disk'):
             state = saved.state()
@@ -650,31 +723,45 @@ class ReplayMemory:
         "Flush and release memory and files: another process may open the folder then"
         if isinstance(self._storage, _Gone): return
         self.flush()
-        if self._storage is not None:
-            if self._room.durable: self._room.flush(closing=True)
-            self._storage.close()
-        vars(self._sampler).update(dict.fromkeys(self._sampler.arrays))    # the user may hold it
+        storage, sampler = self._storage, self._sampler
+        if storage is not None and self._room.durable: self._room.flush(closing=True)
         gone = _Gone('this memory was closed; open it again with ReplayMemory(..., path=…)')
-        self._storage = self._sampler = gone
+        self._storage = self._sampler = gone                 # before anything is released
+        if storage is not None: storage.close()
+        vars(sampler).update(dict.fromkeys(sampler.arrays))  # the user may hold it
         self._room.close()
 
     def __enter__(self) -> 'ReplayMemory': return self
     def __exit__(self, *_: object) -> None: self.close()
-    def _after_fork(self):
+    def _after_fork(self, was_idle):
+        "In a forked child: can it be read there?"
         self.lock = threading.RLock()
-        if self._room.durable: self._storage = self._sampler = _Gone(_ELSEWHERE)
+        if isinstance(self._storage, _Gone): return
+        self._inherited = was_idle and not self._room.durable
+        if not self._inherited: self._storage = self._sampler = _Gone(_ELSEWHERE if self._room.durable else _BUSY)
+        elif self._storage is not None: self._storage.add = _refuse        # so that `add` need not look
     def __reduce_ex__(self, protocol):
         if get_spawning_popen() is not None: return _Gone, (_ELSEWHERE,)     # useless in a worker
-        if not self._room.durable: return super().__reduce_ex__(protocol)
-        raise RuntimeError('a memory on disk cannot be pickled; save(folder) makes a copy')
+        return super().__reduce_ex__(protocol)
     def __copy__(self): return copy.deepcopy(self)           # half a copy would share the sampler
 
     @locked
+    def __deepcopy__(self, memo: dict) -> 'ReplayMemory':
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__setstate__(self._state(memo))                 # which copies the rows, while the lock is held
+        return made
+    @locked
     def __getstate__(self):
+        return self._state({}, np.array)                     # pickle reads it later, without the lock
+
+    def _state(self, memo, array=np.asarray):
+        "What a copy consists of, all of it its own; `array` makes the arrays of its rows"
+        if self._room.durable: raise RuntimeError('a memory on disk cannot be copied or pickled; use save(folder)')
         self._catch_up()
         names = ('max_sz', 'rng', 'n_stale', '_dtype', '_options', '_sampler')
-        kept, storage = {k: self.__dict__[k] for k in names}, self._storage
-        return kept | dict(_storage=None if storage is None else (storage.layout, storage.get_state()))
+        kept, storage = copy.deepcopy({k: self.__dict__[k] for k in names}, memo), self._storage
+        if storage is None: return kept | dict(_storage=None)
+        return kept | dict(_storage=(storage.layout, _convert(storage.get_state(), np.ndarray, array)))
 
     def __setstate__(self, state):
         rows: Any
@@ -684,7 +771,7 @@ class ReplayMemory:
             self._storage = self._new_storage(layout, self._room)
             if len(rows['records']): self._storage.set_state([rows])
             self._storage.told = self._storage.n_added
-        _memories.add(self)
+        _memories[next(_numbers)] = self
 
     def __repr__(self) -> str:
         if isinstance(self._storage, _Gone): return f'ReplayMemory(closed, {self.max_sz:,} slots)'

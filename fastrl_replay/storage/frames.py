@@ -11,13 +11,14 @@ __all__ = ['Interned', 'stack_axis', 'interned', 'inner_layout', 'fingerprints',
 import copy
 import importlib
 import sys
+import zlib
 from typing import Any, NamedTuple, cast
 import numpy as np
 from ..kernels import inner, kernel
 from ..saving import CheckpointError
 from ..steps import Layout, Leaf, SimpleStep, encode, is_step, readable, same_layout, shown
 from .base import Ram, free_memory
-from .records import Records
+from .records import SCRATCH, Records
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
 _WIDE = 512            # bytes: 'auto' leaves smaller observations in their records
@@ -314,6 +315,12 @@ class FrameTable:
         assert len(set(free.tolist()) & set(range(1, used + 1)))==len(free), f'{name}: free numbers: invalid or twice'
         assert not held[free].any(), f'{name}: a free number is held'
 
+    def checksum(self, slots, crc):
+        "Continue a crc32 with the frames that the records in `slots` hold, each once"
+        rows = np.unique(self.numbers(slots)) - 1
+        for part in np.array_split(rows, rows.size*self.nbytes_each//SCRATCH + 1):
+            crc = zlib.crc32(self.frames.take(part, axis=0, mode='clip'), crc)
+        return crc
     def _intact(self, rows):
         "Do the frames in these rows still have their fingerprints?"
         parts = np.array_split(rows[self.prints[rows]!=0], len(rows)//4096 + 1)
@@ -540,12 +547,17 @@ class FrameRecords(Records):
     def _fill_columns(self, columns, slots):
         for o, pair in zip(self.tables, self.pairs):
             found = [columns.pop(self.layout.leaves[k].path, None) for k in pair[:2]]
-            if any(c is not None for c in found): o.fill(slots, *found)
+            if len(slots) and any(c is not None for c in found): o.fill(slots, *found)
         super()._fill_columns(columns, slots)
 
     def check_valid(self) -> bool:
         for o in self.tables: o.check_valid(self.first_id, self.n_added)
         return super().check_valid()
+    def checksum(self, a, end) -> int:
+        crc, slots = super().checksum(a, end), np.arange(a, end) % self.max_sz
+        for o in self.tables: crc = o.checksum(slots, crc)
+        return crc
+
     def get_state(self, since=0) -> dict:
         "Return the rows with ids ≥ `since`, and the frames that they hold"
         slots = np.arange(max(since, self.first_id), self.n_added) % self.max_sz

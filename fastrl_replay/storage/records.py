@@ -7,6 +7,7 @@ __all__ = ['N_ADDED', 'FIRST_ID', 'TOLD', 'LOADING', 'PIECE', 'SCRATCH', 'MOST',
 
 # %% ../../nbs/1_memory/08_records.ipynb #5fd815f9
 import struct
+import zlib
 from typing import Any
 import numpy as np
 from ..batch import Batch
@@ -199,15 +200,29 @@ class Ring:
     def recover(self) -> None:
         "Undo an interrupted overwrite, and link all rows; a `CheckpointError` if damaged"
         n, first, told, loading = self.counts[:4].tolist()
-        oldest = max(0, n - self.max_sz)
+        oldest, flushed = max(0, n - self.max_sz), self.room.flushed.n_added
         if loading:
             raise CheckpointError(f'{self.room.path}: a load into this memory was interrupted; '
                                   'load again, into a new folder')
         if not 0 <= told <= n < MOST or not oldest <= first <= min(n, oldest + self.journal.rows):
             raise self._damaged_counts()
+        if n < flushed:
+            raise CheckpointError(f'{self.room.path/"counts.map"}: damaged: it has {n} rows, but {flushed} were flushed; '
+                                  'put it back from a copy of this memory')
         self.journal.restore(self.rows, np.arange(oldest, first) % self.max_sz)
         self._count[FIRST_ID] = oldest
         self.settle()
+
+    def checksum(self, a, end) -> int:
+        "Return the crc32 of the rows `a` … `end − 1`, of what never changes: the links are left out"
+        fields: Any = self.inner.record.fields
+        crc, at, block = 0, fields['_prev'][1], max(1, SCRATCH//self.size)
+        for _, run in self._runs(a, end):
+            for k in range(run.start, run.stop, block):
+                rows = self.rows[k:min(k + block, run.stop)].copy()
+                rows[:, at:at + 8] = 0
+                crc = zlib.crc32(rows, crc)
+        return crc
 
 # %% ../../nbs/1_memory/08_records.ipynb #8758c5d8
 class Records(Ring):
@@ -294,6 +309,15 @@ class Records(Ring):
         if k is not None and not self.inner.leaves[k].shape: return self.fields[k]
         raise ValueError(f'{field}: expected one number a step, got {self.layout}')
 
+    def correct(self, ids, field, values) -> None:
+        "Write `values` (one, or m) into a field that is one number, of the rows `ids` (int64[m]), which are stored"
+        column, k = self.column(field), self.inner.leaf(field)
+        if k is None: raise ValueError(f'{field}: no such field in {self.layout}')
+        if k==self.key: raise ValueError(f'{field}: expected another field than that of the streams, by which rows are linked')
+        values = self.inner.fitters[k].stacked(np.array(np.broadcast_to(values, ids.shape)), len(ids))
+        if self.room.durable: self.room.forget(ids)
+        column[ids % self.max_sz] = values
+
     def neighbour(self, slots, back=False, within_episode=False) -> np.ndarray:
         "Return ids of the next (`back`: the previous) row in the stream or episode of each (int64[m]); −1: none"
         out, there = self.follow(slots, 2, back, within_episode)
@@ -311,7 +335,9 @@ class Records(Ring):
         n, oldest = None, 0
         for piece in pieces:
             self._check_piece(piece, n)
-            if self.room.durable: self._count[LOADING] = 1
+            if self.room.durable and n is None:
+                self._count[LOADING] = 1
+                self.room.forget()
             oldest = piece['since'] if n is None else oldest
             self._put_piece(piece)
             n, first = piece['n_added'], piece['first_id']
@@ -348,11 +374,12 @@ class Records(Ring):
         assert not wrong.any(), f'the links of row {ids[wrong][0]} do not follow its stream'
         newest, known = (np.array(o.known(first)).tolist() for o in (streams, self.streams))
         assert newest==known, 'the newest record of a stream is not in its table'
+        if self.room.durable: self.room.checksums.check(self)
         return True
 
     def flush(self) -> None:
         "Wait until everything is on the disk, if that is where the rows are"
-        self.room.flush()
+        if self.room.durable: self.room.flush(self)
 
     def close(self) -> None:
         "Release the arrays; nothing can be read or written afterwards"
