@@ -269,7 +269,7 @@ class ReplayMemory:
         return behind is not None and storage.n_added - storage.told > behind
 
     def _chunk_layout(self, chunk):
-        if isinstance(chunk, Batch) and self._dtype is None: return chunk.layout
+        if isinstance(chunk, Batch) and self._dtype is None: return chunk.layout.strict
         return self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
 
     def sample(self, bs: int, fields: Any = None) -> Batch:
