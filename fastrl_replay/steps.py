@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LOOSE', 'FLAGS', 'BITS', 'Transition', 'SimpleStep', 'Leaf', 'shown', 'whole_number', 'as_array', 'leaf_of', 'encode',
-           'Fitter', 'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout', 'same_layout', 'derived_type']
+           'as_number', 'Fitter', 'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout', 'same_layout',
+           'derived_type']
 
 # %% ../nbs/1_memory/02_steps.ipynb #16625101
 import copyreg
@@ -215,6 +216,15 @@ _CODES = dict(b1='?', i1='b', u1='B', i2='h', u2='H', i4='i', u4='I', i8='q', u8
 _INTS = frozenset((int, bool, *(np.dtype(c).type for c in 'bBhHiIlLqQ')))
 _NUMBERS = _INTS | {float, np.float16, np.float32, np.float64}
 _FLAG_OF = {0: False, 1: True}           # for numbers of all types: equal ones are equal keys
+
+def as_number(name: str, v) -> float:
+    "Return `v`, a number or an array or tensor of one, as a float; else a `TypeError` that names it"
+    if v.__class__ in _NUMBERS: return float(v)
+    try:
+        a, bits = as_array(name, v)
+        if a.size==1 and a.dtype.kind!='c': return float((a if bits is None else _float_of(a, bits)).item())
+    except (TypeError, ValueError): pass
+    raise TypeError(f'{name}: expected one number, got {shown(v)}')
 _FLOATS = {'f2': (float, np.float16), 'f4': (float, np.float16, np.float32),
            'f8': (float, np.float16, np.float32, np.float64)}
 
