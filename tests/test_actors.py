@@ -1,4 +1,5 @@
 """Worker processes: the same steps, apart from one another, and every way they can fail."""
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -20,12 +21,14 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.actors import ActorError, Actors, gather
 from fastrl_replay.pipes.agents import EpsilonGreedy
+from fastrl_replay.pipes.base import IterDataPipe
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, batches_due
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition
 from harness import check_constant_size, check_resume, seen, through_json
+from twins import named
 
 multiprocessing.set_forkserver_preload(['fastrl_replay.all'])       # its workers start at once then
 ROOT = Path(__file__).resolve().parent.parent
@@ -246,6 +249,34 @@ def test_one_clear_error_and_the_memory_stays_usable(fault):
     assert memory.n_added > before and memory.check_valid() and {int(s.env_id) for s in memory.recent(20)} <= {2, 3}
     assert pipe.n_restarts==0
     pipe.close()
+
+
+class Paid(Counting):
+    "Its fifth reward is `reward`"
+    def __init__(self, reward): self.reward = reward; super().__init__()
+    def step(self, action):
+        obs, reward, *others = super().step(action)
+        return obs, self.reward if self.life==5 else reward, *others
+
+def steps_with(reward):
+    for k in range(20): yield SimpleStep(np.zeros(2), 0, np.ones(2), False, False, reward if k==5 else 1, step_n=k)
+
+class Steps(IterDataPipe):
+    def __init__(self, reward): self.reward = reward
+    def __iter__(self): return steps_with(self.reward)
+
+PAID = dict(stepper=lambda reward: GymStepper([functools.partial(Paid, reward)], seed=0), n_step=lambda reward: NStep(PAID['stepper'](reward), 3, .9),
+            own=Steps, own_n_step=lambda reward: NStep(Steps(reward), 3, .9))
+
+@pytest.mark.parametrize('pipe', PAID)
+@pytest.mark.parametrize('reward', ['high', '1.5', None, np.ones(2), torch.ones(2), {'a': 1}, 1j, [[1], [1, 2]]], ids=named)
+def test_a_wrong_reward_is_named(pipe, reward):
+    wrong = r'(step \d of 8: )?reward: expected .*, got'
+    with pytest.raises((TypeError, ValueError), match=wrong): taken(actors(PAID[pipe](reward), 0, chunk=8), 5)
+    if reward is not None: return                                   # the same message travels with any of them
+    failing = actors(PAID[pipe](reward), 1, chunk=8)
+    with pytest.raises(ActorError, match=f'worker 0 raised TypeError: {wrong}'): taken(failing, 5)
+    failing.close()
 
 
 @pytest.mark.parametrize('trouble', ['raise', 'kill', 'hang'])

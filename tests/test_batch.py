@@ -340,8 +340,8 @@ def test_as_tensordict():
 
 
 def test_batch_of():
-    batch = Batch.of(Transition([[1., 2.], [3., 4.]], [0, 1], [1, 2], np.zeros((2, 2), np.uint8), [True, False], torch.tensor([False, False])))
-    assert [t.dtype for t in batch.astuple()]==[torch.float32, torch.int64, torch.float32, torch.uint8, torch.bool, torch.bool]
+    batch = Batch.of(Transition([[1., 2.], [3., 4.]], [0, 1], [1, 2], np.zeros((2, 2), np.float32), [True, False], torch.tensor([False, False])))
+    assert [t.dtype for t in batch.astuple()]==[torch.float32, torch.int64, torch.float32, torch.float32, torch.bool, torch.bool]
     assert batch.ids is batch.probs is batch.weights is batch.idxs is None
     with pytest.raises(RuntimeError): batch.update_priorities([1., 2.])
     source = np.ones((3, 2), np.float32)

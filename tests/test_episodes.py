@@ -5,7 +5,7 @@ import pytest
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.steps import SimpleStep, Transition
+from fastrl_replay.steps import Layout, SimpleStep, Transition
 
 
 def play(rng, n, streams=3):
@@ -88,9 +88,11 @@ def test_where_an_episode_ends_is_the_same_for_all(numbered, length):
 
 
 def test_flags_that_are_no_numbers_are_refused():
-    memory = ReplayMemory(10)
-    memory.add(Transition(0., 0, 0., 0., np.zeros(2, bool), False))
-    memory.add(Transition(0., 0, 0., 0., np.zeros(2, bool), False))
+    "A memory that an early version saved may have them"
+    memory, odd = ReplayMemory(10), Transition(0., 0, 0., 0., np.zeros(2, bool), False)
+    with pytest.raises(ValueError, match='terminated: expected shape'): memory.add(odd)
+    memory._open(Layout.as_is(odd))
+    for _ in range(2): memory.add(odd)
     for ask in (lambda: memory.episode(0), lambda: memory.next([0], within_episode=True), lambda: memory.sample_sequences(1, 2)):
         with pytest.raises(ValueError, match='terminated: expected one number a step'): ask()
     assert memory.next([0]).tolist() == [1]

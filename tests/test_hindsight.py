@@ -300,14 +300,15 @@ NO_FLAGS = namedtuple('NoFlags', 'state action reward next_state')
 NO_REWARD = namedtuple('NoReward', 'state action next_state terminated truncated')
 DISCOUNTED = namedtuple('Discounted', [*Transition._fields, 'discount'])
 OBS = goal_step().state
+def both(state): return goal_step(state=state, next_state=state)
 
 
 @pytest.mark.parametrize('step,said', [
-    (goal_step(state=np.zeros(2)), "whose state is a dict with 'desired_goal'"),
-    (goal_step(next_state=dict(achieved_goal=np.zeros(2))), "whose next_state is a dict with 'desired_goal'"),
-    (goal_step(next_state=dict(desired_goal=np.zeros(2))), "whose next_state is a dict with 'achieved_goal'"),
-    (goal_step(next_state=dict(desired_goal=np.zeros(2), achieved_goal=np.zeros(3))), 'able to replace a goal'),
-    (goal_step(state=dict(desired_goal=np.zeros(2, int)), next_state=dict(desired_goal=np.zeros(2, int), achieved_goal=np.zeros(2))), 'able to replace a goal'),
+    (both(np.zeros(2)), "whose state is a dict with 'desired_goal'"),
+    (both(dict(achieved_goal=np.zeros(2))), "whose state is a dict with 'desired_goal'"),
+    (both(dict(desired_goal=np.zeros(2))), "whose next_state is a dict with 'achieved_goal'"),
+    (both(dict(desired_goal=np.zeros(2), achieved_goal=np.zeros(3))), 'able to replace a goal'),
+    (both(dict(desired_goal=np.zeros(2, int), achieved_goal=np.zeros(2))), 'able to replace a goal'),
     (goal_step(reward=np.zeros(1)), 'reward, one number'), (NO_REWARD(OBS, 0, OBS, False, False), 'reward, one number'),
     (DISCOUNTED(*goal_step(), .9), 'n-step transitions')])
 def test_steps_that_do_not_fit_are_not_stored(step, said):
