@@ -147,13 +147,14 @@ class ReplayMemory:
 
     `sequence`: a `Sequence`; batches are then sequences of steps, a `SequenceBatch`.
 
+    Any thread may call any method. A forked child can read a memory in RAM, not write to it.
+
     `path`: keep everything in files in that folder, new or reopened. A step whose `add` returned
     survives a kill of the process; `flush` waits until it is on the disk. A full disk is an
     `OSError`, a second writer a `BlockingIOError`, an option that differs from the folder's a
     `ValueError`."""
     health: Callable[..., dict[str, Any]]            # added by fastrl_replay.health
     show: Callable[..., Any]                         # and by fastrl_replay.show
-    _inherited = False                               # in a forked child: there it can only be read
 
     def __init__(self, max_sz: int, sampler: Any = None, *, step: Any = None, dtype: Any = None,
                  dedup: str | None = 'auto', codec: str | None = None, path: str | Path | None = None,
@@ -165,6 +166,7 @@ class ReplayMemory:
         self.n_stale = 0                 # priority updates that came too late and were dropped
         self._given: Any = None          # for rows the sampler wasn't told of: first id, priorities
         self._known: dict = {}           # saves it made or was loaded from: token → n_added
+        self._inherited = False          # by a forked child, which can only read it
         layout = None if step is None else self._layout_of(step)
         if sequence is not None: sampler = SequenceSampler(sequence, sampler)
         self._room: Any = Ram() if path is None else MappedFolder(path)
@@ -354,7 +356,8 @@ class ReplayMemory:
         changes nothing. (Schaul et al. 2016, algorithm 1, lines 11–12.)"""
         if self._inherited: _refuse()
         if self._storage is not None: self._tell(self._storage)
-        changed, n_stale = self._sampler.update_ids(ids, td_errors, self.first_id, self.n_added)
+        first_id, n_added = self._ask(_both, (0, 0))
+        changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
         self.n_stale += n_stale
         return changed
 
@@ -457,8 +460,9 @@ class ReplayMemory:
             if storage is self._storage: return found
         return self._ask(question, default)
     def __len__(self) -> int:
-        first, n = self._ask(_both, (0, 0))                  # in this order: n − first is never below 0,
-        return max(0, min(n - first, self.max_sz))           # and above max_sz, if rows come in between
+        first, n = self._ask(_both, (0, 0))
+        if 0 <= n - first <= self.max_sz: return n - first
+        return self.max_sz if n > first else 0               # rows came in between, or a state is being loaded
     def __bool__(self) -> bool: return True
     @property
     def layout(self) -> Layout | None:
@@ -736,7 +740,8 @@ class ReplayMemory:
     def __setstate__(self, state):
         rows: Any
         layout, rows = state.pop('_storage') or (None, None)
-        self.__dict__.update(state, lock=threading.RLock(), _room=Ram(), _storage=None, _given=None, _known={})
+        fresh = dict(lock=threading.RLock(), _room=Ram(), _storage=None, _given=None, _known={}, _inherited=False)
+        self.__dict__.update(state, **fresh)
         if layout is not None:
             self._storage = self._new_storage(layout, self._room)
             if len(rows['records']): self._storage.set_state([rows])
