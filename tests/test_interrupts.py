@@ -1,4 +1,5 @@
 """Ctrl-C at any moment, threads, and forks: nobody waits forever, and what is stored holds together."""
+import copy
 import linecache
 import os
 import random
@@ -123,9 +124,10 @@ def test_a_fork_while_another_thread_draws():
             if not pid:
                 code = 1
                 try:
-                    memory.add(STEP)
                     memory.sample(4)
-                    code = 0 if memory.check_valid() else 2
+                    own = copy.deepcopy(memory)
+                    own.add(STEP)
+                    code = 0 if memory.check_valid() and own.check_valid() else 2
                 finally: os._exit(code)
             limit = time.monotonic() + 60
             while (status := os.waitpid(pid, os.WNOHANG))[0]==0:
