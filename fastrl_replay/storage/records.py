@@ -194,16 +194,14 @@ class Ring:
     def recover(self) -> None:
         "Undo an interrupted overwrite, and link all rows; a `CheckpointError` if damaged"
         n, first, told, loading = self.counts[:4].tolist()
-        oldest, flushed = max(0, n - self.max_sz), self.room.flushed.n_added
+        oldest = max(0, n - self.max_sz)
         if loading:
             raise CheckpointError(f'{self.room.path}: a load into this memory was interrupted; '
                                   'load again, into a new folder')
         if not 0 <= told <= n or not oldest <= first <= min(n, oldest + self.journal.rows):
             raise CheckpointError(f'{self.room.path/"counts.map"}: damaged: it has {n} rows, the oldest {first}, '
                                   f'in {self.max_sz} slots, of which the sampler has {told}')
-        if n < flushed:
-            raise CheckpointError(f'{self.room.path/"counts.map"}: damaged: it has {n} rows, but {flushed} were flushed; '
-                                  'put it back from a copy of this memory')
+        self.room.check_counts(self.counts)
         self.journal.restore(self.rows, np.arange(oldest, first) % self.max_sz)
         self._count[FIRST_ID] = oldest
         self.settle()
