@@ -113,8 +113,9 @@ class ReplayMemory:
 
     `path`: keep everything in files in that folder, new or reopened. A step whose `add` returned
     survives a kill of the process; `flush` waits until it is on the disk. A full disk is an
-    `OSError`, a second writer a `BlockingIOError`, an option that differs from the folder's a
-    `ValueError`."""
+    `OSError`, a second writer a `BlockingIOError` (on Windows, which has no such locks, a warning
+    says that none is noticed), a folder that holds other things a `FileExistsError`, a damaged one
+    a `CheckpointError`, an option that differs from the folder's a `ValueError`."""
     health: Callable[..., dict[str, Any]]            # added by fastrl_replay.health
     show: Callable[..., Any]                         # and by fastrl_replay.show
 
@@ -498,7 +499,8 @@ class ReplayMemory:
 
     @locked
     def check_valid(self) -> bool:
-        "Return True, or raise an `AssertionError` that says what is wrong; O(N)"
+        """Return True, or raise an `AssertionError` that says what is wrong; O(N). On disk, rows that were
+        flushed and are still there are compared with their checksums"""
         if self._storage is not None: self._storage.check_valid()
         self._catch_up()
         filled = min(self.n_added, self.max_sz)
@@ -636,7 +638,8 @@ class ReplayMemory:
 
     @locked
     def flush(self) -> None:
-        "Wait until everything on the disk survives a power cut too; without a `path`, do nothing"
+        """Wait until everything on the disk survives a power cut too; without a `path`, do nothing. An
+        `OSError` if the folder was moved, replaced or removed: put it back, or save elsewhere"""
         if not self._room.durable or self._storage is None: return
         self._catch_up()
         state = dict(rng=self.rng.get_state(), n_stale=self.n_stale, n_batches=self._sampler.n_batches)
@@ -654,7 +657,8 @@ class ReplayMemory:
 
     @locked
     def close(self) -> None:
-        "Flush and release memory and files: another process may open the folder then"
+        """Flush and release memory and files: another process may open the folder then. After an
+        `OSError` of `flush` it is still open"""
         if isinstance(self._storage, _Gone): return
         self.flush()
         if self._storage is not None:

@@ -305,7 +305,10 @@ class Records(Ring):
         "Write `values` (one, or m) into a field that is one number, of the rows `ids` (int64[m]), which are stored"
         column, k = self.column(field), self.inner.leaf(field)
         if k is None: raise ValueError(f'{field}: no such field in {self.layout}')
-        if k==self.key: raise ValueError(f'{field}: expected another field than that of the streams, by which rows are linked')
+        if k==self.key: raise ValueError(f'{field}: rows are linked by it, so it cannot be changed')
+        values = np.asarray(values)
+        if values.shape not in ((), ids.shape):
+            raise ValueError(f'{field}: expected one value, or {len(ids)}, got shape {values.shape}')
         values = self.inner.fitters[k].stacked(np.array(np.broadcast_to(values, ids.shape)), len(ids))
         if self.room.durable: self.room.forget(ids)
         column[ids % self.max_sz] = values
