@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest

@@ -106,7 +106,7 @@ def _differences(there, mine, path=()):
 class Checksums:
     """What the rows of a storage were like at the last flush: `runs` of ids [first, end, crc32].
 
-    The ring is covered by about `PARTS` runs; `rows` has `max_sz`, `first_id`, `n_added`, and `checksum(first, end)`."""
+    About `PARTS` runs cover the ring; `rows` has `max_sz`, `first_id`, `n_added`, `checksum(first, end)`."""
     PARTS = 1024
     def __init__(self, runs=()) -> None:
         self.runs = [[int(o) for o in (a, b, crc)] for a, b, crc in runs]
@@ -138,7 +138,7 @@ class Checksums:
         "Raise an `AssertionError` if rows of a run differ of which none was overwritten since"
         for a, b, crc in self.runs:
             if a < rows.first_id or b > rows.n_added or rows.checksum(a, b)==crc: continue
-            raise AssertionError(f'the steps {a} … {b - 1} are not what they were at the last flush: they are damaged')
+            raise AssertionError(f'the steps {a} … {b - 1} are damaged: not what they were at the last flush')
 
 # %% ../../nbs/3_lasting/02_mapped.ipynb #f3e13cfb
 _OWN = re.compile(r'[^/\\\0]+\.map|flushed\.json|(memory|flushed)\.json\.part')      # what a marker may name
@@ -214,9 +214,9 @@ class MappedFolder:
         if not others: return made
         names = ', '.join(others[:5]) + ', …'*(len(others) > 5)
         if any(o.endswith('.map') or o==self.FLUSHED for o in others):
-            raise CheckpointError(f'{self.path}: {self.DESCRIPTION} is missing, and {names} are there: put it back from '
-                                  'a copy of this memory, or choose another folder; if nothing of it is needed, '
-                                  'remove them')
+            raise CheckpointError(f'{self.path}: {self.DESCRIPTION} is missing, and {names} are there: put it back '
+                                  'from a copy of this memory, or choose another folder; if nothing of it is '
+                                  'needed, remove them')
         raise FileExistsError(f'{self.path}: expected a memory, or an empty folder for a new one; this one holds '
                               f'{names}: choose another folder or an empty one')
 
@@ -388,7 +388,8 @@ class MappedFolder:
         return Journal(self.allocate('journal', rows*size), rows)
 
     def flush(self, rows=None, closing=False):
-        "Wait until all is on the disk, and record that. `rows`: as in `Checksums`; `closing`: nothing is stored after this"
+        """Wait until all is on the disk, and record that. `rows`: as in `Checksums`; `closing`: nothing is
+        stored after this"""
         if self.description is None: return
         self.check_place()
         if rows is not None: self.checksums.update(rows)
@@ -398,8 +399,8 @@ class MappedFolder:
             struct.pack_into('<q', counts, _TOKEN, self._tokens[0])
             for name in sorted(self._maps, key=lambda o: o=='counts'): self._maps[name].flush()
             files = [o for o in self._maps if o.split('.')[0] not in self.ROWS] if closing else []
-            now = PowerCut(*struct.unpack_from('<2q', counts), time.time())
-            self._note(now, closing, {o: zlib.crc32(self._maps[o]) for o in files})
+            n, first = struct.unpack_from('<2q', counts)
+            self._note(PowerCut(n, first, time.time()), closing, {o: zlib.crc32(self._maps[o]) for o in files})
         except BaseException:
             self._tokens = token
             raise

@@ -209,6 +209,7 @@ class Ring:
     def checksum(self, a, end) -> int:
         "Return the crc32 of the rows `a` … `end − 1`, of what never changes: the links are left out"
         fields: Any = self.inner.record.fields
+        rows: Any
         crc, at, block = 0, fields['_prev'][1], max(1, SCRATCH//self.size)
         for _, run in self._runs(a, end):
             for k in range(run.start, run.stop, block):
