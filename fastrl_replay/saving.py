@@ -173,7 +173,7 @@ if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_in_forke
 def _lock(folder, exclusive):
     "A `Lock` on a folder: many may load, or one may save"
     if any(o.is_on(folder) for o in list(_lasting)):
-        raise BlockingIOError(f'{folder}: a memory is kept in this folder (path=…); choose another, such as one in it')
+        raise BlockingIOError(f'{folder}: a memory is kept in this folder (path=…); choose another')
     try: return Lock(folder, exclusive, PATIENCE)
     except BlockingIOError: raise BlockingIOError(
         f'{folder}: another save or load, or a memory with this path, is still using this folder after '

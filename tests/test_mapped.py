@@ -208,9 +208,13 @@ def test_a_file_beyond_the_limit_of_the_process(tmp_path):
 
 
 def test_what_an_interrupted_opening_left_is_removed(tmp_path):
-    (tmp_path/'records.map').write_bytes(b'half')
-    MappedFolder(tmp_path).close()
-    assert not list(tmp_path.glob('*.map'))
+    folder = MappedFolder(tmp_path)
+    folder.allocate('records', 50)
+    shutil.copytree(tmp_path, tmp_path.with_name('killed'))
+    folder.close()
+    assert [o.name for o in tmp_path.iterdir()]==['lock']
+    MappedFolder(tmp_path.with_name('killed')).close()
+    assert [o.name for o in tmp_path.with_name('killed').iterdir()]==['lock']
 
 
 def test_a_file_that_is_missing_or_cut_is_named(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
+from fastrl_replay.samplers.sequence import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep
 from twins import CHUNKS, KINDS, Odd, Only, Twin, as_row, column_bytes, dressed, row_bytes, stacked
@@ -402,3 +403,134 @@ def test_a_copied_memory_is_another_one(sampler, how):
     assert memory.sample(8).ids.tolist()==other.sample(8).ids.tolist()
     del memory
     assert other.check_valid() and len(other.sample(8))==8
+
+
+# --- nothing asked for, nothing found -----------------------------------------------------------------------------------
+STACKED = SimpleStep(np.arange(144, dtype=np.uint8).reshape(4, 6, 6), 1, np.ones((4, 6, 6), np.uint8), False, False, .5)
+FRAMES = {'plain': dict(dedup=None), 'frames': dict(dedup='frames'), 'next_state': dict(dedup='next_state'),
+          'lz4': dict(dedup='frames', codec='lz4'), 'lz4 of states': dict(dedup='next_state', codec='lz4'),
+          'sequences': dict(dedup='frames', sequence=Sequence(2)), 'ranked': dict(sampler=RankBased())}
+
+@pytest.mark.parametrize('where', ['ram', 'disk'])
+@pytest.mark.parametrize('kind', FRAMES)
+def test_no_rows_are_an_empty_batch(kind, where, tmp_path):
+    "`fetch([])`, slices of nothing, slices past what is filled; in every kind of memory, before the first step too"
+    if where=='disk' and 'lz4' in kind: pytest.skip('lz4 is for RAM')
+    sampler = dict(sampler=copy.deepcopy(FRAMES[kind]['sampler'])) if kind=='ranked' else {}
+    memory = ReplayMemory(10, **FRAMES[kind] | sampler | (dict(path=tmp_path) if where=='disk' else {}))
+    assert len(memory.fetch([]))==len(memory[0:0])==len(memory[5:9])==0
+    for filled in (5, 12):
+        for k in range(memory.n_added, filled): memory.add(STACKED._replace(step_n=k))
+        for empty in (memory.fetch([]), memory[0:0], memory[5:9] if filled==5 else memory[10:12], memory[3:1]):
+            assert len(empty)==0 and empty.state.shape==empty.next_state.shape==(0, 4, 6, 6) and empty.reward.shape==(0,)
+            assert empty.state.dtype==torch.uint8 and empty.ids.tolist()==list(empty)==[]
+        assert memory.fetch([], fields=['next_state']).next_state.shape==(0, 4, 6, 6)
+        assert len(memory.fetch([memory.first_id]))==1 and memory.check_valid()
+    if where=='ram': return
+    with ReplayMemory.peek(tmp_path) as view:
+        assert len(view.fetch([]))==len(view.fetch([0, 99]))==0 and view.fetch([99]).state.shape==(0, 4, 6, 6)
+        assert len(view.recent(3))==3
+    memory.close()
+
+
+def test_a_peek_that_is_overtaken_is_an_empty_batch(tmp_path):
+    "Between the look at the counters and the reading, all rows that were asked for are overwritten"
+    memory = ReplayMemory(10, path=tmp_path, dedup='frames')
+    for k in range(12): memory.add(STACKED._replace(step_n=k))
+    view = ReplayMemory.peek(tmp_path)
+    class Late(type(view)):
+        @property
+        def first_id(self):
+            first, self.looks = super().first_id, self.looks + 1
+            if self.looks==1:
+                for k in range(12, 34): memory.add(STACKED._replace(step_n=k))
+            return first
+    view.__class__, view.looks = Late, 0
+    rows = view.fetch([3, 7])
+    assert len(rows)==0 and rows.state.shape==(0, 4, 6, 6)
+    view.close()
+    memory.close()
+
+
+def test_the_length_of_a_view_beside_a_writer_is_between_none_and_all(tmp_path):
+    "Any number of steps may come between its two looks at the counters"
+    memory = ReplayMemory(10, path=tmp_path, dedup=None)
+    memory.add(STACKED)
+    view = ReplayMemory.peek(tmp_path)
+    class Late(type(view)):
+        def more(self):
+            for _ in range(int(rng.choice([0, 1, 15]))): memory.add(STACKED)
+        @property
+        def n_added(self):
+            found = super().n_added
+            self.more()
+            return found
+        @property
+        def first_id(self):
+            found = super().first_id
+            self.more()
+            return found
+    rng, view.__class__ = np.random.default_rng(0), Late
+    seen = {len(view) for _ in range(60)}
+    assert 0 <= min(seen) and max(seen)==10 and len(view)==10
+    view.close()
+    memory.close()
+
+
+# --- a stored number is corrected -----------------------------------------------------------------------------------------
+def test_a_column_is_read_only():
+    memory = ReplayMemory(10)
+    for k in range(5): memory.add(STACKED._replace(reward=float(k)))
+    column = memory.column('reward')
+    with pytest.raises(ValueError, match='read-only'): column[0] = 3.
+    memory.correct([2], 'reward', 7.)
+    assert column[:5].tolist()==[0, 1, 7, 3, 4]
+
+
+@pytest.mark.parametrize('where', ['ram', 'disk'])
+def test_corrections_are_in_the_next_save_into_the_same_folder(where, tmp_path):
+    "Pieces that were saved before hold the old values"
+    rng, twin = np.random.default_rng(0), {}
+    memory = ReplayMemory(30, path=tmp_path/'m' if where=='disk' else None)
+    for _ in range(60):
+        for _ in range(int(rng.integers(1, 9))):
+            twin[memory.n_added] = [float(memory.n_added), False]
+            memory.add(STACKED._replace(reward=float(memory.n_added)))
+        alive = np.arange(memory.first_id, memory.n_added)
+        if rng.random() < .5:
+            ids, values = rng.choice(alive, size=3), rng.random(3).astype(np.float32)
+            memory.correct(ids, 'reward', values)
+            memory.correct(ids[:1], 'truncated', True)
+            for k, v in zip(ids.tolist(), values.tolist()): twin[k][0] = v
+            twin[int(ids[0])][1] = True
+        if where=='disk': memory.flush()
+        memory.save(tmp_path/'saved')
+        if rng.random() < .2 and where=='ram': memory = ReplayMemory.load(tmp_path/'saved')
+        for o in (memory, ReplayMemory.load(tmp_path/'saved')):
+            rows = o.fetch(alive)
+            assert [list(o) for o in zip(rows.reward.tolist(), rows.truncated.tolist())]==[twin[k] for k in alive.tolist()]
+        assert memory.check_valid()
+    if where=='disk':
+        memory.correct(alive[:2], 'reward', [5., 6.])
+        del memory                                          # as a kill after the flush
+        with ReplayMemory.open(tmp_path/'m') as memory:
+            assert memory.fetch(alive[:2]).reward.tolist()==[5, 6] and memory.check_valid()
+
+
+def test_a_correction_that_does_not_fit_changes_nothing():
+    memory = ReplayMemory(10)
+    for k in range(15): memory.add(STACKED._replace(reward=float(k)))
+    before = column_bytes(memory.recent(10))
+    for ids, field, values, words in (([3], 'reward', 1., '3 is not in the memory'), ([15], 'reward', 1., '15 is not'),
+                                      ([7], 'rewards', 1., 'rewards'), ([7], 'state', 1., 'state: expected one number'),
+                                      ([7], 'reward', 'lots', 'reward'), ([7], 'action', .5, 'action'), ([7], 'env_id', 3, 'env_id'),
+                                      ([7, 8], 'reward', [1., 2., 3.], 'reward'), ([7.5], 'reward', 1., 'ids')):
+        with pytest.raises((ValueError, TypeError), match=words): memory.correct(ids, field, values)
+    with pytest.raises(ValueError, match='column'): ReplayMemory(5).correct([], 'reward', 1.)
+    memory.correct([], 'reward', 1.)
+    assert column_bytes(memory.recent(10))==before and memory.check_valid()
+    memory = ReplayMemory(10, sequence=Sequence(2))
+    for k in range(5): memory.add(STACKED._replace(step_n=k))
+    memory.correct([1], 'reward', 3.)
+    with pytest.raises(ValueError, match='terminated: sequences'): memory.correct([1], 'terminated', True)
+    assert memory.check_valid()

@@ -406,7 +406,7 @@ def test_a_full_disk_is_an_error_at_the_opening(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
         signal.signal(signal.SIGXFSZ, before)
     memory.close()
-    assert not list(tmp_path.glob('*.map')) and filled(tmp_path).n_added==30
+    assert not list(tmp_path.glob('*.map')) and filled(tmp_path/'c').n_added==30
 
 
 def test_a_small_disk(tmp_path):

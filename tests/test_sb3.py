@@ -312,6 +312,18 @@ def test_what_does_not_fit_changes_nothing():
     with pytest.raises(TypeError, match='wrong'): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], wrong=1)
 
 
+def test_a_flag_that_is_written_is_in_the_next_save(tmp_path):
+    "As SB3 ends an episode before it continues learning"
+    buffer, rng = sb3.ReplayBuffer(20, FLAT, ACTIONS[0], 'cpu'), np.random.default_rng(0)
+    for _ in range(6): buffer.add(*time_step(FLAT, ACTIONS[0], 1, rng, flags=0.))
+    buffer.memory.save(tmp_path)
+    buffer.dones[buffer.pos - 1] = True
+    buffer.timeouts[2] = True
+    buffer.memory.save(tmp_path)
+    rows = type(buffer.memory).load(tmp_path, sb3.SharedRandom()).fetch(np.arange(6))
+    assert rows.terminated.tolist() == [*5*[0], 1] and rows.truncated.tolist() == [0, 0, 1, 0, 0, 0]
+
+
 def test_flags_are_written_into_the_memory():
     buffer, rng = sb3.ReplayBuffer(20, FLAT, ACTIONS[0], 'cpu', 2), np.random.default_rng(0)
     for _ in range(6): buffer.add(*time_step(FLAT, ACTIONS[0], 2, rng, flags=0.))
@@ -319,6 +331,12 @@ def test_flags_are_written_into_the_memory():
     buffer.timeouts[2, 1] = True
     assert buffer.memory.fetch([8, 9], ('terminated',)).terminated.all()
     assert [len(buffer.memory.episode(k)) for k in (0, 1, 10)] == [5, 3, 1]
+    buffer.dones[1][0] = 1.                            # a part of it is as good
+    buffer.dones[3:5, 1] = [1, 0]
+    buffer.timeouts[9] = True                          # nothing is stored there
+    buffer.dones[1] *= ~buffer.timeouts[1]
+    assert buffer.memory.column('terminated')[:12].tolist() == [*2*[0], 1, *4*[0], 1, 1, *3*[0]]
+    assert buffer.memory.column('truncated').sum() == 1 and buffer.memory.check_valid()
     with pytest.raises(ValueError, match='state: expected one number'): buffer.memory.column('state')
     with pytest.raises(ValueError, match='column'): buffer.memory.column('nothing')
 
