@@ -35,7 +35,7 @@ $(GAMES): $(READY)
 	@touch $@
 
 train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning curve
-	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT)
+	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT) --force
 
 # The tests start without any cache, as on a fresh machine. Three processes for two cores, since many tests wait for processes of
 # their own, which all read the bytecode that the first has written; networks this small are slower on two threads than on one.

@@ -7,8 +7,8 @@ __all__ = ['COMMANDS', 'Refused', 'make_parser', 'parse_options', 'make_env', 't
            'export', 'main']
 
 # %% ../nbs/5_looking/05_cli.ipynb #de83509f
-import argparse, json, math, os, platform, re, signal, sys, tempfile, time, warnings
-from contextlib import contextmanager
+import argparse, json, math, os, platform, re, shutil, signal, sys, tempfile, time, warnings
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -185,9 +185,12 @@ def _learner(o, env, seeds):
 def _resumed(o):
     "The options of the run that is to be resumed, in its own folder; `o` itself if there is none"
     if o['resume'] is None: return o
-    from fastrl_replay.saving import SavedState
+    from fastrl_replay.saving import MANIFEST, SavedState
     folder = Path(o['resume'])
     if (folder/'checkpoint').is_dir(): folder /= 'checkpoint'
+    if folder.is_dir() and not (folder/MANIFEST).exists():
+        raise Refused(f'--resume {o["resume"]}: no checkpoint here: the run made none (see --checkpoint_every), '
+                      'or was ended before its first; start it again')
     with SavedState(folder, 'learner') as saved, saved.sense('a run'): was = saved.state()['notes']['arguments']
     every = o['checkpoint_every'] or was['checkpoint_every']
     return o | was | dict(resume=str(folder), out=str(folder.parent), checkpoint_every=every)
@@ -240,6 +243,23 @@ def _write(path, write):
     write(part)
     os.replace(part, path)
 
+_LEFT = ('result.json', 'model.safetensors', 'learning_curve.csv', 'learning_curve.png', 'checkpoint', 'memory')
+
+def _vacate(o):
+    "Refuse a folder in which an earlier run left something; with --force, remove that"
+    out = Path(o['out'])
+    left = [out/name for name in _LEFT if (out/name).exists()]
+    if o['resume'] or not left: return
+    if not o['force']:
+        names = ', '.join(path.name for path in left)
+        raise Refused(f'--out {out}: an earlier run left {names} there; choose another folder, replace it with '
+                      f'--force, or continue it with --resume {out}, if it saved a checkpoint')
+    if (out/'memory'/'memory.json').exists():
+        from fastrl_replay.saving import CheckpointError
+        from fastrl_replay.storage.mapped import MappedFolder
+        with suppress(CheckpointError): MappedFolder(out/'memory').close()   # a `BlockingIOError` if it is in use
+    for path in left: shutil.rmtree(path) if path.is_dir() else path.unlink()
+
 def train(
     env: str = 'CartPole-v1',       # an environment of gymnasium with discrete actions
     *,
@@ -280,6 +300,7 @@ def train(
     out: str = 'runs/train',        # folder for the weights, the learning curve, config.json and result.json
     checkpoint_every: int = 0,      # batches between two checkpoints, in OUT/checkpoint (0: none)
     resume: str | None = None,      # folder of a run to continue, with its own options (default: none)
+    force: bool = False,            # replace what an earlier run left in OUT, its checkpoint and memory included
 ) -> Any:
     "Train a double DQN, keep its best weights, and evaluate them"
     return _train(dict(locals()))
@@ -291,6 +312,7 @@ def _train(o):
     env, out = make_env(o['env']), Path(o['out'])
     o = _filled(o, env)
     with _writing(out):
+        _vacate(o)
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
     _say(f'training {o["env"]} for at most {o["steps"]:,} steps ({_n_batches(o):,} batches of {o["bs"]}), '
@@ -304,15 +326,15 @@ def _train(o):
     torch.set_num_threads(1)           # networks this small are slower on two
     seeds = _seeds(o['seed'])
     learn, best = _learner(o, env, seeds)
+    facts = dict(arguments=o) | _facts()
+    with _writing(out): _write(out/'config.json', lambda p: p.write_text(json.dumps(facts, indent=1) + '\n'))
     _run(o, learn, best)
     _say(f'evaluating the best weights: {o["episodes"]} episodes of at most {o["max_steps"]:,} steps')
     returns = learn.evaluate(best.env_id, o['episodes'], seeds['reported'])
-    facts = _facts()
     result = dict(mean_return=float(returns.mean()), returns=returns.tolist(), steps=learn.n_steps,
                   batches=learn.n_batches, seed=o['seed'], seconds=round(time.perf_counter() - start, 2),
-                  selection_score=float(best.score), arguments=o) | facts
+                  selection_score=float(best.score)) | facts
     with _writing(out):
-        _write(out/'config.json', lambda p: p.write_text(json.dumps(dict(arguments=o) | facts, indent=1) + '\n'))
         _write(out/'model.safetensors', lambda p: p.write_bytes(save(learn.model.state_dict())))
         _write(out/'learning_curve.csv', lambda p: p.write_text(_curve(learn, best)))
         title = f'{o["env"]}, {o["memory"]} memory, seed {o["seed"]}'
@@ -331,9 +353,9 @@ def _options(folder):
     "The options of the run that left its weights in `folder`"
     from fastrl_replay.saving import naming
     folder = Path(folder)
-    for name in 'config.json', 'model.safetensors':
+    for name, when in ('config.json', 'when it begins'), ('model.safetensors', 'at its end'):
         if (folder/name).is_file(): continue
-        raise Refused(f'{folder}: no {name} here, which a training run writes at its end')
+        raise Refused(f'{folder}: no {name} here, which a training run writes {when}')
     with naming(folder/'config.json', 'damaged'): return json.loads((folder/'config.json').read_text())['arguments']
 
 def load_model(folder) -> Any:

@@ -66,7 +66,10 @@ def test_a_killed_run_is_resumed(on_disk, tmp_path, capfd):
 
 def test_what_can_not_be_resumed_is_one_line(tmp_path, capfd):
     assert 'no such folder' in refused(inside(capfd, 'train', '--resume', tmp_path/'nothing'))
-    (tmp_path/'checkpoint').mkdir()
+    assert 'no checkpoint' in refused(inside(capfd, 'train', '--resume', tmp_path))
+    (tmp_path/'checkpoint').mkdir()                          # killed while it wrote the first
+    assert 'no checkpoint' in refused(inside(capfd, 'train', '--resume', tmp_path))
+    (tmp_path/'checkpoint'/'manifest.json').write_text('{')
     assert 'manifest.json' in refused(inside(capfd, 'train', '--resume', tmp_path))
     assert '--checkpoint_every' in refused(inside(capfd, 'train', '--checkpoint-every', -3))
     memory = filled(tmp_path/'m', Uniform)
@@ -82,6 +85,74 @@ def test_checkpoints_change_nothing_else(tmp_path, capfd):
         assert ran.returncode==0, ran.stderr
         results.append(json.loads((tmp_path/name/'result.json').read_text()))
     assert results[0]['returns']==results[1]['returns']==results[2]['returns'] and results[0]['batches']==results[1]['batches']
+
+
+def files_in(folder): return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path, capfd):
+    "One line that says what to do; with --force nothing of the earlier run is left"
+    out, first = tmp_path/'run', ['train', '--seed', '3', '--out', tmp_path/'run', *SHORT, '--checkpoint-every', '50', '--on_disk']
+    assert inside(capfd, *first).returncode==0
+    before = files_in(out)
+    for args in (first, ['train', '--out', out, *SHORT], ['train', '--out', out, '--no-force']):
+        told = refused(inside(capfd, *args))
+        assert all(o in told for o in (f'--out {out}: ', 'result.json', f'--resume {out}', 'another folder', '--force')), told
+    assert files_in(out)==before
+    (out/'own notes').write_text('mine')
+    ran = inside(capfd, 'train', '--seed', '5', '--out', out, *SHORT, '--force')
+    assert ran.returncode==0, ran.stderr
+    result = json.loads((out/'result.json').read_text())
+    assert result['seed']==5 and not (out/'checkpoint').exists() and not (out/'memory').exists()
+    assert (out/'own notes').read_text()=='mine'
+    assert inside(capfd, *first, '--force').returncode==0           # the memory holds this run's steps, no earlier ones
+    result = json.loads((out/'result.json').read_text())
+    assert result['returns']==json.loads(before['result.json'])['returns'] and ReplayMemory.peek(out/'memory').n_added==result['steps']
+
+
+@pytest.mark.parametrize('left', ['checkpoint', 'memory', 'model.safetensors'])
+def test_what_a_killed_run_left_is_not_overwritten(left, tmp_path, capfd):
+    (tmp_path/left).mkdir()
+    told = refused(inside(capfd, 'train', *SHORT, '--out', tmp_path))
+    assert left in told and '--force' in told
+    assert (tmp_path/left).is_dir() and not (tmp_path/'result.json').exists()
+
+
+def test_a_memory_in_use_is_not_removed(tmp_path, capfd):
+    with ReplayMemory(100, path=tmp_path/'memory') as memory:
+        memory.add(Transition(0., 0, 1., 0., False, False))
+        assert 'memory' in refused(inside(capfd, 'train', *SHORT, '--out', tmp_path, '--force', '--on_disk'))
+        memory.add(Transition(0., 0, 1., 0., False, False))
+    with ReplayMemory.open(tmp_path/'memory') as memory: assert len(memory)==2
+
+
+@pytest.mark.parametrize('more', [[], ['--on_disk'], ['--checkpoint-every', '100000']])
+def test_a_run_killed_before_its_first_save_says_so(more, tmp_path, capfd, monkeypatch):
+    "When it is inspected or resumed; it can be started again, by force if its steps are kept"
+    def killed(*args): raise KeyboardInterrupt
+    args = ['train', '--seed', '4', *SHORT, '--out', tmp_path/'run', *more]
+    with monkeypatch.context() as m:
+        m.setattr(DQNLearner, 'fit', killed)
+        assert inside(capfd, *args).returncode==130
+    told = inside(capfd, 'inspect', tmp_path/'run')
+    assert told.returncode==0 and 'unfinished: CartPole-v1, prioritized, seed 4' in told.stdout, told.stderr
+    assert 'still running, or was ended before it saved a checkpoint' in told.stdout
+    told = refused(inside(capfd, 'train', '--resume', tmp_path/'run'))
+    assert 'no checkpoint' in told and 'ended before its first' in told and '--checkpoint_every' in told
+    assert inside(capfd, *args, *(['--force'] if '--on_disk' in more else [])).returncode==0
+    assert 'finished: CartPole-v1' in inside(capfd, 'inspect', tmp_path/'run').stdout
+
+
+def test_an_interrupted_run_with_checkpoints_is_unfinished(tmp_path, capfd, monkeypatch):
+    save, saves = DQNLearner.save, []
+    def twice(self, *args, **kw):
+        if len(saves)==2: raise KeyboardInterrupt
+        saves.append(save(self, *args, **kw))
+    monkeypatch.setattr(DQNLearner, 'save', twice)
+    assert inside(capfd, 'train', *SHORT, '--out', tmp_path, '--checkpoint-every', '20').returncode==130
+    told = inside(capfd, 'inspect', tmp_path).stdout
+    assert 'unfinished: CartPole-v1' in told and 'learned from 40 batches' in told and f'--resume {tmp_path}' in told
+    assert '--resume' in refused(inside(capfd, 'train', *SHORT, '--out', tmp_path))
 
 
 # --- inspect ----------------------------------------------------------------------------------------------------------

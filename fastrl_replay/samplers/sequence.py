@@ -47,22 +47,14 @@ class Sequence:
 NUMBER, PHASE, LAG, PLACE = range(4)
 WAITING = -1                            # in PLACE: a start whose window isn't complete; 0: no start
 NO_TREE = np.empty((0, 8))              # where draws are uniform
-_goes_on = inner(goes_on)
+_goes_on = inner(goes_on, forceinline=True)
 
 @inner(forceinline=True)
-def run_of(links, marks, rows, slot, id, length, stride, first_id):
-    "Return NUMBER, PHASE and LAG of a row, from those of the row before it in its stream"
-    back = np.int64(links[slot, 0])
-    before = slot - back if slot >= back else slot - back + len(rows)
-    if back <= 0: return 0, 0, 0
-    number, phase, lag = rows[before, NUMBER], rows[before, PHASE] + 1, back + rows[before, LAG]
-    episode_n, discount, step_n = marks
-    same = number >= 0                                       # if only its flag is known: it was overwritten
-    if id - back >= first_id:
-        same = _goes_on(number < 0, (episode_n[before], episode_n[slot]), (discount[before], discount[slot]),
-                        (step_n[before], step_n[slot]))
-    if not same: return 0, 0, 0
+def run_of(links, rows, slot, before, id, length, stride, first_id):
+    "Return NUMBER, PHASE and LAG of a row, from those of the row `before` it in its run"
+    number, back = rows[before, NUMBER], np.int64(links[slot, 0])
     number = min((number if number >= 0 else -1 - number) + 1, length)
+    phase, lag = rows[before, PHASE] + 1, back + rows[before, LAG]
     if number==length and id - lag >= first_id:              # the tail moves one step, like the row
         lag -= links[slot - lag if slot >= lag else slot - lag + len(rows), 1]
     elif number==length:                                     # it was overwritten meanwhile
@@ -106,34 +98,38 @@ def tell_rows(links, terminated, truncated, marks, step_n, options, rows, starts
               largest, begin, n_added, first_id, known):
     """Process the rows from `begin` on: of `n` starts some leave, others enter; return how many there are. Priorities
     are the `largest`, or for ids below `known` those that were `kept`, as their phases were"""
-    (length, stride, pad, counted), max_sz, slot, k = options, len(rows), begin % len(rows) - 1, 0
-    holes, lines = np.empty(n_added - begin, np.int64), np.zeros(1025, np.int64)
-    prioritized, scale = len(tree) > 0, (alpha, largest, power(largest, alpha))
+    (length, stride, pad, counted), (episode_n, discount, rising) = options, marks
+    max_sz, slot, scale = len(rows), begin % len(rows) - 1, (alpha, largest, power(largest, alpha))
+    holes, lines, k = np.empty(n_added - begin, np.int64), np.zeros(1025, np.int64), 0
     for id in range(begin, n_added):
         slot = slot + 1 if slot + 1 < max_sz else 0
         if rows[slot, PLACE] > 0:                            # a start is overwritten
             holes[k] = rows[slot, PLACE] - 1
             starts[holes[k], 1] = 0
             k += 1
-        number, phase, lag = run_of(links, marks, rows, slot, id, length, stride, first_id)
+        back = np.int64(links[slot, 0])
+        before = slot - back if slot >= back else slot - back + max_sz
+        number, phase, lag = 0, 0, 0
+        same = rows[before, NUMBER] >= 0                     # not flagged: that much is known of an overwritten row
+        if id - back >= first_id:
+            same = _goes_on(not same, (episode_n[before], episode_n[slot]), (discount[before], discount[slot]),
+                            (rising[before], rising[slot]))
+        if back > 0 and same: number, phase, lag = run_of(links, rows, slot, before, id, length, stride, first_id)
         if not counted: phase = step_n[slot] % stride if stride > 1 else 0
         elif id < known: phase = rows[slot, PHASE]
-        if prioritized and id >= known: kept[slot] = -1.
+        if len(tree) and id >= known: kept[slot] = -1.
         ends = terminated[slot] or truncated[slot]
         rows[slot, NUMBER], rows[slot, PHASE], rows[slot, LAG] = -1 - number if ends else number, phase, lag
         rows[slot, PLACE] = 0 if phase else WAITING
-        # complete: the window from the tail on, and at an episode's end all that it cuts short, some of
-        # which were complete at an earlier flag, before the episode went on
+        # complete: the window from the tail on, and at a flag all that it cuts short, some at an earlier flag too
         ahead, span = (0, 1) if ends and pad else (lag, length if number >= length - 1 else length + 1)
         while span <= length and id - ahead >= first_id:
             at = slot - ahead if slot >= ahead else slot - ahead + max_sz
             if rows[at, PLACE]==WAITING:
-                place = holes[k - 1] if k else n
-                if k: k -= 1
-                else: n += 1
+                place, k, n = (holes[k - 1], k - 1, n) if k else (n, 0, n + 1)
                 rows[at, PLACE], starts[place, 0], starts[place, 1] = place + 1, at, span
-                if prioritized: kept[at] = kept[at] if kept[at] >= 0 else largest
-                if prioritized: put_leaf(tree, lows, lines, place, kept[at], scale)
+                if len(tree) and kept[at] < 0: kept[at] = largest
+                if len(tree): put_leaf(tree, lows, lines, place, kept[at], scale)
             elif rows[at, PLACE] > 0: starts[rows[at, PLACE] - 1, 1] = span
             ahead += links[at, 0]
             span = span + 1 if span <= number else length + 1
