@@ -5,6 +5,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common import buffers
@@ -360,20 +361,183 @@ def test_a_train_that_uses_no_priorities_is_warned_of():
     with pytest.warns(UserWarning, match='no priority has been updated'): model.learn(480)
 
 
-def test_without_priorities_it_is_dqn():
-    found = []
-    for prioritized in (False, True):
-        model = sb3.PrioritizedDQN if prioritized else DQN
-        model = model('MlpPolicy', 'CartPole-v1', **small(replay_buffer_class=sb3.ReplayBuffer))
-        if prioritized:           # the same rows, with weights of one
-            draw = model.replay_buffer.sample
-            def sample(bs, env=None):
-                samples = sb3.PrioritizedSamples(*draw(bs, env))
-                samples.weights, samples.update_priorities = torch.ones(bs, 1), len
-                return samples
-            model.replay_buffer.sample = sample
-        found.append(weights(model.learn(200)))
-    torch.testing.assert_close(*found)
+ALGORITHMS = 'DQN', 'SAC', 'TD3', 'QRDQN', 'TQC', 'CrossQ'
+
+
+def prioritized(name):
+    "An algorithm, and the same with priorities"
+    if name in ('QRDQN', 'TQC', 'CrossQ'):
+        algorithm = getattr(pytest.importorskip('sb3_contrib', reason='sb3-contrib is not installed'), name)
+        return algorithm, type(f'Prioritized{name}', (sb3.Prioritized, algorithm), {})
+    return {'DQN': DQN, 'SAC': SAC, 'TD3': TD3}[name], getattr(sb3, f'Prioritized{name}')
+
+
+class AsDict(gym.ObservationWrapper):
+    "An environment whose observation is a dict"
+    def __init__(self, env):
+        super().__init__(env)
+        self.observation_space = spaces.Dict(a=env.observation_space)
+    def observation(self, observation): return dict(a=observation)
+
+
+def trained(algorithm, nested=False, n=120, alpha=0., n_envs=1, **kw):
+    "A model after `n` steps with a prioritized buffer; with alpha 0 it draws all rows alike, and weights are one"
+    kinds = {o.__name__ for o in algorithm.__mro__}
+    name = 'CartPole-v1' if kinds & {'DQN', 'QRDQN'} else 'Pendulum-v1'
+    env = make_vec_env(lambda: AsDict(gym.make(name)) if nested else gym.make(name), n_envs, seed=0)
+    more = dict(n_quantiles=5) if kinds & {'QRDQN', 'TQC'} else {}
+    options = small(gradient_steps=3, learning_starts=40, policy_kwargs=dict(net_arch=[8]) | more,
+                    replay_buffer_class=sb3.PrioritizedReplayBuffer, replay_buffer_kwargs=dict(alpha=alpha)) | kw
+    return algorithm('MultiInputPolicy' if nested else 'MlpPolicy', env, **options).learn(n)
+
+
+@pytest.mark.parametrize('name,nested', [(k, False) for k in ALGORITHMS] + [(k, True) for k in ALGORITHMS[:-1]])    # CrossQ has no policy for dicts
+def test_with_weights_of_one_it_is_the_algorithm_to_the_last_bit(name, nested):
+    own, ours = prioritized(name)
+    theirs = trained(own, nested)
+    assert theirs._n_updates == 60
+    assert torch.equal(weights(theirs), weights(trained(ours, nested)))
+    assert not torch.equal(weights(theirs), weights(trained(ours, nested, alpha=.6)))
+
+
+@pytest.mark.parametrize('name', ['DQN', 'TD3'])
+def test_with_weights_of_one_it_is_the_algorithm_with_n_step_returns_and_several_environments(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')              # SB3 says that it ignores n_steps; the buffer asks for it
+        models = [trained(o, n=240, n_envs=3, n_steps=3) for o in prioritized(name)]
+    assert torch.equal(*map(weights, models)) and models[0]._n_updates > 30
+
+
+def rows_alone(loss, q, target, w):
+    "A weighted mean of the losses of single rows"
+    return sum(w[k]*loss(q[k:k + 1], target[k:k + 1]) for k in range(len(q)))/len(q)
+
+
+@pytest.mark.parametrize('name', ['mse', 'smooth_l1', 'written_out', 'quantiles', 'quantiles_of_critics'])
+def test_each_row_of_a_loss_has_its_weight(name):
+    torch.manual_seed(0)
+    shape = {'quantiles': (6, 5), 'quantiles_of_critics': (6, 2, 5)}.get(name, (6, 1))
+    loss = {'mse': F.mse_loss, 'smooth_l1': F.smooth_l1_loss, 'written_out': lambda q, target: ((q - target)**2).mean()}.get(name)
+    if loss is None: loss = pytest.importorskip('sb3_contrib.common.utils', reason='sb3-contrib is not installed').quantile_huber_loss
+    space, rng = ACTIONS[0], np.random.default_rng(0)
+    buffer = sb3.PrioritizedReplayBuffer(50, FLAT, space, 'cpu', seed=0)
+    for _ in range(50): buffer.add(*time_step(FLAT, space, 1, rng))
+    buffer.sample(50).update_priorities(torch.rand(50))
+    feedback = sb3.Feedback(buffer)
+    rewards, w = feedback.sample(6).rewards, feedback.samples.weights[:, 0]
+    assert len(w.unique()) > 3
+    q, more = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    with torch.no_grad(): target = (rewards + .9*more) if q.ndim == 2 else (rewards.unsqueeze_(1) + .9*more)
+    made = loss(q, target) + .1*q.square().mean()            # what else q is used for stays as it is
+    assert type(target) is sb3.Targets and type(made) is torch.Tensor
+    twin = rows_alone(loss, q, target.as_subclass(torch.Tensor), w) + .1*q.square().mean()
+    torch.testing.assert_close(torch.autograd.grad(made, q), torch.autograd.grad(twin, q))
+    slots, mean = feedback.samples.batch.ids, [o.as_subclass(torch.Tensor).detach() for o in (target, q)]
+    if 'quantiles' in name: mean = [o.mean(-1, keepdim=True) for o in mean]
+    errors = (mean[0] - mean[1]).abs().flatten(1).mean(1)
+    feedback.send()
+    np.testing.assert_allclose(buffer.memory.sampler.priorities[slots], [errors[slots == k][-1] for k in slots], rtol=1e-4)
+
+
+class WrittenOut(DQN):
+    "A DQN whose loss is weighted as in the paper, too simple to be wrong"
+    def train(self, gradient_steps, batch_size=100):
+        self._update_learning_rate(self.policy.optimizer)
+        for _ in range(gradient_steps):
+            o = self.replay_buffer.sample(batch_size)
+            with torch.no_grad(): target = o.rewards + (1 - o.dones)*self.gamma*self.q_net_target(o.next_observations).max(1, keepdim=True)[0]
+            q = self.q_net(o.observations).gather(1, o.actions.long())
+            self.policy.optimizer.zero_grad()
+            (o.weights*F.smooth_l1_loss(q, target, reduction='none')).mean().backward()
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+            o.update_priorities(target - q)
+
+
+def test_a_whole_training_beside_one_with_the_weighted_loss_written_out():
+    kw = dict(n=300, alpha=.6, replay_buffer_kwargs=dict(alpha=.6, beta=.8))
+    ours, twin = trained(sb3.PrioritizedDQN, **kw), trained(WrittenOut, **kw)
+    torch.testing.assert_close(weights(ours), weights(twin))
+    np.testing.assert_allclose(*(o.replay_buffer.memory.sampler.priorities for o in (ours, twin)), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_td_errors_come_back(name):
+    "They are computed here from the networks before the update, with the same noise"
+    own, ours = prioritized(name)
+    kw = {} if 'DQN' in name else dict(target_policy_noise=.3, target_noise_clip=.2) if name == 'TD3' else dict(ent_coef=.2)
+    model = trained(ours, alpha=1., **kw)
+    draw, batches, errors = model.replay_buffer.sample, [], []
+    def sample(batch_size, env=None):
+        batches.append(draw(batch_size, env))
+        noise = torch.get_rng_state()
+        errors.append(by_hand(name, model, batches[-1]).numpy())
+        torch.set_rng_state(noise)
+        return batches[-1]
+    model.replay_buffer.sample = sample
+    sampler = model.replay_buffer.memory.sampler
+    for steps in (1, 2):
+        model.train(steps, 32)
+        ids = batches[-1].batch.ids
+        wanted = [errors[-1][ids == k][-1] for k in ids]         # of a row drawn twice, the last
+        np.testing.assert_allclose(sampler.priorities[ids], wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def by_hand(name, model, samples):
+    "The absolute TD errors of the rows; of several critics their mean, of quantiles those of their means"
+    networks, obs, after, actions = model.policy, samples.observations, samples.next_observations, samples.actions
+    networks.set_training_mode(True)
+    if name == 'DQN':
+        q, best = networks.q_net(obs).gather(1, actions.long()), networks.q_net_target(after).max(1, keepdim=True)[0]
+    elif name == 'QRDQN':
+        q = networks.quantile_net(obs).mean(1).gather(1, actions.long())
+        best = networks.quantile_net_target(after).mean(1).max(1, keepdim=True)[0]
+    elif name == 'TD3':
+        noise = torch.empty_like(actions).normal_(0, .3).clamp(-.2, .2)
+        q = torch.cat(networks.critic(obs, actions), 1)
+        best = torch.cat(networks.critic_target(after, (networks.actor_target(after) + noise).clamp(-1, 1)), 1).min(1, keepdim=True)[0]
+    else:
+        if name == 'CrossQ': networks.actor.set_bn_training_mode(False)
+        else: networks.actor.action_log_prob(obs)
+        new, log_prob = networks.actor.action_log_prob(after)
+        if name == 'SAC': q, best = torch.cat(networks.critic(obs, actions), 1), torch.cat(networks.critic_target(after, new), 1).min(1, keepdim=True)[0]
+        elif name == 'TQC':
+            q = networks.critic(obs, actions).mean(2)
+            best = networks.critic_target(after, new).reshape(len(obs), -1).sort()[0][:, :-4].mean(1, keepdim=True)
+        else:
+            networks.critic.set_bn_training_mode(True)
+            both_q = torch.cat(networks.critic(torch.cat([obs, after]), torch.cat([actions, new])), 1)
+            q, best = both_q[:len(obs)], both_q[len(obs):].min(1, keepdim=True)[0]
+        best = best - .2*log_prob[:, None]
+    return (samples.rewards + (1 - samples.dones)*model.gamma*best - q).abs().mean(1)
+
+
+def test_a_buffer_without_priorities_or_a_loss_without_targets_is_refused():
+    with pytest.raises(TypeError, match='replay_buffer_class: expected a PrioritizedReplayBuffer, got ReplayBuffer'):
+        sb3.PrioritizedDQN('MlpPolicy', 'CartPole-v1', **small(replay_buffer_class=sb3.ReplayBuffer)).learn(80)
+    class Other(DQN):
+        def train(self, gradient_steps, batch_size=100):
+            for _ in range(gradient_steps): self.replay_buffer.sample(batch_size)
+    class PrioritizedOther(sb3.Prioritized, Other): pass
+    model = PrioritizedOther('MlpPolicy', 'CartPole-v1', **small(learning_starts=1000)).learn(80)
+    before = model.replay_buffer.memory.sampler.priorities.copy()
+    for steps in (1, 3):
+        with pytest.raises(TypeError, match='expected a loss of targets'): model.train(steps, 8)
+        assert isinstance(model.replay_buffer, sb3.PrioritizedReplayBuffer)
+    np.testing.assert_array_equal(model.replay_buffer.memory.sampler.priorities, before)
+
+
+def test_a_prioritized_model_is_saved_and_continued(tmp_path):
+    model = trained(sb3.PrioritizedSAC, alpha=.6)
+    model.save(tmp_path/'model')
+    model.save_replay_buffer(tmp_path/'buffer')
+    again = sb3.PrioritizedSAC.load(tmp_path/'model', env=model.get_env())
+    again.load_replay_buffer(tmp_path/'buffer')
+    assert torch.equal(weights(model), weights(again))
+    before = again.replay_buffer.memory.sampler.priorities.copy()
+    again.learn(40, reset_num_timesteps=False)
+    assert (again.replay_buffer.memory.sampler.priorities[:120] != before[:120]).any()
 
 
 def test_the_same_seed_gives_the_same_prioritized_training():
