@@ -149,11 +149,13 @@ class ReplayMemory:
 
     `sequence`: a `Sequence`; batches are then sequences of steps, a `SequenceBatch`.
 
+    Any thread may call any method. A forked child can read a memory in RAM, not write to it.
+
     `path`: keep everything in files in that folder, new or reopened. A step whose `add` returned
     survives a kill of the process; `flush` waits until it is on the disk. A full disk is an
-    `OSError`, a second writer a `BlockingIOError`, an option that differs from the folder's a
-    `ValueError`."""
-    _inherited = False                               # in a forked child: there it can only be read
+    `OSError`, a second writer a `BlockingIOError` (on Windows, which has no such locks, a warning
+    says that none is noticed), a folder that holds other things a `FileExistsError`, a damaged one
+    a `CheckpointError`, an option that differs from the folder's a `ValueError`."""
 
     def __init__(self, max_sz: int, sampler: Any = None, *, step: Any = None, dtype: Any = None,
                  dedup: str | None = 'auto', codec: str | None = None, path: str | Path | None = None,
@@ -165,6 +167,7 @@ class ReplayMemory:
         self.n_stale = 0                 # priority updates that came too late and were dropped
         self._given: Any = None          # for rows the sampler wasn't told of: first id, priorities
         self._known: dict = {}           # saves it made or was loaded from: token → n_added
+        self._inherited = False          # by a forked child, which can only read it
         layout = None if step is None else self._layout_of(step)
         if sequence is not None: sampler = SequenceSampler(sequence, sampler)
         self._room: Any = Ram() if path is None else MappedFolder(path)
@@ -310,7 +313,7 @@ class ReplayMemory:
         return behind is not None and storage.n_added - storage.told > behind
 
     def _chunk_layout(self, chunk):
-        if isinstance(chunk, Batch) and self._dtype is None: return chunk.layout
+        if isinstance(chunk, Batch) and self._dtype is None: return chunk.layout.strict
         return self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
 
     def sample(self, bs: int, fields: Any = None) -> Batch:
@@ -356,7 +359,8 @@ class ReplayMemory:
         changes nothing. (Schaul et al. 2016, algorithm 1, lines 11–12.)"""
         if self._inherited: _refuse()
         if self._storage is not None: self._tell(self._storage)
-        changed, n_stale = self._sampler.update_ids(ids, td_errors, self.first_id, self.n_added)
+        first_id, n_added = self._ask(_both, (0, 0))
+        changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
         self.n_stale += n_stale
         return changed
 
@@ -475,8 +479,9 @@ class ReplayMemory:
             if storage is self._storage: return found
         return self._ask(question, default)
     def __len__(self) -> int:
-        first, n = self._ask(_both, (0, 0))                  # in this order: n − first is never below 0,
-        return max(0, min(n - first, self.max_sz))           # and above max_sz, if rows come in between
+        first, n = self._ask(_both, (0, 0))
+        if 0 <= n - first <= self.max_sz: return n - first
+        return self.max_sz if n > first else 0               # rows came in between, or a state is being loaded
     def __bool__(self) -> bool: return True
     @property
     def layout(self) -> Layout | None:
@@ -563,7 +568,8 @@ class ReplayMemory:
 
     @locked
     def check_valid(self) -> bool:
-        "Return True, or raise an `AssertionError` that says what is wrong; O(N)"
+        """Return True, or raise an `AssertionError` that says what is wrong; O(N). On disk, rows that were
+        flushed and are still there are compared with their checksums"""
         if self._storage is not None: self._storage.check_valid()
         self._catch_up()
         filled = min(self.n_added, self.max_sz)
@@ -702,7 +708,8 @@ class ReplayMemory:
 
     @locked
     def flush(self) -> None:
-        "Wait until everything on the disk survives a power cut too; without a `path`, do nothing"
+        """Wait until everything on the disk survives a power cut too; without a `path`, do nothing. An
+        `OSError` if the folder was moved, replaced or removed: put it back, or save elsewhere"""
         if not self._room.durable or self._storage is None: return
         self._catch_up()
         state = dict(rng=self.rng.get_state(), n_stale=self.n_stale, n_batches=self._sampler.n_batches)
@@ -720,7 +727,8 @@ class ReplayMemory:
 
     @locked
     def close(self) -> None:
-        "Flush and release memory and files: another process may open the folder then"
+        """Flush and release memory and files: another process may open the folder then. After an
+        `OSError` of `flush` it is still open"""
         if isinstance(self._storage, _Gone): return
         self.flush()
         storage, sampler = self._storage, self._sampler
@@ -766,7 +774,8 @@ class ReplayMemory:
     def __setstate__(self, state):
         rows: Any
         layout, rows = state.pop('_storage') or (None, None)
-        self.__dict__.update(state, lock=threading.RLock(), _room=Ram(), _storage=None, _given=None, _known={})
+        fresh = dict(lock=threading.RLock(), _room=Ram(), _storage=None, _given=None, _known={}, _inherited=False)
+        self.__dict__.update(state, **fresh)
         if layout is not None:
             self._storage = self._new_storage(layout, self._room)
             if len(rows['records']): self._storage.set_state([rows])
@@ -777,4 +786,3 @@ class ReplayMemory:
         if isinstance(self._storage, _Gone): return f'ReplayMemory(closed, {self.max_sz:,} slots)'
         steps = '' if self.layout is None else f' {self.layout.step_type.__name__}s of {self.bytes_in_words()}'
         return f'ReplayMemory({len(self):,} of {self.max_sz:,}{steps}; {self.told_how()}; {self._sampler.name})'
-

@@ -16,7 +16,7 @@ from .learner import evaluate, move_towards
 from .memory import ReplayMemory
 from .samplers import more, proportional, rank      # noqa: F401   (kinds of samplers)
 from .samplers.own import sampler_from
-from .saving import CheckpointError, SavedState, naming
+from .saving import MANIFEST, CheckpointError, SavedState, naming
 from .show import memory_figure
 from .steps import readable
 
@@ -110,21 +110,30 @@ def _training_run(folder):
     "Report the result of a run, its memory on disk and its checkpoint, as far as they exist"
     found, notes = Found('a training run'), []
     if (folder/'result.json').exists(): notes.append(_result(folder/'result.json'))
-    if (folder/'memory').is_dir():
+    elif (folder/'config.json').exists(): notes.append(_unfinished(folder))
+    if (folder/'memory'/'memory.json').exists():
         found = _on_disk(folder/'memory')
         notes.append(f'{found.what}, in {folder/"memory"}')
-    if (folder/'checkpoint').is_dir():
+    if (folder/'checkpoint'/MANIFEST).exists():
         saved = _checkpoint(folder/'checkpoint', found)
         found, notes = saved, [*notes, f'{saved.what}, in {folder/"checkpoint"}', *saved.notes]
     if not notes: raise CheckpointError(f'{folder}: expected a memory, a checkpoint or the result of a run, found none')
     return found._replace(what='a training run', notes=tuple(notes))
 
+def _given(o): return '{env}, {memory}, seed {seed}'.format(**o['arguments'])
+
 def _result(path):
     with naming(path, 'not the result of a run'):
         o = json.loads(path.read_text('utf-8'))
-        given = ', '.join(f'{o["arguments"][k]}' for k in ('env', 'memory'))
-        return (f'finished: {given}, seed {o["seed"]}: mean evaluation return {o["mean_return"]:.1f} '
+        return (f'finished: {_given(o)}: mean evaluation return {o["mean_return"]:.1f} '
                 f'({len(o["returns"])} episodes), {o["batches"]:,} batches')
+
+def _unfinished(folder):
+    path, saved = folder/'config.json', (folder/'checkpoint'/MANIFEST).exists()
+    ended = f'was ended; --resume {folder} continues it' if saved else 'was ended before it saved a checkpoint'
+    with naming(path, 'not the options of a run'):
+        o = json.loads(path.read_text('utf-8'))
+        return f'unfinished: {_given(o)}, begun {o["date"]}: it is still running, or {ended}'
 
 def _on_disk(folder):
     "Copy the rows of a memory that can be read now, a few thousand at a time"

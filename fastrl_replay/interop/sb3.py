@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['keep_below', 'SharedRandom', 'below', 'Flags', 'ReplayBuffer', 'DictReplayBuffer', 'HerReplayBuffer',
-           'PrioritizedSamples', 'PrioritizedReplayBuffer', 'PrioritizedDQN']
+           'PrioritizedSamples', 'PrioritizedReplayBuffer', 'Targets', 'Feedback', 'Prioritized', 'PrioritizedDQN',
+           'PrioritizedSAC', 'PrioritizedTD3']
 
 # %% ../../nbs/6_elsewhere/01_sb3.ipynb #bdfe40c0
 import copy, inspect, warnings
@@ -12,7 +13,6 @@ from functools import partial
 from typing import Any
 import numpy as np
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch import from_numpy
 from ..batch import Batch
@@ -24,7 +24,7 @@ from ..steps import Transition, tree_map, whole_number
 
 # %% ../../nbs/6_elsewhere/01_sb3.ipynb #e47f15e4
 try:
-    from stable_baselines3 import DQN
+    from stable_baselines3 import DQN, SAC, TD3
     from stable_baselines3.common import buffers
     from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
@@ -333,7 +333,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that draws by priority (Schaul et al. 2016), with `Proportional`'s options.
 
     Its samples have `weights` and `update_priorities`. SB3's own `train` uses neither, so that all
-    priorities stay equal; `PrioritizedDQN` uses both, or a `train` of your own."""
+    priorities stay equal; algorithms with `Prioritized` use both, or a `train` of your own."""
     def __init__(self, *args: Any, alpha: float = .6, beta: Any = .4, eps: float = 1e-6, **options: Any) -> None:
         self.new_sampler: Any = partial(Proportional, alpha, beta, eps)
         super().__init__(*args, **dict(seed=int(below(0, 2**31 - 1, 1)[0])) | options)
@@ -346,34 +346,84 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler = self.memory.sampler
         if sampler.n_batches==100 and (sampler.priorities==sampler.largest).all():
             warnings.warn('PrioritizedReplayBuffer: after 100 batches no priority has been updated, so all are equal: '
-                          'use PrioritizedDQN, or call update_priorities of the samples', stacklevel=2)
+                          'put Prioritized before the algorithm, as in PrioritizedDQN, or call update_priorities of the '
+                          'samples', stacklevel=2)
         return samples
 
-class PrioritizedDQN(DQN):
-    "SB3's `DQN` for a `PrioritizedReplayBuffer`: it weights losses and sends TD errors back"
+# %% ../../nbs/6_elsewhere/01_sb3.ipynb #9d3e64a0
+def _plain(o): return o.as_subclass(torch.Tensor) if o.__class__ is Targets else o
+
+class Targets(torch.Tensor):
+    """Rewards, and targets computed from them, of a batch that `feedback` drew. Where they are compared with a
+    prediction, `feedback` notes the TD errors, and the prediction's gradients are weighted"""
+    feedback: Any
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        "Call `func`: what it makes of targets alone are targets; what it makes of a prediction too is a plain tensor"
+        kwargs, target, predicted = kwargs or {}, None, None
+        for o in (*args, *kwargs.values()):
+            if o.__class__ is cls: target = o
+            elif isinstance(o, torch.Tensor) and o.requires_grad: predicted = o
+        if target is not None and predicted is not None and torch.is_grad_enabled():
+            weighted = target.feedback.compare(_plain(target), predicted)
+            def given(o): return weighted if o is predicted else _plain(o)
+            return func(*map(given, args), **{k: given(o) for k, o in kwargs.items()})
+        made = super().__torch_function__(func, types, args, kwargs)
+        if target is not None and made.__class__ is cls: made.feedback = target.feedback
+        return made
+
+class Feedback:
+    """Stands in for a `PrioritizedReplayBuffer` in an algorithm's `train`: it weights the gradients of each batch, and
+    sends the batch's TD errors back when the next one is drawn, or by `send`"""
+    def __init__(self, buffer: Any) -> None: self.buffer, self.samples, self.errors = buffer, None, []
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        "Return the buffer's samples, with rewards that are `Targets`"
+        self.send()
+        self.samples = self.buffer.sample(batch_size, env=env)
+        rewards = self.samples.rewards.as_subclass(Targets)
+        rewards.feedback = self
+        return self.samples._replace(rewards=rewards)
+
+    def compare(self, target: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
+        """Note the TD errors of a prediction (bs, 1) or, if it is compared with all quantiles of a target, (bs, n, 1)
+        or (bs, critics, n, 1). Return the same prediction, with gradients that are multiplied by the weights"""
+        constant = predicted.detach()
+        errors, weights = target - constant, self.samples.weights
+        if errors.ndim > 2:        # of quantiles: the errors of their means
+            errors = errors.mean((-2, -1)).abs().reshape(len(errors), -1).mean(1, keepdim=True)
+            weights = weights.reshape(-1, *[1]*(predicted.ndim - 1))
+        self.errors.append(errors)
+        return torch.lerp(constant, predicted, weights)
+
+    def send(self) -> None:
+        "Send the TD errors of the last batch back, of several critics their mean; a `TypeError` if there are none"
+        if self.samples is None: return
+        if not self.errors: raise TypeError('train: expected a loss of targets that are computed from the samples\' '
+                                            'rewards, got none: write a train that uses weights and update_priorities')
+        errors = self.errors[0] if len(self.errors)==1 else torch.stack(self.errors).abs().mean(0)
+        self.samples.update_priorities(errors)
+        self.samples, self.errors = None, []
+
+class Prioritized(OffPolicyAlgorithm):
+    """Before one of SB3's algorithms among the bases of a class, it makes it train by priorities, from a
+    `PrioritizedReplayBuffer`: `class PrioritizedTQC(Prioritized, TQC): pass`. Logged losses are not weighted"""
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **dict(replay_buffer_class=PrioritizedReplayBuffer) | kwargs)
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        "Make `gradient_steps` updates from batches of `batch_size`"
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
+        """Make `gradient_steps` updates from batches of `batch_size`, with weights and TD errors; a `TypeError` for
+        a buffer without priorities, and for a loss that compares no targets"""
         buffer: Any = self.replay_buffer
-        losses = [self._update(buffer.sample(batch_size, env=self._vec_normalize_env)) for _ in range(gradient_steps)]
-        self._n_updates += gradient_steps
-        self.logger.record('train/n_updates', self._n_updates, exclude='tensorboard')
-        self.logger.record('train/loss', np.mean(losses))
+        if not isinstance(buffer, PrioritizedReplayBuffer):
+            raise TypeError(f'replay_buffer_class: expected a PrioritizedReplayBuffer, got {type(buffer).__name__}')
+        self.replay_buffer = feedback = Feedback(buffer)        # type: ignore[assignment]
+        try:
+            super().train(gradient_steps, batch_size)
+            feedback.send()
+        finally: self.replay_buffer = buffer
 
-    def _update(self, samples):
-        "Make one step of the optimizer; return the loss"
-        discounts = self.gamma if samples.discounts is None else samples.discounts
-        with torch.no_grad(): best = self.q_net_target(samples.next_observations).amax(dim=1, keepdim=True)
-        target = samples.rewards + (1 - samples.dones)*discounts*best
-        q = self.q_net(samples.observations).gather(1, samples.actions.long())
-        loss = (samples.weights*F.smooth_l1_loss(q, target, reduction='none')).mean()
-        self.policy.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-        self.policy.optimizer.step()
-        samples.update_priorities(target - q)
-        return loss.item()
+class PrioritizedDQN(Prioritized, DQN): "SB3's `DQN` that trains by priorities"
+class PrioritizedSAC(Prioritized, SAC): "SB3's `SAC` that trains by priorities"
+class PrioritizedTD3(Prioritized, TD3): "SB3's `TD3` that trains by priorities"

@@ -18,7 +18,7 @@ from ..kernels import inner, kernel
 from ..steps import whole_number
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, state_upstream
 from ..saving import CheckpointError
-from ..steps import Layout, Leaf, derived_type, same_layout
+from ..steps import Layout, Leaf, as_number, derived_type, same_layout
 
 # %% ../../nbs/2_learning/02_n_step.ipynb #e9dd857c
 _LAST = ('next_state', 'terminated', 'truncated')     # from the last step of a window
@@ -53,8 +53,8 @@ def _merge(window, powers, cut=False):
     at, last = _places_of(window[0]), window[-1]
     total, own, values = 0., 1., list(window[0])
     for power, s in zip(powers, window):
-        total += power * own * float(s[at.reward])
-        if at.discount >= 0: own *= float(s[at.discount])
+        total += power * own * as_number('reward', s[at.reward])
+        if at.discount >= 0: own *= as_number('discount', s[at.discount])
     for i in (at.next_state, at.terminated, at.truncated): values[i] = last[i]
     if cut: values[at.truncated] = True
     if at.discount < 0: values.append(None)

@@ -17,7 +17,7 @@ from ..batch import Batch
 from ..kernels import kernel
 from ..steps import whole_number
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, worker_place
-from ..steps import Layout, SimpleStep, tree_map
+from ..steps import Layout, SimpleStep, as_array, as_number, tree_map
 
 # %% ../../nbs/2_learning/01_stepper.ipynb #fb016958
 def _copied(v):
@@ -55,14 +55,6 @@ def _only_row(space, v):
     if isinstance(space, gym.spaces.Tuple):
         return tuple(_only_row(s, o) for s, o in zip(space.spaces, v))
     return int(v[0]) if isinstance(space, gym.spaces.Discrete) else v[0]
-
-def _number(reward):
-    "A reward as a float: environments return ints, floats, and arrays of one"
-    try: return float(reward)
-    except TypeError:
-        a = np.asarray(reward)
-        if a.size==1 and a.dtype.kind in 'biuf': return float(a.item())
-        raise TypeError(f'reward: expected one number, got {reward!r:.60}') from None
 
 # %% ../../nbs/2_learning/01_stepper.ipynb #f6567efa
 _KNOWN = SimpleStep._fields
@@ -152,7 +144,7 @@ class _Single(_Stream):
         action, others = self.action(agent, obs)      # an agent that raises costs nothing
         self.obs = None                               # an environment that raises costs its episode
         new, reward, terminated, truncated, _ = self.env.step(_own(action))
-        reward, terminated, truncated = _number(reward), bool(terminated), bool(truncated)
+        reward, terminated, truncated = as_number('reward', reward), bool(terminated), bool(truncated)
         self.total += reward
         values = (obs, action, _own(new), terminated, truncated, reward, self.total,
                   self.env_id, self.proc_id, self.step_n, self.episode_n)
@@ -247,7 +239,7 @@ class _Vector(_Stream):
         if not reward.shape==terminated.shape==truncated.shape==self.streams.shape:
             raise ValueError(f'reward: expected {self.n} numbers and as many flags, got shapes {reward.shape}, '
                              f'{terminated.shape}, {truncated.shape}')
-        if reward.dtype.char not in 'fd': reward = reward.astype(float)
+        if reward.dtype.char not in 'fd': reward = as_array('reward', reward)[0].astype(float)
         m, resets = self.n - self.n_void, self.mode is AutoresetMode.NEXT_STEP
         ended, rows = np.empty(self.n, bool), np.empty(m, np.int64)
         columns = tuple([np.empty(m, o) for o in _COUNTED])

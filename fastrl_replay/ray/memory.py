@@ -403,7 +403,7 @@ class RayMemory:
         layout = self.layout
         chunk = as_chunk(chunk, None if layout is None else layout.step_type)
         if not len(chunk): return chunk
-        if layout is None: self.layout = layout = as_batch(chunk).layout
+        if layout is None: self.layout = layout = as_batch(chunk).layout.strict
         columns, m = chunk_columns(layout, chunk)
         arrays = [np.asarray(c, leaf.dtype) for c, leaf in zip(columns, layout.leaves)]
         return Batch.of_arrays(layout, arrays, chunk_streams(layout, chunk, columns, streams))

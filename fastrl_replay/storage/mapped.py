@@ -12,7 +12,9 @@ import json
 import mmap
 import os
 import re
+import secrets
 import shutil
+import struct
 import time
 import warnings
 import zlib
@@ -97,7 +99,7 @@ class PowerCut(NamedTuple):
 class Checksums:
     """What the rows of a storage were like at the last flush: `runs` of ids [first, end, crc32].
 
-    The ring is covered by about `PARTS` runs; `rows` has `max_sz`, `first_id`, `n_added`, and `checksum(first, end)`."""
+    About `PARTS` runs cover the ring; `rows` has `max_sz`, `first_id`, `n_added`, `checksum(first, end)`."""
     PARTS = 1024
     def __init__(self, runs=()) -> None:
         self.runs = [[int(o) for o in (a, b, crc)] for a, b, crc in runs]
@@ -129,10 +131,11 @@ class Checksums:
         "Raise an `AssertionError` if rows of a run differ of which none was overwritten since"
         for a, b, crc in self.runs:
             if a < rows.first_id or b > rows.n_added or rows.checksum(a, b)==crc: continue
-            raise AssertionError(f'the steps {a} … {b - 1} are not what they were at the last flush: they are damaged')
+            raise AssertionError(f'the steps {a} … {b - 1} are damaged: not what they were at the last flush')
 
 # %% ../../nbs/3_lasting/02_mapped.ipynb #f3e13cfb
-_OWN = re.compile(r'[^/\\]+\.map|(memory|flushed)\.json(\.part)?')       # what a marker may name
+_OWN = re.compile(r'[^/\\\0]+\.map|flushed\.json|(memory|flushed)\.json\.part')      # what a marker may name
+_TOKEN = 32                     # byte of the counters at which the token of the last flush is
 
 def _place(stat): return stat.st_dev, stat.st_ino
 
@@ -153,6 +156,7 @@ class MappedFolder:
         self.power_cut: PowerCut | None = None # set if the computer was restarted before `close`
         self.flushed = PowerCut(0, 0, 0.)      # what the last flush found
         self.checksums = Checksums()           # of the rows, at the last flush
+        self._tokens: list | None = [0, secrets.randbits(62)]    # of this flush and of the next
         self._maps: dict[str, mmap.mmap] = {}
         self._real: dict[str, int] = {}        # bytes of each file that have blocks on the disk
         self._new: list[str] = []              # files of an opening that is not complete yet
@@ -203,16 +207,15 @@ class MappedFolder:
         if not others: return made
         names = ', '.join(others[:5]) + ', …'*(len(others) > 5)
         if any(o.endswith('.map') or o==self.FLUSHED for o in others):
-            raise CheckpointError(f'{self.path}: {self.DESCRIPTION} is missing, and {names} are there: put it back from '
-                                  'a copy of this memory, or choose another folder; if nothing of it is needed, '
-                                  'remove them')
+            raise CheckpointError(f'{self.path}: {self.DESCRIPTION} is missing, and {names} are there: put it back '
+                                  'from a copy of this memory, or choose another folder; if nothing of it is '
+                                  'needed, remove them')
         raise FileExistsError(f'{self.path}: expected a memory, or an empty folder for a new one; this one holds '
                               f'{names}: choose another folder or an empty one')
 
     def _mark(self):
         "Note the files that this opening makes, before it makes them"
         notes = (self.FLUSHED, f'{self.FLUSHED}.part', f'{self.DESCRIPTION}.part')
-        self.check_place()
         write_file(self.path/self.OPENING, manifest_bytes(dict(files=[*self._new, *notes])))
         self._is_marked = True
 
@@ -239,12 +242,14 @@ class MappedFolder:
     def _look_back(self):
         "Warn, and say what is certain, if the computer was restarted before the folder was closed"
         file, boot = self.path/self.FLUSHED, boot_id()
-        note = dict(runs=[], files={}) | self._read(file)       # an earlier version wrote neither
-        kinds = dict(n_added=int, first_id=int, time=float, boot=str | None, closed=bool, runs=list, files=dict)
+        note = dict(runs=[], files={}, tokens=None) | self._read(file)       # an earlier version wrote none of them
+        kinds = dict(n_added=int, first_id=int, time=float, boot=str | None, closed=bool, runs=list, files=dict,
+                     tokens=list | None)
         with naming(file, 'damaged'):
             if not all(isinstance(note[k], o) for k, o in kinds.items()): raise TypeError(f'expected {kinds}')
             self.flushed = PowerCut(*(note[k] for k in PowerCut._fields))
             self.checksums, noted, closed = Checksums(note['runs']), note['boot'], note['closed']
+            self._tokens = None if note['tokens'] is None else [int(o) for o in note['tokens'][:2]]
             when = np.datetime64(int(self.flushed.time), 's')
         for name, crc in note['files'].items() if closed else (): self._compare(name, crc)
         if noted==boot and not closed: return
@@ -274,9 +279,18 @@ class MappedFolder:
 
     def _note(self, flushed, closed, files=None):
         self.check_place()
-        self.flushed = flushed
-        note = flushed._asdict() | dict(boot=boot_id(), closed=closed, runs=self.checksums.runs, files=files or {})
+        note = flushed._asdict() | dict(boot=boot_id(), closed=closed, runs=self.checksums.runs, files=files or {},
+                                        tokens=self._tokens)
         write_file(self.path/self.FLUSHED, manifest_bytes(note))
+        self.flushed = flushed
+
+    def check_counts(self, counts):
+        "A `CheckpointError` if the counters (int64[8]) are not those of the last flush, or later ones"
+        n, token, flushed = int(counts[0]), int(counts[_TOKEN//8]), self.flushed.n_added
+        if n >= flushed and token in (self._tokens or [token]): return
+        what = f'it has {n} rows, but {flushed} were flushed' if n < flushed else 'it is of another time or memory'
+        raise CheckpointError(f'{self.path/"counts.map"}: damaged, or {self.FLUSHED} is: {what}; '
+                              'put back a whole copy of this folder')
 
     def forget(self, ids=None):
         "Note, before it happens, that the rows `ids` (int64[m]; None: all) will not stay as they were flushed"
@@ -303,6 +317,7 @@ class MappedFolder:
 
     def _make(self, path):
         "Make a file, which the marker names first; one that an earlier try of this opening made is emptied"
+        self.check_place()
         if path.name in self._new: return open(path, 'w+b', opener=no_link)
         if os.path.lexists(path): raise FileExistsError(f'{path}: somebody else has made this file; remove it')
         self._new.append(path.name)
@@ -366,14 +381,22 @@ class MappedFolder:
         return Journal(self.allocate('journal', rows*size), rows)
 
     def flush(self, rows=None, closing=False):
-        "Wait until all is on the disk, and record that. `rows`: as in `Checksums`; `closing`: nothing is stored after this"
+        """Wait until all is on the disk, and record that. `rows`: as in `Checksums`; `closing`: nothing is
+        stored after this"""
         if self.description is None: return
         self.check_place()
         if rows is not None: self.checksums.update(rows)
-        n, first = np.frombuffer(self._maps.get('counts', bytes(16)), np.int64, 2).tolist()
-        for name in sorted(self._maps, key=lambda o: o=='counts'): self._maps[name].flush()
-        files = [o for o in self._maps if o.split('.')[0] not in self.ROWS] if closing else []
-        self._note(PowerCut(n, first, time.time()), closing, {o: zlib.crc32(self._maps[o]) for o in files})
+        counts: Any = self._maps.get('counts', bytearray(64))
+        token, self._tokens = self._tokens, [(self._tokens or [0, secrets.randbits(62)])[1], secrets.randbits(62)]
+        try:
+            struct.pack_into('<q', counts, _TOKEN, self._tokens[0])
+            for name in sorted(self._maps, key=lambda o: o=='counts'): self._maps[name].flush()
+            files = [o for o in self._maps if o.split('.')[0] not in self.ROWS] if closing else []
+            n, first = struct.unpack_from('<2q', counts)
+            self._note(PowerCut(n, first, time.time()), closing, {o: zlib.crc32(self._maps[o]) for o in files})
+        except BaseException:
+            self._tokens = token
+            raise
         self.check_place()
 
     def close(self):

@@ -200,15 +200,13 @@ class Ring:
     def recover(self) -> None:
         "Undo an interrupted overwrite, and link all rows; a `CheckpointError` if damaged"
         n, first, told, loading = self.counts[:4].tolist()
-        oldest, flushed = max(0, n - self.max_sz), self.room.flushed.n_added
+        oldest = max(0, n - self.max_sz)
         if loading:
             raise CheckpointError(f'{self.room.path}: a load into this memory was interrupted; '
                                   'load again, into a new folder')
         if not 0 <= told <= n < MOST or not oldest <= first <= min(n, oldest + self.journal.rows):
             raise self._damaged_counts()
-        if n < flushed:
-            raise CheckpointError(f'{self.room.path/"counts.map"}: damaged: it has {n} rows, but {flushed} were flushed; '
-                                  'put it back from a copy of this memory')
+        self.room.check_counts(self.counts)
         self.journal.restore(self.rows, np.arange(oldest, first) % self.max_sz)
         self._count[FIRST_ID] = oldest
         self.settle()
@@ -216,6 +214,7 @@ class Ring:
     def checksum(self, a, end) -> int:
         "Return the crc32 of the rows `a` … `end − 1`, of what never changes: the links are left out"
         fields: Any = self.inner.record.fields
+        rows: Any
         crc, at, block = 0, fields['_prev'][1], max(1, SCRATCH//self.size)
         for _, run in self._runs(a, end):
             for k in range(run.start, run.stop, block):
@@ -313,7 +312,10 @@ class Records(Ring):
         "Write `values` (one, or m) into a field that is one number, of the rows `ids` (int64[m]), which are stored"
         column, k = self.column(field), self.inner.leaf(field)
         if k is None: raise ValueError(f'{field}: no such field in {self.layout}')
-        if k==self.key: raise ValueError(f'{field}: expected another field than that of the streams, by which rows are linked')
+        if k==self.key: raise ValueError(f'{field}: rows are linked by it, so it cannot be changed')
+        values = np.asarray(values)
+        if values.shape not in ((), ids.shape):
+            raise ValueError(f'{field}: expected one value, or {len(ids)}, got shape {values.shape}')
         values = self.inner.fitters[k].stacked(np.array(np.broadcast_to(values, ids.shape)), len(ids))
         if self.room.durable: self.room.forget(ids)
         column[ids % self.max_sz] = values
