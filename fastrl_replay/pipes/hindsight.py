@@ -18,7 +18,7 @@ from .base import datapipe
 from .replay import ExperienceReplay
 from ..samplers.base import as_ids, check_number
 from ..samplers.rng import below_of, load, words_of
-from ..steps import Layout, as_array, shown
+from ..steps import Layout, as_array, encode, shown
 
 # %% ../../nbs/3_lasting/10_hindsight.ipynb #7d78f5d2
 START, LENGTH, ROOM, GONE = range(4)       # of an episode; number 0 is that of rows never entered
@@ -186,12 +186,14 @@ def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: C
     and `next_state`, `reward` and, with `compute_terminated`, `terminated`.
 
     The functions get the achieved goals (m, …) of `next_state`, the goals, and an empty info. If one doesn't
-    return m finite numbers, a `ValueError` names it and nothing is changed."""
+    return m finite numbers, or for flags m times 0 or 1, a `ValueError` names it and nothing is changed."""
     at = {o.path: a for o, a in zip(batch.layout.leaves, batch.arrays())}
     m, reached, flags = len(rows), at['next_state', achieved][rows], np.zeros(len(batch), bool)
     new: dict[tuple[str, ...], Any] = {('state', goal): goals, ('next_state', goal): goals}
     for name, f in dict(reward=compute_reward, terminated=compute_terminated).items():
         if m and f is not None: new[name,] = _answers(f'compute_{name}', f(reached, goals, {}), m)
+    for leaf in batch.layout.leaves:
+        if leaf.flag and leaf.path in new: new[leaf.path] = encode(leaf, new[leaf.path], (m,))
     for path, values in new.items(): at[path][rows] = values
     flags[rows] = True
     return HindsightBatch.of_batch(batch, torch.from_numpy(flags))
