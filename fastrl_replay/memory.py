@@ -64,13 +64,14 @@ def _living(): return [o for ref in _memories.valuerefs() if (o := ref()) is not
 
 class _Forks(threading.local):
     "The forks that a thread has begun: of each, the memories, and whether it has got their locks"
-    def __init__(self): self.begun = []
+    def __init__(self) -> None: self.begun: list[dict] = []
     def end(self): return self.begun.pop() if self.begun else {}
 _forks = _Forks()
 
 def _before_fork():
     "Wait until no other thread is in the middle of a call"
-    got, end = {}, time.monotonic() + _IN_ALL
+    got: dict[Any, bool] = {}
+    end = time.monotonic() + _IN_ALL
     _forks.begun.append(got)
     for memory in _living():
         if memory._room.durable: continue                    # of no use in a child anyway
@@ -549,7 +550,7 @@ class ReplayMemory:
         self._catch_up()
         state = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(),
                      sampler=self._sampler.get_state(), options=self._options)
-        get = None if self._storage is None else self._storage.get_state
+        get: Any = None if self._storage is None else self._storage.get_state
         return state, Rows(self.first_id, self.n_added, get, self._known)
 
     @locked

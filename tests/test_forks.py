@@ -245,11 +245,12 @@ def test_many_busy_memories_do_not_hold_a_fork_up(monkeypatch):
     thread = threading.Thread(target=hold)
     thread.start()
     ready.wait()
-    waits = []
+    waits, order = [], []
     class Timed:
         def __init__(self, lock): self.lock = lock
         def acquire(self, timeout):
             waits.append(timeout)
+            order.append(self)
             return self.lock.acquire(timeout=timeout)
         def release(self): self.lock.release()
     for m in memories: m.lock = Timed(m.lock)
@@ -257,6 +258,7 @@ def test_many_busy_memories_do_not_hold_a_fork_up(monkeypatch):
     go.set()
     thread.join()
     assert len(waits)==30 and sum(waits) < .8 and waits[-1]==0
+    assert order==[m.lock for m in memories], 'forks wait in different orders'
 
 
 def test_forks_at_the_same_time_do_not_wait_for_each_other():
