@@ -19,12 +19,18 @@ from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.sequence import Sequence
-from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import save_state
 from fastrl_replay.steps import SimpleStep
 
 pytestmark = [pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fork'),
               pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    "On a busy machine a fork may wait for longer than a second"
+    monkeypatch.setattr(memory_module, '_PATIENCE', 60.)
+    monkeypatch.setattr(memory_module, '_IN_ALL', 60.)
 
 
 def step_of(k): return SimpleStep(np.full(4, k, np.float32), 0, np.full(4, k + 1, np.float32), k % 7==6, False, reward=k, env_id=0)
@@ -40,7 +46,7 @@ def filled(kind='proportional', n=70, max_sz=50):
     make, options = KINDS[kind]
     memory = ReplayMemory(max_sz, seed=0, **options())
     for k in range(n): memory.add(make(k))
-    if n: memory.sample(4), memory.update_priorities(memory.sample(4).ids, [3.]*4) if kind!='sequence' else None
+    if n: assert whole(memory)                                         # and all of it is compiled
     return memory
 
 
@@ -108,7 +114,7 @@ def test_a_child_reads_a_memory_in_ram_and_does_not_write_to_it(kind):
 def test_an_empty_memory_is_not_written_to_in_a_child():
     memory = filled(n=0)
     empty = memory.state_dict()
-    calls = lambda: memory.add(step_of(0)), lambda: memory.extend([step_of(0)]), lambda: memory.load_state_dict(empty)      # noqa: E731
+    calls = (lambda: memory.add(step_of(0)), lambda: memory.extend([step_of(0)]), lambda: memory.load_state_dict(empty))
     def work(): return [error_of(o) for o in calls] + [len(memory), memory.layout, error_of(lambda: memory.sample(1)), repr(memory)]
     *said, n, layout, sample, _ = in_child(work)
     assert all('forked' in o for o in said) and (n, layout)==(0, None) and 'empty' in sample
@@ -175,7 +181,7 @@ def test_forks_while_other_threads_write_and_draw(kind):
     with beside(*works_of(memory, kind)):
         sys.setswitchinterval(1e-5)
         try:
-            for _ in range(25): assert in_child(lambda: whole(memory)) is True
+            for _ in range(15): assert in_child(lambda: whole(memory)) is True
         finally: sys.setswitchinterval(before)
     assert whole(memory)
 
@@ -239,11 +245,12 @@ def test_many_busy_memories_do_not_hold_a_fork_up(monkeypatch):
     thread = threading.Thread(target=hold)
     thread.start()
     ready.wait()
-    waits = []
+    waits, order = [], []
     class Timed:
         def __init__(self, lock): self.lock = lock
         def acquire(self, timeout):
             waits.append(timeout)
+            order.append(self)
             return self.lock.acquire(timeout=timeout)
         def release(self): self.lock.release()
     for m in memories: m.lock = Timed(m.lock)
@@ -251,13 +258,14 @@ def test_many_busy_memories_do_not_hold_a_fork_up(monkeypatch):
     go.set()
     thread.join()
     assert len(waits)==30 and sum(waits) < .8 and waits[-1]==0
+    assert order==[m.lock for m in memories], 'forks wait in different orders'
 
 
 def test_forks_at_the_same_time_do_not_wait_for_each_other():
     "From several threads, with memories that are made and dropped meanwhile"
     memories, said = [filled(k % 2 and 'uniform' or 'rank') for k in range(6)], []
     def fork():
-        if len(said) < 60: said.append(in_child(lambda: all(whole(m) for m in memories)))
+        if len(said) < 40: said.append(in_child(lambda: all(whole(m) for m in memories)))
     def make_and_drop():
         made = filled(n=10)
         del made
@@ -265,8 +273,8 @@ def test_forks_at_the_same_time_do_not_wait_for_each_other():
     def write(): [m.add(step_of(m.n_added)) for m in memories]
     begun = time.monotonic()
     with beside(fork, fork, fork, make_and_drop, write):
-        while len(said) < 60 and time.monotonic() < begun + 60: time.sleep(.01)
-    assert len(said) >= 60 and set(said)=={True}
+        while len(said) < 40 and time.monotonic() < begun + 60: time.sleep(.01)
+    assert len(said) >= 40 and set(said)=={True}
     assert all(m.check_valid() for m in memories)
 
 

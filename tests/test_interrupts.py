@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from fastrl_replay import memory as memory_module
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
@@ -111,8 +112,9 @@ def test_an_exception_at_every_line_of_a_write(sampler):
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fork')
-def test_a_fork_while_another_thread_draws():
+def test_a_fork_while_another_thread_draws(monkeypatch):
     "A child that inherits a taken lock would hang at its first call"
+    monkeypatch.setattr(memory_module, '_PATIENCE', 60.)               # the machine may be busy
     memory, stop = filled('proportional'), threading.Event()
     def draw():
         while not stop.is_set(): memory.sample(4)

@@ -16,7 +16,6 @@ from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.sequence import Sequence
-from fastrl_replay.samplers.uniform import Uniform
 
 
 class Told(NamedTuple):
@@ -209,7 +208,6 @@ def test_a_length_beside_a_writer(kind):
     other = copy.deepcopy(memory)
     for _ in range(30): writer(other, *KINDS[kind][:2])()
     states = memory.state_dict(), other.state_dict()
-    low, high = ReplayMemory(7), 0
     def load(): memory.load_state_dict(states[next(turns) % 2])
     turns = itertools.count()
     for works, least in (((write, write), 6), ((load,), 0)):
