@@ -341,14 +341,17 @@ def test_damaged_starts_name_their_file(killed, tmp_path):
         with pytest.raises(CheckpointError, match='starts.map'): make()
 
 
-def test_priorities_that_cannot_be_are_named_after_a_kill_too(tmp_path):
-    memory = filled(tmp_path, sampler=Proportional)
+@pytest.mark.parametrize('what', ['zeroed', 'negative'])
+@pytest.mark.parametrize('name,sampler', MAPS)
+def test_priorities_that_cannot_be_are_named_after_a_kill_too(name, sampler, what, tmp_path):
+    memory = filled(tmp_path, sampler=sampler)
     memory.flush()
     del memory
-    raw = np.fromfile(tmp_path/'priorities.map', np.float64)
-    raw[raw > 0] = -1.
-    raw.tofile(tmp_path/'priorities.map')
-    with pytest.raises(CheckpointError, match='priorities.map'): ReplayMemory.open(tmp_path)
+    raw = np.fromfile(tmp_path/name, np.float64)
+    raw[raw > 0] = 0. if what=='zeroed' else -1.
+    raw.tofile(tmp_path/name)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=name): ReplayMemory.open(tmp_path)
 
 
 # --- checksums --------------------------------------------------------------------------------------------------------
@@ -423,7 +426,7 @@ def test_links_that_change_later_are_no_damage(tmp_path, quick):
     "Streams, episodes, reopenings, corrections, chunks: a checksum never says that a right row is wrong"
     rng = np.random.default_rng(0)
     memory = ReplayMemory(50, Proportional(), path=tmp_path)
-    for k in range(400):
+    for _ in range(400):
         what, n = rng.integers(7), memory.n_added
         if what < 3: memory.add(make_step('simple', n))
         elif what==3: memory.extend([make_step('simple', n + i) for i in range(int(rng.integers(1, 70)))])

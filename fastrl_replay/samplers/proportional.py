@@ -119,6 +119,7 @@ class Proportional(Prioritized):
     eps: float
     normalize: str
     allocated = False                   # does the tree outlive the process?
+    was_empty = True                    # was there none in the bytes allocated for it?
 
     def __init__(self, alpha: float = .6, beta: Any = .4, eps: float = 1e-6, normalize: str = 'batch') -> None:
         self.adopt(self.check_options(alpha, beta, eps, normalize))
@@ -131,9 +132,16 @@ class Proportional(Prioritized):
         return dict(alpha=self._alpha, beta=schedule_state(self.beta), eps=self.eps, normalize=self.normalize)
     def new_arrays(self, max_sz, allocate):
         "Return an empty tree; in bytes that outlive the process, priorities stay until `recover` reads them"
-        tree = new_tree(max_sz, None if allocate is None else lambda nbytes: allocate('priorities', nbytes))
+        was_empty = True
+        def room(nbytes):
+            nonlocal was_empty
+            raw = allocate('priorities', nbytes)
+            was_empty = not raw[:64].view(np.float64)[LARGEST]
+            return raw
+        tree = new_tree(max_sz, None if allocate is None else room)
         return dict(tree=tree, flat=tree.reshape(-1), lows=new_lows(tree) if self.normalize=='memory' else NO_LOWS,
-                    lines=np.empty(0, np.int64), values=np.empty(0), allocated=allocate is not None)
+                    lines=np.empty(0, np.int64), values=np.empty(0), allocated=allocate is not None,
+                    was_empty=was_empty)
     def set_alpha(self, alpha):
         self._alpha = alpha
         if self.size: write_run(self.tree, self.lows, 0, self.size, alpha, self.priorities)
@@ -152,7 +160,9 @@ class Proportional(Prioritized):
         tree = kept.view(np.float64)[:8*(first + lines)].reshape(-1, 8)
         return tree[first + (slots >> 2), 4 + (slots & 3)], tree[0, LARGEST]
 
-    def kept(self): return self.priorities, self.largest
+    def kept(self):
+        if self.was_empty: self.tree[0, LARGEST] = 0.      # as it was found
+        return self.priorities, self.largest
     def rebuild(self, priorities, largest, first_id, n_added):
         lay_down(self.tree, self.lows, priorities, largest, self._alpha)
 

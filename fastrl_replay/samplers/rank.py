@@ -357,7 +357,7 @@ class RankBased(Prioritized):
     def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> Any:
         numbers = kept.view(np.float64)
         return numbers[_SLOTS + slots], numbers[_SEEN]
-    def kept(self): return self.own[_SLOTS:_SLOTS + self.size].copy(), float(self.own[_SEEN]) or 1.
+    def kept(self): return self.own[_SLOTS:_SLOTS + self.size].copy(), float(self.own[_SEEN])
     def rebuild(self, priorities, largest, first_id, n_added):
         births = np.empty(self.size, np.int64)
         births[np.arange(first_id, n_added) % self.capacity] = np.arange(self.size)
