@@ -88,7 +88,7 @@ class _Gaps:
         if self.of_stream[stream] > 2: self.n_closed += n
         if self.warned or self.n_windows < _FEW or 10*self.n_closed <= self.n_windows: return
         self.warned = True
-        warnings.warn(_GAPS.format(self.n_windows, self.n_closed))
+        warnings.warn(_GAPS.format(self.n_windows, self.n_closed), stacklevel=2)
 
 class _StepWindows:
     "The open windows of streams whose steps come one by one"
