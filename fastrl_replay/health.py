@@ -220,7 +220,7 @@ def reused_arrays(memory, rows) -> int:
 _BACK = 16                # rows of a stream among which that before a row is searched
 
 def _origins(rows, at):
-    "For each row of `at` the nearest of the rows before it in its stream with the number before; −1: none, or an end comes first"
+    "Return for each row of `at` the nearest row before it in its stream that has the number before; −1: none has"
     found, left, k, ends = np.full(len(at), -1), np.arange(len(at)), rows.before[at], rows.ends()
     for _ in range(_BACK if 'episode_n' in rows.columns else 1):
         here = (k >= 0) & ~ends[k]
@@ -322,8 +322,9 @@ _RULES = [     # when (a function of the numbers), and what to say
      'an episode\'s end, or let GymStepper step the environments'),
     (lambda o: o['n_wrong_ends'],
      '{n_wrong_ends:,} episodes end, after a jump, in the state in which the next one begins: an environment that '
-     'resets itself in the same step (SAME_STEP) has the last observation in info[\'final_obs\']; store that as next_state, '
-     'or let GymStepper step the environments. (Where it goes on after an end, as after a lost life, that is no error)'),
+     'resets itself in the same step (SAME_STEP) has the last observation in info[\'final_obs\']; store that as '
+     'next_state, or let GymStepper step the environments. (Where it goes on after an end, as after a lost life, '
+     'that is no error)'),
     (lambda o: o['n_reused'],
      '{n_reused:,} of {n_read:,} rows have the same state and next_state, and the next row begins elsewhere: '
      'both are one array, which the environment writes to; store copies, or let GymStepper step the environment'),
