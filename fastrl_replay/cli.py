@@ -224,11 +224,14 @@ def _run(o, learn, best):
     if o['goal'] is not None: _say(f'{not_}solved: {o["goal"]:g} {not_}reached {at} (best score: {best.score:.1f})')
     best.restore(learn)
 
-def _facts():
-    "When and on what a run ran"
+def _begun(o):
+    "Write config.json, and return what it holds: the options, when and on what the run began"
     versions = {k: version(k) for k in ('torch', 'numpy', 'numba', 'gymnasium')}
     versions |= dict(fastrl_replay=__version__, python=platform.python_version(), platform=platform.platform())
-    return dict(date=datetime.now(UTC).isoformat(timespec='seconds'), versions=versions)
+    facts = dict(arguments=o, date=datetime.now(UTC).isoformat(timespec='seconds'), versions=versions)
+    path = Path(o['out'])/'config.json'
+    with _writing(path.parent): _write(path, lambda p: p.write_text(json.dumps(facts, indent=1) + '\n'))
+    return facts
 
 def _curve(learn, best):
     "The learning curve as CSV. `at`: transitions stored, or batches for the loss, which is the mean of 100"
@@ -326,8 +329,7 @@ def _train(o):
     torch.set_num_threads(1)           # networks this small are slower on two
     seeds = _seeds(o['seed'])
     learn, best = _learner(o, env, seeds)
-    facts = dict(arguments=o) | _facts()
-    with _writing(out): _write(out/'config.json', lambda p: p.write_text(json.dumps(facts, indent=1) + '\n'))
+    facts = _begun(o)
     _run(o, learn, best)
     _say(f'evaluating the best weights: {o["episodes"]} episodes of at most {o["max_steps"]:,} steps')
     returns = learn.evaluate(best.env_id, o['episodes'], seeds['reported'])

@@ -419,7 +419,7 @@ def test_two_pipes_over_one_memory():
 @pytest.mark.parametrize('name,value', dict(max_sz=7, seed=0, replace=True, step=only(0), dedup='frames', path='x', sampler=Own()).items())
 def test_options_that_make_a_memory_are_refused_beside_one(name, value):
     with pytest.raises(TypeError, match=f'^{name}: '): ExperienceReplay([], memory=ReplayMemory(50), **{name: value})
-    with pytest.raises(TypeError, match='^sampler: '): PrioritizedReplay([], memory=ReplayMemory(50))
+    with pytest.raises(TypeError, match='^memory: '): PrioritizedReplay([], memory=ReplayMemory(50))
     assert ExperienceReplay([], memory=ReplayMemory(50), max_sz=50).memory.max_sz==50
 
 

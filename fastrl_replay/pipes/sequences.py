@@ -8,12 +8,17 @@ __all__ = ['SequenceReplay']
 # %% ../../nbs/3_lasting/09_sequence_replay.ipynb #c0a5f41c
 from typing import Any
 from .base import datapipe
-from .replay import ExperienceReplay
+from .replay import ExperienceReplay, refuse_options
 from ..samplers.proportional import Proportional
 from ..samplers.sequence import Sequence
 from ..samplers.uniform import Uniform
 
 # %% ../../nbs/3_lasting/09_sequence_replay.ipynb #ceae873b
+_INSTEAD = dict(
+    sampler='draws uniformly, or with alpha= by priorities; leave it out',
+    sequence='makes it from length, burn_in and stride; leave it out',
+    memory='makes its own memory; use experience_replay(memory=ReplayMemory(..., sequence=Sequence(...)))')
+
 @datapipe('sequence_replay')
 class SequenceReplay(ExperienceReplay):
     """`ExperienceReplay` whose batches are sequences of `length` steps (a `SequenceBatch`), which begin
@@ -25,8 +30,11 @@ class SequenceReplay(ExperienceReplay):
     def __init__(self, source_datapipe: Any, bs: int, max_sz: int, length: int, burn_in: int = 0,
                  stride: int | None = None, *, across_episodes: bool = False, pad: bool = True,
                  alpha: float | None = None, beta: Any = .4, eta: float = .9, replace: bool = False, **kw: Any) -> None:
+        kw = refuse_options('sequence_replay', kw, _INSTEAD)
         if alpha is not None and replace:
-            raise TypeError('replace: prioritized draws are always with replacement; leave it out')
+            raise TypeError('replace: with alpha, sequence_replay always draws with replacement; leave it out')
+        if alpha is None and beta!=.4:
+            raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
         sampler = Uniform(replace) if alpha is None else Proportional(alpha, beta)
         sequence = Sequence(length, burn_in, stride, across_episodes, pad, eta)
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)

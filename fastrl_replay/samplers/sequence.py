@@ -352,7 +352,8 @@ def consistent(rows: Any, starts: Any, size: int, n: int, sequence: Sequence) ->
     "Can these be the rows of a sampler with `size` filled slots, and its `n` starts?"
     if not all(isinstance(o, np.ndarray) and o.dtype==np.int32 for o in (rows, starts)): return False
     if rows.shape!=(size, 4) or starts.shape!=(n, 2): return False
-    inside = (rows[:, :2] < (sequence.length + 1, sequence.stride)).all() and (rows >= (-1 - sequence.length, 0, 0, -1)).all()
+    most, least = (sequence.length + 1, sequence.stride), (-1 - sequence.length, 0, 0, -1)
+    inside = (rows[:, :2] < most).all() and (rows >= least).all()
     slots, spans = starts.T
     inside = inside and ((slots >= 0) & (slots < size) & (spans > 0) & (spans <= sequence.length)).all()
     return bool(inside and (rows[:, PLACE] > 0).sum()==n and (rows[slots, PLACE]==np.arange(1, n + 1)).all())
