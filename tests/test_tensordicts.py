@@ -1,5 +1,5 @@
 "TensorDicts go into a memory and come out as they were, in TorchRL's layout, and TorchRL's own classes accept the buffer"
-import subprocess, sys
+import copy, pickle, subprocess, sys, threading
 
 import numpy as np
 import pytest
@@ -105,7 +105,7 @@ def test_streams_follow_trajectories_or_the_last_dimension():
     assert buffer.memory.next(range(6)).tolist() == [3, 4, 5, -1, -1, -1]
 
 
-@pytest.mark.parametrize('entry', ['next_thing', 'a__b', '_own', 'two words', 'class'])
+@pytest.mark.parametrize('entry', ['a__b', '_own', 'two words', 'class', ('before', 'next_thing'), ('before', 'reward')])
 def test_entries_that_could_not_be_read_backwards_are_refused(entry):
     buffer = ReplayBuffer(8)
     data = transitions(np.random.default_rng(0), 4)
@@ -116,6 +116,177 @@ def test_entries_that_could_not_be_read_backwards_are_refused(entry):
     with pytest.raises(TypeError, match='TensorDict with a batch size'): buffer.extend({'observation': torch.zeros(4)})
     with pytest.raises(ValueError, match='batch_size'): buffer.sample()
     assert len(buffer) == 4 and buffer.memory.check_valid() and len(buffer.extend(data[:0])) == 0
+
+
+@pytest.mark.parametrize('key', ['next_thing', 'next_next_thing', 'next_', ('next_info', 'x'), ('next_info', 'reward'), ('next', 'next_thing'),
+                                 ('next', 'next'), ('next', 'info', 'next_x'), ('info', 'next_x')])
+def test_keys_that_begin_with_next_come_out_as_they_were(key):
+    data = transitions(np.random.default_rng(0), 6)
+    data[key], data['next', 'thing'] = torch.rand(6, 2), torch.rand(6)
+    buffer = ReplayBuffer(6)
+    buffer.extend(data)
+    assert same(buffer[:].exclude('index'), data)
+    assert len(set(buffer.memory.layout.fields)) == len(list(data.keys(True, True)))
+
+
+def filled(max_sz, n, **options):
+    "A buffer with the first `n` of these transitions, and a list of them"
+    data = transitions(np.random.default_rng(0), n)
+    buffer = ReplayBuffer(max_sz, **options)
+    for k in range(0, n, 5): buffer.extend(data[k:k + 5])
+    return buffer, data
+
+
+@pytest.mark.parametrize('n', [7, 20, 33])
+def test_rows_by_number_slice_mask_ids_and_key(n):
+    buffer, data = filled(20, n)
+    size = min(n, 20)
+    slots = sorted(range(n - size, n), key=lambda k: k % 20)            # the id in each slot
+    assert same(buffer[:].exclude('index'), data[slots]) and buffer[:]['index'].tolist() == slots
+    for k in (0, 2, size - 1, -1, -size, np.int64(3)):
+        row = buffer[k]
+        assert row.batch_size == () and row['index'] == slots[k] and same(row.exclude('index'), data[slots[k]])
+    for k in (slice(2, 5), slice(None, None, -2), slice(-3, None)): assert same(buffer[k].exclude('index'), data[slots[k]])
+    mask = np.random.default_rng(1).random(size) < .5
+    for k in (mask, torch.from_numpy(mask), mask.tolist()): assert same(buffer[k].exclude('index'), data[torch.tensor(slots)[mask]])
+    assert len(buffer[np.zeros(size, bool)]) == 0
+    ids = [slots[1], slots[0], slots[1]]
+    for k in (ids, np.array(ids), torch.tensor(ids)): assert same(buffer[k].exclude('index'), data[ids])
+    assert same(buffer[torch.tensor(slots[1])].exclude('index'), data[slots[1]])
+    assert torch.equal(buffer['observation'], data['observation'][slots])
+    assert torch.equal(buffer['next', 'reward'], data['next', 'reward'][slots])
+    for k in (size, -size - 1):
+        with pytest.raises(IndexError, match=f'{size} slots are filled'): buffer[k]
+    with pytest.raises(IndexError, match=f'mask: expected {size}'): buffer[np.ones(size + 1, bool)]
+    with pytest.raises(KeyError): buffer['nothing']
+
+
+def test_storage_has_tensordicts():
+    buffer, data = filled(20, 33)
+    slots = sorted(range(13, 33), key=lambda k: k % 20)
+    rows = list(buffer.storage)
+    assert len(rows) == len(buffer.storage) == 20 and buffer.storage.max_size == 20
+    assert same(torch.stack(rows).exclude('index'), data[slots])
+    assert same(buffer.storage[3], buffer[3]) and same(buffer.storage.get(slice(2, 4)), buffer[2:4])
+    buffer.append_transform(lambda td: td.set('action', td['action'] + 7))
+    assert same(buffer.storage[:].exclude('index'), data[slots]), 'what is stored is not transformed'
+
+
+@pytest.mark.parametrize('sampler', [None, Proportional(alpha=1., beta=.5)])
+def test_an_emptied_buffer_is_like_a_new_one_that_draws_on(sampler):
+    buffer, data = filled(20, 33, sampler=sampler, seed=3, batch_size=8)
+    n_batches = 5
+    for _ in range(n_batches): buffer.update_tensordict_priority(buffer.sample().set('td_error', torch.full((8,), 9.)))
+    rng = buffer.memory.rng.get_state()
+    buffer.empty()
+    assert (len(buffer), buffer.write_count) == (0, 0) and list(buffer.storage) == [] and buffer.memory.check_valid()
+    with pytest.raises(ValueError, match='empty'): buffer.sample()
+    assert buffer.memory.rng.get_state() == rng and buffer.sampler.n_batches == n_batches
+    assert buffer.extend(data[:10]).tolist() == list(range(10))
+    if sampler is not None: assert buffer.sampler.priorities[:10].tolist() == [1.]*10 and buffer.sampler.alpha == 1.
+    assert same(buffer[:].exclude('index'), data[:10]) and (buffer.sample()['index'] < 10).all() and buffer.memory.check_valid()
+    buffer.empty(empty_write_count=False)
+    buffer.empty(empty_write_count=False)
+    assert len(buffer.extend(data)) == 33 and len(buffer) == 20 and buffer.write_count == 43
+
+
+def test_a_buffer_on_disk_is_not_emptied(tmp_path):
+    buffer, _ = filled(20, 8, path=tmp_path/'kept')
+    with pytest.raises(ValueError, match='another path'): buffer.empty()
+    assert len(buffer) == 8
+    buffer.memory.close()
+
+
+def test_a_priority_of_one_number_and_of_a_tensordict():
+    buffer, _ = filled(20, 8, sampler=Proportional(alpha=1., eps=0.), seed=0)
+    assert buffer.update_priority([1, 2], 3.) == 2 and buffer.update_priority(torch.tensor(4), torch.tensor([7.])) == 1
+    assert buffer.sampler.priorities[:8].tolist() == [1., 3., 3., 1., 7., 1., 1., 1.]
+    drawn = buffer.sample(4).set('td_error', torch.arange(1., 5.))
+    drawn['index'][:] = torch.tensor([0, 1, 2, 3])
+    assert buffer.update_priority(drawn) == 4
+    assert buffer.sampler.priorities[:4].tolist() == [1., 2., 3., 4.]
+    with pytest.raises(TypeError, match='priority: expected'): buffer.update_priority([1, 2])
+
+
+class Scaled(torch.nn.Module):
+    "Doubles observations where they are read, and halves them where they are written"
+    def forward(self, data): return data.set('observation', data['observation']*2)
+    def inv(self, data): return data.clone(False).set('observation', data['observation']/2)
+
+
+def test_transforms_apply_to_what_is_read_and_their_inverses_to_what_is_written():
+    buffer, data = filled(20, 10, transform=Scaled())
+    assert torch.equal(buffer.storage[:]['observation'], data['observation']/2)
+    drawn = buffer.sample(8)
+    assert torch.equal(drawn['observation'], data['observation'][drawn['index']])
+    assert buffer.append_transform(lambda td: td.set('seen', torch.full(td.shape, 'index' in td.keys()))) is buffer
+    buffer.append_transform(lambda td: td.set('action', td['action'] + 100), invert=True)         # only on what is written
+    assert buffer.add(data[0]) == 10 and torch.equal(buffer[10]['action'], data['action'][0] + 100)
+    assert same(buffer[10].select('observation'), data[0].select('observation'))
+    assert not buffer.sample(3)['seen'].any(), 'transforms see what was stored'
+    assert 'index' in buffer.sample(3).keys() and 'priority_weight' in buffer.sample(3).keys()
+    buffer.append_transform(lambda td: None, invert=True)
+    assert len(buffer.extend(data)) == 0 and len(buffer) == 11, 'a transform that keeps what it gets'
+    with pytest.raises(TypeError, match='transform: expected'): buffer.append_transform('double')
+
+
+def test_transforms_of_torchrl():
+    pytest.importorskip('torchrl', reason='TorchRL is not installed')
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+    from torchrl.envs.transforms import Compose, DoubleToFloat, RenameTransform, RewardScaling
+    made = [lambda: Compose(DoubleToFloat(in_keys=['observation'], in_keys_inv=['observation']), RewardScaling(1., 3., in_keys=[('next', 'reward')])),
+            lambda: RenameTransform(in_keys=['observation', ('next', 'observation')], out_keys=['seen', ('next', 'seen')])]
+    data = transitions(np.random.default_rng(0), 12)
+    for make in made:
+        ours, theirs = ReplayBuffer(20, transform=make()), TensorDictReplayBuffer(storage=LazyTensorStorage(20), transform=make())
+        for o in (ours, theirs): o.extend(data.clone())
+        assert same(ours[:].exclude('index'), theirs[:].exclude('index'))
+        assert set(ours.sample(4).exclude('_weight', 'priority_weight').keys(True, True)) == set(theirs.sample(4).keys(True, True))
+
+
+@pytest.mark.parametrize('sampler', [None, Proportional()])
+def test_prefetched_batches_are_those_drawn_by_the_caller(sampler):
+    buffer, data = filled(20, 20, sampler=copy.deepcopy(sampler), seed=1, batch_size=6, prefetch=3)
+    twin = filled(20, 20, sampler=copy.deepcopy(sampler), seed=1, batch_size=6)[0]
+    for _ in range(30): assert same(buffer.sample(), twin.sample())
+    again = pickle.loads(pickle.dumps(buffer))
+    found = again.sample()
+    assert same(found.exclude('index', '_weight', 'priority_weight'), data[found['index']])
+    assert len(buffer.sample(7)) == 7 and len(buffer.sample()) == 6, 'another size is drawn when it is asked for'
+    buffer.empty()
+    with pytest.raises(ValueError, match='empty'): buffer.sample()
+    buffer.extend(data[:4])
+    assert (buffer.sample()['index'] < 4).all(), 'nothing drawn before'
+    with pytest.raises(ValueError, match='batch_size: expected a number'): ReplayBuffer(20, prefetch=2)
+    with pytest.raises(ValueError, match='prefetch'): ReplayBuffer(20, batch_size=2, prefetch=-1)
+
+
+def test_transforms_run_in_the_thread_that_prefetches():
+    names = []
+    def named(td):
+        names.append(threading.current_thread().name)
+        return td
+    buffer, _ = filled(20, 20, batch_size=4, prefetch=2, transform=named)
+    for _ in range(5): buffer.sample()
+    buffer[:]
+    assert threading.current_thread().name not in names[:5] and names[-1] == threading.current_thread().name
+    def fails(td): raise KeyError('no such entry')
+    buffer, _ = filled(20, 20, batch_size=4, prefetch=2, transform=fails)
+    for _ in range(4):
+        with pytest.raises(KeyError, match='no such entry'): buffer.sample()
+
+
+def test_batches_are_pinned_where_there_is_a_device(monkeypatch):
+    if not torch.cuda.is_available():
+        with pytest.warns(UserWarning, match='pin_memory: this torch finds no CUDA device'): buffer, _ = filled(20, 20, pin_memory=True)
+        assert len(buffer.sample(4)) == 4
+    pinned = []
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(TensorDict, 'pin_memory', lambda self: pinned.append(self) or self)
+    buffer, _ = filled(20, 20, pin_memory=True, batch_size=4, prefetch=1)
+    found = buffer.sample()
+    assert any(o is found for o in pinned) and 'index' in found.keys()
+    assert buffer[3] is pinned[-1]
 
 
 def test_saved_and_continued(tmp_path):
