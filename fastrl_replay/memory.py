@@ -45,13 +45,12 @@ def locked(method: Callable[P, T]) -> Callable[P, T]:
             except RuntimeError: pass                        # interrupted before it was taken
     return run
 
-
 # %% ../nbs/1_memory/15_memory.ipynb #5c0e9b3d
 _ELSEWHERE = 'this memory is in another process: iterate the replay in the process that made it'
-_INHERITED = ('this memory was made before this process was forked, and what is written here would not reach the process '
-              'that made it: write to it there, or to a copy.deepcopy of it; reading works here too')
-_BUSY = ('another thread was using this memory while this process was forked, for longer than a second, so what is here '
-         'may be half-written: use it in the process that made it, or fork when no call is under way')
+_INHERITED = ('this memory was made before this process was forked, so what is written here would not reach the '
+              'process that made it: write to it there, or to a copy.deepcopy of it; reading works here too')
+_BUSY = ('another thread was using this memory while this process was forked, for longer than a second, so what '
+         'is here may be half-written: use it in the process that made it, or fork when no call is under way')
 
 class _Gone:
     "Replaces the storage and the sampler of a memory that can no longer be used"
@@ -67,30 +66,31 @@ def _living(): return [o for ref in _memories.valuerefs() if (o := ref()) is not
 
 class _Forks(threading.local):
     "The forks that a thread has begun: of each, the memories, and whether it has got their locks"
-    def __init__(self): self.begun = []
+    def __init__(self) -> None: self.begun: list[dict] = []
     def end(self): return self.begun.pop() if self.begun else {}
 _forks = _Forks()
 
 def _before_fork():
     "Wait until no other thread is in the middle of a call"
-    got, end = {}, time.monotonic() + _IN_ALL
+    got: dict[Any, bool] = {}
+    end = time.monotonic() + _IN_ALL
     _forks.begun.append(got)
     for memory in _living():
         if memory._room.durable: continue                    # of no use in a child anyway
         got[memory] = False
         got[memory] = memory.lock.acquire(timeout=max(0., min(_PATIENCE, end - time.monotonic())))
 
-def _after_fork_in_parent():
+def _in_parent():
     for memory in _forks.end():
         try: memory.lock.release()
         except RuntimeError: pass                            # not got, or interrupted before
 
-def _after_fork_in_child():
+def _in_child():
     got = _forks.end()
     for memory in _living(): memory._after_fork(got.get(memory, False))
 
 if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 # %% ../nbs/1_memory/15_memory.ipynb #77ab4af5
 def as_chunk(chunk, step_type=None) -> Any:
@@ -582,7 +582,8 @@ class ReplayMemory:
         self._catch_up()
         state = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(),
                      sampler=self._sampler.get_state(), options=self._options)
-        return state, Rows(self.first_id, self.n_added, self._ask(operator.attrgetter('get_state'), None), self._known)
+        get: Any = None if self._storage is None else self._storage.get_state
+        return state, Rows(self.first_id, self.n_added, get, self._known)
 
     @locked
     def restore(self, state: dict, pieces: Any) -> None:
@@ -786,3 +787,4 @@ class ReplayMemory:
         if isinstance(self._storage, _Gone): return f'ReplayMemory(closed, {self.max_sz:,} slots)'
         steps = '' if self.layout is None else f' {self.layout.step_type.__name__}s of {self.bytes_in_words()}'
         return f'ReplayMemory({len(self):,} of {self.max_sz:,}{steps}; {self.told_how()}; {self._sampler.name})'
+

@@ -9,6 +9,7 @@ __all__ = ['LOOSE', 'FLAGS', 'BITS', 'Transition', 'SimpleStep', 'Leaf', 'shown'
 
 # %% ../nbs/1_memory/02_steps.ipynb #16625101
 import copyreg
+import math
 import struct
 from collections import namedtuple
 from collections.abc import Callable
@@ -227,10 +228,8 @@ _FLAG_OF = {0: False, 1: True}           # for numbers of all types: equal ones 
 def as_number(name: str, v) -> float:
     "Return `v`, a number or an array or tensor of one, as a float; else a `TypeError` that names it"
     if v.__class__ in _NUMBERS: return float(v)
-    try:
-        a, bits = as_array(name, v)
-        if a.size==1 and a.dtype.kind!='c': return float((a if bits is None else _float_of(a, bits)).item())
-    except (TypeError, ValueError): pass
+    n = v.item() if isinstance(v, (np.ndarray, torch.Tensor)) and math.prod(v.shape)==1 else v
+    if isinstance(n, (int, float)): return float(n)
     raise TypeError(f'{name}: expected one number, got {shown(v)}')
 _FLOATS = {'f2': (float, np.float16), 'f4': (float, np.float16, np.float32),
            'f8': (float, np.float16, np.float32, np.float64)}
@@ -255,6 +254,7 @@ class Fitter:
     def __init__(self, leaf):
         self.leaf, self.types, self.dtypes = leaf, _exact_types(leaf), _safe_dtypes(leaf)
         self.shape, self.dtype = leaf.shape, leaf.dtype if leaf.bits_of is None else None
+        self.flag = leaf.flag and not leaf.shape
         self.number = leaf.shape==() and leaf.dtype.kind!='c'
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
@@ -265,7 +265,7 @@ class Fitter:
             if v.dtype is self.dtype and v.shape==self.shape: return self.take(v)
             if v.ndim==0: v = v[()]
         if v.__class__ in self.types: return v
-        if self.leaf.flag and v.__class__ in _NUMBERS and v in _FLAG_OF: return _FLAG_OF[v]
+        if self.flag and v.__class__ in _NUMBERS and v in _FLAG_OF: return _FLAG_OF[v]
         return self.take(encode(self.leaf, v))
 
     def one(self, v) -> Any:
@@ -386,8 +386,9 @@ class Layout:
         """Return the layout of an example step, in which flags are bool and `next_state` is like `state`;
         a `TypeError` or `ValueError` names what can't be stored"""
         layout = cls.as_is(step).strict
-        for leaf in layout.leaves:
-            if leaf.flag: encode(leaf, getattr(step, leaf.name))
+        for f in FLAGS:
+            v = getattr(step, f, False)
+            if not isinstance(v, (bool, np.bool_)): encode(layout.leaves[layout.leaf(f)], v)
         return layout
 
     @classmethod

@@ -346,8 +346,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler = self.memory.sampler
         if sampler.n_batches==100 and (sampler.priorities==sampler.largest).all():
             warnings.warn('PrioritizedReplayBuffer: after 100 batches no priority has been updated, so all are equal: '
-                          'put Prioritized before the algorithm, as in PrioritizedDQN, or call update_priorities of the '
-                          'samples', stacklevel=2)
+                          'put Prioritized before the algorithm, as in PrioritizedDQN, or call update_priorities of '
+                          'the samples', stacklevel=2)
         return samples
 
 # %% ../../nbs/6_elsewhere/01_sb3.ipynb #9d3e64a0
@@ -376,7 +376,10 @@ class Targets(torch.Tensor):
 class Feedback:
     """Stands in for a `PrioritizedReplayBuffer` in an algorithm's `train`: it weights the gradients of each batch, and
     sends the batch's TD errors back when the next one is drawn, or by `send`"""
-    def __init__(self, buffer: Any) -> None: self.buffer, self.samples, self.errors = buffer, None, []
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.samples: Any = None                        # drawn last
+        self.errors: list[torch.Tensor] = []            # of each comparison of this batch
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         "Return the buffer's samples, with rewards that are `Targets`"

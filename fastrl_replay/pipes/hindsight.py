@@ -14,8 +14,9 @@ import torch
 from ..batch import Batch, first_row
 from ..kernels import kernel
 from ..memory import as_chunk
-from .base import datapipe
-from .replay import ExperienceReplay
+from .base import datapipe, upstream
+from .n_step import NStep
+from .replay import ExperienceReplay, refuse_options
 from ..samplers.base import as_ids, check_number
 from ..samplers.rng import below_of, load, words_of
 from ..steps import Layout, as_array, encode, shown
@@ -199,6 +200,9 @@ def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: C
     return HindsightBatch.of_batch(batch, torch.from_numpy(flags))
 
 # %% ../../nbs/3_lasting/10_hindsight.ipynb #fe9d4f93
+_N_STEP = ('hindsight: expected single steps, got n-step transitions (they have a field discount): their rewards '
+           'depend on several achieved goals and can\'t be computed again; leave out n_step')
+
 @datapipe('hindsight_replay')
 class HindsightReplay(ExperienceReplay):
     """`ExperienceReplay` of steps with goals. In each batch round(bs·k/(k+1)) random rows get another
@@ -217,13 +221,17 @@ class HindsightReplay(ExperienceReplay):
         if not callable(compute_reward):
             got = f'{type(compute_reward).__name__} {shown(compute_reward)}'
             raise TypeError(f'compute_reward: expected a function of (achieved, desired, info), got {got}')
+        instead = 'draws single steps, whose goals it replaces; use sequence_replay for sequences'
+        kw = refuse_options('hindsight_replay', kw, dict(sequence=instead))
         if strategy not in STRATEGIES:
             raise ValueError(f'strategy: expected one of {STRATEGIES}, got {strategy!r}')
         self.compute_reward, self.compute_terminated = compute_reward, compute_terminated
         self.k, self.strategy, self.goal, self.achieved = check_number('k', k), strategy, goal, achieved
         super().__init__(source_datapipe, **kw)
-        lacking = [o for o in ('previous', 'fetch', 'lock', 'rng', 'draws') if not hasattr(self.memory, o)]
+        lacking = [o for o in ('previous', 'fetch', 'lock', 'rng', 'draws', 'sampler') if not hasattr(self.memory, o)]
         if lacking: raise TypeError(f'memory: expected a ReplayMemory, got one without {", ".join(lacking)}')
+        if self.memory.sampler.sequence is not None: raise TypeError(f'memory: hindsight_replay {instead}')
+        if any(isinstance(o, NStep) for o in upstream(source_datapipe)): raise ValueError(_N_STEP)
         self.index, self._checked = EpisodeIndex(self.memory), None
         self._check(self.memory.layout)
 
@@ -232,9 +240,7 @@ class HindsightReplay(ExperienceReplay):
         if layout is self._checked: return
         found, numbers = {o.path: o for o in layout.leaves}, ('reward', 'terminated')
         if 'discount' in layout.fields:
-            raise ValueError('hindsight: expected single steps, got n-step transitions (they have a field discount): '
-                             'their rewards depend on several achieved goals and can\'t be computed again; '
-                             'leave out n_step')
+            raise ValueError(_N_STEP)
         for field, part in (('state', self.goal), ('next_state', self.goal), ('next_state', self.achieved)):
             if (field, part) in found: continue
             raise ValueError(f'hindsight: expected steps whose {field} is a dict with {part!r}, got {layout}; '

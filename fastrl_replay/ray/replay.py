@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 import torch
 from ..batch import Batch, stream_numbers
+from ..memory import ReplayMemory
 from ..steps import whole_number
 from ..pipes.actors import ActorError, Task, check_upstream, renumbered
 from ..pipes.base import (IterDataPipe, Resumable, become_actor, datapipe, pickled_state,
                                       refuse_worker, upstream)
-from ..pipes.replay import ExperienceReplay, batches_due
+from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .pusher import RayPusher
@@ -155,6 +156,7 @@ class RayReplay(ExperienceReplay):
         self.memory.deferred = True
 
     def _make_memory(self, max_sz, replace, seed, sampler, options):
+        options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
         self._check_slack(options['shards'])
         return RayMemory(max_sz=max_sz, sampler=sampler, seed=seed, closed=self.limited, **options)
     def _check_slack(self, shards):

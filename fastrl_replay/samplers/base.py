@@ -336,7 +336,7 @@ class Prioritized(Sampler):
     write: Any  # (ids, values, first_id, n_added, fresh): ids changed, stale entries; or −1
     set_alpha: Any          # (alpha)
     set_largest: Any        # (priority): the largest seen so far
-    kept: Any               # (): the priorities that outlived a process, and the largest seen
+    kept: Any               # (): the priorities that outlived a process, and the largest seen (0: none)
     rebuild: Any            # (priorities, largest, first_id, n_added): everything else from these
 
     @property
@@ -386,7 +386,8 @@ class Prioritized(Sampler):
         priorities, largest = self.kept()
         if not (largest < np.inf and ((priorities >= 0) & (priorities < np.inf)).all()):
             raise ValueError('priorities: damaged: some are negative or not finite')
-        largest = max(largest, priorities.max(initial=0.))
+        if told and not largest: raise ValueError('priorities: damaged: none is there')
+        largest = max(largest or 1., priorities.max(initial=0.))
         priorities[np.arange(max(told, first_id), n_added) % self.capacity] = largest
         self.rebuild(priorities, largest, first_id, n_added)
 
