@@ -70,6 +70,12 @@ def test_all_else_is_refused_by_name(value, options, tmp_path):
     made.close()
 
 
+def test_an_example_is_checked_too():
+    for wrong in (step(terminated=.5), step(truncated=np.zeros(8)), step(terminated=None)):
+        for ask in (lambda: ReplayMemory(5, step=wrong), lambda: Layout.of(wrong), lambda: ReplayMemory.estimate(wrong, 5)):
+            with pytest.raises((ValueError, TypeError), match='terminated|truncated'): ask()
+
+
 def test_what_it_expects_and_what_to_do():
     memory = ReplayMemory(10)
     with pytest.raises(ValueError, match=r'terminated: expected True, False, 0 or 1, got float64 0.5; a flag says yes or no'): memory.add(step(terminated=.5))

@@ -296,10 +296,10 @@ def test_an_answer_that_is_no_flag_is_refused():
     batch, rows, goals = replay.memory.sample(10), np.arange(8), np.ones((8, 2), np.float32)
     before, old = batch.terminated.clone(), batch.state['desired_goal'].clone()
     for wrong in (np.full(8, .7), np.arange(8), np.full(8, -1)):
-        with pytest.raises(ValueError, match='terminated: expected True, False, 0 or 1'): relabel(batch, rows, goals, reached, lambda a, d, i: wrong)     # noqa: B023
+        with pytest.raises(ValueError, match='terminated: expected True, False, 0 or 1'): relabel(batch, rows, goals, reached, lambda a, d, i: wrong)
     assert (batch.terminated == before).all() and (batch.state['desired_goal'] == old).all()
     for kind in (bool, int, np.float32):
-        made = relabel(batch, rows, goals, reached, lambda a, d, i: (np.arange(8) % 2).astype(kind))     # noqa: B023
+        made = relabel(batch, rows, goals, reached, lambda a, d, i: (np.arange(8) % 2).astype(kind))
         assert made.terminated[:8].tolist() == [False, True]*4 and made.terminated.dtype is torch.bool
 
 
