@@ -273,6 +273,8 @@ def test_what_is_not_of_this_library_is_asked_for():
                 dict(kind='RankBased', options={'beta': {'name': 'LinearSchedule', 'start': 1}}),
                 dict(kind='RankBased', options={'beta': {}}), dict(kind='ERE', options={'c_min': 2**70})):
         with pytest.raises(ValueError): sampler_from(bad)
+    for bad in (dict(alpha=.7, beta=.4), dict(alpha=.6, gone=1), 3):
+        with pytest.raises(ValueError, match='^sampler.*: the saved one has'): sampler_from(dict(kind='Proportional', options=bad), Proportional())
 
 
 # ---- a user's own probabilities

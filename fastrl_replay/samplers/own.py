@@ -107,7 +107,8 @@ def sampler_from(plain: Any, given: Any = None) -> Sampler:
     if given is not None:
         sampler = as_sampler(given)
         if sampler.kind!=kind: raise ValueError(f'sampler: the saved one is a {kind!s:.60}, got a {sampler.kind}')
-        for name, old, new in differences(options, sampler.options(), ('sampler',)):
+        mine, saved = sampler.options(), options if isinstance(options, dict) else dict(options=options)
+        for name, old, new in differences(mine | saved, mine, ('sampler',)):         # of all that was saved
             raise ValueError(f'{name}: the saved one has {old!r:.60}, got {new!r:.60}; '
                              'pass one with the same options, and change them after loading')
         return sampler
