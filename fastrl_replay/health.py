@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Newest', 'Linked', 'Counted', 'layout_of', 'newest', 'not_finite', 'episode_returns', 'ids_in', 'stored_priorities',
-           'trial_draws', 'stored_resets', 'Health', 'memory_health']
+           'trial_draws', 'stored_resets', 'wrong_ends', 'reused_arrays', 'torn_streams', 'Health', 'memory_health']
 
 # %% ../nbs/5_looking/02_health.ipynb #02de6063
 import copy, html
@@ -131,35 +131,118 @@ def trial_draws(memory, n=20_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ids_in(memory, slots).ravel(), probs.ravel(), weights.ravel()
 
 # %% ../nbs/5_looking/02_health.ipynb #54b2c706
-def stored_resets(memory, rows) -> int:
-    "Return how many of `rows` (a `Newest`) lead from the end of an episode to the beginning of the next"
-    layout = layout_of(memory)
-    ends, names = rows.ends(), layout.fields
-    fields = next(([o, f'next_{o}'] for o in ('state', 'obs', 'observation') if {o, f'next_{o}'} <= {*names}), None)
-    if ends is None or fields is None or 'discount' in names: return 0
-    zero = rows.columns.get('reward', np.zeros(len(ends)))==0
-    follows = (rows.before >= 0) & ends[np.maximum(rows.before, 0)]
-    idle = follows & zero & ~ends
-    if follows.sum() < 5 or idle.sum() < .9*follows.sum(): return 0
-    most = int(np.clip(_BYTES // 16 // _nbytes(layout, fields), 9, 4096))
-    after, rest = (a[_evenly(0, len(a) - 1, min(most, len(a)))] for a in map(np.flatnonzero, (idle, ~follows)))
-    began, went = _read(memory, rows.ids[after], fields)
-    _, ended = _read(memory, rows.ids[rows.before[after]], fields)
-    if [a.shape for a in began]!=[a.shape for a in ended]: return 0
-    mixed = np.random.default_rng(0).permutation(len(after))
-    own, other = (_apart(began, o)==0 for o in (ended, [a[mixed] for a in ended]))
-    usual = _apart(*_read(memory, rows.ids[rest], fields))
-    unpaid = zero[rest].mean() < .01 and np.ptp(usual) > 0
-    stands_out = unpaid or np.median(_apart(began, went)) > 2*np.median(usual)
-    clear = own.mean() > .9 and other.mean() < .5 and stands_out
-    return round(own.mean()*idle.sum()) if clear else 0
+class _Seen:
+    "The states before and after rows of a memory; of so few at a time that they take little room"
+    def __init__(self, memory, rows):
+        self.memory, self.ids, layout = memory, rows.ids, layout_of(memory)
+        names, pairs = {*layout.fields}, [[o, f'next_{o}'] for o in ('state', 'obs', 'observation')]
+        self.fields: Any = next((o for o in pairs if names.issuperset(o)), None)
+        if self.fields is None or rows.ends() is None or 'discount' in names: self.most = 0
+        else: self.most = int(np.clip(_BYTES // 16 // _nbytes(layout, self.fields), 9, 4096))
+        shapes = [[leaf.shape for leaf in layout.select([o]).leaves] for o in self.fields or ()]
+        if self.most and shapes[0]!=shapes[1]: self.most = 0         # 0: there is nothing to compare
+    def some(self, which):
+        "Where `which` (bool) is true: all places, or enough of them"
+        at = np.flatnonzero(which)
+        return at[_evenly(0, len(at) - 1, min(self.most, len(at)))]
+    def states(self, at):
+        "The states and the next states of the rows at these places"
+        return [tree_leaves(v) for v in self.memory.fetch(self.ids[at], fields=self.fields).numpy()]
 
-def _read(memory, ids, fields):
-    return [tree_leaves(v) for v in memory.fetch(ids, fields=fields).numpy()]
 def _apart(some, others):
     "How far apart the rows of some arrays and of others are: the sum of all differences"
     def apart(a, b): return np.abs(np.subtract(a, b, dtype=np.result_type(a, np.float32)))
     return sum(apart(a, b).reshape(len(a), -1).sum(1) for a, b in zip(some, others))
+
+def _after_end(rows):
+    "Which rows come after the end of an episode (bool)"
+    return (rows.before >= 0) & rows.ends()[np.maximum(rows.before, 0)]
+
+def _share_alike(began, ended):
+    "The share of rows in which both states are the same; 0 if it is below .9, or rows put together at random are too"
+    mixed = np.random.default_rng(0).permutation(len(began[0]))
+    own, other = ((_apart(began, o)==0).mean() for o in (ended, [a[mixed] for a in ended]))
+    return own if own > .9 and other < .5 else 0.
+
+def stored_resets(memory, rows) -> int:
+    "Return how many of `rows` (a `Newest`) lead from the end of an episode to the beginning of the next"
+    seen = _Seen(memory, rows)
+    if not seen.most: return 0
+    zero, follows = rows.columns.get('reward', np.zeros(len(rows.ids)))==0, _after_end(rows)
+    idle = follows & zero & ~rows.ends()
+    if follows.sum() < 5 or idle.sum() < .9*follows.sum(): return 0
+    after, rest = seen.some(idle), seen.some(~follows)
+    began, went = seen.states(after)
+    share, usual = _share_alike(began, seen.states(rows.before[after])[1]), _apart(*seen.states(rest))
+    unpaid = zero[rest].mean() < .01 and np.ptp(usual) > 0
+    clear = unpaid or np.median(_apart(began, went)) > 2*np.median(usual)
+    return round(share*idle.sum()) if clear else 0
+
+# %% ../nbs/5_looking/02_health.ipynb #7fcda8b0
+def _leap(pairs, usual):
+    "Do most of the numbers in a state, of those that move, go further than usual, by far?"
+    def moves(some, others):
+        apart = [np.abs(np.subtract(a, b, dtype=np.result_type(a, np.float32))) for a, b in zip(some, others)]
+        return np.concatenate([o.reshape(len(o), -1) for o in apart], 1)
+    far, (half, most) = np.median(moves(*pairs), 0), np.quantile(moves(*usual), (.5, .75), 0)
+    near = np.maximum(2*half, most)
+    moving = np.maximum(far, near) > 0
+    return moving.any() and (far > near)[moving].mean() > .6
+
+def wrong_ends(memory, rows) -> int:
+    "Return how many episodes in `rows` (a `Newest`) end in the state in which the next one begins, after a jump"
+    seen, first = _Seen(memory, rows), _after_end(rows) if rows.ends() is not None else np.zeros(0, bool)
+    if not seen.most or first.sum() < 5 or rows.ends().all(): return 0
+    at = seen.some(first)
+    last = seen.states(rows.before[at])
+    share = _share_alike(seen.states(at)[0], last[1])
+    return round(share*first.sum()) if share and _leap(last, seen.states(seen.some(~rows.ends()))) else 0
+
+# %% ../nbs/5_looking/02_health.ipynb #9b7be37a
+def _goes_on(rows, at, k):
+    "Do the rows `at` have the number after that of the rows `k`, in the same episode (bool)?"
+    step, episode = (rows.columns.get(o) for o in ('step_n', 'episode_n'))
+    if step is None: return np.zeros(len(at), bool)
+    return (step[at]==step[k] + 1) & (True if episode is None else episode[at]==episode[k])
+
+def reused_arrays(memory, rows) -> int:
+    "Return how many of `rows` (a `Newest`) have the same two states, although the next row begins elsewhere"
+    seen = _Seen(memory, rows)
+    at = seen.some((rows.before >= 0) & ~_after_end(rows)) if seen.most else ()
+    if len(at) < 5: return 0
+    began, went = seen.states(at)
+    same = _apart(began, went)==0
+    moved = _apart(began, seen.states(rows.before[at])[1]) > 0
+    clear = moved.mean() > .1 or (moved & _goes_on(rows, at, rows.before[at])).sum() >= 5
+    return round(same.mean()*len(rows.ids)) if clear and 100*(~same).mean() <= moved.mean() else 0
+
+# %% ../nbs/5_looking/02_health.ipynb #59019e6e
+_BACK = 16                # rows of a stream among which that before a row is searched
+
+def _origins(rows, at):
+    "Return for each row of `at` the nearest row before it in its stream that has the number before; −1: none has"
+    found, left, k, ends = np.full(len(at), -1), np.arange(len(at)), rows.before[at], rows.ends()
+    for _ in range(_BACK if 'episode_n' in rows.columns else 1):
+        here = (k >= 0) & ~ends[k]
+        left, k = left[here], k[here]
+        if not len(left): break
+        fits = _goes_on(rows, at[left], k)
+        found[left[fits]] = k[fits]
+        left, k = left[~fits], rows.before[k[~fits]]
+    return found
+
+def torn_streams(memory, rows) -> int:
+    "Return how many of `rows` (a `Newest`) do not begin where the row before them in their stream ended; 0: few"
+    seen = _Seen(memory, rows)
+    if not seen.most or 'step_n' not in rows.columns: return 0
+    linked = (rows.before >= 0) & (rows.columns['step_n'] > 0)
+    looked_at = seen.some(linked)
+    origin = _origins(rows, looked_at)
+    at, origin = looked_at[origin >= 0], origin[origin >= 0]
+    if not len(at): return 0
+    apart = _apart(seen.states(at)[0], seen.states(origin)[1])
+    wrong = np.where(origin==rows.before[at], apart > 0, apart==0).sum()
+    return round(wrong/len(looked_at)*linked.sum()) if wrong >= 5 and wrong > .1*len(looked_at) else 0
 
 # %% ../nbs/5_looking/02_health.ipynb #c7abf993
 _NAN = float('nan')
@@ -197,7 +280,13 @@ def _row_numbers(memory):
     return ended | dict(reward_min=reward.min(), reward_mean=_mean(reward), reward_max=reward.max(),
                         reward_zero_share=_share(reward==0, reward), n_episodes=len(returns),
                         return_mean=_mean(returns), n_looked_at=looked, not_finite=bad, n_read=len(rows.ids),
-                        one_length=_one_length(rows.columns), n_stored_resets=stored_resets(memory, rows))
+                        one_length=_one_length(rows.columns), **_wrong_rows(memory, rows))
+
+def _wrong_rows(memory, rows):
+    "How many rows are what a loop stores that is written wrongly, by the name of the mistake"
+    resets, reused = stored_resets(memory, rows), reused_arrays(memory, rows)
+    return dict(n_stored_resets=resets, n_wrong_ends=0 if resets else wrong_ends(memory, rows),
+                n_reused=reused, n_torn=0 if reused else torn_streams(memory, rows))       # one name for one mistake
 
 def _one_length(columns):
     "The length of the stored episodes, if ten or more terminated, all equally long; else NaN"
@@ -230,7 +319,20 @@ _RULES = [     # when (a function of the numbers), and what to say
     (lambda o: o['n_stored_resets'],
      '{n_stored_resets:,} of {n_read:,} rows were stored while a vector environment reset itself: each '
      'begins in the state in which the episode before it ended, and leads to a new one; drop the row after '
-     'an episode\'s end, or let GymStepper step the environments')]
+     'an episode\'s end, or let GymStepper step the environments'),
+    (lambda o: o['n_wrong_ends'],
+     '{n_wrong_ends:,} episodes end, after a jump, in the state in which the next one begins: an environment that '
+     'resets itself in the same step (SAME_STEP) has the last observation in info[\'final_obs\']; store that as '
+     'next_state, or let GymStepper step the environments. (Where it goes on after an end, as after a lost life, '
+     'that is no error)'),
+    (lambda o: o['n_reused'],
+     '{n_reused:,} of {n_read:,} rows have the same state and next_state, and the next row begins elsewhere: '
+     'both are one array, which the environment writes to; store copies, or let GymStepper step the environment'),
+    (lambda o: o['n_torn'],
+     '{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended, although step_n '
+     'goes on: do several sources, or threads, have the same env_id? Give each stream one of its own, as '
+     'GymStepper(…, first_env_id=…) does. (Observations that noise or crops change before they are stored '
+     'differ in all rows, and that is no error)')]
 
 class Health(dict[str, Any]):
     "A dict that is shown as lines, the warnings first"

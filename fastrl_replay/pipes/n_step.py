@@ -80,7 +80,9 @@ class _Gaps:
     def __init__(self):
         self.warned = False
         self.begin()
-    def begin(self): self.n_windows, self.n_closed, self.of_stream = 0, 0, Counter()
+    def begin(self):
+        self.n_windows, self.n_closed = 0, 0
+        self.of_stream: Counter[int] = Counter()
     def note(self, stream, n):
         "A gap in `stream` has closed `n` windows. The first two may be new beginnings: of a run, after an error"
         if self.n_windows > _MANY: self.begin()
@@ -88,7 +90,7 @@ class _Gaps:
         if self.of_stream[stream] > 2: self.n_closed += n
         if self.warned or self.n_windows < _FEW or 10*self.n_closed <= self.n_windows: return
         self.warned = True
-        warnings.warn(_GAPS.format(self.n_windows, self.n_closed))
+        warnings.warn(_GAPS.format(self.n_windows, self.n_closed), stacklevel=2)
 
 class _StepWindows:
     "The open windows of streams whose steps come one by one"
