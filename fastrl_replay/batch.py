@@ -340,7 +340,10 @@ def _from_block(layout, n, raw, n_drawn, known):
 
 # A compiled function doesn't trace how layouts are made: it has the one that belongs to the columns' shapes and dtypes
 
-def _kind(t): return partial(torch.zeros, tuple(t.shape[1:]), dtype=t.dtype)
+_NUMPY: dict = {_torch_dtype(np.dtype(c)): np.dtype(c) for c in '?bhilBHILefdFD'}
+
+def _kind(t): return partial(_zeros, tuple(t.shape[1:]), t.dtype)
+def _zeros(shape, dtype): return np.zeros(shape, _NUMPY[dtype]) if dtype in _NUMPY else torch.zeros(shape, dtype=dtype)
 
 @torch.compiler.assume_constant_result
 def _with_field(layout, field, kinds): return layout.with_field(field, tree_map(lambda make: make(), kinds))

@@ -121,6 +121,20 @@ def test_beta_rises_over_the_run(args, betas, tmp_path):
     assert n == 150 and (beta(0), beta(n)) == betas and beta(75) == pytest.approx(sum(betas)/2)
 
 
+def test_a_compiled_run(tmp_path, capfd, monkeypatch):
+    made, whole = [], torch.compile
+    monkeypatch.setattr(torch, 'compile', lambda f, **kw: made.append(f) or whole(f, backend='eager', **kw))
+    run = inside(capfd, 'train', '--compile', '--out', tmp_path, '--checkpoint_every', '50', *SHORT)
+    assert (run.returncode, run.stderr, len(made)) == (0, '', 1)
+    result = json.loads((tmp_path/'result.json').read_text())
+    assert result['batches'] == 150 and result['arguments']['compile'] is True
+    torch._dynamo.reset()
+    monkeypatch.setenv('PATH', '')
+    monkeypatch.delenv('CXX', raising=False)
+    told = refused(inside(capfd, 'train', '--compile', '--out', tmp_path/'other', *SHORT), began=True)
+    assert told.startswith('fastrl_replay: --compile: torch.compile needs a C++ compiler')
+
+
 def test_what_is_not_given_comes_from_the_memory_and_the_environment():
     def filled(env_id, **given):
         env = cli.make_env(env_id)

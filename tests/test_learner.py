@@ -2,6 +2,7 @@
 import copy
 import itertools
 import re
+import sys
 import tracemalloc
 from functools import partial
 
@@ -21,8 +22,10 @@ from fastrl_replay.pipes.agents import EpsilonGreedy
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from fastrl_replay.pipes.stepper import GymStepper
+from fastrl_replay.pipes.weights import SharedParams
 from fastrl_replay.runs import BestWeights
 from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.sequence import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition, derived_type
@@ -274,7 +277,7 @@ def test_clipping_is_torchs():
         x = torch.from_numpy(rng.normal(size=(5, 4)).astype(np.float32)*np.float32(rng.choice([.1, 1, 10])))
         for m in (model, twin := copy.deepcopy(model)): m(x).square().mean().backward()
         frozen = model[0].bias.grad = twin[0].bias.grad = None
-        _clip(model, norm)
+        _clip([*model.parameters()], norm)
         nn.utils.clip_grad_norm_(twin.parameters(), norm)
         assert frozen is None and all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-9) for a, b in zip(model.parameters(), twin.parameters()) if b.grad is not None)
 
@@ -319,6 +322,245 @@ def test_a_recurrent_loss_over_sequences():
                                        (dict(gradient_steps=0), 'gradient_steps'), (dict(target_sync=.5), 'target_sync'), (dict(max_nrom=3), 'max_nrom')])
 def test_bad_options(bad, match):
     with pytest.raises((ValueError, TypeError), match=match): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
+
+
+# ---- what an update doesn't do
+
+def test_td_errors_go_to_samplers_that_want_them(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Batch, 'update_priorities', lambda batch, errors: asked.append(len(errors)))
+    for sampler in Uniform(), Proportional():
+        memory = ReplayMemory(4, sampler, seed=0)
+        memory.extend(rows(*(T(r=float(r)) for r in (1, 2, 3, 4))))
+        learn = DQNLearner(Table(np.zeros((2, 2))), [memory.sample(4)]).fit(3)
+        assert learn.memory is memory
+    assert asked == [4, 4, 4]
+
+
+def test_losses_are_read_in_one_go(monkeypatch):
+    learn, read = DQNLearner(net(), [random_rows(16)], lr=.01), []
+    whole = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, 'tolist', lambda t: read.append(len(t)) or whole(t))
+    monkeypatch.setattr(torch.Tensor, 'item', None)
+    for k in range(250): learn.update(random_rows(16, k))
+    assert read == [100, 100]
+    assert len(learn.losses) == 250 and read == [100, 100, 50] and learn.losses[-1] == pytest.approx(learn.progress()['loss'], rel=2)
+    assert all(type(o) is float for o in learn.losses) and read == [100, 100, 50]
+    again = DQNLearner(net(), [random_rows(16)], lr=.01)
+    again.update(random_rows(16))
+    again.load_state_dict(learn.state_dict())
+    assert again.losses == learn.losses and len({*learn.losses}) == 250
+
+
+# ---- one graph
+
+def random_rows(n, seed=0, discount=False):
+    "Random transitions of four numbers and two actions, some of them ends"
+    rng = np.random.default_rng(seed)
+    step = Transition(rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 2, n), rng.normal(size=n).astype(np.float32),
+                      rng.normal(size=(n, 4)).astype(np.float32), rng.random(n) < .2, rng.random(n) < .1)
+    if not discount: return Batch.of(step)
+    return Batch.of(derived_type('Discounted', (*step._fields, 'discount'))(*step, rng.random(n).astype(np.float32)))
+
+
+class Normed(nn.Module):
+    "With buffers that each forward changes (one of them by assigning it), and a layer that isn't trained"
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.norm, self.head = nn.Linear(4, 8).requires_grad_(False), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.register_buffer('seen', torch.zeros(()))
+    def forward(self, s):
+        if self.training: self.seen = self.seen + len(s)
+        return self.head(self.norm(self.frozen(s)))
+
+
+def two_groups(parameters):
+    first, *rest = parameters
+    return torch.optim.AdamW([dict(params=[first], lr=.01, weight_decay=.1), dict(params=rest)], lr=3e-3, amsgrad=True)
+
+
+def cubes(batch, model, target):
+    "A loss of one number for the batch"
+    return (batch.reward - model(batch.state.double()).gather(1, batch.action[:, None])[:, 0]).abs().pow(3).mean()
+
+
+def on_doubles(batch, model, target): return squares(batch.replace(state=batch.state.double()), model, target)
+
+
+GRAPHS = {      # a case, and how many graphs it takes
+    'double, clipped, a schedule': (dict(max_norm=.05, lr=LinearSchedule(.02, .001, 50)), 1),
+    'single, hardly clipped, a soft target': (dict(double=False, max_norm=2., tau=.05), 1),
+    'not clipped, a soft target at times': (dict(max_norm=None, tau=.3, target_sync=7), 2),
+    'several steps, a hard target': (dict(gradient_steps=3, target_sync=5), 1),
+    'a loss of one number': (dict(loss=cubes), 1), 'plain Adam': (dict(loss=on_doubles, optimizer=partial(torch.optim.Adam, lr=.01, fused=False)), 1),
+    'groups': (dict(optimizer=two_groups), 1), 'buffers': (dict(model=Normed, tau=.1), 2),      # torch begins again where a float64 number is read
+    'discounts': (dict(discount=True), 1),
+}
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    "The graphs made since: without the compiler that writes C++, so that it is quick"
+    torch._dynamo.reset()
+    made, plain, whole = [], torch._dynamo.lookup_backend('aot_eager'), torch.compile
+    def backend(gm, inputs):
+        made.append(gm)
+        return plain(gm, inputs)
+    monkeypatch.setattr(torch, 'compile', lambda f, **kw: whole(f, **{'backend': backend, **kw}))
+    yield made
+    torch._dynamo.reset()
+
+
+def memory_of(n=200, sampler=None, **kw):
+    memory = ReplayMemory(n, sampler or Proportional(), seed=0)
+    memory.extend(random_rows(n, **kw))
+    return memory
+
+
+def twins(model=None, discount=False, dtype=torch.float64, **kw):
+    "An eager and a compiled learner, each with a memory of its own, and functions that learn from n batches"
+    torch.manual_seed(0)
+    first, found = (model or net)().to(dtype), []
+    for compile in (False, True):
+        learn = DQNLearner(copy.deepcopy(first), [], compile=compile, **{'lr': .01, **kw} if 'optimizer' not in kw else kw)
+        memory = memory_of(discount=discount)
+        found.append((learn, memory, lambda n, learn=learn, memory=memory: [learn.update(memory.sample(32)) for _ in range(n)]))
+    return found
+
+
+def close(a, b, rtol=1e-6, atol=1e-7):
+    assert a.keys() == b.keys()
+    for k in a: torch.testing.assert_close(a[k], b[k], rtol=rtol, atol=atol, msg=lambda m, k=k: f'{k}: {m}')
+
+
+def alike(eager, memory, compiled, other, rtol=1e-6, atol=1e-7):
+    "Both have learned the same, and say so in the same form"
+    close(eager.model.state_dict(), compiled.model.state_dict(), rtol, atol)
+    close(eager.target.state_dict(), compiled.target.state_dict(), rtol, atol)
+    assert np.allclose(eager.losses, compiled.losses, rtol=max(rtol, 1e-6)) and eager.n_batches == compiled.n_batches
+    assert np.allclose(memory.sampler.priorities, other.sampler.priorities, rtol=max(rtol, 1e-6), atol=atol)
+    a, b = eager.optimizer.state_dict(), compiled.optimizer.state_dict()
+    assert a['param_groups'] == b['param_groups'] and a['state'].keys() == b['state'].keys()
+    for k in a['state']: close(a['state'][k], b['state'][k], rtol, atol)
+
+
+@pytest.mark.parametrize('case', GRAPHS)
+def test_a_compiled_update_is_the_eager_one(case, graphs):
+    options, n_graphs = GRAPHS[case]
+    (eager, memory, learn), (compiled, other, learn_compiled) = twins(**options)
+    places = [p.data_ptr() for p in compiled.model.parameters()]
+    for _ in range(3):
+        learn(20)
+        learn_compiled(20)
+        alike(eager, memory, compiled, other)
+    assert [p.data_ptr() for p in compiled.model.parameters()] == places
+    assert len(graphs) == n_graphs and len({*compiled.losses}) == 60
+
+
+def test_a_compiled_update_in_c_plus_plus():
+    "Everything at once, with torch's own backend, to the accuracy of float32"
+    torch._dynamo.reset()
+    (eager, memory, learn), (compiled, other, learn_compiled) = twins(dtype=torch.float32, lr=LinearSchedule(2e-3, 1e-4, 50), tau=.05, max_norm=.05, discount=True)
+    learn(60)
+    learn_compiled(60)
+    alike(eager, memory, compiled, other, 1e-3, 1e-4)
+    assert len({*compiled.losses}) == 60 and all(p.grad is None for p in compiled.model.parameters())
+    torch._dynamo.reset()
+
+
+def test_an_eager_run_goes_on_compiled_and_back(graphs, tmp_path):
+    (eager, memory, learn), (compiled, other, learn_compiled) = twins(tau=.1)
+    learn(10)
+    for k in range(2):                                   # saved eager, loaded compiled
+        eager.save(tmp_path/'eager')
+        compiled.load(tmp_path/'eager')
+        other.load_state_dict(memory.state_dict())
+        learn(10)
+        learn_compiled(10)
+        alike(eager, memory, compiled, other)
+    compiled.save(tmp_path/'compiled')
+    eager.load(tmp_path/'compiled')
+    close(eager.optimizer.state_dict()['state'][0], compiled.optimizer.state_dict()['state'][0], 0, 0)
+    learn(10)
+    learn_compiled(10)
+    alike(eager, memory, compiled, other)
+    assert eager.optimizer.state_dict()['state'][0]['step']==40 and len(graphs)==1
+
+
+def test_compiled_weights_are_published_and_played(graphs):
+    model = net()
+    shared, far = SharedParams(model), net(5)
+    learn = DQNLearner(model, [random_rows(32)], lr=.01, shared=shared, publish_every=2, compile=True)
+    learn.fit(4)
+    shared.pull(far)
+    assert all(map(torch.equal, far.parameters(), model.parameters())) and not torch.equal(model[0].weight, net()[0].weight)
+    assert learn.evaluate('CartPole-v1', 2).tolist() == by_hand(model, np.random.SeedSequence(0).generate_state(2))
+    best = BestWeights('CartPole-v1', every=2, episodes=2, confirm=0)
+    learn.fit(4, best)
+    best.restore(learn)
+    learn.fit(1)
+    assert len(graphs) == 1
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_more_compiled_learners_than_torch_keeps_graphs(graphs):
+    "Each with another γ, in turn; and batches of many sizes"
+    pairs = [twins(gamma=.9 + k/100) for k in range(3)]
+    for _ in range(2):
+        for pair in pairs:
+            for _, _, learn in pair: learn(3)
+    (eager, memory, _), (compiled, other, _) = pairs[0]
+    for n in (5, 64, 100, 17, 32, 33, 2, 3, 4):
+        for learn, m in ((eager, memory), (compiled, other)): learn.update(m.sample(n))
+    for (eager, memory, _), (compiled, other, _) in pairs: alike(eager, memory, compiled, other)
+    assert len(graphs) == 4
+
+
+def test_a_compiled_loss_of_sequences(graphs):
+    def loss(batch, model, target):
+        errors = (batch.reward - model(batch.state).amax(2))[:, batch.burn_in:]*batch.mask[:, batch.burn_in:]
+        return errors.square(), errors
+    found = []
+    for compile in (False, True):
+        memory = ReplayMemory(200, Proportional(), sequence=Sequence(4, burn_in=1), seed=0)
+        memory.extend(random_rows(200), streams='one')
+        learn = Learner(net(), [], loss, .01, compile=compile)
+        for _ in range(20): learn.update(memory.sample(16))
+        found.append((learn, memory))
+    (eager, memory), (compiled, other) = found
+    close(eager.model.state_dict(), compiled.model.state_dict())
+    assert np.allclose(eager.losses, compiled.losses, rtol=1e-3) and len(graphs) == 1
+
+
+def test_a_compiled_loss_may_be_random(graphs):
+    def noisy(batch, model, target): return model(batch.state + torch.randn_like(batch.state)).square().sum(1)
+    learn, batch = Learner(net(), [], noisy, lr=0., compile=True), random_rows(32)
+    for _ in range(5): learn.update(batch)
+    assert len({*learn.losses}) == 5
+
+
+def test_what_cannot_be_compiled(graphs):
+    extra = nn.Parameter(torch.zeros(()))
+    with pytest.raises(TypeError, match='compile: expected Adam or AdamW as the optimizer, got SGD'):
+        DQNLearner(net(), [], optimizer=partial(torch.optim.SGD, lr=.1), compile=True)
+    with pytest.raises(ValueError, match='compile: expected an optimizer of parameters of the model'):
+        DQNLearner(net(), [], optimizer=lambda p: torch.optim.Adam([*p, extra]), compile=True)
+    def branches(batch, model, target): return squares(batch, model, target)*(2 if batch.reward.sum() > 0 else 3)
+    model = net()
+    learn = Learner(model, [], branches, compile=True)
+    with pytest.raises(RuntimeError) as e: learn.update(random_rows(8))
+    assert 'compile=True: torch must be able to trace model and loss' in ''.join(e.value.__notes__)
+    assert learn.n_batches == len(learn.losses) == 0 and all(map(torch.equal, model.parameters(), net().parameters()))
+
+
+def test_without_a_compiler_one_sentence_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv('PATH', str(tmp_path))
+    for name in 'CXX', 'TORCH_INDUCTOR_INSTALL_GXX': monkeypatch.delenv(name, raising=False)
+    DQNLearner(net(), [])
+    for name in {'linux': 'g++', 'darwin': 'clang++', 'win32': 'cl'}[sys.platform], 'no-such':
+        if name=='no-such': monkeypatch.setenv('CXX', name)
+        with pytest.raises(RuntimeError, match='^compile: torch.compile needs a C.. compiler, and ' + re.escape(repr(name))):
+            DQNLearner(net(), [], compile=True)
 
 
 # ---- images
