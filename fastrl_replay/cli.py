@@ -175,8 +175,13 @@ def _learner(o, env, seeds):
     shared: Any = RayParams(model) if o['ray'] else SharedParams(model) if o['actors'] else None
     if shared: agent = SharedAgent(agent, shared, every=32 if o['ray'] else 8)
     lr = LinearSchedule(o['lr'], o['lr_end'], _n_batches(o))
-    learn = DQNLearner(model, _pipe(o, agent, seeds).loader(), o['gamma'], lr, o['double'], o['target_sync'],
-                       o['device'], shared=shared, publish_every=2)
+    dl = _pipe(o, agent, seeds).loader()
+    try:
+        learn = DQNLearner(model, dl, o['gamma'], lr, o['double'], o['target_sync'], o['device'], shared=shared,
+                           publish_every=2, compile=o['compile'])
+    except RuntimeError as e:
+        if not o['compile']: raise
+        raise Refused(f'--{e}') from None                # no compiler
     make, every = partial(make_env, o['env'], o['max_steps']), min(o['every'], _n_batches(o))
     goal = float('-inf') if o['goal'] is None else o['goal']
     best = BestWeights(make, every, o['select'], o['confirm'], seeds['chosen'], o['average'], goal, o['patience'])
@@ -293,6 +298,7 @@ def train(
     eps_end: float = .05,           # share of random actions after --eps_steps
     eps_steps: int = 10_000,        # steps over which the share of random actions falls
     device: str = 'cpu',            # device of the network, such as cuda
+    compile: bool = False,          # compile an update into one graph: slow to begin with, then twice as fast
     episodes: int = 20,             # greedy episodes that the reported return is the mean of
     every: int = 250,               # batches between evaluations during training
     select: int = 20,               # greedy episodes in each of these evaluations

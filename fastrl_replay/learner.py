@@ -7,18 +7,21 @@ __all__ = ['q_targets', 'dqn_loss', 'Episodes', 'OneHot', 'Pixels', 'q_network',
            'Learner', 'DQNLearner']
 
 # %% ../nbs/2_learning/04_learner.ipynb #abd4d457
-import copy, html, sys
+import copy, html, os, shutil, sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
+from types import FunctionType
 from typing import Any, Self
 from fastcore.imports import in_ipython
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call, grad
+from torch.optim.adam import adam
 from .pipes.agents import EpsilonGreedy
 from .pipes.base import upstream
 from .steps import whole_number
@@ -38,8 +41,8 @@ def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
     with torch.no_grad():
         states = _as_input(batch.next_state, target)
         values = target(states)
-        chosen = (model(states) if double else values).argmax(1, keepdim=True)
-        future = values.gather(1, chosen)[:, 0].masked_fill(batch.terminated.bool(), 0.)
+        future = values.gather(1, model(states).argmax(1, keepdim=True))[:, 0] if double else values.amax(1)
+        future = future.masked_fill(batch.terminated.bool(), 0.)
         return batch.reward + getattr(batch, 'discount', gamma)*future
 
 def dqn_loss(batch, model, target, gamma=.99, double=True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,12 +285,24 @@ def move_towards(target, model, share=1.) -> None:
         for old, new in zip(target.parameters(), model.parameters()): old.lerp_(new, share)
         for old, new in zip(target.buffers(), model.buffers()): old.copy_(new)
 
-def _clip(model, max_norm):
-    "What `clip_grad_norm_` does, in a fifth of its time for a small network"
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = torch.stack([torch.linalg.vector_norm(g) for g in gradients]).norm().item()
-    if norm > max_norm:
-        for g in gradients: g.mul_(max_norm/norm)
+def _shrinking(gradients, max_norm):
+    "The norm of all gradients together, and the factor, at most 1, that brings it down to `max_norm`"
+    norm = torch.stack([torch.linalg.vector_norm(g) for g in gradients]).norm()
+    return norm, (max_norm/norm).clamp(max=1.)
+
+def _clip(parameters, max_norm):
+    "What `clip_grad_norm_` does, in less time for a small network"
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm, factor = _shrinking(gradients, max_norm)
+    if norm.is_cpu and norm <= max_norm: return              # on a GPU, to look is to wait
+    for g in gradients: g.mul_(factor)
+
+def _mean_loss(found, weights):
+    "The loss of a batch, and its TD errors or None, from what a loss function returned"
+    losses, td_errors = found if isinstance(found, tuple) else (found, found if found.ndim else None)
+    if losses.ndim > 1: losses = losses.flatten(1).mean(1)
+    if losses.ndim and weights is not None: losses = weights*losses
+    return losses.mean(), None if td_errors is None else td_errors.detach()
 
 def _of_memory(memory, probs):
     "How the memory is used (see `Learner.progress`); `probs`: the mean probability of each of the last batches"
@@ -312,13 +327,16 @@ class Learner:
     (None: the optimizer's own). `optimizer`: a function of the parameters (None: Adam).
     `gradient_steps`: on each batch. `max_norm`: the norm to which gradients are clipped (None: they
     aren't). `device`: where to move the model (None: it stays). `shared`: a `SharedParams` to which
-    the weights are published when a fit begins and after every `publish_every` batches. `losses`:
-    of all `n_batches` batches. `history`: pairs of transitions stored and value, from every 100th
-    batch, for each number in `progress()` and for `n_batches`."""
+    the weights are published when a fit begins and after every `publish_every` batches. `compile`:
+    whether a gradient step, the loss included, is one graph made by `torch.compile`: the first
+    batch takes half a minute and a C++ compiler, the others a fraction of the time. Needs Adam or
+    AdamW, a `Batch`, and a loss that traces; gradients are not kept. `history`: pairs of
+    transitions stored and value, from every 100th batch, for each number in `progress()` and for
+    `n_batches`. A `TypeError` or `RuntimeError` says what stands in the way of `compile`."""
     def __init__(self, model: nn.Module, dl: Any, loss: Callable[..., Any], lr: Any = None,
                  target_sync: int | None = None, tau: float = 1., gradient_steps: int = 1,
                  max_norm: float | None = 10., optimizer: Callable[..., Any] | None = None, device: Any = None,
-                 shared: Any = None, publish_every: int = 4) -> None:
+                 shared: Any = None, publish_every: int = 4, compile: bool = False) -> None:
         if not 0 < tau <= 1: raise ValueError(f'tau: expected a number above 0, at most 1, got {tau!r}')
         if device is not None: model.to(device)
         self.device = next((p.device for p in model.parameters()), torch.device(device or 'cpu'))
@@ -330,7 +348,9 @@ class Learner:
         self.shared, self.publish_every = shared, publish_every
         if optimizer is None: optimizer = partial(torch.optim.Adam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
-        self.n_batches, self.losses, self.episodes = 0, list[float](), Episodes()
+        self._graph = _Graph(self) if compile else None
+        self.n_batches, self.episodes = 0, Episodes()
+        self._losses, self._unread = list[float](), list[torch.Tensor]()
         self.probs = deque[torch.Tensor](maxlen=100)          # the mean of each of the last batches
         self.history: dict[str, list[tuple[int, float]]] = {}
 
@@ -363,33 +383,43 @@ class Learner:
 
     def update(self, batch: Any) -> None:
         "Learn from one batch, and send the TD errors to the memory it was drawn from, if any"
-        prioritized = batch.memory is not None and batch.memory.sampler.prioritized
+        memory = batch.memory
+        prioritized = memory is not None and memory.sampler.prioritized
         if prioritized and batch.probs is not None: self.probs.append(batch.probs.mean())
         batch = batch.to(self.device)
-        for _ in range(self.gradient_steps): loss, td_errors = self._descend(batch)
-        if batch.memory is not None:
-            if td_errors is not None: batch.update_priorities(td_errors.detach().cpu())
-            self.episodes.memory = batch.memory
-        self.losses.append(loss)
+        if self.lr is not None:
+            lr = value_at(self.lr, self.n_batches)
+            for group in self.optimizer.param_groups: group['lr'] = lr
+        due = (self.n_batches + 1) % self.target_sync==0
+        descend = self._eagerly if self._graph is None else partial(self._graph, self)
+        for left in reversed(range(self.gradient_steps)): loss, td_errors = descend(batch, due and not left)
+        if prioritized and td_errors is not None: batch.update_priorities(td_errors.cpu())
+        if memory is not None: self.episodes.memory = memory
+        self._unread.append(loss)
+        if len(self._unread)==100: self._read()
         self.n_batches += 1
-        if self.n_batches % self.target_sync==0: move_towards(self.target, self.model, self.tau)
         if self.shared is not None and self.n_batches % self.publish_every==0: self.shared.publish(self.model)
 
-    def _descend(self, batch):
-        "Take one gradient step; return the loss and the TD errors from before it"
-        losses = self.loss(batch, self.model, self.target)
-        losses, td_errors = losses if isinstance(losses, tuple) else (losses, losses if losses.ndim else None)
-        if losses.ndim > 1: losses = losses.flatten(1).mean(1)
-        if losses.ndim and batch.weights is not None: losses = batch.weights*losses
-        for group in self.optimizer.param_groups:
-            if self.lr is not None: group['lr'] = value_at(self.lr, self.n_batches)
-            for p in group['params']: p.grad = None
-        loss = losses.mean()
+    def _eagerly(self, batch, due):
+        "Take a gradient step, and move the target if that is `due`; return the loss and TD errors from before"
+        loss, td_errors = _mean_loss(self.loss(batch, self.model, self.target), batch.weights)
+        parameters = [p for group in self.optimizer.param_groups for p in group['params']]
+        for p in parameters: p.grad = None
         loss.backward()
-        if self.max_norm is not None: _clip(self.model, self.max_norm)
+        if self.max_norm is not None: _clip(parameters, self.max_norm)
         self.optimizer.step()
-        return loss.item(), td_errors
+        if due: move_towards(self.target, self.model, self.tau)
+        return loss.detach(), td_errors
 
+    def _read(self):
+        "Turn losses into numbers: one transfer for many"
+        if self._unread: self._losses += torch.stack(self._unread).tolist()
+        self._unread.clear()
+    @property
+    def losses(self) -> list[float]:
+        "The losses of all `n_batches` batches"
+        self._read()
+        return self._losses
     @property
     def returns(self) -> list[float]:
         "Undiscounted returns of the training episodes that have ended so far"
@@ -435,7 +465,7 @@ class Learner:
         agent: Any = getattr(self.stepper, 'agent', None)
         returns, memory = self.returns[-20:], self.memory
         found = {'return': float(np.mean(returns))} if returns else {}
-        if self.losses: found['loss'] = float(np.mean(self.losses[-100:]))
+        if self.losses: found['loss'] = float(np.mean(self._losses[-100:]))
         found['lr'] = self.optimizer.param_groups[0]['lr']
         acts = getattr(agent, 'n_steps', 0) and not hasattr(agent, 'shared')         # here, and not in a worker
         if acts and hasattr(agent, 'eps_now'): found['eps'] = agent.eps_now()
@@ -454,7 +484,8 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from what `state_dict` gave"
         for k in _NETWORKS: getattr(self, k).load_state_dict(state[k])
-        self.n_batches, self.losses = int(state['n_batches']), state['losses'].tolist()
+        self.n_batches, self._losses = int(state['n_batches']), state['losses'].tolist()
+        self._unread.clear()
         self.history = {k: [(int(n), v) for n, v in o.tolist()] for k, o in state.get('history', {}).items()}
         self.episodes.n_seen = int(state['n_seen'])
         found = zip(state['episodes'].tolist(), state['returns'].tolist())
@@ -512,3 +543,99 @@ class DQNLearner(Learner):
     def evaluate(self, env_id: Any, episodes: int = 20, seed: int = 0) -> np.ndarray:
         "Return the greedy policy's returns, float64 (episodes,): see the function `evaluate`"
         return evaluate(self.model, env_id, episodes, seed)
+
+# %% ../nbs/2_learning/04_learner.ipynb #b15ab7be
+_COMPILERS = dict(darwin='clang++', win32='cl')
+
+def _check_compiler(device):
+    "Raise a `RuntimeError` where torch will find no C++ compiler; code for the CPU needs one"
+    name = os.environ.get('CXX') or _COMPILERS.get(sys.platform, 'g++')
+    if device.type!='cpu' or os.environ.get('TORCH_INDUCTOR_INSTALL_GXX') or shutil.which(name): return
+    raise RuntimeError(f'compile: torch.compile needs a C++ compiler, and {name!r} is not installed here; install it, '
+                       'name another in the environment variable CXX, or leave compile out')
+
+class _Both(nn.Module):
+    "The mean loss of a batch, as a module that has the tensors of both networks"
+    def __init__(self, loss, model, target):
+        super().__init__()
+        self.loss, self.model, self.target = loss, model, target
+    def forward(self, batch): return _mean_loss(self.loss(batch, self.model, self.target), batch.weights)
+
+def _compiled(both):
+    "Return a gradient step on a batch, compiled: it changes Adam's `groups` in place, and returns new buffers"
+    def loss(trained, buffers, batch):
+        tensors = trained | {k: v.clone() for k, v in buffers.items()}     # whoever is differentiated may not write
+        mean, td_errors = functional_call(both, tensors, (batch,))
+        return mean, (mean, () if td_errors is None else (td_errors,), {k: tensors[k] for k in buffers})
+
+    def step(groups, buffers, batch, max_norm, share):
+        trained = {k: p for parameters, *_ in groups for k, p in parameters.items()}
+        gradients, found = grad(loss, has_aux=True)(trained, buffers, batch)
+        factor = None if max_norm is None else _shrinking([*gradients.values()], max_norm)[1]
+        for parameters, state, steps, lr, options in groups:
+            if not parameters: continue
+            slopes = [gradients[k] if factor is None else gradients[k]*factor for k in parameters]
+            counts = [k[0].to(torch.float64, copy=True) for k in steps]            # .999**count needs all digits
+            adam([*parameters.values()], slopes, *state, counts, lr=lr[0], foreach=True, capturable=True, **options)
+            for k, count in zip(steps, counts): k.copy_(count)
+        if share is not None: move_towards(both.target, both.model, share)
+        return found
+    # torch keeps eight graphs for each code object, so each learner gets a code object of its own
+    own = FunctionType(step.__code__.replace(), step.__globals__, closure=step.__closure__)
+    return torch.compile(own, fullgraph=True)
+
+class _Graph:
+    "`Learner._eagerly` as one graph. Weights and Adam's state are the learner's own, changed in place"
+    def __init__(self, learn):
+        optimizer = learn.optimizer
+        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+            raise TypeError(f'compile: expected Adam or AdamW as the optimizer, got {type(optimizer).__name__}; '
+                            'leave optimizer out, or compile')
+        self.names = {p: f'model.{k}' for k, p in learn.model.named_parameters()}
+        if not {p for group in optimizer.param_groups for p in group['params']} <= {*self.names}:
+            raise ValueError('compile: expected an optimizer of parameters of the model, got others too; '
+                             'make them attributes of the model, or leave compile out')
+        _check_compiler(learn.device)
+        self.both = _Both(learn.loss, learn.model, learn.target)
+        self.has_buffers = any(True for _ in self.both.buffers())
+        self.step, self.rates = _compiled(self.both), list[torch.Tensor]()
+
+    @torch.no_grad()
+    def __call__(self, learn, batch, due):
+        batch.columns('weights', *batch.layout.fields)        # tensors, which can't be made while a loss is traced
+        groups = [self._of_group(learn.optimizer, k, group) for k, group in enumerate(learn.optimizer.param_groups)]
+        share = learn.tau if due and learn.tau < 1 and not self.has_buffers else None
+        buffers = dict(self.both.named_buffers()) if self.has_buffers else {}
+        try: loss, td_errors, written = self.step(groups, buffers, batch, learn.max_norm, share)
+        except Exception as e:
+            e.add_note('compile=True: torch must be able to trace model and loss as one graph; leave compile out, and '
+                       'they may do anything')
+            raise
+        for k, v in written.items(): buffers[k].copy_(v)
+        if due and share is None: move_towards(learn.target, learn.model, learn.tau)
+        return loss, td_errors[0] if td_errors else None
+
+    def _of_group(self, optimizer, k, group):
+        "Named parameters, Adam's state of them, the learning rate, options. What changes is in tensors, and these\n        have an axis: torch (2.13) loses what is written to a float64 number"
+        parameters = [p for p in group['params'] if p.requires_grad]
+        state = [self._state(optimizer, group, p) for p in parameters]
+        lists = [[o[name] for o in state if name in o] for name in ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq')]
+        steps = [o['step'].view(1) for o in state]
+        if len(self.rates)==k:
+            first = group['params'][0]
+            self.rates.append(first.new_zeros(1, dtype=torch.promote_types(first.dtype, torch.float32)))
+        options = {k: group[k] for k in ('amsgrad', 'weight_decay', 'eps', 'maximize')}
+        options |= dict(beta1=group['betas'][0], beta2=group['betas'][1])
+        if group.get('decoupled_weight_decay'): options['decoupled_weight_decay'] = True
+        return {self.names[p]: p for p in parameters}, lists, steps, self.rates[k].fill_(group['lr']), options
+
+    def _state(self, optimizer, group, p):
+        "Adam's state of a parameter, made as Adam makes it, where there is none yet"
+        state = optimizer.state[p]
+        if not state:
+            on_device = group['capturable'] or group['fused']
+            state |= dict(step=torch.zeros((), device=p.device if on_device else None),
+                          exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            if group['amsgrad']: state['max_exp_avg_sq'] = torch.zeros_like(p)
+        return state
+
