@@ -90,14 +90,16 @@ def test_single_steps_of_many_streams(spread):
 
 
 def test_a_step_that_is_refused_leaves_the_table_as_it_was():
-    memory = ReplayMemory(50)
-    for stream in (3, -1, 4): memory.add(Numbered(0., stream))
-    for stream in (5, -7, -1, 3):
-        with pytest.raises(TypeError, match='state'): memory.add(Numbered('x', stream))
-        with pytest.raises((ValueError, TypeError), match='state'): memory.add(Numbered(np.zeros(2), stream))
-        memory.add(Numbered(0., -1))
-        memory.add(Numbered(0., stream))
-        assert memory.check_valid()
+    "The place that its stream would have had is free for another one"
+    memory, twin, some = ReplayMemory(500), Twin(500), Streams()
+    places = [find_place(some.table, some.shift, k) for k in range(2000)]
+    one = [k for k, place in enumerate(places) if place == places[7]][:20]
+    for a, b in zip(one, one[1:]):
+        with pytest.raises(ValueError, match='state'): memory.add(Numbered(1e300, b))        # found when it is packed
+        for stream in (a, b, a, -1):
+            memory.add(Numbered(0., stream))
+            twin.add(stream)
+    agree(memory, twin)
 
 
 # --- links that an earlier version lost ------------------------------------------------------------------------------
