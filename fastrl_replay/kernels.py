@@ -6,7 +6,8 @@
 __all__ = ['prefetch', 'package_key', 'kernel_folder', 'kernel', 'inner', 'compiled_module']
 
 # %% ../nbs/1_memory/04_kernels.ipynb #293b2a91
-import atexit, hashlib, importlib.util, shutil, signal, sys, tempfile
+import atexit, hashlib, importlib.util, os, shutil, signal, stat, sys, tempfile
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,19 +32,44 @@ def _say(line):
     clear = '\r\x1b[K'*sys.stderr.isatty()           # a progress bar may be in this line
     print(f'{clear}fastrl_replay: {line}', file=sys.stderr, flush=True)
 
+def _doubt(path, others=0o022):
+    "Say why a file or folder may hold somebody else's code (`others`: who must not write to it), or None"
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode): return f'{path} is a symbolic link'
+    if found.st_uid!=os.geteuid(): return f'{path} belongs to another user'
+    return f'others may write to {path}' if found.st_mode & others else None
+
+def _doubts(folder):
+    "Yield each `_doubt` about a folder and all that is in it; where files have no owner, there is none"
+    if not hasattr(os, 'geteuid'): return
+    yield _doubt(folder)
+    others = 0o022 if folder.lstat().st_mode & 0o011 else 0         # may anybody else enter it at all?
+    for where, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError): yield _doubt(Path(where, name), others)    # another process removed it
+
+_ROOM = 4 << 20                # bytes of all kernels, about
+
 @cache
 def kernel_folder() -> Path:
-    "Return the folder of compiled kernels, in `NUMBA_CACHE_DIR`, the user's cache, or a temporary one"
+    """Return the folder of compiled kernels, in `NUMBA_CACHE_DIR` or the user's cache; or a temporary one, if it
+    can't be written or somebody else may have"""
     base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else xdg_cache_home()/'fastrl_replay'
     folder = base/f'kernels-{package_key()}'
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder): return folder
-    except OSError: pass
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why = next(filter(None, _doubts(folder)), None)
+        if why is None:
+            with tempfile.TemporaryFile(dir=folder) as file:                 # is there room, too?
+                file.write(bytes(_ROOM))
+                file.flush()
+                os.fsync(file.fileno())
+            return folder
+    except OSError as e: why = f'{base} is not writable ({e.strerror})'
     folder = Path(tempfile.mkdtemp(prefix='fastrl_replay-'))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _say(f'{base} is not writable, so kernels are compiled for this process only; '
-         'set NUMBA_CACHE_DIR to a writable folder to keep them')
+    _say(f'{why}, so kernels are compiled for this process only; '
+         'set NUMBA_CACHE_DIR to a folder that only you can write to, to keep them')
     return folder
 
 def kernel(function=None, **options) -> Any:
