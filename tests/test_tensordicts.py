@@ -269,7 +269,7 @@ def test_transforms_run_in_the_thread_that_prefetches():
     buffer, _ = filled(20, 20, batch_size=4, prefetch=2, transform=named)
     for _ in range(5): buffer.sample()
     buffer[:]
-    assert threading.current_thread().name not in names[:5] and names[-1] == threading.current_thread().name
+    assert len(names) > 5 and names.count(threading.current_thread().name) == 1, 'only what was read directly'
     def fails(td): raise KeyError('no such entry')
     buffer, _ = filled(20, 20, batch_size=4, prefetch=2, transform=fails)
     for _ in range(4):
@@ -283,7 +283,7 @@ def test_batches_are_pinned_where_there_is_a_device(monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(TensorDict, 'pin_memory', lambda self: pinned.append(self) or self)
-    buffer, _ = filled(20, 20, pin_memory=True, batch_size=4, prefetch=1)
+    buffer, _ = filled(20, 20, pin_memory=True, batch_size=4)
     found = buffer.sample()
     assert any(o is found for o in pinned) and 'index' in found.keys()
     assert buffer[3] is pinned[-1]
