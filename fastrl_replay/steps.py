@@ -403,15 +403,14 @@ class Layout:
 
     @cached_property
     def strict(self) -> 'Layout':
-        """The layout in which a memory stores these steps: with bool flags. A `ValueError` unless
-        `next_state` is like `state`, and a flag one number"""
+        """The layout in which a memory stores these steps: with one bool for each flag. A `ValueError`
+        unless `next_state` is like `state`, and flags are not nested"""
         if {'state', 'next_state'} <= set(self.fields): self._compare_states()
         leaves = list(self.leaves)
         for f in (o for o in FLAGS if o in self.fields):
-            k, flag = self.leaf(f), Leaf((f,), np.dtype(bool), ())
+            k = self.leaf(f)
             if k is None: raise ValueError(f'{f}: expected True, False, 0 or 1, got several values; keep one')
-            if leaves[k].shape: raise _misshapen(flag, leaves[k].shape)
-            leaves[k] = flag
+            leaves[k] = Leaf((f,), np.dtype(bool), ())
         return self if leaves==list(self.leaves) else same_layout(self.step_type, self.trees, leaves)
 
     def _compare_states(self):
