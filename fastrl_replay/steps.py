@@ -388,7 +388,7 @@ class Layout:
         layout = cls.as_is(step).strict
         for f in FLAGS:
             v = getattr(step, f, False)
-            if not isinstance(v, (bool, np.bool_)): encode(layout.leaves[layout.leaf(f)], v)
+            if not isinstance(v, (bool, np.bool_)): encode(Leaf((f,), np.dtype(bool), ()), v)
         return layout
 
     @classmethod
