@@ -305,8 +305,8 @@ def test_a_recurrent_loss_over_sequences():
     rng = np.random.default_rng(0)
     s = rng.integers(0, 2, (64, 5, 1)).astype(np.float32)
     memory = ReplayMemory(64, Proportional(), seed=0)
-    no = np.zeros((64, 5), bool)
-    memory.extend(Transition(s, np.zeros((64, 5), np.int64), s[:, [0, 0, 0, 1, 2], 0], s, no, no))      # pays what was seen two steps before
+    Window = derived_type('Window', ('state', 'action', 'reward'))
+    memory.extend(Window(s, np.zeros((64, 5), np.int64), s[:, [0, 0, 0, 1, 2], 0]))      # pays what was seen two steps before
     class Mean:           # what stands for a sequence's priority: its largest error
         def __init__(self, batch): self.__dict__.update(batch=batch)
         def __getattr__(self, name): return getattr(self.batch, name)
