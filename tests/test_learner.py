@@ -471,7 +471,7 @@ def test_a_compiled_update_in_c_plus_plus():
 def test_an_eager_run_goes_on_compiled_and_back(graphs, tmp_path):
     (eager, memory, learn), (compiled, other, learn_compiled) = twins(tau=.1)
     learn(10)
-    for k in range(2):                                   # saved eager, loaded compiled
+    for _ in range(2):                                   # saved eager, loaded compiled
         eager.save(tmp_path/'eager')
         compiled.load(tmp_path/'eager')
         other.load_state_dict(memory.state_dict())
