@@ -107,7 +107,7 @@ def own_sac(**options):
     steps = GymStepper(['Pendulum-v1'], o.on_numpy(lambda s: model.act(s)[0]), seed=0)
     pipe = steps.experience_replay(bs=BS, max_sz=50_000, min_sz=500, seed=0)
     learn = Learner(model, pipe.loader(), o.sac_loss, lr=3e-3, tau=.005, max_norm=None, **options)
-    return lambda n: learn.fit(n)
+    return learn.fit
 
 
 def sb3_sac():
