@@ -275,8 +275,8 @@ class Batch:
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
         made = _each(self, lambda t: t.unsqueeze(-1) if t.ndim==1 else t)
-        ids = {k: self.ids for k in self._header if k=='ids'}
-        made.__dict__.update(_layout=_unsqueezed(self._layout), _header=made._header | ids)
+        header = made._header | {k: self.ids for k in self._header if k=='ids'}
+        made.__dict__.update(_layout=_unsqueezed(self._layout), _header=header)
         return made
 
     def as_tensordict(self) -> Any:

@@ -60,10 +60,9 @@ def kernel_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         why = next(filter(None, _doubts(folder)), None)
         if why is None:
-            with tempfile.TemporaryFile(dir=folder) as file:                 # is there room, too?
-                file.write(bytes(_ROOM))
-                file.flush()
-                os.fsync(file.fileno())
+            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:    # is there room, too?
+                if hasattr(os, 'posix_fallocate'): os.posix_fallocate(file.fileno(), 0, _ROOM)     # writes nothing
+                else: file.write(bytes(_ROOM))
             return folder
     except OSError as e: why = f'{base} is not writable ({e.strerror})'
     folder = Path(tempfile.mkdtemp(prefix='fastrl_replay-'))

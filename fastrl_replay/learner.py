@@ -51,7 +51,7 @@ def dqn_loss(batch, model, target, gamma=.99, double=True) -> tuple[torch.Tensor
     See `q_targets`. The gradient is that of errors clipped at ±1 (Mnih et al. 2015, Methods)."""
     wanted = q_targets(batch, model, target, gamma, double)
     q = model(_as_input(batch.state, model)).gather(1, batch.action.long()[:, None])[:, 0]
-    return nn.functional.smooth_l1_loss(q, wanted, reduction='none'), (wanted - q).detach()
+    return nn.functional.smooth_l1_loss(q, wanted, reduction='none'), wanted - q.detach()
 
 def _as_input(states, model):
     "States in the dtype of the model's parameters"
@@ -285,16 +285,14 @@ def move_towards(target, model, share=1.) -> None:
         for old, new in zip(target.parameters(), model.parameters()): old.lerp_(new, share)
         for old, new in zip(target.buffers(), model.buffers()): old.copy_(new)
 
-def _shrinking(gradients, max_norm):
-    "The norm of all gradients together, and the factor, at most 1, that brings it down to `max_norm`"
-    norm = torch.stack([torch.linalg.vector_norm(g) for g in gradients]).norm()
-    return norm, (max_norm/norm).clamp(max=1.)
+def _norm(gradients): return torch.stack([torch.linalg.vector_norm(g) for g in gradients]).norm()
 
 def _clip(parameters, max_norm):
     "What `clip_grad_norm_` does, in less time for a small network"
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm, factor = _shrinking(gradients, max_norm)
+    norm = _norm(gradients)
     if norm.is_cpu and norm <= max_norm: return              # on a GPU, to look is to wait
+    factor = (max_norm/norm).clamp(max=1.)
     for g in gradients: g.mul_(factor)
 
 def _mean_loss(found, weights):
@@ -571,12 +569,14 @@ def _compiled(both):
     def step(groups, buffers, batch, max_norm, share):
         trained = {k: p for parameters, *_ in groups for k, p in parameters.items()}
         gradients, found = grad(loss, has_aux=True)(trained, buffers, batch)
-        factor = None if max_norm is None else _shrinking([*gradients.values()], max_norm)[1]
+        factor = None if max_norm is None else (max_norm/_norm(gradients.values())).clamp(max=1.)
         for parameters, state, steps, lr, options in groups:
             if not parameters: continue
             slopes = [gradients[k] if factor is None else gradients[k]*factor for k in parameters]
             counts = [k[0].to(torch.float64, copy=True) for k in steps]            # .999**count needs all digits
-            adam([*parameters.values()], slopes, *state, counts, lr=lr[0], foreach=True, capturable=True, **options)
+            means, squares, largest = state
+            adam([*parameters.values()], slopes, means, squares, largest, counts, lr=lr[0], foreach=True,
+                 capturable=True, **options)
             for k, count in zip(steps, counts): k.copy_(count)
         if share is not None: move_towards(both.target, both.model, share)
         return found
@@ -616,10 +616,11 @@ class _Graph:
         return loss, td_errors[0] if td_errors else None
 
     def _of_group(self, optimizer, k, group):
-        "Named parameters, Adam's state of them, the learning rate, options. What changes is in tensors, and these\n        have an axis: torch (2.13) loses what is written to a float64 number"
+        "Named parameters, Adam's state of them, their counts of steps, the learning rate, options"
         parameters = [p for p in group['params'] if p.requires_grad]
         state = [self._state(optimizer, group, p) for p in parameters]
         lists = [[o[name] for o in state if name in o] for name in ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq')]
+        # numbers that change are tensors with an axis: torch 2.13 loses what a graph writes to a float64 without one
         steps = [o['step'].view(1) for o in state]
         if len(self.rates)==k:
             first = group['params'][0]

@@ -387,8 +387,8 @@ class Layout:
         a `TypeError` or `ValueError` names what can't be stored"""
         layout = cls.as_is(step).strict
         for f in FLAGS:
-            v = getattr(step, f, False)
-            if not isinstance(v, (bool, np.bool_)): encode(Leaf((f,), np.dtype(bool), ()), v)
+            v, k = getattr(step, f, False), layout.leaf(f)
+            if k is not None and not isinstance(v, (bool, np.bool_)): encode(layout.leaves[k], v)
         return layout
 
     @classmethod

@@ -116,15 +116,15 @@ class VectorReplayBuffer(ReplayBufferManager):
         "Truncate the episodes in a reopened memory that are running: environments begin new ones"
         if not len(self): return
         ids = np.arange(self.memory.first_id, self.memory.n_added)
-        slots, truncated = ids % self.maxsize, self.memory.column('truncated')
-        envs = self.memory.column('env_id')[slots]
+        slots, envs = ids % self.maxsize, self.memory.column('env_id')[ids % self.maxsize]
         if envs.max() >= self.buffer_num:
             raise ValueError(f'buffer_num: expected more than {envs.max()}, an environment in '
                              f'{self.memory.path}, got {self.buffer_num}')
         self._newest[envs] = ids
-        self._ended[slots] = (self.terminated | truncated)[slots]
+        self._ended[slots] = (self.terminated | self.truncated)[slots]
         running = self.unfinished_index()
-        truncated[running] = self._ended[running] = True
+        self._ended[running] = True
+        self.memory.correct(self._ids(running), 'truncated', True)
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty the buffer; `keep_statistics`: continue to count running episodes. A `ValueError` if
