@@ -4,11 +4,11 @@
     python tools/lowest.py --torch 2.13.0        with this PyTorch instead of the lowest, which is a large download
     python tools/lowest.py --venv DIR --no-extras
 
-Every requirement has a lowest version (`>=` or `==`). Those of the package are installed with exactly these, and with
-the newest of what they bring along, into an environment that holds nothing else (no IPython, for one). There a small run
-uses what a user would: a pipeline from CartPole to a learner, a memory saved, loaded and kept on disk, its health and its
-picture, the command line. Of each extra is asked whether its lowest versions can be installed beside those of the
-package. The first thing that fails ends it with its message and the exit status 1.
+Every requirement has a lowest version (`>=` or `==`). Those of the package are installed with exactly these, and
+with the newest of what they bring along, into an environment that holds nothing else (no IPython, for one). There a
+small run uses what a user would: a pipeline from CartPole to a learner, a memory saved, loaded and kept on disk, its
+health and its picture, the command line. Of each extra is asked whether its lowest versions can be installed beside
+those of the package. The first thing that fails ends it with its message and the exit status 1.
 """
 import argparse, os, re, shutil, subprocess, sys, tempfile, tomllib
 from pathlib import Path
@@ -79,7 +79,8 @@ def requirements(root=ROOT):
 
 def run(*args, **kw):
     "Run a command; a `SystemExit` if it fails"
-    if subprocess.run([str(o) for o in args], **kw).returncode: raise SystemExit(f'failed: {" ".join(map(str, args))[:200]}')
+    words = [str(o) for o in args]
+    if subprocess.run(words, **kw).returncode: raise SystemExit(f'failed: {" ".join(words)[:200]}')
 
 
 def pinned(folder, name, lines, torch):
