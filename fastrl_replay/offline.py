@@ -119,7 +119,8 @@ def _why_refused(dataset_id):
     "What to change in an id that Minari doesn't take, as far as that can be told"
     namespace, slash, name = dataset_id.rpartition('/')
     if slash and len(namespace) < 2:
-        return f'; a namespace, what is before the slash, has at least two characters in Minari, and {namespace!r} has not'
+        return ('; a namespace, what is before the slash, has at least two characters in Minari, '
+                f'and {namespace!r} has not')
     return '' if re.search(r'-v\d+$', name) else '; it must end in a version, such as -v0'
 
 def _new_place(dataset_id):
