@@ -11,7 +11,7 @@ GAMES  := $(VENV)/.games
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test export docs bench evidence clean
+.PHONY: help setup train test lowest export docs bench evidence clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,10 @@ test: $(READY)  ## run every notebook and tests/
 	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
 	  $(BIN)/python -m pytest -n $$(($(JOBS)*2)) $(ARGS)
 
+# TORCH=2.13.0 takes this PyTorch in place of the lowest, which is a download of gigabytes where it comes with CUDA
+lowest:  ## install the lowest versions allowed into .lowest, and use the library with them
+	@$(PYTHON) tools/lowest.py --venv .lowest $(if $(TORCH),--torch $(TORCH)) $(ARGS)
+
 export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings
 	@$(BIN)/nbdev_export
 	@$(BIN)/python tools/stubs.py
@@ -67,5 +71,5 @@ evidence: $(GAMES)  ## run the trainings behind the tutorials' figures that are 
 	@$(BIN)/python tools/run_nbs.py nbs/tutorials/minatar.ipynb nbs/tutorials/beside_learners.ipynb
 
 clean:  ## remove what make made, .venv included
-	rm -rf $(VENV) _docs _proc runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lowest _docs _proc runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

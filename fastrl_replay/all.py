@@ -7,12 +7,14 @@ __all__ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSc
            'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'Sequence', 'IterDataPipe',
            'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node', 'ExperienceReplay', 'PrioritizedReplay',
            'RankReplay', 'SequenceReplay', 'HindsightReplay', 'Actors', 'ActorError', 'SharedParams', 'SharedAgent',
-           'RayActors', 'RayReplay', 'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
+           'RateLimiter', 'RayActors', 'RayReplay', 'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate',
+           'TensorBoardLog']
 
 # %% ../nbs/5_looking/06_all.ipynb #13dbbc6c
 from .steps import SimpleStep, Transition
 from .batch import Batch
 from .schedules import ExponentialSchedule, LinearSchedule
+from .rate_limiter import RateLimiter
 from .samplers.base import Sampler
 from .samplers.uniform import Uniform
 from .samplers.proportional import Proportional
@@ -41,5 +43,5 @@ _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSche
          'ReplayMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'Sequence',
          'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
          'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
-         'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RayActors', 'RayReplay',
+         'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay',
          'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']

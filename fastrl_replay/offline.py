@@ -115,11 +115,20 @@ def _space(memory, field):
     small = sum(o.nbytes for o in memory.layout.select([field]).leaves) <= 64
     return space_of(memory.recent(len(memory) if small else 1, fields=[field]).numpy()[0], counted=small)
 
+def _why_refused(dataset_id):
+    "What to change in an id that Minari doesn't take, as far as that can be told"
+    namespace, slash, name = dataset_id.rpartition('/')
+    if slash and len(namespace) < 2:
+        return ('; a namespace, what is before the slash, has at least two characters in Minari, '
+                f'and {namespace!r} has not')
+    return '' if re.search(r'-v\d+$', name) else '; it must end in a version, such as -v0'
+
 def _new_place(dataset_id):
     "Return the folder for a new data set of this id"
     from minari.storage import get_dataset_path
     if not (isinstance(dataset_id, str) and re.fullmatch(r'([-\w][-\w/]*[-\w]/)?[-\w]+-v\d+', dataset_id)):
-        raise ValueError(f"dataset_id: expected a name such as 'cartpole/mixed-v0', got {shown(dataset_id)}")
+        raise ValueError(f"dataset_id: expected a name such as 'cartpole/mixed-v0', got {shown(dataset_id)}"
+                         + _why_refused(str(dataset_id)))
     place = get_dataset_path(dataset_id)
     if place.exists(): raise FileExistsError(f'dataset_id: {dataset_id} exists already, in {place}; take another name')
     return place

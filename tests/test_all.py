@@ -20,7 +20,7 @@ def test_the_star_brings_few_names_and_all_are_there(root):
     assert len(names) <= MOST
     assert {'ReplayMemory', 'Batch', 'SimpleStep', 'Transition', 'GymStepper', 'NStep', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'Uniform',
             'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'LinearSchedule', 'EpsilonGreedy', 'SharedParams', 'SharedAgent', 'as_node', 'DQNLearner',
-            'CheckpointError'} <= set(names)
+            'CheckpointError', 'RateLimiter'} <= set(names)
     assert listed == names
 
 

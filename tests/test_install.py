@@ -1,5 +1,5 @@
 "The package where pip may put it: read-only, without a place for compiled kernels, and on systems that lack Linux's calls"
-import ctypes, os, shutil, stat, subprocess, sys, tempfile
+import ctypes, os, shutil, stat, subprocess, sys, tempfile, tomllib
 from pathlib import Path
 
 import pytest
@@ -76,3 +76,27 @@ def test_a_system_without_fcntl(root, tmp_path):
     ran = subprocess.run([sys.executable, '-c', code, str(tmp_path/'memory')], cwd=root, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() in (['works', 'works'], ['works', 'refused'])
+
+
+# ---- requirements
+
+def test_every_requirement_has_a_lowest_version(root):
+    "One that exists and is not above what the tests run with; `make lowest` installs and uses them"
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+    pinned = dict(line.split('#')[0].strip().split('==') for line in (root/'constraints.txt').read_text().splitlines() if '==' in line.split('#')[0])
+    tested = {k.lower().replace('_', '-'): Version(v) for k, v in pinned.items()}
+    project = tomllib.loads((root/'pyproject.toml').read_text())['project']
+    lines = [*project['dependencies'], *(o for extra in project['optional-dependencies'].values() for o in extra)]
+    for o in map(Requirement, lines):
+        low = [s.version.removesuffix('.*') for s in o.specifier if s.operator in ('>=', '==')]
+        assert low, f'{o}: expected a lowest version'
+        assert tested[o.name.lower()] in o.specifier, f'{o}: the tests run with {tested[o.name.lower()]}'
+        assert Version(low[0]) <= tested[o.name.lower()]
+    assert 'fastprogress>=1.1.6' in project['dependencies']                # earlier ones import IPython, and `fit` failed without it
+
+
+def test_a_requirement_without_a_lowest_version_is_named(root):
+    code = 'import lowest; print(lowest.bounds(["a>=1.2,<3", "b[x,y]==2.*", "a>=1.10"])); lowest.bounds(["numpy>=2", "matplotlib<4"])'
+    ran = subprocess.run([sys.executable, '-c', code], cwd=root/'tools', capture_output=True, text=True)
+    assert ran.stdout.strip()=="{'a': '==1.10', 'b': '==2.*'}" and 'matplotlib<4: expected a lowest version' in ran.stderr
