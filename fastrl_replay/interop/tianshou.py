@@ -20,8 +20,8 @@ from ..steps import derived_type, tree_map, whole_number
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #0d330130
 try: from tianshou.data import Batch, ReplayBufferManager
 except ImportError as e:
-    raise ImportError('fastrl_replay.interop.tianshou needs Tianshou 2: '
-                      'pip install "fastrl_replay[tianshou]"') from e
+    raise ModuleNotFoundError('fastrl_replay.interop.tianshou needs Tianshou 2: '
+                              'pip install "fastrl_replay[tianshou]"', name='tianshou') from e
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #5d68448e
 _FIELDS = dict(obs='state', act='action', rew='rew', terminated='terminated', truncated='truncated',
