@@ -7,7 +7,7 @@ __all__ = ['q_targets', 'dqn_loss', 'Episodes', 'OneHot', 'Pixels', 'q_network',
            'Learner', 'DQNLearner']
 
 # %% ../nbs/2_learning/04_learner.ipynb #abd4d457
-import copy, html, os, shutil, sys
+import copy, html, math, os, shutil, sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -38,8 +38,10 @@ def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
     Learning with Double Q-learning*, equation 4), or `target`'s own with `double=False` (Mnih et
     al. 2015, *Human-level control …*, algorithm 1). `discount` is the batch's column of that name
     (n-step returns bring γᵐ), else `gamma`. Truncated transitions are bootstrapped."""
+    return _targets(batch, _as_input(batch.next_state, target), model, target, gamma, double)
+
+def _targets(batch, states, model, target, gamma, double):
     with torch.no_grad():
-        states = _as_input(batch.next_state, target)
         values = target(states)
         future = values.gather(1, model(states).argmax(1, keepdim=True))[:, 0] if double else values.amax(1)
         future = future.masked_fill(batch.terminated.bool(), 0.)
@@ -49,8 +51,9 @@ def dqn_loss(batch, model, target, gamma=.99, double=True) -> tuple[torch.Tensor
     """Return the smooth L1 loss of each row and its TD error, target − Q(s, a); both float (bs,).
 
     See `q_targets`. The gradient is that of errors clipped at ±1 (Mnih et al. 2015, Methods)."""
-    wanted = q_targets(batch, model, target, gamma, double)
-    q = model(_as_input(batch.state, model)).gather(1, batch.action.long()[:, None])[:, 0]
+    states, after = _as_input((batch.state, batch.next_state), model)
+    wanted = _targets(batch, after, model, target, gamma, double)
+    q = model(states).gather(1, batch.action.long()[:, None])[:, 0]
     return nn.functional.smooth_l1_loss(q, wanted, reduction='none'), wanted - q.detach()
 
 def _as_input(states, model):
@@ -290,9 +293,11 @@ def _norm(gradients): return torch.stack([torch.linalg.vector_norm(g) for g in g
 def _clip(parameters, max_norm):
     "What `clip_grad_norm_` does, in less time for a small network"
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = _norm(gradients)
-    if norm.is_cpu and norm <= max_norm: return              # on a GPU, to look is to wait
-    factor = (max_norm/norm).clamp(max=1.)
+    if all(g.is_cpu for g in gradients):
+        norm = math.hypot(*(float(torch.linalg.vector_norm(g)) for g in gradients))
+        if norm <= max_norm: return
+        factor: Any = max_norm/norm
+    else: factor = (max_norm/_norm(gradients)).clamp(max=1.)         # on a GPU, to look is to wait
     for g in gradients: g.mul_(factor)
 
 def _mean_loss(found, weights):
