@@ -297,7 +297,7 @@ def test_a_dead_worker_is_replaced(trouble):
 
 class Large(Source):
     "Steps of 4 MB, so that a worker waits in the middle of a message"
-    def one(self): return super().one()._replace(state=np.zeros(2**20, np.float32))
+    def one(self): return super().one()._replace(state=np.zeros(2**19, np.float32), next_state=np.zeros(2**19, np.float32))
 
 def test_a_worker_that_was_stopped_in_the_middle_of_a_message():
     pipe = actors(Large(), 1, chunk=1, timeout=1)

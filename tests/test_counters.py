@@ -20,6 +20,12 @@ def shifted(state, by):
     return state
 
 
+def left(max_sz, path):
+    "A folder as a kill after a flush leaves it"
+    memory = filled(max_sz, path=path)
+    memory.flush()
+    del memory
+
 def shift_on_disk(path, by):
     counts = np.memmap(path/'counts.map', np.int64, 'r+')
     counts[:3] += by
@@ -31,7 +37,7 @@ def test_ids_are_exact_as_far_as_counters_are_accepted(max_sz, tmp_path):
     by = (2**60 - 100)//max_sz*max_sz
     twin, memory = filled(max_sz), ReplayMemory(max_sz, seed=0)
     memory.load_state_dict(shifted(filled(max_sz).state_dict(), by))
-    filled(max_sz, path=tmp_path/'m').close()
+    left(max_sz, tmp_path/'m')
     shift_on_disk(tmp_path/'m', by)
     there = ReplayMemory.open(tmp_path/'m')
     for _ in range(20):
@@ -52,7 +58,7 @@ def test_counters_beyond_that_are_refused(n, tmp_path):
     with pytest.raises(ValueError, match='n_added: expected fewer than 2⁶⁰'): good.load_state_dict(state)
     assert good.n_added == 25 and good.check_valid() and (good.fetch(before.ids).action == before.action).all()
 
-    filled(10, path=tmp_path/'m').close()
+    left(10, tmp_path/'m')
     shift_on_disk(tmp_path/'m', n - 25)
     for opened in (ReplayMemory.open, ReplayMemory.peek, lambda path: ReplayMemory(10, path=path)):
         with pytest.raises(CheckpointError, match=f'counts.map.*damaged.*{n}'): opened(tmp_path/'m')
