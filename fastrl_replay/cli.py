@@ -43,7 +43,7 @@ def make_parser(command) -> argparse.ArgumentParser:
 
 def _how(o):
     "What argparse is told of a parameter: its help, type, choices and default"
-    kind, default = next(iter(get_args(o.anno)), o.anno), o.default           # `int | None` is an int
+    kind, default = next(iter(get_args(o.anno)), o.anno), o.default         # `int | None` is an int
     shown = ('no', 'yes')[default] if kind is bool else default
     how: dict[str, Any] = dict(help=o.docment, default=default)
     if default not in (None, Parameter.empty): how['help'] = f'{o.docment} (default: {shown})'.replace(') (', '; ')
@@ -55,7 +55,7 @@ def parse_options(command, args) -> dict[str, Any]:
     "Return the arguments of the function `command` in `args` (strings), as a dict; `Refused` for mistakes"
     parser: Any = make_parser(command)
     def refuse(message) -> NoReturn: raise Refused(f'{message} (see {parser.prog} --help)')
-    def underscored(m): return m[0].replace('-', '_')                  # --checkpoint-every as --checkpoint_every
+    def underscored(m): return m[0].replace('-', '_')     # --checkpoint-every as --checkpoint_every
     parser.error = refuse
     args = [re.sub(r'(?<=^--)(?!no-)[^=]+|(?<=^--no-)[^=]+', underscored, o) for o in args]
     return vars(parser.parse_args(args))
@@ -152,7 +152,7 @@ def _pipe(o, agent, seeds):
 
 def _on_ray(steps, o, seeds):
     "(stepper → n-step →) Ray actors → shards"
-    from fastrl_replay.ray.replay import RayReplay                       # with both functional forms
+    from fastrl_replay.ray.replay import RayReplay                      # with both functional forms
     from fastrl_replay.samplers.proportional import Proportional
     from fastrl_replay.schedules import LinearSchedule
     beta = LinearSchedule(o['beta'], o['beta_end'], _n_batches(o)) if o['memory']=='prioritized' else None
@@ -221,7 +221,7 @@ def _run(o, learn, best):
     try: learn.fit(n - learn.n_batches, best)
     finally:
         if o['ray']:
-            learn.episodes.memory = None          # what has been learned from it is known; it ends here
+            learn.episodes.memory = None      # what has been learned from it is known; it ends here
             learn.replay.close()
         elif o['actors']: learn.replay.source_datapipe.close()
     at = f'at batch {learn.n_batches:,} of {n:,}, stopping early' if learn.n_batches < n else f'in {n:,} batches'
@@ -275,23 +275,23 @@ def train(
     max_steps: int | None = None,   # steps at which episodes are cut off (default: the environment's limit, or 1000)
     n_envs: int = 1,                # copies of the environment, stepped together
     actors: int = 0,                # worker processes that step the environments (0: none)
-    ray: bool = False,              # the memory and the actors in Ray actors, on a cluster or this machine
+    ray: bool = False,       # the memory and the actors in Ray actors, on a cluster or this machine
     shards: int = 4,                # with --ray: the parts of the memory, each a process
     seed: int = 0,                  # the seed of everything that is random
     memory: Literal['uniform', 'prioritized', 'rank'] = 'prioritized',    # how batches are sampled
     max_sz: int = 50_000,           # transitions the memory holds
-    min_sz: int = 1_000,            # transitions stored before the first batch (at most half of --steps)
+    min_sz: int = 1_000,       # transitions stored before the first batch (at most half of --steps)
     bs: int = 128,                  # transitions in a batch
     steps_per_batch: float = 2.,    # environment steps for each batch
     alpha: float | None = None,     # exponent of the priorities (default: 0.6, with rank 0.7)
     beta: float | None = None,      # exponent of importance weights at the first batch (default: 0.4, with rank 0.5)
     beta_end: float = 1.,           # exponent of importance weights at the last batch
-    on_disk: bool = False,          # keep the memory in OUT/memory, where every step survives a killed run
+    on_disk: bool = False,   # keep the memory in OUT/memory, where every step survives a killed run
     n: int = 3,                     # steps in an n-step return
     gamma: float = .99,             # discount factor
     lr: float = .02,                # learning rate at the first batch
     lr_end: float = .001,           # learning rate at the last batch
-    double: bool = True,            # double DQN: one network chooses the next action, the other evaluates it
+    double: bool = True,   # double DQN: one network chooses the next action, the other evaluates it
     target_sync: int = 50,          # batches between two updates of the target network
     hidden: int = 128,              # units of the hidden layer
     eps_start: float = 1.,          # share of random actions at the first step
@@ -304,11 +304,11 @@ def train(
     select: int = 20,               # greedy episodes in each of these evaluations
     confirm: int = 180,             # further episodes for weights that may be the best so far
     average: float = .005,          # share of the newest weights in the average that is evaluated (0: no average)
-    patience: int = 10,             # evaluations without improvement before training stops early (0: never)
+    patience: int = 10,     # evaluations without improvement before training stops early (0: never)
     goal: float | None = None,      # mean return that allows stopping early (default: the environment's threshold)
     out: str = 'runs/train',        # folder for the weights, the learning curve, config.json and result.json
     checkpoint_every: int = 0,      # batches between two checkpoints, in OUT/checkpoint (0: none)
-    resume: str | None = None,      # folder of a run to continue, with its own options (default: none)
+    resume: str | None = None,   # folder of a run to continue, with its own options (default: none)
     force: bool = False,            # replace what an earlier run left in OUT, its checkpoint and memory included
 ) -> Any:
     "Train a double DQN, keep its best weights, and evaluate them"
@@ -381,7 +381,7 @@ def play(
     folder: str,                    # a run's folder
     *,
     seed: int = 0,                  # seed of the episode
-    out: str | None = None,         # file for the moving picture (default: play.gif in the run's folder)
+    out: str | None = None,    # file for the moving picture (default: play.gif in the run's folder)
     window: bool = False,           # show the episode in a window, and write no file
 ) -> None:
     "Play an episode with the weights of a run, in a GIF or in a window"
@@ -393,7 +393,7 @@ def play(
     from PIL import Image
     from fastrl_replay.pipes.agents import EpsilonGreedy
     agent, fps = EpsilonGreedy(load_model(folder), 0.), env.metadata.get('render_fps') or 25
-    every, pictures = max(1, round(fps/25)), list[Any]()                   # 25 pictures a second are enough
+    every, pictures = max(1, round(fps/25)), list[Any]()           # 25 pictures a second are enough
     state, total = env.reset(seed=seed)[0], 0.
     steps, ended = 0, False
     while not ended:
@@ -429,7 +429,7 @@ def import_(
     folder: str,                    # a new folder, for the memory
     *,
     max_sz: int | None = None,      # transitions the memory holds (default: all)
-    simple: bool = False,           # SimpleSteps, which number steps and episodes, instead of Transitions
+    simple: bool = False,     # SimpleSteps, which number steps and episodes, instead of Transitions
     on_disk: bool = False,          # a memory on disk, for ReplayMemory.open, instead of one for ReplayMemory.load
 ) -> None:
     "Store a Minari data set as a memory"

@@ -20,7 +20,7 @@ _MOST, _BYTES = 1_000_000, 64 << 20       # rows whose numbers are read; bytes o
 class Newest(NamedTuple):
     "The newest rows of a memory, in the order of time"
     ids: np.ndarray                      # int64
-    before: np.ndarray                   # where in these rows the row before is; −1: none; −2: not here
+    before: np.ndarray               # where in these rows the row before is; −1: none; −2: not here
     columns: dict[str, np.ndarray]       # the fields of one number
     def ends(self) -> np.ndarray | None:
         "Return which rows end an episode (bool), or None where the steps have no flags"
@@ -140,7 +140,7 @@ class _Seen:
         if self.fields is None or rows.ends() is None or 'discount' in names: self.most = 0
         else: self.most = int(np.clip(_BYTES // 16 // _nbytes(layout, self.fields), 9, 4096))
         shapes = [[leaf.shape for leaf in layout.select([o]).leaves] for o in self.fields or ()]
-        if self.most and shapes[0]!=shapes[1]: self.most = 0         # 0: there is nothing to compare
+        if self.most and shapes[0]!=shapes[1]: self.most = 0        # 0: there is nothing to compare
     def some(self, which):
         "Where `which` (bool) is true: all places, or enough of them"
         at = np.flatnonzero(which)

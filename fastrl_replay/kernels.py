@@ -16,6 +16,7 @@ from fastcore.xdg import xdg_cache_home
 from llvmlite import ir
 from numba import config, njit, types
 from numba.core import event
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
 # %% ../nbs/1_memory/04_kernels.ipynb #76050de8
@@ -43,7 +44,7 @@ def _doubts(folder):
     "Yield each `_doubt` about a folder and all that is in it; where files have no owner, there is none"
     if not hasattr(os, 'geteuid'): return
     yield _doubt(folder)
-    others = 0o022 if folder.lstat().st_mode & 0o011 else 0         # may anybody else enter it at all?
+    others = 0o022 if folder.lstat().st_mode & 0o011 else 0      # may anybody else enter it at all?
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             with suppress(FileNotFoundError): yield _doubt(Path(where, name), others)    # another process removed it
@@ -107,6 +108,10 @@ class _Compiling(event.Listener):
 def _is_ours(event): return (event.data['dispatcher'].py_func.__module__ or '').startswith('fastrl_replay')
 
 event.register('numba:compile', _Compiling())
+# A forked child would wait for ever for the lock of a thread that compiles, which it does not have
+if hasattr(os, 'register_at_fork'):
+    unlock = global_compiler_lock.release
+    os.register_at_fork(before=global_compiler_lock.acquire, after_in_parent=unlock, after_in_child=unlock)
 
 # %% ../nbs/1_memory/04_kernels.ipynb #470023e5
 @cache

@@ -225,7 +225,7 @@ _NAMES = dict(eps='ε', beta='β', lr='learning rate', samples_per_insert='sampl
 
 def _draw_returns(ax, steps, returns, evaluations, smooth, threshold):
     mean = _smooth(returns, smooth)
-    late = len(returns) - len(mean)                     # a mean is drawn at the middle of its window
+    late = len(returns) - len(mean)                    # a mean is drawn at the middle of its window
     ax.plot(steps, returns, '.', ms=3, color=GREY, label='training episode')
     ax.plot(steps[late//2:][:len(mean)], mean, color=COLOUR, label=f'mean of {late + 1}')
     if len(evaluations): ax.plot(*zip(*evaluations), 'k.-', lw=.8, label=f'greedy, at last {evaluations[-1][1]:.4g}')
@@ -252,7 +252,7 @@ def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=Non
     series = {k: np.array(v).T for k, v in (history or {}).items() if k in _NAMES}
     moving = [k for k in _NAMES if k in series and np.ptp(series[k][1]) > 0]
     upper = ['return']*bool(len(returns) or len(evaluations)) + ['loss']*bool(len(losses))
-    wide = -(-len(moving)//max(1, -(-len(moving)//4))) or 1              # panels in a row, at most 4
+    wide = -(-len(moving)//max(1, -(-len(moving)//4))) or 1             # panels in a row, at most 4
     lower = [(moving[k:k + wide] + ['.']*wide)[:wide] for k in range(0, len(moving), wide)]
     rows: Any = [[k]*wide for k in upper] + lower or [['nothing to show yet']]
     heights = [2.6 if row[0]=='return' else 1.4 for row in rows]
@@ -363,7 +363,7 @@ class Learner:
         Raises a `ValueError` where the loader yields nothing."""
         if n_batches < 1: return self
         log = _log_every(n_batches, watch)
-        if self.shared is not None: self.shared.publish(self.model)       # weights that were loaded, say
+        if self.shared is not None: self.shared.publish(self.model)  # weights that were loaded, say
         with _progress(n_batches) as bar:
             for i, batch in enumerate(_next_batches(self.dl, n_batches), 1):
                 self.update(batch)

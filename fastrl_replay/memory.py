@@ -208,7 +208,7 @@ class ReplayMemory:
 
     def _open(self, layout):
         "Make the storage, or find it in the folder"
-        kept = ', '.join(map(str, self._room.files)) if self._room.durable else ''       # the sampler's
+        kept = ', '.join(map(str, self._room.files)) if self._room.durable else ''   # the sampler's
         storage = self._new_storage(layout, self._room)
         self._describe(layout)
         if self._room.durable and storage.n_added:
@@ -256,7 +256,7 @@ class ReplayMemory:
         if self._inherited: _refuse()
         if self._storage is None:
             layout = self._layout_of(step)
-            for leaf, v in zip(layout.leaves, layout.values(step)): encode(leaf, v)     # it must fit
+            for leaf, v in zip(layout.leaves, layout.values(step)): encode(leaf, v)    # it must fit
             self._open(layout)
         storage = self._storage
         if priority is not None: self._expect(storage, as_priorities('priority', priority, 1))
@@ -481,7 +481,7 @@ class ReplayMemory:
     def __len__(self) -> int:
         first, n = self._ask(_both, (0, 0))
         if 0 <= n - first <= self.max_sz: return n - first
-        return self.max_sz if n > first else 0               # rows came in between, or a state is being loaded
+        return self.max_sz if n > first else 0    # rows came in between, or a state is being loaded
     def __bool__(self) -> bool: return True
     @property
     def layout(self) -> Layout | None:
@@ -748,7 +748,7 @@ class ReplayMemory:
         if isinstance(self._storage, _Gone): return
         self._inherited = was_idle and not self._room.durable
         if not self._inherited: self._storage = self._sampler = _Gone(_ELSEWHERE if self._room.durable else _BUSY)
-        elif self._storage is not None: self._storage.add = _refuse        # so that `add` need not look
+        elif self._storage is not None: self._storage.add = _refuse    # so that `add` need not look
     def __reduce_ex__(self, protocol):
         if get_spawning_popen() is not None: return _Gone, (_ELSEWHERE,)     # useless in a worker
         return super().__reduce_ex__(protocol)
@@ -757,11 +757,11 @@ class ReplayMemory:
     @locked
     def __deepcopy__(self, memo: dict) -> 'ReplayMemory':
         made = memo[id(self)] = type(self).__new__(type(self))
-        made.__setstate__(self._state(memo))                 # which copies the rows, while the lock is held
+        made.__setstate__(self._state(memo))         # which copies the rows, while the lock is held
         return made
     @locked
     def __getstate__(self):
-        return self._state({}, np.array)                     # pickle reads it later, without the lock
+        return self._state({}, np.array)                   # pickle reads it later, without the lock
 
     def _state(self, memo, array=np.asarray):
         "What a copy consists of, all of it its own; `array` makes the arrays of its rows"

@@ -35,7 +35,7 @@ class RateLimiter:
         self.min_sz, self.bs = int(_exact('min_sz', min_sz, 0)), int(_exact('bs', bs, 1))
         self.n_inserted = self.n_sampled = 0
         self.lock = threading.Condition()
-        ratio, slack = self.samples_per_insert, self.slack          # below, all three in whole units
+        ratio, slack = self.samples_per_insert, self.slack         # below, all three in whole units
         self._step, self._row = ratio.numerator*slack.denominator, ratio.denominator*slack.denominator
         self._slack = ratio.numerator*slack.numerator
         self._check(1, self.bs)

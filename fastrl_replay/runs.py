@@ -164,7 +164,7 @@ def _checkpoint(folder, found=None):
         elif 'memory' in state:
             try: found = found._replace(memory=ReplayMemory.load(folder))
             except CheckpointError: raise
-            except ValueError as e: notes.append(str(e))             # a sampler that must be passed again
+            except ValueError as e: notes.append(str(e))       # a sampler that must be passed again
     return found._replace(notes=tuple(notes))
 
 def _range(a): return f'{a.min():.4g} to {a.max():.4g}, mean {a.mean():.4g}'

@@ -326,7 +326,7 @@ class SavedState:
     def __init__(self, folder: str | Path, kind: str | None = None) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir(): raise CheckpointError(f'{folder}: no such folder, no saved state')
-        if not (self.folder/MANIFEST).exists():          # don't wait for what is locked for another reason
+        if not (self.folder/MANIFEST).exists():   # don't wait for what is locked for another reason
             raise CheckpointError(f'{self.folder/MANIFEST}: no such file, no saved state')
         with ExitStack() as held:
             held.enter_context(_lock(self.folder, exclusive=False))

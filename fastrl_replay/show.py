@@ -22,7 +22,7 @@ STYLE: Any = {'font.size': 9, 'legend.fontsize': 9, 'legend.frameon': False, 'fi
               'axes.titlesize': 10, 'axes.spines.top': False, 'axes.spines.right': False}
 _BARS, _FEW, _MOST = 50, 12, 16         # bars; values drawn one by one; numbers of a vector
 _STATES = 'state', 'obs', 'observation'
-_OVER: Any = dict(frameon=True, framealpha=.8, edgecolor='none')      # a legend that may lie over marks
+_OVER: Any = dict(frameon=True, framealpha=.8, edgecolor='none')  # a legend that may lie over marks
 
 def _edges(values):
     "Limits of bars over positive values, and the kind of axis: logarithmic if they span two decades"
@@ -212,7 +212,7 @@ def is_image(shape) -> bool:
 
 def as_picture(a) -> np.ndarray:
     "Return an observation as matplotlib takes it: (h, w), or (h, w, 3); of a stack of frames the newest"
-    if a.ndim==3 and a.shape[0] < min(a.shape[1:]): a = np.moveaxis(a, 0, -1)        # channels came first
+    if a.ndim==3 and a.shape[0] < min(a.shape[1:]): a = np.moveaxis(a, 0, -1)  # channels came first
     if a.ndim==3 and a.shape[-1]!=3: a = a[..., -1]
     return a if a.dtype.kind!='f' else (a - a.min())/(np.ptp(a) or 1)
 

@@ -1,11 +1,15 @@
 """Where compiled kernels are kept: only where nobody else can have put code, and where there is room for it"""
 import os
+import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 
 from fastrl_replay import kernels
 
@@ -142,3 +146,25 @@ def test_a_cache_on_a_full_disk_is_not_used(tmp_path):
         assert ran.returncode==0 and str(tmp_path) not in ran.stdout, ran
         assert ran.stderr.count('\n')==1 and f'{tmp_path} is not writable' in ran.stderr and 'NUMBA_CACHE_DIR' in ran.stderr
     assert not [p for p in tmp_path.rglob('*') if p.is_file()]
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork on this system')
+def test_a_fork_while_another_thread_compiles():
+    "The child compiles too: it does not wait for a thread that it does not have"
+    began = threading.Event()
+    def compiling():
+        with global_compiler_lock:
+            began.set()
+            time.sleep(.5)
+    thread = threading.Thread(target=compiling)
+    thread.start()
+    began.wait()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(60)
+        code = 1
+        try: code = int(kernels.compiled_module('from numba import njit\n\n@njit\ndef thrice(x): return 3*x\n').thrice(14)!=42)
+        finally: os._exit(code)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==0
+    assert kernels.compiled_module('from numba import njit\n\n@njit\ndef twice(x): return 2*x\n').twice(21)==42

@@ -25,7 +25,7 @@ except ImportError as e:
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #5d68448e
 _FIELDS = dict(obs='state', act='action', rew='rew', terminated='terminated', truncated='truncated',
-               obs_next='next_state')                    # Tianshou's keys, and the fields of the steps
+               obs_next='next_state')                 # Tianshou's keys, and the fields of the steps
 
 def _arrays(v):
     "Return a column of a `Batch` as an array, or a nested one as a dict of arrays"

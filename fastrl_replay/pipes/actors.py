@@ -321,7 +321,7 @@ class Actors(IterDataPipe):
                  in_flight: int = 2, in_order: bool = True) -> None:
         if not timeout > 0: raise ValueError(f'actors: timeout: expected seconds above 0, got {timeout!r}')
         check_upstream(source_datapipe)
-        if isinstance(ctx, str): multiprocessing.get_context(ctx)      # a wrong name is refused here
+        if isinstance(ctx, str): multiprocessing.get_context(ctx)     # a wrong name is refused here
         self.num_workers = whole_number('actors: num_workers', num_workers)
         self.chunk = whole_number('actors: chunk', chunk, 1)
         self.in_flight = whole_number('actors: in_flight', in_flight, 1)

@@ -417,7 +417,7 @@ class GymStepper(IterDataPipe):
             try: item = world.place.pull(source)
             except StopIteration:
                 if world.position: continue            # the end of a pass: the source repeats
-                break                                  # nothing in it, or an iterator, which can't repeat
+                break                            # nothing in it, or an iterator, which can't repeat
             world.position += 1
             return self._stream(item, world.position - 1)
         if not world.streams:
@@ -437,7 +437,7 @@ class GymStepper(IterDataPipe):
         if not _is_env(env):
             raise TypeError(f'gym_stepper: {item!r:.60} returned no environment, but {type(env).__name__} {env!r:.60}')
         stream = world.by_object.get(id(env)) or self._adopt(env, env is not item)
-        world.by_object[id(env)] = world.by_position[position] = stream        # which keeps the `id`
+        world.by_object[id(env)] = world.by_position[position] = stream       # which keeps the `id`
         return stream
 
     def _adopt(self, env, made):

@@ -15,7 +15,7 @@ from ..steps import tree_leaves
 
 # %% ../../nbs/4_processes/02_weights.ipynb #cf6e3707
 _SEQUENCE, _CHECKSUM, _BASE = 0, 1, 2                    # words at the front
-_COUNTS, _PLACES = 8, 4096                               # step counts from word 8 on, one for each actor
+_COUNTS, _PLACES = 8, 4096                          # step counts from word 8 on, one for each actor
 _FRONT = 8*(_COUNTS + _PLACES)
 
 def _tensors(model): return dict(itertools.chain(model.named_parameters(), model.named_buffers()))

@@ -328,7 +328,7 @@ class RayMemory:
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
             buffer, probs, a = self._buffer(asked.bs, asked.fields), np.empty(asked.bs), 0
-            order = self.rng.permutation(asked.bs) if len(columns) > 1 else None   # one's are random
+            order = self.rng.permutation(asked.bs) if len(columns) > 1 else None  # one's are random
             for k in columns:
                 to: Any = slice(None) if order is None else order[a:a + row[k]]
                 run = slice(at[k], at[k] + row[k])

@@ -336,7 +336,7 @@ class Prioritized(Sampler):
     write: Any  # (ids, values, first_id, n_added, fresh): ids changed, stale entries; or −1
     set_alpha: Any          # (alpha)
     set_largest: Any        # (priority): the largest seen so far
-    kept: Any               # (): the priorities that outlived a process, and the largest seen (0: none)
+    kept: Any           # (): the priorities that outlived a process, and the largest seen (0: none)
     rebuild: Any            # (priorities, largest, first_id, n_added): everything else from these
 
     @property

@@ -67,7 +67,7 @@ def run_of(links, rows, slot, before, id, length, stride, first_id):
 @inner(forceinline=True, error_model='numpy')
 def put_leaf(tree, lows, lines, place, p, scale):
     "Give a place its priority (below 0: none). Sums are computed when `lines`, preceded by their number, is full"
-    alpha, largest, most = scale                             # p^alpha of the largest, the most frequent one
+    alpha, largest, most = scale                     # p^alpha of the largest, the most frequent one
     leaf = 0. if p < 0 else most if p==largest else power(p, alpha)
     line, q, k = np.int64(tree[0, FIRST]) + (place >> 2), place & 3, lines[0]
     tree[line, q], tree[line, q + 4] = leaf, max(p, 0.)
@@ -110,7 +110,7 @@ def tell_rows(links, terminated, truncated, marks, step_n, options, rows, starts
         back = np.int64(links[slot, 0])
         before = slot - back if slot >= back else slot - back + max_sz
         number, phase, lag = 0, 0, 0
-        same = rows[before, NUMBER] >= 0                     # not flagged: that much is known of an overwritten row
+        same = rows[before, NUMBER] >= 0     # not flagged: that much is known of an overwritten row
         if id - back >= first_id:
             same = _goes_on(not same, (episode_n[before], episode_n[slot]), (discount[before], discount[slot]),
                             (rising[before], rising[slot]))
@@ -175,10 +175,10 @@ class SequenceSampler(Sampler):
     arrays: tuple[str, ...] = 'rows', 'starts', 'kept', 'columns'
     rows: Any = None               # int32[max_sz, 4]: NUMBER, PHASE, LAG, PLACE of each slot
     starts: Any = None             # int32[max_sz, 2]: slot and span of each start that can be drawn
-    kept: Any = None               # float64[max_sz + 1]: the priority of each slot's start; the largest
+    kept: Any = None           # float64[max_sz + 1]: the priority of each slot's start; the largest
     columns: Any = None            # links and flags of the storage's rows
     known: int | None = None       # ids below this were kept by an earlier process
-    ends_early = False             # loaded from a version for which an episode ended at its first flag
+    ends_early = False          # loaded from a version for which an episode ended at its first flag
 
     def __init__(self, sequence: Any, sampler: Any = None) -> None:
         if isinstance(sequence, dict): sequence = Sequence(**sequence)

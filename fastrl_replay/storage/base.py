@@ -45,12 +45,12 @@ class Storage(Protocol):
     def close(self) -> None: "Release files and memory"
 
 # %% ../../nbs/1_memory/07_storage.ipynb #fa7cd927
-_FACTOR = 0x6F81DC1331B2E34F       # odd, and however its bits are shifted, never near a simple fraction
+_FACTOR = 0x6F81DC1331B2E34F   # odd, and however its bits are shifted, never near a simple fraction
 
 def find_place(table, shift, stream):
     "Return the place of `stream` in the table, its newest id next to it; or a free one (next: −1)"
     mask = len(table) - 2
-    at = stream*_FACTOR >> shift & mask           # bits below the 64th: the same in Python as in int64
+    at = stream*_FACTOR >> shift & mask        # bits below the 64th: the same in Python as in int64
     while table[at] != stream and table[at + 1] >= 0: at = (at + 2) & mask
     return at
 

@@ -493,7 +493,7 @@ class View:
         with naming(file, 'damaged'):
             ids, told = as_ids(ids), self._storage.told
             found, largest = kind.kept_priorities(self._kept, self.max_sz, ids % self.max_sz)
-            return np.where(ids < told, found, largest or 1.)      # rows not processed by the sampler
+            return np.where(ids < told, found, largest or 1.)    # rows not processed by the sampler
 
     def close(self) -> None:
         "Release the files"

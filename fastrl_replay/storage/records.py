@@ -22,7 +22,7 @@ from .fetch import fetch_fields, fetch_kernel
 # The counters: rows so far, the oldest, those the sampler was told of, a load under way
 N_ADDED, FIRST_ID, TOLD, LOADING = range(4)
 PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
-MOST = 2**60                                     # rows that can ever be stored: 36,000 years at a million a second
+MOST = 2**60                      # rows that can ever be stored: 36,000 years at a million a second
 
 class Ring:
     "The part of `Records` that writes"
@@ -148,7 +148,7 @@ class Ring:
         if self.key is None and streams is not self._streams_there:
             self._streams_there = None
             self.scratch['_stream'][:m] = streams
-            self._streams_there = streams if streams is numbers else None       # only those never change
+            self._streams_there = streams if streams is numbers else None  # only those never change
         if self.journal is not None: self._keep(n, m)
         count[FIRST_ID], self._bytes[at:at + m*size], count[N_ADDED] = first, data, n + m
         self.unsettled = False
@@ -234,7 +234,7 @@ class Records(Ring):
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
         if self.room.durable and self.room.writable: self.recover()
-        elif not 0 <= self.n_added < MOST: raise self._damaged_counts()         # another process writes it
+        elif not 0 <= self.n_added < MOST: raise self._damaged_counts()  # another process writes it
         self.draws = DrawCounts(max_sz, self.n_added)
 
     @property
