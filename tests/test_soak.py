@@ -1,11 +1,12 @@
 """Everything at once, for 20 seconds; `pytest tests/test_soak.py --soak 1800` takes half an hour. See soak.py"""
 import os
 import random
+import statistics
 
 import pytest
 from soak import Soak, Wrong, soak
 
-ROUNDS, BYTES = 6, 30e6          # rounds after which the level is known; by how much it may vary
+ROUNDS, BYTES = 5, 30e6          # rounds by which a level is known; by how much it may vary
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork on this system')
@@ -17,8 +18,10 @@ def test_everything_at_once(pytestconfig, capsys):
     assert {'write', 'draw', 'look', 'keep', 'copy', 'fork', 'fork 0'} <= counts.keys(), counts
     nbytes, descriptors = zip(*levels)
     assert descriptors[-1]==descriptors[0], f'open descriptors after each round: {descriptors}'
-    if len(levels) > 2*ROUNDS:
-        assert max(nbytes[-ROUNDS:]) < max(nbytes[:2*ROUNDS]) + BYTES, f'bytes in use after each round: {nbytes}'
+    quarter = len(levels)//4
+    if quarter >= ROUNDS:            # level at the end: threads and kernels take their room at the beginning
+        before, last = (statistics.median(nbytes[a:b]) for a, b in ((-2*quarter, -quarter), (-quarter, None)))
+        assert last < before + BYTES, f'bytes in use after each round: {nbytes}'
 
 
 # ---- the soak itself notices
