@@ -61,7 +61,7 @@ docs: $(READY)  ## build the site into _docs/
 bench: $(PEERS)  ## measure against other replay buffers: all figures in runs/bench/results.csv, and a plot
 	@mkdir -p runs/bench
 	@$(BIN)/python benchmarks/compare.py --out runs/bench
-	@for f in draw insert priority sequences hindsight cold frames disk stepper actors updates tensordicts sb3 cluster; do \
+	@for f in draw insert priority sequences hindsight cold frames disk stepper actors updates loops tensordicts sb3 cluster; do \
 	  echo "== benchmarks/$$f.py"; BENCH_CSV=runs/bench/results.csv $(BIN)/python benchmarks/$$f.py || exit 1; done
 
 # What is stored is not run again: interrupt it, and start it again another night

@@ -30,7 +30,7 @@ def speed(ax, found):
             if own: ax.plot(*zip(*own), mark, color=colour, markersize=6, **fill)
     ax.axvline(1, color=OURS, linewidth=3)
     said = f'{int(largest):,} transitions' + ''.join(f', hollow: {int(o):,}' for o in sizes if o!=largest)
-    ax.set(xscale='log', xlim=(.8, 500), xlabel=f'times as long as fastrl_replay (orange); {said}', yticks=range(len(cases)), yticklabels=cases)
+    ax.set(xscale='log', xlim=(.6, 500), xlabel=f'times as long as fastrl_replay (orange); {said}', yticks=range(len(cases)), yticklabels=cases)
     ax.invert_yaxis()
     ax.grid(axis='x', alpha=.3)
     ax.legend(fontsize=8, loc='lower right')
