@@ -321,13 +321,14 @@ class ReplayMemory:
 
         A `ValueError` if there is nothing to draw, bs < 1, or without replacement bs > len."""
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = whole_number('bs', bs, 1)
+        if fields is not None: fields = _field_names(fields)
         lock = self.lock
         try:
             lock.acquire()
             storage = self._storage
             if storage is None or storage.told!=storage.n_added: storage = self._caught_up()
-            if self._sampler.sequence is None: return storage.sample(bs, self._draw, _field_names(fields))
-            return draw_sequences(storage, self._sampler, bs, self.rng, _field_names(fields))
+            if self._sampler.sequence is None: return storage.sample(bs, self._draw, fields)
+            return draw_sequences(storage, self._sampler, bs, self.rng, fields)
         finally:
             try: lock.release()
             except RuntimeError: pass
