@@ -298,7 +298,7 @@ def train(
     eps_end: float = .05,           # share of random actions after --eps_steps
     eps_steps: int = 10_000,        # steps over which the share of random actions falls
     device: str = 'cpu',            # device of the network, such as cuda
-    compile: bool = False,          # compile an update into one graph: slow to begin with, then twice as fast
+    compile: bool = False,          # compile an update into one graph: slow to begin with, then faster
     episodes: int = 20,             # greedy episodes that the reported return is the mean of
     every: int = 250,               # batches between evaluations during training
     select: int = 20,               # greedy episodes in each of these evaluations
