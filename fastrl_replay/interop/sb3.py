@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 from torch import from_numpy
 from ..batch import Batch
+from ..health import ids_in
 from ..kernels import kernel
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
@@ -187,8 +188,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _ids(self, slots):
         "The ids of the rows in these slots: time·n_envs + environment"
-        n, memory = self.memory.n_added - 1, self.memory
-        return slots + (n - slots)//memory.max_sz*memory.max_sz
+        return ids_in(self.memory, slots)
     def _correct(self, field, slots, values):
         stored = slots < len(self.memory)
         self.memory.correct(self._ids(slots[stored]), field, values[stored])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..health import ids_in
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
@@ -188,9 +189,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         if slots.size and (slots.min() < 0 or slots.max() >= len(self)):
             raise IndexError(f'index: expected indices of the {len(self)} rows stored, got {index}')
         return slots
-    def _ids(self, slots):
-        newest = self.memory.n_added - 1
-        return newest - (newest - slots) % self.maxsize
+    def _ids(self, slots): return ids_in(self.memory, slots)
 
     def __getitem__(self, index: Any) -> Any:
         """Return the rows of an index, of a slice, or of an array of indices or bools; `[:]`: of all,

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ..batch import Batch
+from ..health import ids_in
 from ..memory import ReplayMemory
 from ..samplers.own import sampler_from
 from ..samplers.uniform import Uniform
@@ -123,7 +124,7 @@ class TensorDictRows:
             if slots.shape!=(n,): raise IndexError(f'mask: expected {n} values, one for each filled slot, '
                                                    f'got shape {slots.shape}')
             slots = np.flatnonzero(slots)
-        return slots + (memory.n_added - 1 - slots)//memory.max_sz*memory.max_sz
+        return ids_in(memory, slots)
 
 class ReplayBuffer:
     """The newest `max_sz` transitions of TensorDicts, for use in place of a `TensorDictReplayBuffer`.
