@@ -14,12 +14,12 @@ import struct
 from collections import namedtuple
 from collections.abc import Callable
 from functools import cache, cached_property
-from operator import index, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 from .checks import BITS, Words, plain_array, refuse, shown, some_of, typed, values_of
-from .checks import plain_array as as_array, whole as whole_number     # until all import them from checks
+from .checks import plain_array as as_array, whole as whole_number     # noqa: F401  (for a while)
 
 # %% ../nbs/1_memory/02_steps.ipynb #93fc642a
 class Transition(NamedTuple):
@@ -173,8 +173,8 @@ def _as_bits(leaf, a, bits, rounds):
     return t.view(getattr(torch, leaf.dtype.name)).numpy()
 
 def _refuse_loss(leaf, dtype) -> NoReturn:
-    got, hint = Words(f'dtype {dtype}, which would lose precision'), 'cast it yourself, or give the memory a wider dtype'
-    refuse(leaf.name, leaf, got, hint, TypeError)
+    got = Words(f'dtype {dtype}, which would lose precision')
+    refuse(leaf.name, leaf, got, 'cast it yourself, or give the memory a wider dtype', TypeError)
 
 # %% ../nbs/1_memory/02_steps.ipynb #7813378f
 _CODES = dict(b1='?', i1='b', u1='B', i2='h', u2='H', i4='i', u4='I', i8='q', u8='Q', f2='e', f4='f', f8='d')
