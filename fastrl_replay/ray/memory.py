@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
+from ..checks import Words, leave_out, one_of, refuse, whole
 from ..batch import Batch, chunk_columns, chunk_streams
 from ..memory import as_chunk, locked
-from ..steps import Layout, whole_number
+from ..steps import Layout
 from ..samplers.base import as_errors, as_ids, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
@@ -108,7 +109,7 @@ class Asked(NamedTuple):
 def _check_sampler(sampler, rank):
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
     if sampler.max_sz is not None: raise ValueError('sampler: it serves a memory already')
-    if rank not in (None, 'shard'): raise ValueError(f"rank: expected None or 'shard', got {rank!r:.40}")
+    one_of('rank', rank, (None, 'shard'))
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
     if known or rank=='shard': return
     raise ValueError(f'sampler: {sampler.name} ranks all transitions, and a shard knows only its own: the law '
@@ -128,12 +129,11 @@ class RayMemory:
     def __init__(self, shards: int = 4, max_sz: int = 100_000, sampler: Any = None, *, step: Any = None,
                  path: Any = None, name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on',
                  timeout: float = 60., rank: str | None = None, place: str = 'SPREAD', **options: Any) -> None:
-        self.n_shards = n = whole_number('shards', shards)
-        if on_loss not in ('go_on', 'wait', 'raise'):
-            raise ValueError(f"on_loss: expected 'go_on', 'wait' or 'raise', got {on_loss!r:.40}")
+        self.n_shards = n = whole('shards', shards)
+        one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
-        if options.get('sequence') is not None: raise ValueError('sequence: shards draw single steps')
-        each = -(-whole_number('max_sz', max_sz, 1)//max(1, n))
+        leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
+        each = -(-whole('max_sz', max_sz, 1)//max(1, n))
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
         here = not n or place=='here'
         if here: directory: Any = LocalShard(Directory(name, max(1, n), own, 'here'))
@@ -193,13 +193,13 @@ class RayMemory:
     @locked
     def add_shards(self, n: int = 1) -> None:
         "Start `n` more shards, each as large as the others; new steps and pushers go there too"
-        self._tell('grow', whole_number('n', n, 1))
+        self._tell('grow', whole('n', n, 1))
         self._take_in()
     @locked
     def retire_shard(self, k: int, drop: bool = False) -> None:
         """Let the shard in place `k` take no steps any more. It is drawn from until as many new
         ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
-        self._tell('retire', whole_number('k', k, most=len(self.places) - 1), drop)
+        self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
         self._take_in()
         if not drop: self.places[k].due = self.known_added + self.max_sz
 
@@ -364,7 +364,7 @@ class RayMemory:
     @locked
     def sample_groups(self, n: int, bs: int, fields: Any = None) -> list[Batch]:
         "Return `n` batches of `bs`, drawn with one call to each shard"
-        n, bs = whole_number('n', n, 1), whole_number('bs', bs, 1)
+        n, bs = whole('n', n, 1), whole('bs', bs, 1)
         return self.take(self.ask(n, bs, None if fields is None else tuple(fields)))
 
     # -- steps and priorities
@@ -513,8 +513,8 @@ class RayMemory:
         if len(held)!=1:
             raise NotImplementedError(f'recent: the steps of {len(held)} shards have no common order of time; '
                                       'fetch the newest ids of each, see stats()')
-        k, info = whole_number('k', k, 1), held[0]
-        if k > info.fill: raise ValueError(f'k: expected at most the {info.fill} stored, got {k}')
+        info = held[0]
+        k = whole('k', k, 1, info.fill, 'that many are stored')
         return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
 
     @locked
@@ -625,7 +625,7 @@ class RayMemory:
 
     @locked
     def check_valid(self) -> bool:
-        "Return True, or raise an `AssertionError` that says what is wrong"
+        "Return True; an `AssertionError` says what is wrong"
         return all(o.handle.get(o.handle.send('ask', 'check_valid'), self.timeout) for o in self.places if o.live)
     @locked
     def flush(self) -> None:
@@ -656,8 +656,8 @@ class RayMemory:
         "Continue with a state of the whole; `parts`: what `method` of each shard needs"
         here = len(self._all()), self._each
         if (state['n'], state['each'])!=here:
-            raise ValueError(f'{state["n"]} shards of {state["each"]} transitions were saved, '
-                             f'this memory has {here[0]} of {here[1]}')
+            got = Words(f'{state["n"]} of {state["each"]}')
+            refuse('state', f'{here[0]} shards of {here[1]} transitions', got)
         there, infos = self._all(), self._of_all(method, parts)
         for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
         self._tell('renumber', [o.number for o in infos])
