@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from .kernels import kernel
+from .schedules import value_at
 from .steps import tree_leaves
 
 # %% ../nbs/5_looking/02_health.ipynb #949fd2e2
@@ -125,7 +126,7 @@ def stored_priorities(memory) -> tuple[np.ndarray, np.ndarray]:
 def trial_draws(memory, n=20_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "Return ids, probabilities, weights of about `n` draws by a copy of the sampler; none where nothing can be drawn"
     sampler = copy.deepcopy(memory.sampler)
-    rng, bs = type(memory.rng)(0), min(64, sampler.n_choices)      # the memory's own stays as it is
+    rng, bs = type(memory.rng)(0), min(64, len(sampler))      # the memory's own stays as it is
     slots, probs, weights = (np.empty((-(-n//max(bs, 1)), bs), dt) for dt in (np.int64, np.float32, np.float32))
     for row in zip(slots, probs, weights) if bs else (): sampler.draw_into(*row, rng)
     return ids_in(memory, slots).ravel(), probs.ravel(), weights.ravel()
@@ -260,8 +261,8 @@ def _draw_numbers(memory):
 
 def _sampler_numbers(memory):
     _, probs, weights = trial_draws(memory)
-    beta, n = memory.sampler.beta_now(), 1/_mean(probs)
-    return dict(effective=n, effective_share=n/max(1, memory.sampler.n_choices), beta=_NAN if beta is None else beta,
+    beta, n = value_at(memory.sampler.beta, memory.sampler.n_batches), 1/_mean(probs)
+    return dict(effective=n, effective_share=n/max(1, len(memory.sampler)), beta=_NAN if beta is None else beta,
                 weights_effective_share=_mean(weights)**2/_mean(weights.astype(float)**2),
                 n_stale=memory.n_stale, stale_share=memory.n_stale/max(1, memory.n_drawn))
 

@@ -309,8 +309,8 @@ def _mean_loss(found, weights):
 
 def _of_memory(memory, probs):
     "How the memory is used (see `Learner.progress`); `probs`: the mean probability of each of the last batches"
-    beta, draws = memory.sampler.beta_now(), getattr(memory, 'draws', None)      # shards have no such counts
-    found = dict(samples_per_insert=memory.samples_per_insert)
+    sampler, draws = memory.sampler, getattr(memory, 'draws', None)      # shards have no such counts
+    found, beta = dict(samples_per_insert=memory.samples_per_insert), value_at(sampler.beta, sampler.n_batches)
     if beta is not None:
         found['beta'] = beta
         if probs: found['effective'] = 1/torch.stack([*probs]).mean().item()

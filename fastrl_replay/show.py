@@ -14,6 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 from .batch import Batch
 from .health import Counted, episode_returns, memory_health, newest, stored_priorities, trial_draws
+from .schedules import value_at
 from .steps import readable, tree_leaves
 
 # %% ../nbs/5_looking/03_show.ipynb #4787c67d
@@ -183,7 +184,7 @@ def _panels(memory, rows, health, shift):
     for name, vectors in _vectors(memory): yield f'{name}s', partial(_ranges, values=vectors)
 
 def _panels_of_draws(memory, health):
-    (drawn, probs, weights), n, n_choices = trial_draws(memory), len(memory), memory.sampler.n_choices
+    (drawn, probs, weights), n, n_choices = trial_draws(memory), len(memory), len(memory.sampler)
     ids, p = stored_priorities(memory)
     what = 'transitions' if memory.sampler.sequence is None else 'sequences'
     words = '{effective:,.0f} of {n_choices:,} {what}'.format(**health, n_choices=n_choices, what=what)
@@ -260,7 +261,7 @@ def _drawn_how(memory):
     "In words: how a memory draws that has a sampler of its own"
     if not isinstance(memory, Counted): return ''
     sampler = memory.sampler
-    numbers = dict(α=getattr(sampler, 'alpha', None), β=sampler.beta_now())
+    numbers = dict(α=getattr(sampler, 'alpha', None), β=value_at(sampler.beta, sampler.n_batches))
     return ''.join([f', {sampler.name}', *(f', {k} {v:.3g}' for k, v in numbers.items() if v is not None)])
 
 def _title(memory):

@@ -21,6 +21,7 @@ from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..saving import CheckpointError, SavedState, save_state
+from ..schedules import value_at
 from ..storage.buffers import Buffers
 from .pusher import Sender, as_batch
 from fastrl_replay.ray.shard import (
@@ -107,7 +108,7 @@ class Asked(NamedTuple):
 
 def _check_sampler(sampler, rank):
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
-    if sampler.max_sz is not None: raise ValueError('sampler: it serves a memory already')
+    if sampler.max_sz: raise ValueError('sampler: it serves a memory already')
     if rank not in (None, 'shard'): raise ValueError(f"rank: expected None or 'shard', got {rank!r:.40}")
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
     if known or rank=='shard': return
@@ -349,7 +350,7 @@ class RayMemory:
 
     def _weights(self, probs, q):
         "(N·P)^-beta, over the largest of the batch or of the memory (Schaul et al. 2016, 3.4)"
-        beta = self.sampler.beta_now()
+        beta = value_at(self.sampler.beta, self.sampler.n_batches)
         self.sampler.n_batches += 1
         if not beta: return 1.
         least = probs.min()
