@@ -9,9 +9,20 @@ __all__ = ['Sender', 'as_batch', 'RayPusher']
 import random, time
 from collections import deque
 from typing import Any
-from ..batch import Batch, as_chunk
-from ..steps import Layout, whole_number
-from .shard import RemoteShard, ShardLost, named_actor, pack
+<<<<<<< /tmp/wt_d/tmpgnpi7enp
+from fastrl_replay.batch import Batch, as_chunk
+from fastrl_replay.steps import Layout, whole_number
+||||||| /tmp/wt_d/tmpgxiaine0
+from fastrl_replay.batch import Batch
+from fastrl_replay.memory import as_chunk
+from fastrl_replay.steps import Layout, whole_number
+=======
+from fastrl_replay.checks import whole
+from fastrl_replay.batch import Batch
+from fastrl_replay.memory import as_chunk
+from fastrl_replay.steps import Layout
+>>>>>>> /tmp/wt_d/tmp9qdtqkil
+from fastrl_replay.ray.shard import RemoteShard, ShardLost, named_actor, pack
 
 # %% ../../nbs/4_processes/05_ray_pusher.ipynb #441f5221
 class Sender:
@@ -19,7 +30,7 @@ class Sender:
     shard, and after a failure (True) the one in its place. `limited`: wait for room below the
     shard's cap. A `ShardLost` if for `timeout` seconds there is no answer."""
     def __init__(self, connect: Any, in_flight: int = 3, timeout: float = 60., limited: bool = False) -> None:
-        self.connect, self.in_flight, self.timeout = connect, whole_number('in_flight', in_flight, 1), timeout
+        self.connect, self.in_flight, self.timeout = connect, whole('in_flight', in_flight, 1), timeout
         self.limited = limited
         self.key, self.seq, self.n_resent = random.SystemRandom().getrandbits(62), 0, 0
         self.shard, self.unacked = connect(False), deque[list[Any]]()
