@@ -9,20 +9,10 @@ __all__ = ['Sender', 'as_batch', 'RayPusher']
 import random, time
 from collections import deque
 from typing import Any
-<<<<<<< /tmp/wt_d/tmpgnpi7enp
-from fastrl_replay.batch import Batch, as_chunk
-from fastrl_replay.steps import Layout, whole_number
-||||||| /tmp/wt_d/tmpgxiaine0
-from fastrl_replay.batch import Batch
-from fastrl_replay.memory import as_chunk
-from fastrl_replay.steps import Layout, whole_number
-=======
-from fastrl_replay.checks import whole
-from fastrl_replay.batch import Batch
-from fastrl_replay.memory import as_chunk
-from fastrl_replay.steps import Layout
->>>>>>> /tmp/wt_d/tmp9qdtqkil
-from fastrl_replay.ray.shard import RemoteShard, ShardLost, named_actor, pack
+from ..checks import whole
+from ..batch import Batch, as_chunk
+from ..steps import Layout
+from .shard import RemoteShard, ShardLost, named_actor, pack
 
 # %% ../../nbs/4_processes/05_ray_pusher.ipynb #441f5221
 class Sender:
