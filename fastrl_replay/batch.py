@@ -119,15 +119,15 @@ def batch_type(kind: Any, layout: Layout) -> Any:
         known[kind] = type(kind.__name__, (kind,), columns | more)
     return known[kind]
 
-def made_of(kind: Any, layout: Layout, n: int, columns: list, **known: Any) -> Any:
-    "Return a batch of `n` rows of these `columns`: header and leaves, as arrays or tensors"
-    made = object.__new__(batch_type(kind, layout))
+def made_of(of_type: Any, n: int, columns: list, **known: Any) -> Any:
+    "Return a batch of this `batch_type` with `n` rows and these `columns`: header and leaves, as arrays or tensors"
+    made = object.__new__(of_type)
     made.__dict__.update(known, _n=n, _columns=columns)
     return made
 
 def made_over(kind: Any, plan: Plan, raw: Any, **known: Any) -> Any:
     "Return a batch over a buffer `raw`, a uint8 array or tensor"
-    return made_of(kind, plan.layout, plan.n, plan.carve(raw), _plan=plan, _raw=raw, **known)
+    return made_of(batch_type(kind, plan.layout), plan.n, plan.carve(raw), _plan=plan, _raw=raw, **known)
 
 # %% ../nbs/1_memory/03_batch.ipynb #b0000003
 class Columns:
@@ -143,7 +143,8 @@ class Columns:
     _own: frozenset = frozenset()    # names that are not fields
     _names: dict = {}                # field → attribute
     _trees: dict = {}                # attribute → numbers of its columns
-    _layout: Any = None              # of the rows; a batch with an assigned column has its own
+    _layout: Any = None
+    _type: Any = None                # the class, or that which fits the columns since one was assigned
     _columns: Any = None             # all columns as they came: arrays, or tensors
     _plan: Any = None                # where they lie in the buffer, unless one was assigned
     _raw: Any = None                 # the buffer, which is not used again while a batch has it
@@ -153,7 +154,9 @@ class Columns:
     _max_sz: Any = None
     _extra: dict = {}                # what a derived class adds, and copies keep
 
-    def __init_subclass__(cls) -> None: cls._own = frozenset(dir(cls))
+    def __init_subclass__(cls) -> None:
+        cls._type = cls
+        if '_layout' not in cls.__dict__: cls._own = frozenset(dir(cls))
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f'this Batch has no {name!r}; its fields are {tuple(self._names)}')
 
@@ -172,9 +175,8 @@ class Columns:
     def _assign(self, field, value):
         value = _checked_rows(field, value, self._n)
         if field in LOOSE: value = value.float()
-        layout = self._layout
-        if self._n: layout = _with_field(layout, field, tree_map(_form, value))
-        self.__dict__.update(_layout=layout, _plan=None)
+        if self._n: self.__dict__['_type'] = _with_field(self._type, field, tree_map(_form, value))
+        self.__dict__['_plan'] = None
         self.__dict__[self._names[field]] = value
 
     def _values(self):
@@ -194,7 +196,7 @@ class Columns:
         unread = self._trees.keys().isdisjoint(self.__dict__)
         found = (self._columns if unread else self._values())[N_HEADER:]       # which keeps each of them alive
         if found and unread and isinstance(found[0], np.ndarray): return found
-        return [_as_stored(leaf, v) for leaf, v in zip(self._layout.leaves, found)]
+        return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, found)]
 
     def _host(self):
         "The ids on the CPU, as they are"
@@ -206,7 +208,7 @@ class Columns:
     def _each(self, f, n=None):
         "The same batch with `f` applied to every tensor (and then of `n` rows)"
         columns = [None if t is None else f(t) for t in self._tensors()]
-        return made_of(type(self), self._layout, self._n if n is None else n, columns, **self._kept())
+        return made_of(self._type, self._n if n is None else n, columns, **self._kept())
 
     def _block(self):
         "The buffer as a tensor, if all columns still lie in it"
@@ -234,7 +236,7 @@ class Columns:
         if block is not None: return self._plan, block.cpu().numpy()
         header, leaves = self._values()[:N_HEADER], self.arrays()
         header = [None if v is None else as_array('header', v)[0] for v in header]
-        plan = Plan.of(self._layout, self._n, tuple(None if a is None else a.shape for a in header))
+        plan = Plan.of(self._type._layout, self._n, tuple(None if a is None else a.shape for a in header))
         raw = aligned(plan.nbytes)
         for out, a in zip(plan.carve(raw), [*header, *leaves]):
             if a is not None: out[...] = a
@@ -263,7 +265,7 @@ def _checked_rows(name, v, n):
         if t.ndim==0 or len(t)!=n: raise ValueError(f'{name}: expected {n} rows, got shape {tuple(t.shape)}')
     return v
 
-# A compiled function doesn't trace how layouts are made: it has the one that belongs to the columns' shapes and dtypes
+# A compiled function doesn't trace how layouts are made: it has the class that belongs to the columns' shapes and dtypes
 
 _NUMPY: dict = {_torch_dtype(np.dtype(c)): np.dtype(c) for c in '?bhilBHILefdFD'}
 
@@ -271,11 +273,14 @@ def _form(t): return partial(_zeros, tuple(t.shape[1:]), t.dtype)
 def _zeros(shape, dtype): return np.zeros(shape, _NUMPY[dtype]) if dtype in _NUMPY else torch.zeros(shape, dtype=dtype)
 
 @torch.compiler.assume_constant_result
-def _with_field(layout, field, forms): return layout.with_field(field, tree_map(lambda make: make(), forms))
+def _with_field(of_type, field, forms):
+    return batch_type(of_type, of_type._layout.with_field(field, tree_map(lambda make: make(), forms)))
 
 @torch.compiler.assume_constant_result
-def _unsqueezed(layout):
-    return same_layout(layout.step_type, layout.trees, [o._replace(shape=o.shape or (1,)) for o in layout.leaves])
+def _unsqueezed(of_type):
+    layout = of_type._layout
+    leaves = [o._replace(shape=o.shape or (1,)) for o in layout.leaves]
+    return batch_type(of_type, same_layout(layout.step_type, layout.trees, leaves))
 
 # %% ../nbs/1_memory/03_batch.ipynb #f83b72df
 class Batch(Columns):
@@ -313,7 +318,7 @@ class Batch(Columns):
     @classmethod
     def of_arrays(cls, layout, arrays, streams=None) -> 'Batch':
         "Return a batch over one array for each leaf, of the stored dtype and shape (n, …), without a copy"
-        return made_of(cls, layout, len(arrays[0]), [*NONE, *arrays], streams=streams)
+        return made_of(batch_type(cls, layout), len(arrays[0]), [*NONE, *arrays], streams=streams)
 
     @classmethod
     def of_tensors(cls, layout: Layout, tensors: Any, *, ids: Any = None, probs: Any = None, weights: Any = None,
@@ -326,7 +331,7 @@ class Batch(Columns):
         header = dict(ids=ids, probs=probs, weights=weights)
         columns = [None if header.get(o) is None else _checked_rows(o, header[o], n) for o in HEADER]
         columns += [_checked_rows(o.name, t, n) for o, t in zip(leaves, tensors)]
-        return made_of(cls, layout, n, columns, streams=streams, _max_sz=max_sz)
+        return made_of(batch_type(cls, layout), n, columns, streams=streams, _max_sz=max_sz)
 
     @classmethod
     def concat(cls, batches) -> 'Batch':
@@ -347,11 +352,11 @@ class Batch(Columns):
     @property
     def layout(self) -> Layout:
         "The `Layout` of the rows"
-        return self._layout
+        return self._type._layout
     @property
     def step_type(self) -> Any:
         "The NamedTuple type of the rows"
-        return self._layout.step_type
+        return self.layout.step_type
     @property
     def memory(self) -> Any:
         "The memory that the batch came from, if that still exists in this process; else None"
@@ -359,10 +364,10 @@ class Batch(Columns):
     def __len__(self) -> int: return self._n
     def __iter__(self):
         leaves = tree_leaves(tuple(self.numpy()))
-        for i in range(self._n): yield self._layout.step([a[i] for a in leaves])
+        for i in range(self._n): yield self.layout.step([a[i] for a in leaves])
     def __getitem__(self, k) -> Any:
         if isinstance(k, str): return self.columns(k)[0]
-        if not isinstance(k, slice): return self._layout.step([a[k] for a in tree_leaves(tuple(self.numpy()))])
+        if not isinstance(k, slice): return self.layout.step([a[k] for a in tree_leaves(tuple(self.numpy()))])
         part = self._each(lambda t: t[k].clone(), len(range(*k.indices(self._n))))
         part.__dict__.update(_host_ids=None, streams=None if self.streams is None else self.streams[k].copy())
         return part
@@ -376,11 +381,11 @@ class Batch(Columns):
 
     def astuple(self) -> Any:
         "Return all columns of the step, as the step type (which is a tuple)"
-        return self._layout.step_type(*[getattr(self, o) for o in self._names.values()])
+        return self.layout.step_type(*[getattr(self, o) for o in self._names.values()])
     def numpy(self) -> Any:
         "Return all columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
         def readable(leaf, a): return a if leaf.bits_of is None else as_tensor(a, leaf.bits_of).float().numpy()
-        return self._layout.step([readable(leaf, a) for leaf, a in zip(self._layout.leaves, self.arrays())])
+        return self.layout.step([readable(leaf, a) for leaf, a in zip(self.layout.leaves, self.arrays())])
 
     def replace(self, **columns) -> 'Batch':
         "Return a batch with other columns for these fields; it keeps ids, weights and its memory"
@@ -394,7 +399,7 @@ class Batch(Columns):
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
         columns = [t.unsqueeze(-1) if k and t is not None and t.ndim==1 else t for k, t in enumerate(self._tensors())]
-        return made_of(type(self), _unsqueezed(self._layout), self._n, columns, **self._kept())
+        return made_of(_unsqueezed(self._type), self._n, columns, **self._kept())
 
     def update_priorities(self, td_errors) -> int:
         "Send new TD errors (bs,) to its memory: see `ReplayMemory.update_priorities`"
@@ -415,7 +420,7 @@ class Batch(Columns):
 
     def __repr__(self):
         kind = 'chunk' if self.ids is None else 'fetched' if self.weights is None else 'drawn'
-        fields = ', '.join(f'{o.name} {o}' for o in self._layout.leaves)
+        fields = ', '.join(f'{o.name} {o}' for o in self.layout.leaves)
         return f'Batch({self.step_type.__name__}, {self._n} rows, {kind}: {fields})'
 
 def untouched(batch: Batch) -> Batch:

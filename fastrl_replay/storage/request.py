@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from sys import getrefcount
 from typing import Any
 import numpy as np
-from ..batch import DRAWN, N_HEADER, Batch, Plan, aligned, header_shapes, made_of, untouched
+from ..batch import DRAWN, N_HEADER, Batch, Plan, aligned, batch_type, header_shapes, made_of, untouched
 from ..kernels import compiled_module
 from ..steps import Layout, same_layout
 
@@ -98,7 +98,7 @@ class Request:
         raw = aligned(plan.nbytes)
         self.layout, self.nbytes, self.words = layout, plan.nbytes, raw.view(np.uint64)
         columns = plan.carve(raw)
-        self._batch: Any = made_of(Batch, rows, n, columns, _plan=plan, _raw=raw, **known)
+        self._batch: Any = made_of(batch_type(Batch, rows), n, columns, _plan=plan, _raw=raw, **known)
         self.slots, self.probs, self.weights, self.mask = columns[:4]
         self.flat, n_rows = self.slots.reshape(-1), self.slots.size
         self.leaves = [a if length is None else a.reshape(n_rows, *a.shape[2:]) for a in columns[N_HEADER:]]

@@ -9,7 +9,7 @@ __all__ = ['WINDOWED', 'SequenceBatch', 'read_windows', 'draw_sequences', 'draw_
 from typing import Any
 import numpy as np
 import torch
-from ..batch import DRAWN, HEADER, Batch, Column, as_kind, header_column, made_of
+from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, header_column, made_of
 from ..samplers.sequence import SequenceSampler
 from ..steps import tree_map
 from .base import follow_episode
@@ -38,8 +38,8 @@ class SequenceBatch(Batch):
         "Return the same batch with `ids`, `mask` and columns of shape (length, bs, …)"
         def turned(k, t): return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
         columns = [turned(k, t) for k, t in enumerate(self._tensors())]
-        layout, more = _turned_layout(self.layout, len(self)), dict(_extra=self._extra | dict(time_first=True))
-        return made_of(SequenceBatch, layout, len(columns[0]), columns, **(self._kept() | more))
+        kept = self._kept() | dict(_extra=self._extra | dict(time_first=True))
+        return made_of(_turned(self._type, len(self)), len(columns[0]), columns, **kept)
 
     def update_priorities(self, td_errors: Any) -> int:
         """Send TD errors back, of shape (bs, length) or (bs, length − burn_in), transposed if this batch is
@@ -50,7 +50,7 @@ class SequenceBatch(Batch):
 _OF_WINDOWS = [k for k, o in enumerate(HEADER) if o in ('probs', 'weights')]
 
 @torch.compiler.assume_constant_result
-def _turned_layout(layout, n): return windows_of(layout, n, 1)
+def _turned(of_type, n): return batch_type(of_type, windows_of(of_type._layout, n, 1))
 
 
 # %% ../../nbs/3_lasting/08_sequence_batch.ipynb #ddc865ec
