@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
 from ..checks import Words, leave_out, one_of, refuse, whole
-from ..batch import Batch, as_chunk, chunk_columns, chunk_streams
+from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..memory.plain import locked
 from ..steps import Layout
 from ..samplers.base import as_errors, as_ids, as_priorities, check_answers
@@ -23,7 +23,7 @@ from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
-from ..storage.buffers import Buffers
+from ..storage.request import Requests
 from .pusher import Sender, as_batch
 from fastrl_replay.ray.shard import (
     NAMESPACE, Directory, Info, LocalShard, Packed, RemoteShard, ShardLost, ShardSlow, named_actor,
@@ -167,7 +167,7 @@ class RayMemory:
         self.n_redrawn = self.n_lost = self.n_dead = 0
         self.deferred = False                # send priorities with the next draw
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
-        self._buffers: dict[Any, Buffers] = {}
+        self._requests: dict[Any, Requests] = {}
         self.places: list[_Place] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
@@ -328,24 +328,26 @@ class RayMemory:
             columns[k] = [ids | asked.refs[k][1] << SHIFT, probs*asked.q[k], *leaves]
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
-            buffer, probs, a = self._buffer(asked.bs, asked.fields), np.empty(asked.bs), 0
+            request, probs, a = self._request(asked.bs, asked.fields), np.empty(asked.bs), 0
             order = self.rng.permutation(asked.bs) if len(columns) > 1 else None  # one's are random
             for k in columns:
                 to: Any = slice(None) if order is None else order[a:a + row[k]]
                 run = slice(at[k], at[k] + row[k])
-                for out, column in zip((buffer.ids, probs, *buffer.leaves), columns[k]): out[to] = column[run]
+                for out, column in zip((request.slots, probs, *request.leaves), columns[k]): out[to] = column[run]
                 a, at[k] = a + row[k], run.stop
-            buffer.probs[:] = probs
-            buffer.weights[:] = self._weights(probs, asked.q)
-            made.append(buffer.batch(True))
+            request.probs[:] = probs
+            request.weights[:] = self._weights(probs, asked.q)
+            made.append(request.batch())
         return made
 
-    def _buffer(self, n, fields):
-        found = self._buffers.get(fields)
+    def _request(self, n, fields, header=DRAWN):
+        "A request whose slots are ids of the cluster"
+        found = self._requests.get((fields, header))
         if found is None:
             layout: Any = self.layout
             if fields is not None: layout = layout.select(fields)
-            found = self._buffers[fields] = Buffers(layout, _memory=weakref.ref(self), _max_sz=1 << SHIFT)
+            known = dict(_memory=weakref.ref(self), _max_sz=1 << SHIFT)
+            found = self._requests[fields, header] = Requests(layout, header, **known)
         return found.get(n)
 
     def _weights(self, probs, q):
@@ -481,11 +483,11 @@ class RayMemory:
         self._find_layout()
         ids, fields = as_ids(ids), None if fields is None else tuple(fields)
         if self.layout is None: raise ValueError('ids: the memory is empty')
-        buffer = self._buffer(len(ids), fields)
+        request = self._request(len(ids), fields, FETCHED)
         for to, _, rows in self._of_each(ids, 'fetch', fields):
-            for out, column in zip(buffer.leaves, rows.arrays()): out[to] = column
-        buffer.ids[:] = ids
-        return buffer.batch(False)
+            for out, column in zip(request.leaves, rows.arrays()): out[to] = column
+        request.slots[:] = ids
+        return request.batch()
 
     def _neighbours(self, name, ids):
         ids = as_ids(ids)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
-from ..batch import Batch
+from ..batch import FETCHED, Batch
 from ..samplers.base import Prioritized, as_ids, differences, take, whole_number
 from ..samplers.own import KINDS
 from ..saving import (
@@ -472,7 +472,9 @@ class View:
         ids = as_ids(ids)
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
         slots, damaged = ids % self.max_sz, None
-        try: batch = self._storage.fetch(slots)
+        request = self._storage.ask(len(slots), header=FETCHED)
+        request.slots[:] = slots
+        try: batch = self._storage.read(request)
         except RuntimeError as e: damaged = e  # a frame is missing, maybe of an overwritten row
         else:
             if self.layout.stream_leaf is None: batch.streams = self._storage.records['_stream'][slots]
