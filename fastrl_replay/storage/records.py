@@ -14,7 +14,6 @@ from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..saving import CheckpointError
 from ..steps import Layout, shown
 from .base import Accepted, Ram, Streams, follow_episode, follow_links, ids_in
-from .draw_counts import DrawCounts
 from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
@@ -230,7 +229,6 @@ class Records(Ring):
         self._kernel: Any = None
         if self.room.durable and self.room.writable: self.recover()
         elif not 0 <= self.n_added < MOST: raise self._damaged_counts()  # another process writes it
-        self.draws = DrawCounts(max_sz, self.n_added)
 
     @property
     def nbytes(self) -> int:
@@ -332,7 +330,6 @@ class Records(Ring):
         self._count[N_ADDED], self._count[FIRST_ID] = n, first
         self.settle()
         self._count[LOADING] = 0
-        self.draws = DrawCounts(self.max_sz, n)
 
     def _check_piece(self, piece, n):
         "A `ValueError` unless these are rows of this storage, the next after id `n`"
