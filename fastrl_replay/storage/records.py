@@ -231,7 +231,7 @@ class Records(Ring):
     records, where it differs from that of the steps"""
     def __init__(self, max_sz: int, layout: Layout, room: Any = None, inner=None) -> None:
         super().__init__(max_sz, layout, room, inner)
-        self._requests: dict[Any, Requests] = {}
+        self._requests = Requests(layout, _max_sz=max_sz)
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
         if self.room.durable and self.room.writable: self.recover()
@@ -246,12 +246,7 @@ class Records(Ring):
     def ask(self, n, fields=None, header=DRAWN, length=None) -> Request:
         """Return a `Request` for `n` rows, or windows of `length` rows, with these fields (None: all) and columns of
         the header"""
-        found = self._requests.get((fields, header, length))
-        if found is None:
-            if len(self._requests) > 32: self._requests.clear()
-            layout = self.layout if fields is None else self.layout.select(fields)
-            found = self._requests[fields, header, length] = Requests(layout, header, length, _max_sz=self.max_sz)
-        return found.get(n)
+        return self._requests.get(n, fields, header, length)
 
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
