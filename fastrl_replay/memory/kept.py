@@ -16,6 +16,7 @@ import torch
 from ..batch import convert
 from ..offline import load_minari, save_minari
 from .plain import PlainMemory, locked, refuse_inherited
+from ..samplers.base import release
 from ..samplers.own import sampler_from
 from ..samplers.rng import Rng
 from ..saving import Rows, SavedState, save_state
@@ -115,7 +116,7 @@ class Saved(PlainMemory):
         except BaseException:
             self._sampler.set_state(before)
             raise
-        if storage is not None: storage.told = storage.n_added
+        self._sampler.n_entered = 0 if storage is None else storage.n_added
         self._storage = storage
 
     def state_dict(self) -> dict:
@@ -192,7 +193,7 @@ class Saved(PlainMemory):
         if layout is not None:
             self._storage = self._new_storage(layout, self._room)
             if len(rows['records']): self._storage.set_state([rows])
-            self._storage.told = self._storage.n_added
+            self._sampler.n_entered = self._storage.n_added
         _memories[next(_numbers)] = self
 
 # %% ../../nbs/3_lasting/03b_kept.ipynb #d0000010
@@ -273,8 +274,8 @@ class ReplayMemory(Saved):
         if storage is not None and self._room.durable: self._room.flush(closing=True)
         gone = _Gone('this memory was closed; open it again with ReplayMemory(..., path=…)')
         self._storage = self._sampler = gone                 # before anything is released
+        release(sampler)
         if storage is not None: storage.close()
-        vars(sampler).update(dict.fromkeys(sampler.arrays))  # the user may hold it
         self._room.close()
     def __enter__(self) -> Self: return self
     def __exit__(self, *_: object) -> None: self.close()

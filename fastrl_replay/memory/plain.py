@@ -22,6 +22,7 @@ from ..show import memory_figure, memory_table
 from ..steps import Layout, derived_type, encode, same_layout, shown, whole_number
 from ..storage.base import Ram, follow_episode
 from ..storage.frames import Estimate, check_storage_options, estimate, example_step, kept_how, storage_for
+from ..storage.records import TOLD
 from ..storage.mapped import MappedFolder
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
 
@@ -82,7 +83,7 @@ class Joined:
         self._dtype, self._options = _structured(dtype), dict(dedup=dedup, codec=codec)
         self._storage: Any = None        # once a step has shown what a record is
         self.n_stale = 0                 # priority updates that came too late and were dropped
-        self._given: Any = None          # for rows the sampler wasn't told of: first id, priorities
+        self._given: Any = None          # for rows that have not entered the sampler: first id, priorities
         self._known: dict = {}           # saves it made or was loaded from: token → n_added
         self._inherited = False          # by a forked child, which can only read it
         self._ref = weakref.ref(self)    # which its batches get
@@ -99,7 +100,8 @@ class Joined:
         if sampler is None: sampler = Uniform() if there is None else sampler_from(there['sampler'])
         self._sampler: Any = as_sampler(sampler)
         if there is not None: layout = self._check_folder(there, layout)
-        self._sampler.attach(self.max_sz, self._room.allocate if durable else None)
+        lasting = (self._room.allocate, self._room.counters[TOLD:TOLD + 1]) if durable else ()
+        self._sampler.attach(self.max_sz, *lasting)
         if layout is not None: self._open(layout)
         if there is not None: self._resume()
     def _check_folder(self, there, layout):
@@ -124,11 +126,8 @@ class Joined:
         kept = ', '.join(map(str, self._room.files)) if self._room.durable else ''   # the sampler's
         storage = self._new_storage(layout, self._room)
         self._describe(layout)
-        if self._room.durable and storage.n_added:
-            with naming(kept, 'ReplayMemory.peek still reads the steps', (ValueError,)):
-                self._sampler.recover(storage.first_id, storage.n_added, storage.told)
-            storage.told = storage.n_added
-            self._tell(storage)
+        if self._room.durable:
+            with naming(kept, 'ReplayMemory.peek still reads the steps', (ValueError,)): self._sampler.enter(storage)
         self._storage = storage
         return storage
     def _resume(self):
@@ -139,12 +138,12 @@ class Joined:
             self.rng.set_state(state['rng'])
             self.n_stale = whole_number('n_stale', state['n_stale'])
             self._sampler.n_batches = whole_number('n_batches', state['n_batches'])
-    def _tell(self, storage):
-        self._sampler.tell(storage, self._given)
+    def _enter(self, storage):
+        self._sampler.enter(storage, self._given)
         self._given = None
     @locked
     def _catch_up(self):
-        if self._storage is not None: self._tell(self._storage)
+        if self._storage is not None: self._enter(self._storage)
 
     @property
     def sampler(self) -> Sampler:
@@ -236,7 +235,7 @@ class Drawn(Joined):
         try:
             lock.acquire()
             storage = self._storage
-            if storage is None or priority is not None or self._sampler.behind is not None:
+            if storage is None or priority is not None or self._sampler.max_lag is not None:
                 return self._add(step, priority)
             return storage.add(step)
         finally:
@@ -251,7 +250,7 @@ class Drawn(Joined):
         storage = self._storage
         if priority is not None: self._expect(storage, as_priorities('priority', priority, 1))
         id = storage.add(step)
-        if priority is not None or self._is_late(storage): self._tell(storage)
+        if priority is not None or self._is_late(storage): self._enter(storage)
         return id
 
     def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> np.ndarray:
@@ -272,7 +271,7 @@ class Drawn(Joined):
     def _expect(self, storage, given):
         if self._sampler.sequence is not None:
             raise ValueError('priority: a sequence gets its priority from update_priorities; leave it out')
-        self._tell(storage)
+        self._enter(storage)
         self._given = storage.n_added, given
     def _extend(self, chunk, priorities, streams):
         if self._inherited: refuse_inherited()
@@ -287,20 +286,20 @@ class Drawn(Joined):
         rows = storage.accept(chunk, streams)
         m = len(rows)
         if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
-        part = self._sampler.behind or m
+        part = self._sampler.max_lag or m
         first = storage.put(rows) if m <= part else self._put_parts(rows, part)
-        if priorities is not None or self._is_late(storage): self._tell(storage)
+        if priorities is not None or self._is_late(storage): self._enter(storage)
         return np.arange(first, first + m)
     def _put_parts(self, rows, part):
-        "Store a chunk in parts, and tell the sampler of each"
+        "Store a chunk in parts, each of which enters the sampler"
         storage, first = self._storage, self.n_added
         for a in range(0, len(rows), part):
             storage.put(rows[a:a + part])
-            self._tell(storage)
+            self._enter(storage)
         return first
     def _is_late(self, storage):
-        behind = self._sampler.behind
-        return behind is not None and storage.n_added - storage.told > behind
+        most = self._sampler.max_lag
+        return most is not None and storage.n_added - self._sampler.n_entered > most
     def _chunk_layout(self, chunk):
         if isinstance(chunk, Batch) and self._dtype is None: return chunk.layout.strict
         return self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
@@ -315,7 +314,7 @@ class Drawn(Joined):
         try:
             lock.acquire()
             storage = self._storage
-            if storage is None or storage.told!=storage.n_added: storage = self._caught_up()
+            if storage is None or self._sampler.n_entered!=storage.n_added: storage = self._caught_up()
             if self._sampler.sequence is not None:
                 return came_from(draw_sequences(storage, self._sampler, bs, self.rng, fields), self._ref)
             request = storage.ask(bs, fields)
@@ -326,7 +325,7 @@ class Drawn(Joined):
             try: lock.release()
             except RuntimeError: pass
     def _caught_up(self):
-        self._tell(self._stocked())
+        self._enter(self._stocked())
         return self._storage
     @locked
     def sample_groups(self, n: int, bs: int, fields: Any = None) -> list[Batch]:
@@ -350,7 +349,7 @@ class Drawn(Joined):
         `ValueError` for an id never handed out, a wrong length, or an error that isn't finite
         changes nothing. (Schaul et al. 2016, algorithm 1, lines 11–12.)"""
         if self._inherited: refuse_inherited()
-        if self._storage is not None: self._tell(self._storage)
+        if self._storage is not None: self._enter(self._storage)
         first_id, n_added = self._ask(_both, (0, 0))
         changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
         self.n_stale += n_stale

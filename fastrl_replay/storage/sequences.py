@@ -62,7 +62,7 @@ def read_windows(storage: Any, request: Any, burn_in: int = 0) -> SequenceBatch:
 
 def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> SequenceBatch:
     "Return a batch of the `bs` sequences that the sampler of a memory draws"
-    if sampler.columns is None: sampler.tell(storage)            # after a load
+    if sampler.columns is None: sampler.enter(storage)            # after a load
     request = storage.ask(bs, fields, WINDOWED, sampler.sequence.length)
     sampler.draw_into(request.slots, request.probs, request.weights, rng)
     return read_windows(storage, request, sampler.sequence.burn_in)
@@ -82,4 +82,3 @@ def draw_anywhere(storage: Any, bs: int, length: int, rng: Any) -> SequenceBatch
     request = storage.ask(bs, header=WINDOWED, length=length)
     request.slots[:], request.probs[:], request.weights[:] = found[:bs] % storage.max_sz, np.nan, 1
     return read_windows(storage, request)
-
