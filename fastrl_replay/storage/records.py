@@ -15,7 +15,6 @@ from ..kernels import ids_in
 from ..saving import CheckpointError
 from ..steps import Layout, shown
 from .base import Accepted, Ram, Streams, follow_episode, follow_links, to_ids
-from .draw_counts import DrawCounts
 from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
@@ -231,7 +230,6 @@ class Records(Ring):
         self._kernel: Any = None
         if self.room.durable and self.room.writable: self.recover()
         elif not 0 <= self.n_added < MOST: raise self._damaged_counts()  # another process writes it
-        self.draws = DrawCounts(max_sz, self.n_added)
 
     @property
     def nbytes(self) -> int:
@@ -328,7 +326,6 @@ class Records(Ring):
         self._count[N_ADDED], self._count[FIRST_ID] = n, first
         self.settle()
         self._count[LOADING] = 0
-        self.draws = DrawCounts(self.max_sz, n)
 
     def _check_piece(self, piece, n):
         "A `ValueError` unless these are rows of this storage, the next after id `n`"
