@@ -14,6 +14,8 @@ from functools import cache, partial
 from typing import Any, Generic, TypeVar, cast
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import from_numpy
 from .steps import (LOOSE, Layout, SimpleStep, Transition, as_array, children, is_step, same_layout, shown,
                                  tree_leaves, tree_map)
 
@@ -74,7 +76,7 @@ T = TypeVar('T')
 
 def as_tensor(a: Any, bits: torch.dtype | None = None) -> torch.Tensor:
     "Return a tensor over the array `a` (or the tensor itself); `bits`: the dtype that its bits stand for"
-    t = torch.from_numpy(a) if isinstance(a, np.ndarray) else a      # a compiled function knows no other test
+    t = from_numpy(a) if isinstance(a, ndarray) else a      # a compiled function knows no other test
     return t if bits is None or t.dtype==bits else t.view(bits)
 
 class Column(Generic[T]):
@@ -85,7 +87,7 @@ class Column(Generic[T]):
         if batch is None: return cast(Any, self)
         known = batch.__dict__
         a = known['_columns'][self.k]
-        if isinstance(a, np.ndarray): a = torch.from_numpy(a)
+        if isinstance(a, ndarray): a = from_numpy(a)
         known[self.name] = a
         return a
 
@@ -193,10 +195,9 @@ class Columns:
 
     def arrays(self) -> list:
         "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
-        unread = self._trees.keys().isdisjoint(self.__dict__)
-        found = (self._columns if unread else self._values())[N_HEADER:]       # which keeps each of them alive
-        if found and unread and isinstance(found[0], np.ndarray): return found
-        return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, found)]
+        columns, unread = self._columns, self._trees.keys().isdisjoint(self.__dict__)
+        if unread and isinstance(columns[-1], ndarray): return columns[N_HEADER:]      # the list keeps each of them alive
+        return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, self._values()[N_HEADER:])]
 
     def _host(self):
         "The ids on the CPU, as they are"
@@ -363,11 +364,11 @@ class Batch(Columns):
         return self._memory() if self._memory else None
     def __len__(self) -> int: return self._n
     def __iter__(self):
-        leaves = tree_leaves(tuple(self.numpy()))
+        leaves = self._readable()
         for i in range(self._n): yield self.layout.step([a[i] for a in leaves])
     def __getitem__(self, k) -> Any:
         if isinstance(k, str): return self.columns(k)[0]
-        if not isinstance(k, slice): return self.layout.step([a[k] for a in tree_leaves(tuple(self.numpy()))])
+        if not isinstance(k, slice): return self.layout.step([a[k] for a in self._readable()])
         part = self._each(lambda t: t[k].clone(), len(range(*k.indices(self._n))))
         part.__dict__.update(_host_ids=None, streams=None if self.streams is None else self.streams[k].copy())
         return part
@@ -384,8 +385,10 @@ class Batch(Columns):
         return self.layout.step_type(*[getattr(self, o) for o in self._names.values()])
     def numpy(self) -> Any:
         "Return all columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
-        def readable(leaf, a): return a if leaf.bits_of is None else as_tensor(a, leaf.bits_of).float().numpy()
-        return self.layout.step([readable(leaf, a) for leaf, a in zip(self.layout.leaves, self.arrays())])
+        return self.layout.step(self._readable())
+    def _readable(self):
+        leaves, arrays = self.layout.leaves, self.arrays()
+        return [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
 
     def replace(self, **columns) -> 'Batch':
         "Return a batch with other columns for these fields; it keeps ids, weights and its memory"
@@ -480,8 +483,8 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
     "Return columns of a chunk (see `ReplayMemory.extend`) that numpy can assign, and their length"
     if isinstance(chunk, list): return columns_of_steps(layout, chunk), len(chunk)
     if isinstance(chunk, Batch):
-        m = len(chunk)
-        if chunk.layout is layout: return chunk.arrays(), m
+        m = chunk._n
+        if chunk._type._layout is layout: return chunk.arrays(), m
         values = layout.values(chunk.astuple())
     else:
         values = layout.values(chunk)

@@ -11,9 +11,10 @@ import zlib
 from typing import Any
 import numpy as np
 from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
+from ..kernels import ids_in
 from ..saving import CheckpointError
 from ..steps import Layout, shown
-from .base import Accepted, Ram, Streams, follow_episode, follow_links, ids_in
+from .base import Accepted, Ram, Streams, follow_episode, follow_links, to_ids
 from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
@@ -224,7 +225,7 @@ class Records(Ring):
     records, where it differs from that of the steps"""
     def __init__(self, max_sz: int, layout: Layout, room: Any = None, inner=None) -> None:
         super().__init__(max_sz, layout, room, inner)
-        self._requests: dict[Any, Requests] = {}
+        self._requests = Requests(layout, _max_sz=max_sz)
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
         if self.room.durable and self.room.writable: self.recover()
@@ -238,12 +239,7 @@ class Records(Ring):
     def ask(self, n, fields=None, header=DRAWN, length=None) -> Request:
         """Return a `Request` for `n` rows, or windows of `length` rows, with these fields (None: all) and columns of
         the header"""
-        found = self._requests.get((fields, header, length))
-        if found is None:
-            if len(self._requests) > 32: self._requests.clear()
-            layout = self.layout if fields is None else self.layout.select(fields)
-            found = self._requests[fields, header, length] = Requests(layout, header, length, _max_sz=self.max_sz)
-        return found.get(n)
+        return self._requests.get(n, fields, header, length)
 
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
@@ -255,14 +251,14 @@ class Records(Ring):
         return request.batch()
 
     def _read_columns(self, request):
-        slots = request.flat
-        gone = np.flatnonzero(slots < 0)
-        ids = ids_in(slots, self.n_added, self.max_sz)
-        if len(gone): slots[gone], ids[gone] = (self.n_added - 1) % self.max_sz, -1        # any row that is there
-        if len(gone) < len(slots):
+        slots = request.flat.copy()
+        n_gone, gone = to_ids(request.flat, self.n_added, self.max_sz), None
+        if n_gone:
+            gone = slots < 0
+            slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
+        if n_gone < len(slots):
             self._fill_columns({o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, slots)
-        for c in request.leaves if len(gone) else (): c[gone] = 0
-        slots[:] = ids
+        for c in request.leaves if n_gone else (): c[gone] = 0
     def _fill_columns(self, columns, slots):
         "Fetch columns, given by the paths of their leaves"
         at = {o.path: field for o, field in zip(self.inner.leaves, self.fields)}
