@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from .checks import number, require, whole
-from .health import episode_returns, memory_health, newest
+from .health import episode_returns, memory_health, newest, stored_priorities
 from .pipes.agents import evaluate, move_towards
 from .memory import ReplayMemory
 from .samplers import more, proportional, rank      # noqa: F401   (kinds of samplers)
@@ -178,8 +178,8 @@ def summary(folder, found=None) -> list[tuple[str, str]]:
     lines += [('stored', f'{n:,} of {memory.max_sz:,} ({n/memory.max_sz:.0%}), ids {first:,} to {first + n - 1:,}'),
               ('steps', f'{layout.step_type.__name__}: {", ".join(f"{o.name} {o}" for o in layout.leaves)}'),
               ('sampler', repr(memory.sampler).replace(', 0 batches drawn', ''))]
-    priorities = getattr(memory.sampler, 'priorities', None)
-    if priorities is not None: lines.append(('priorities', _range(priorities)))
+    _, priorities = stored_priorities(memory)
+    if len(priorities): lines.append(('priorities', _range(priorities)))
     _, returns = episode_returns(newest(memory, shift=found.shift))
     episodes = f'{len(returns):,} episodes, {_range(returns)}' if len(returns) else 'no whole episode'
     warnings = memory_health(memory)['warnings'] or ['nothing that looks wrong']
