@@ -167,7 +167,7 @@ class RayMemory:
         self.n_redrawn = self.n_lost = self.n_dead = 0
         self.deferred = False                # send priorities with the next draw
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
-        self._requests: dict[Any, Requests] = {}
+        self._requests: Any = None
         self.places: list[_Place] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
@@ -342,13 +342,9 @@ class RayMemory:
 
     def _request(self, n, fields, header=DRAWN):
         "A request whose slots are ids of the cluster"
-        found = self._requests.get((fields, header))
-        if found is None:
-            layout: Any = self.layout
-            if fields is not None: layout = layout.select(fields)
-            known = dict(_memory=weakref.ref(self), _max_sz=1 << SHIFT)
-            found = self._requests[fields, header] = Requests(layout, header, **known)
-        return found.get(n)
+        layout: Any = self.layout
+        if self._requests is None: self._requests = Requests(layout, _memory=weakref.ref(self), _max_sz=1 << SHIFT)
+        return self._requests.get(n, fields, header)
 
     def _weights(self, probs, q):
         "(N·P)^-beta, over the largest of the batch or of the memory (Schaul et al. 2016, 3.4)"
@@ -531,7 +527,8 @@ class RayMemory:
         return int(self._known('fill').sum())
     def __bool__(self) -> bool: return True
     def usage(self) -> dict[str, float]:
-        "As `ReplayMemory.usage`, as far as known: rows drawn by all clients, and the priorities that came too late"
+        "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
+        self.refresh()
         n_drawn = sum(o.info.n_drawn for o in self.places)
         return dict(n_drawn=n_drawn, n_stale=self.n_stale, samples_per_insert=n_drawn/max(1, self.known_added))
     @property
