@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 from ..batch import Batch
-from ..samplers.base import Prioritized, as_ids, differences, take, whole_number
+from ..checks import differences, take
+from ..steps import whole_number
+from ..samplers.base import Prioritized, as_ids
 from ..samplers.own import KINDS
 from ..saving import (
     LOCKS, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder, write_file)
