@@ -187,7 +187,8 @@ class Saved(PlainMemory):
     def __setstate__(self, state):
         rows: Any
         layout, rows = state.pop('_storage') or (None, None)
-        fresh = dict(lock=threading.RLock(), _room=Ram(), _storage=None, _given=None, _known={}, _inherited=False)
+        fresh = dict(lock=threading.RLock(), _room=Ram(), _storage=None, _given=None, _known={}, _inherited=False,
+                     _ref=weakref.ref(self))
         self.__dict__.update(state, **fresh)
         if layout is not None:
             self._storage = self._new_storage(layout, self._room)

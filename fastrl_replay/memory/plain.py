@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 import numpy as np
-from ..batch import Batch, as_chunk, chunk_columns, chunk_streams, first_row
+from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, first_row
 from ..health import Health, memory_health
 from ..samplers.rng import Rng
 from ..samplers.base import Sampler, as_ids, as_priorities
@@ -20,7 +20,7 @@ from ..samplers.uniform import Uniform
 from ..saving import SavedState, naming
 from ..show import memory_figure, memory_table
 from ..steps import Layout, derived_type, encode, same_layout, shown, whole_number
-from ..storage.base import Ram
+from ..storage.base import Ram, follow_episode
 from ..storage.frames import Estimate, check_storage_options, estimate, example_step, kept_how, storage_for
 from ..storage.records import TOLD
 from ..storage.mapped import MappedFolder
@@ -58,6 +58,12 @@ def _structured(dtype):
     if dtype.names is not None: return dtype
     raise TypeError(f'dtype: expected a structured dtype with the step\'s fields, got {dtype}')
 
+def _check_chunk(layout, chunk, priorities, streams):
+    "Raise what `extend` would, before a storage is made for its first chunk"
+    columns, m = chunk_columns(layout, chunk)
+    chunk_streams(layout, chunk, columns, streams)
+    if priorities is not None: as_priorities('priorities', priorities, m)
+
 def _field_names(fields):
     if fields is None or isinstance(fields, tuple): return fields
     if isinstance(fields, list): return tuple(fields)
@@ -80,6 +86,7 @@ class Joined:
         self._given: Any = None          # for rows that have not entered the sampler: first id, priorities
         self._known: dict = {}           # saves it made or was loaded from: token → n_added
         self._inherited = False          # by a forked child, which can only read it
+        self._ref = weakref.ref(self)    # which its batches get
         layout = None if step is None else self._layout_of(step)
         if sequence is not None: sampler = SequenceSampler(sequence, sampler)
         self._room: Any = Ram() if path is None else MappedFolder(path)
@@ -113,7 +120,7 @@ class Joined:
     def _layout_of(self, step):
         return Layout.of(step) if self._dtype is None else Layout.of_dtype(self._dtype, type(step))
     def _new_storage(self, layout, room):
-        return storage_for(layout, self.max_sz, **self._options, room=room, _memory=weakref.ref(self))
+        return storage_for(layout, self.max_sz, **self._options, room=room)
     def _open(self, layout):
         "Make the storage, or find it in the folder"
         kept = ', '.join(map(str, self._room.files)) if self._room.durable else ''   # the sampler's
@@ -274,22 +281,20 @@ class Drawn(Joined):
         if chunk.__class__ is not own: chunk = as_chunk(chunk, own)
         if len(chunk)==0: return np.empty(0, np.int64)
         if layout is None: layout = self._chunk_layout(chunk)
-        columns, m = chunk_columns(layout, chunk)
-        streams = chunk_streams(layout, chunk, columns, streams)
-        given = None if priorities is None else as_priorities('priorities', priorities, m)
+        if storage is None: _check_chunk(layout, chunk, priorities, streams)
         if storage is None: storage = self._open(layout)
-        if given is not None: self._expect(storage, given)
+        rows = storage.accept(chunk, streams)
+        m = len(rows)
+        if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
         part = self._sampler.max_lag or m
-        first = storage.put(columns, m, streams) if m <= part else self._put_parts(columns, m, streams, part)
-        if given is not None or self._is_late(storage): self._enter(storage)
+        first = storage.put(rows) if m <= part else self._put_parts(rows, part)
+        if priorities is not None or self._is_late(storage): self._enter(storage)
         return np.arange(first, first + m)
-    def _put_parts(self, columns, m, streams, part):
+    def _put_parts(self, rows, part):
         "Store a chunk in parts, each of which enters the sampler"
         storage, first = self._storage, self.n_added
-        if streams is None: streams = np.arange(m)
-        for a in range(0, m, part):
-            run = slice(a, min(m, a + part))
-            storage.put([c[run] for c in columns], run.stop - a, streams[run])
+        for a in range(0, len(rows), part):
+            storage.put(rows[a:a + part])
             self._enter(storage)
         return first
     def _is_late(self, storage):
@@ -310,15 +315,18 @@ class Drawn(Joined):
             lock.acquire()
             storage = self._storage
             if storage is None or self._sampler.n_entered!=storage.n_added: storage = self._caught_up()
-            if self._sampler.sequence is None: return storage.sample(bs, self._draw, fields)
-            return draw_sequences(storage, self._sampler, bs, self.rng, fields)
+            if self._sampler.sequence is not None:
+                return came_from(draw_sequences(storage, self._sampler, bs, self.rng, fields), self._ref)
+            request = storage.ask(bs, fields)
+            self._sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
+            storage.draws.count(request.slots, storage.n_added)
+            return came_from(storage.read(request), self._ref)
         finally:
             try: lock.release()
             except RuntimeError: pass
     def _caught_up(self):
         self._enter(self._stocked())
         return self._storage
-    def _draw(self, slots, probs, weights): self._sampler.draw_into(slots, probs, weights, self.rng)
     @locked
     def sample_groups(self, n: int, bs: int, fields: Any = None) -> list[Batch]:
         "Return `n` batches of `bs`, drawn in one call as by `sample`: no other call comes between them"
@@ -330,7 +338,7 @@ class Drawn(Joined):
         replacement from any memory; any step may be first. A `ValueError` if there are hardly any"""
         bs, length = whole_number('bs', bs, 1), whole_number('length', length, 1)
         if length > self.max_sz: raise ValueError(f'length: expected at most max_sz={self.max_sz}, got {length}')
-        return draw_anywhere(self._stocked(), bs, length, self.rng)
+        return came_from(draw_anywhere(self._stocked(), bs, length, self.rng), self._ref)
 
     @locked
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
@@ -360,8 +368,13 @@ class PlainMemory(Drawn):
     @locked
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
         "Return the transitions with these ids, in this order; a `ValueError` for one that isn't stored"
-        slots, fields = self._slots(ids), _field_names(fields)
-        return self[:0] if self._storage is None else self._storage.fetch(slots, fields)
+        return self._read(self._slots(ids), _field_names(fields))
+    def _read(self, slots, fields=None):
+        storage = self._storage
+        if storage is None: return Batch.empty(same_layout(derived_type('Nothing', ()), [], []), 0)
+        request = storage.ask(len(slots), fields, FETCHED)
+        request.slots[:] = slots
+        return came_from(storage.read(request), self._ref)
 
     @locked
     def recent(self, k: int, fields: Any = None) -> Batch:
@@ -443,8 +456,8 @@ class PlainMemory(Drawn):
         "Ids of the episode's steps from that in one slot on, in one direction"
         storage, length = self._with_episodes(), 64
         while True:
-            found, there = storage.follow(slots, length, back, within_episode=True)
-            if not there.all(): return storage.ids_of(found[there])
+            [ids] = follow_episode(storage, slots, length, back)
+            if ids[-1] < 0: return ids[ids >= 0]
             length *= 2
 
     @locked
@@ -452,11 +465,10 @@ class PlainMemory(Drawn):
         if isinstance(k, str):
             raise TypeError(f'memory[{k!r}]: expected a slot or a slice; columns belong to a Batch')
         if isinstance(k, slice):
-            if self._storage is None: return Batch(same_layout(derived_type('Nothing', ()), [], []), 0)
-            return self._storage.fetch(np.arange(*k.indices(len(self))))
+            return self._read(np.arange(*k.indices(len(self))))
         slot, n = operator.index(k), len(self)
         if not -n <= slot < n: raise IndexError(f'memory[{slot}]: {n} slots are filled')
-        return self._storage.row(slot % n)
+        return self._read([slot % n])[0]
     def __iter__(self) -> Iterator[Any]:
         for k in range(len(self)): yield self[k]
 

@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
-from ..batch import Batch, as_chunk, chunk_columns, chunk_streams
+from ..checks import Words, leave_out, one_of, refuse, whole
+from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..memory.plain import locked
-from ..steps import Layout, whole_number
+from ..steps import Layout
 from ..samplers.base import as_errors, as_ids, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
@@ -22,7 +23,7 @@ from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
-from ..storage.buffers import Buffers
+from ..storage.request import Requests
 from .pusher import Sender, as_batch
 from fastrl_replay.ray.shard import (
     NAMESPACE, Directory, Info, LocalShard, Packed, RemoteShard, ShardLost, ShardSlow, named_actor,
@@ -109,7 +110,7 @@ class Asked(NamedTuple):
 def _check_sampler(sampler, rank):
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
     if sampler.max_sz: raise ValueError('sampler: it serves a memory already')
-    if rank not in (None, 'shard'): raise ValueError(f"rank: expected None or 'shard', got {rank!r:.40}")
+    one_of('rank', rank, (None, 'shard'))
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
     if known or rank=='shard': return
     raise ValueError(f'sampler: {sampler.name} ranks all transitions, and a shard knows only its own: the law '
@@ -129,12 +130,11 @@ class RayMemory:
     def __init__(self, shards: int = 4, max_sz: int = 100_000, sampler: Any = None, *, step: Any = None,
                  path: Any = None, name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on',
                  timeout: float = 60., rank: str | None = None, place: str = 'SPREAD', **options: Any) -> None:
-        self.n_shards = n = whole_number('shards', shards)
-        if on_loss not in ('go_on', 'wait', 'raise'):
-            raise ValueError(f"on_loss: expected 'go_on', 'wait' or 'raise', got {on_loss!r:.40}")
+        self.n_shards = n = whole('shards', shards)
+        one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
-        if options.get('sequence') is not None: raise ValueError('sequence: shards draw single steps')
-        each = -(-whole_number('max_sz', max_sz, 1)//max(1, n))
+        leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
+        each = -(-whole('max_sz', max_sz, 1)//max(1, n))
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
         here = not n or place=='here'
         if here: directory: Any = LocalShard(Directory(name, max(1, n), own, 'here'))
@@ -167,7 +167,7 @@ class RayMemory:
         self.n_redrawn = self.n_lost = self.n_dead = 0
         self.deferred = False                # send priorities with the next draw
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
-        self._buffers: dict[Any, Buffers] = {}
+        self._requests: dict[Any, Requests] = {}
         self.places: list[_Place] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
@@ -194,13 +194,13 @@ class RayMemory:
     @locked
     def add_shards(self, n: int = 1) -> None:
         "Start `n` more shards, each as large as the others; new steps and pushers go there too"
-        self._tell('grow', whole_number('n', n, 1))
+        self._tell('grow', whole('n', n, 1))
         self._take_in()
     @locked
     def retire_shard(self, k: int, drop: bool = False) -> None:
         """Let the shard in place `k` take no steps any more. It is drawn from until as many new
         ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
-        self._tell('retire', whole_number('k', k, most=len(self.places) - 1), drop)
+        self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
         self._take_in()
         if not drop: self.places[k].due = self.known_added + self.max_sz
 
@@ -328,24 +328,26 @@ class RayMemory:
             columns[k] = [ids | asked.refs[k][1] << SHIFT, probs*asked.q[k], *leaves]
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
-            buffer, probs, a = self._buffer(asked.bs, asked.fields), np.empty(asked.bs), 0
+            request, probs, a = self._request(asked.bs, asked.fields), np.empty(asked.bs), 0
             order = self.rng.permutation(asked.bs) if len(columns) > 1 else None  # one's are random
             for k in columns:
                 to: Any = slice(None) if order is None else order[a:a + row[k]]
                 run = slice(at[k], at[k] + row[k])
-                for out, column in zip((buffer.ids, probs, *buffer.leaves), columns[k]): out[to] = column[run]
+                for out, column in zip((request.slots, probs, *request.leaves), columns[k]): out[to] = column[run]
                 a, at[k] = a + row[k], run.stop
-            buffer.probs[:] = probs
-            buffer.weights[:] = self._weights(probs, asked.q)
-            made.append(buffer.batch(True))
+            request.probs[:] = probs
+            request.weights[:] = self._weights(probs, asked.q)
+            made.append(request.batch())
         return made
 
-    def _buffer(self, n, fields):
-        found = self._buffers.get(fields)
+    def _request(self, n, fields, header=DRAWN):
+        "A request whose slots are ids of the cluster"
+        found = self._requests.get((fields, header))
         if found is None:
             layout: Any = self.layout
             if fields is not None: layout = layout.select(fields)
-            found = self._buffers[fields] = Buffers(layout, _memory=weakref.ref(self), _max_sz=1 << SHIFT)
+            known = dict(_memory=weakref.ref(self), _max_sz=1 << SHIFT)
+            found = self._requests[fields, header] = Requests(layout, header, **known)
         return found.get(n)
 
     def _weights(self, probs, q):
@@ -365,7 +367,7 @@ class RayMemory:
     @locked
     def sample_groups(self, n: int, bs: int, fields: Any = None) -> list[Batch]:
         "Return `n` batches of `bs`, drawn with one call to each shard"
-        n, bs = whole_number('n', n, 1), whole_number('bs', bs, 1)
+        n, bs = whole('n', n, 1), whole('bs', bs, 1)
         return self.take(self.ask(n, bs, None if fields is None else tuple(fields)))
 
     # -- steps and priorities
@@ -481,11 +483,11 @@ class RayMemory:
         self._find_layout()
         ids, fields = as_ids(ids), None if fields is None else tuple(fields)
         if self.layout is None: raise ValueError('ids: the memory is empty')
-        buffer = self._buffer(len(ids), fields)
+        request = self._request(len(ids), fields, FETCHED)
         for to, _, rows in self._of_each(ids, 'fetch', fields):
-            for out, column in zip(buffer.leaves, rows.arrays()): out[to] = column
-        buffer.ids[:] = ids
-        return buffer.batch(False)
+            for out, column in zip(request.leaves, rows.arrays()): out[to] = column
+        request.slots[:] = ids
+        return request.batch()
 
     def _neighbours(self, name, ids):
         ids = as_ids(ids)
@@ -514,8 +516,8 @@ class RayMemory:
         if len(held)!=1:
             raise NotImplementedError(f'recent: the steps of {len(held)} shards have no common order of time; '
                                       'fetch the newest ids of each, see stats()')
-        k, info = whole_number('k', k, 1), held[0]
-        if k > info.fill: raise ValueError(f'k: expected at most the {info.fill} stored, got {k}')
+        info = held[0]
+        k = whole('k', k, 1, info.fill, 'that many are stored')
         return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
 
     @locked
@@ -626,7 +628,7 @@ class RayMemory:
 
     @locked
     def check_valid(self) -> bool:
-        "Return True, or raise an `AssertionError` that says what is wrong"
+        "Return True; an `AssertionError` says what is wrong"
         return all(o.handle.get(o.handle.send('ask', 'check_valid'), self.timeout) for o in self.places if o.live)
     @locked
     def flush(self) -> None:
@@ -657,8 +659,8 @@ class RayMemory:
         "Continue with a state of the whole; `parts`: what `method` of each shard needs"
         here = len(self._all()), self._each
         if (state['n'], state['each'])!=here:
-            raise ValueError(f'{state["n"]} shards of {state["each"]} transitions were saved, '
-                             f'this memory has {here[0]} of {here[1]}')
+            got = Words(f'{state["n"]} of {state["each"]}')
+            refuse('state', f'{here[0]} shards of {here[1]} transitions', got)
         there, infos = self._all(), self._of_all(method, parts)
         for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
         self._tell('renumber', [o.number for o in infos])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 import torch
+from ..checks import extra
 from ..batch import Batch, stream_numbers
 from ..memory import ReplayMemory
 from ..samplers.base import Prioritized
@@ -331,9 +332,7 @@ def _link(source, target):
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #e247adb8
 def ray_library() -> Any:
     "Return the library Ray, connected; an `ImportError` names the extra"
-    try: ray: Any = importlib.import_module('ray')
-    except ImportError as e:
-        raise ImportError('a memory in several processes needs the package ray: pip install fastrl_replay[ray]') from e
+    with extra('a memory in several processes needs the package ray', 'ray'): ray: Any = importlib.import_module('ray')
     if not ray.is_initialized(): ray.init(include_dashboard=False)
     return ray
 
