@@ -14,6 +14,8 @@ from functools import cache, partial
 from typing import Any, Generic, TypeVar, cast
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import from_numpy
 from .steps import (LOOSE, Layout, SimpleStep, Transition, as_array, children, is_step, same_layout, shown,
                                  tree_leaves, tree_map)
 
@@ -74,7 +76,7 @@ T = TypeVar('T')
 
 def as_tensor(a: Any, bits: torch.dtype | None = None) -> torch.Tensor:
     "Return a tensor over the array `a` (or the tensor itself); `bits`: the dtype that its bits stand for"
-    t = torch.from_numpy(a) if isinstance(a, np.ndarray) else a      # a compiled function knows no other test
+    t = from_numpy(a) if isinstance(a, ndarray) else a      # a compiled function knows no other test
     return t if bits is None or t.dtype==bits else t.view(bits)
 
 class Column(Generic[T]):
@@ -85,7 +87,7 @@ class Column(Generic[T]):
         if batch is None: return cast(Any, self)
         known = batch.__dict__
         a = known['_columns'][self.k]
-        if isinstance(a, np.ndarray): a = torch.from_numpy(a)
+        if isinstance(a, ndarray): a = from_numpy(a)
         known[self.name] = a
         return a
 

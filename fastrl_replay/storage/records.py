@@ -18,7 +18,7 @@ from .draw_counts import DrawCounts
 from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
-# The counters: rows so far, the oldest, those that entered the sampler, a load under way
+# The counters: rows so far, the oldest, those the sampler was told of, a load under way
 N_ADDED, FIRST_ID, TOLD, LOADING = range(4)
 PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
 MOST = 2**60                      # rows that can ever be stored: 36,000 years at a million a second
@@ -32,7 +32,7 @@ class Ring:
         self.size, self.key = self.inner.record.itemsize, self.inner.stream_leaf
         raw = room.allocate('records', max_sz*self.size)
         self.rows, self.records = raw.reshape(max_sz, self.size), raw.view(self.inner.record)
-        self.counts = room.counters
+        self.counts = room.allocate('counts', 64).view(np.int64)
         self.journal: Any = room.journal(self.size, max_sz)
         self._count, self._bytes = self.counts.data, raw.data
         self.links, self._next_view = self._links(self.records), self.records['_next'].data
@@ -67,6 +67,12 @@ class Ring:
     def first_id(self) -> int:
         "The id of the oldest row stored"
         return self._count[FIRST_ID]
+    @property
+    def told(self) -> int:
+        "How many rows the sampler has been notified of"
+        return self._count[TOLD]
+    @told.setter
+    def told(self, n): self._count[TOLD] = n
 
     def add(self, step) -> int:
         "Store a step; return its id. A `TypeError` or `ValueError`, and no change, if it doesn't fit"
@@ -225,7 +231,7 @@ class Records(Ring):
     records, where it differs from that of the steps"""
     def __init__(self, max_sz: int, layout: Layout, room: Any = None, inner=None) -> None:
         super().__init__(max_sz, layout, room, inner)
-        self._requests: dict[Any, Requests] = {}
+        self._requests = Requests(layout, _max_sz=max_sz)
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
         if self.room.durable and self.room.writable: self.recover()
@@ -240,12 +246,7 @@ class Records(Ring):
     def ask(self, n, fields=None, header=DRAWN, length=None) -> Request:
         """Return a `Request` for `n` rows, or windows of `length` rows, with these fields (None: all) and columns of
         the header"""
-        found = self._requests.get((fields, header, length))
-        if found is None:
-            if len(self._requests) > 32: self._requests.clear()
-            layout = self.layout if fields is None else self.layout.select(fields)
-            found = self._requests[fields, header, length] = Requests(layout, header, length, _max_sz=self.max_sz)
-        return found.get(n)
+        return self._requests.get(n, fields, header, length)
 
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"

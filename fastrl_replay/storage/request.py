@@ -115,32 +115,37 @@ class Request:
 
 # %% ../../nbs/1_memory/05_request.ipynb #231c1348
 class Requests:
-    "Requests for batches of one kind (the arguments are those of `Request`); `get(n)` returns one that is free"
+    "Requests for batches of some fields of `layout`; `known`: attributes that every batch gets"
     BUDGET = 128 << 20      # bytes that may wait for their next use
     LOOKS = 8               # requests to try before a new one is made
-    MOST = 64               # requests remembered for each size
+    MOST = 64               # requests remembered for each kind
 
-    def __init__(self, layout: Layout, header: tuple = DRAWN, length: int | None = None, **known: Any) -> None:
-        self.layout, self.header, self.length, self.known, self.nbytes = layout, header, length, known, 0
-        self._queues: OrderedDict[int, deque] = OrderedDict()
+    def __init__(self, layout: Layout, **known: Any) -> None:
+        self.layout, self.known, self.nbytes = layout, known, 0
+        self._queues: OrderedDict[tuple, deque] = OrderedDict()
 
-    def get(self, n: int) -> Request:
-        "Return a request for `n` rows or windows, no part of which is in use"
-        queue = self._queues.get(n)
-        if queue is None: queue = self._queues[n] = deque()
-        for _ in range(min(len(queue), self.LOOKS)):
-            found = queue[0]
-            queue.rotate(-1)
-            if found.is_free(): return found if self.nbytes <= self.BUDGET else self._tidy(queue, found)
-        return self._make(n, queue)
+    def get(self, n: int, fields: Any = None, header: tuple = DRAWN, length: int | None = None) -> Request:
+        "Return a request, no part of which is in use, for `n` rows or windows; `fields`: their names (None: all)"
+        kind = n, fields, header, length
+        queue = self._queues.get(kind, ())
+        for k, found in enumerate(queue, 1):
+            if found.is_free():
+                queue.rotate(-k)
+                return found if self.nbytes <= self.BUDGET else self._tidy(queue, found)
+            if k==self.LOOKS: break
+        return self._make(kind)
 
-    def _make(self, n, queue):
-        made = Request(self.layout, n, self.header, self.length, **self.known)
+    def _make(self, kind):
+        n, fields, header, length = kind
+        layout = self.layout if fields is None else self.layout.select(fields)
+        made = Request(layout, n, header, length, **self.known)
         if not COUNTED: return made
+        queue = self._queues.setdefault(kind, deque())
+        queue.rotate(-self.LOOKS)
         queue.append(made)
         self.nbytes += made.nbytes
         if len(queue) > self.MOST: self.nbytes -= queue.popleft().nbytes
-        self._queues.move_to_end(n)
+        self._queues.move_to_end(kind)
         while self.nbytes > self.BUDGET and len(self._queues) > 1:
             _, old = self._queues.popitem(last=False)
             self.nbytes -= sum(o.nbytes for o in old)
@@ -150,3 +155,4 @@ class Requests:
         "Beyond the budget: drop one more free request"
         if queue[0] is not found and queue[0].is_free(): self.nbytes -= queue.popleft().nbytes
         return found
+
