@@ -12,15 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
+from ..checks import Words, leave_out, one_of, refuse, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..memory.plain import locked
-from ..steps import Layout, whole_number
+from ..steps import Layout
 from ..samplers.base import as_errors, as_ids, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..saving import CheckpointError, SavedState, save_state
+from ..schedules import value_at
 from ..storage.request import Requests
 from .pusher import Sender, as_batch
 from fastrl_replay.ray.shard import (
@@ -107,8 +109,8 @@ class Asked(NamedTuple):
 
 def _check_sampler(sampler, rank):
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
-    if sampler.max_sz is not None: raise ValueError('sampler: it serves a memory already')
-    if rank not in (None, 'shard'): raise ValueError(f"rank: expected None or 'shard', got {rank!r:.40}")
+    if sampler.max_sz: raise ValueError('sampler: it serves a memory already')
+    one_of('rank', rank, (None, 'shard'))
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
     if known or rank=='shard': return
     raise ValueError(f'sampler: {sampler.name} ranks all transitions, and a shard knows only its own: the law '
@@ -128,12 +130,11 @@ class RayMemory:
     def __init__(self, shards: int = 4, max_sz: int = 100_000, sampler: Any = None, *, step: Any = None,
                  path: Any = None, name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on',
                  timeout: float = 60., rank: str | None = None, place: str = 'SPREAD', **options: Any) -> None:
-        self.n_shards = n = whole_number('shards', shards)
-        if on_loss not in ('go_on', 'wait', 'raise'):
-            raise ValueError(f"on_loss: expected 'go_on', 'wait' or 'raise', got {on_loss!r:.40}")
+        self.n_shards = n = whole('shards', shards)
+        one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
-        if options.get('sequence') is not None: raise ValueError('sequence: shards draw single steps')
-        each = -(-whole_number('max_sz', max_sz, 1)//max(1, n))
+        leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
+        each = -(-whole('max_sz', max_sz, 1)//max(1, n))
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
         here = not n or place=='here'
         if here: directory: Any = LocalShard(Directory(name, max(1, n), own, 'here'))
@@ -193,13 +194,13 @@ class RayMemory:
     @locked
     def add_shards(self, n: int = 1) -> None:
         "Start `n` more shards, each as large as the others; new steps and pushers go there too"
-        self._tell('grow', whole_number('n', n, 1))
+        self._tell('grow', whole('n', n, 1))
         self._take_in()
     @locked
     def retire_shard(self, k: int, drop: bool = False) -> None:
         """Let the shard in place `k` take no steps any more. It is drawn from until as many new
         ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
-        self._tell('retire', whole_number('k', k, most=len(self.places) - 1), drop)
+        self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
         self._take_in()
         if not drop: self.places[k].due = self.known_added + self.max_sz
 
@@ -347,7 +348,7 @@ class RayMemory:
 
     def _weights(self, probs, q):
         "(N·P)^-beta, over the largest of the batch or of the memory (Schaul et al. 2016, 3.4)"
-        beta = self.sampler.beta_now()
+        beta = value_at(self.sampler.beta, self.sampler.n_batches)
         self.sampler.n_batches += 1
         if not beta: return 1.
         least = probs.min()
@@ -362,7 +363,7 @@ class RayMemory:
     @locked
     def sample_groups(self, n: int, bs: int, fields: Any = None) -> list[Batch]:
         "Return `n` batches of `bs`, drawn with one call to each shard"
-        n, bs = whole_number('n', n, 1), whole_number('bs', bs, 1)
+        n, bs = whole('n', n, 1), whole('bs', bs, 1)
         return self.take(self.ask(n, bs, None if fields is None else tuple(fields)))
 
     # -- steps and priorities
@@ -511,8 +512,8 @@ class RayMemory:
         if len(held)!=1:
             raise NotImplementedError(f'recent: the steps of {len(held)} shards have no common order of time; '
                                       'fetch the newest ids of each, see stats()')
-        k, info = whole_number('k', k, 1), held[0]
-        if k > info.fill: raise ValueError(f'k: expected at most the {info.fill} stored, got {k}')
+        info = held[0]
+        k = whole('k', k, 1, info.fill, 'that many are stored')
         return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
 
     @locked
@@ -623,7 +624,7 @@ class RayMemory:
 
     @locked
     def check_valid(self) -> bool:
-        "Return True, or raise an `AssertionError` that says what is wrong"
+        "Return True; an `AssertionError` says what is wrong"
         return all(o.handle.get(o.handle.send('ask', 'check_valid'), self.timeout) for o in self.places if o.live)
     @locked
     def flush(self) -> None:
@@ -654,8 +655,8 @@ class RayMemory:
         "Continue with a state of the whole; `parts`: what `method` of each shard needs"
         here = len(self._all()), self._each
         if (state['n'], state['each'])!=here:
-            raise ValueError(f'{state["n"]} shards of {state["each"]} transitions were saved, '
-                             f'this memory has {here[0]} of {here[1]}')
+            got = Words(f'{state["n"]} of {state["each"]}')
+            refuse('state', f'{here[0]} shards of {here[1]} transitions', got)
         there, infos = self._all(), self._of_all(method, parts)
         for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
         self._tell('renumber', [o.number for o in infos])

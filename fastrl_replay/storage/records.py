@@ -18,7 +18,7 @@ from .draw_counts import DrawCounts
 from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
-# The counters: rows so far, the oldest, those the sampler was told of, a load under way
+# The counters: rows so far, the oldest, those that entered the sampler, a load under way
 N_ADDED, FIRST_ID, TOLD, LOADING = range(4)
 PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
 MOST = 2**60                      # rows that can ever be stored: 36,000 years at a million a second
@@ -32,7 +32,7 @@ class Ring:
         self.size, self.key = self.inner.record.itemsize, self.inner.stream_leaf
         raw = room.allocate('records', max_sz*self.size)
         self.rows, self.records = raw.reshape(max_sz, self.size), raw.view(self.inner.record)
-        self.counts = room.allocate('counts', 64).view(np.int64)
+        self.counts = room.counters
         self.journal: Any = room.journal(self.size, max_sz)
         self._count, self._bytes = self.counts.data, raw.data
         self.links, self._next_view = self._links(self.records), self.records['_next'].data
@@ -67,12 +67,6 @@ class Ring:
     def first_id(self) -> int:
         "The id of the oldest row stored"
         return self._count[FIRST_ID]
-    @property
-    def told(self) -> int:
-        "How many rows the sampler has been notified of"
-        return self._count[TOLD]
-    @told.setter
-    def told(self, n): self._count[TOLD] = n
 
     def add(self, step) -> int:
         "Store a step; return its id. A `TypeError` or `ValueError`, and no change, if it doesn't fit"
