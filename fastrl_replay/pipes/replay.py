@@ -42,9 +42,9 @@ def batches_due(n: int, min_sz: int, ratio: Fraction) -> int:
 # %% ../../nbs/1_memory/17_replay.ipynb #1c5ded77
 def _check_given(memory, options):
     "Raise a `TypeError` unless `memory` is one, and no option of a new one is given"
-    lacking = [o for o in ('add', 'extend', 'sample', 'update_priorities', 'n_added') if not hasattr(memory, o)]
+    check_memory(memory)
     if lacking: raise TypeError(f'memory: expected a memory, got {type(memory).__name__} without {", ".join(lacking)}')
-    if options['max_sz'] in (100, getattr(memory, 'max_sz', None)): del options['max_sz']        # 100 is the default
+    if options['max_sz'] in (100, memory.max_sz): del options['max_sz']        # 100 is the default
     given = [k for k, v in options.items() if v is not None and v is not False]
     if given: raise TypeError(f'{given[0]}: an option of a new memory, but memory= is given; leave one out')
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'interned', 'inner_layout', 'fingerprints', 'intern_rows', 'free_frames', 'gather_frames',
            'FrameTable', 'PackedFrames', 'lz4_block', 'Estimate', 'bytes_for', 'estimate', 'example_step', 'check_fits',
-           'FrameRecords', 'check_storage_options', 'kept_how', 'storage_for']
+           'FrameRecords', 'check_storage_options', 'kept_how', 'bytes_each', 'storage_for']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
 import copy
@@ -593,8 +593,13 @@ def kept_how(storage) -> str:
     def each(o):
         what = 'states' if o.stack==1 else f'frames of stacks of {o.stack}'
         return f'{storage.layout.leaves[o.state].name} by {what}' + (f', {storage.codec}' if storage.codec else '')
-    pairs = getattr(storage, 'pairs', ())
+    pairs = storage.pairs if isinstance(storage, FrameRecords) else ()
     return '; '.join(map(each, pairs)) + ', each stored once' if pairs else 'plain records'
+
+def bytes_each(storage) -> float:
+    "Return the bytes that a transition takes: its record, and its share of the frames"
+    packed, n = storage.packed_bytes if isinstance(storage, FrameRecords) else 0, storage.n_added - storage.first_id
+    return (storage.nbytes - packed)/storage.max_sz + packed/max(1, n)
 
 def storage_for(layout, max_sz, dedup='auto', codec=None, room=None) -> Records:
     """Return `FrameRecords` for steps of `layout` if some observations are stored once, else `Records`.

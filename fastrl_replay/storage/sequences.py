@@ -56,8 +56,6 @@ def _turned(of_type, n): return batch_type(of_type, windows_of(of_type._layout, 
 # %% ../../nbs/3_lasting/08_sequence_batch.ipynb #ddc865ec
 def read_windows(storage: Any, request: Any, burn_in: int = 0) -> SequenceBatch:
     "Return a batch of the windows in the slots (int64[bs, length]; −1: padding) of a request of a `storage`"
-    slots = request.flat
-    storage.draws.count(slots if slots.min() >= 0 else slots[slots >= 0], storage.n_added)
     return as_kind(storage.read(request), SequenceBatch, burn_in=burn_in)
 
 def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> SequenceBatch:
