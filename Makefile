@@ -58,18 +58,19 @@ test-all: $(READY)  ## run every notebook and every test (CONTRIBUTING.md has a 
 lowest:  ## install the lowest versions allowed into .lowest, and use the library with them
 	@$(PYTHON) tools/lowest.py --venv .lowest $(if $(TORCH),--torch $(TORCH)) $(ARGS)
 
-export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings
+export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings, badges
 	@$(BIN)/nbdev_export
 	@$(BIN)/python tools/stubs.py
 	@$(BIN)/nbdev_clean
 	@$(BIN)/python tools/drawings.py
+	@$(BIN)/python tools/brand.py
 	@$(BIN)/python tools/readme.py
 
 docs: $(READY)  ## build the site into _docs/
 	@$(BIN)/python tools/docs.py
 
 dist: $(READY)  ## build dist/ with a wheel and a source archive, check both, and use the library from each in an empty environment
-	@$(BIN)/python tools/dist.py
+	@$(BIN)/python tools/dist.py $(ARGS)
 
 bench: $(PEERS)  ## measure against other replay buffers: all figures in runs/bench/results.csv, and a plot
 	@mkdir -p runs/bench

@@ -1,12 +1,12 @@
 """Build a wheel and a source archive in dist/, and try both: `python tools/dist.py`, with --version as a tag names it.
 
 What is checked: the two are whole and have valid metadata; the version is everywhere the same; neither brings anything along that
-is not the library's. Then each is installed into an empty environment, where a run uses the library with nothing of the checkout
-in sight. PyTorch and the other requirements are taken from this environment for that, not downloaded once more.
+is not the library's. Then the wheel is installed, with all that it asks for, into an empty environment, where a run uses the
+library with nothing of the checkout in sight; and the source archive in its place.
 
     python tools/dist.py --notes 0.1.0      prints what CHANGELOG.md says of this version, and does nothing else
 """
-import argparse, os, re, shutil, subprocess, sys, sysconfig, tarfile, tempfile, zipfile
+import argparse, os, re, shutil, subprocess, sys, tarfile, tempfile, zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,8 +50,7 @@ def build(out):
         for o in 'pyproject.toml', 'README.md', 'LICENSE', 'CHANGELOG.md', 'CITATION.cff': shutil.copy(ROOT/o, copy)
         (copy/'MANIFEST.in').write_text('include CHANGELOG.md CITATION.cff\n')
         run(sys.executable, '-m', 'build', '--no-isolation', '--outdir', out, copy, stdout=subprocess.DEVNULL)
-    wheel, sources = next(out.glob('*.whl')), next(out.glob('*.tar.gz'))
-    return wheel, sources
+    return next(out.glob('*.whl')), next(out.glob('*.tar.gz'))
 
 
 def check_contents(wheel, sources):
@@ -64,12 +63,36 @@ def check_contents(wheel, sources):
         if strange or gone: raise SystemExit(f'{path.name}: unexpected {sorted(strange)}, missing {sorted(gone)}')
 
 
-def try_out(archive):
-    "Install it into an empty environment, without the checkout, and use it there"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run(sys.executable, '-m', 'venv', folder/'venv')
-        python = folder/'venv'/('Scripts' if os.name == 'nt' else 'bin')/'python'
-        run(python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-input', '--no-deps', '--no-build-isolation',
-            *(['setuptools>=77'] if archive.suffix == '.gz' else []), cwd=folder) if archive.suffix == '.gz' else None
-        run(python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-input', '--no-deps', archive, cwd=folder)
+def try_out(archives, folder):
+    "Install them, one after the other, into an environment that is empty at first, and use the library there"
+    run(sys.executable, '-m', 'venv', folder/'venv')
+    python = folder/'venv'/('Scripts' if os.name == 'nt' else 'bin')/'python'
+    pip = python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-input', '-c', ROOT/'constraints.txt'
+    env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'} | dict(NUMBA_CACHE_DIR=str(folder/'cache'), OMP_NUM_THREADS='1')
+    for k, archive in enumerate(archives):
+        print(f'installing {archive.name}' + ', and what the library needs'*(k == 0), flush=True)
+        run(*pip, *['--force-reinstall', '--no-deps']*(k > 0), archive, cwd=folder)
+        where = 'import fastrl_replay, sys; assert fastrl_replay.__file__.startswith(sys.prefix), fastrl_replay.__file__'
+        run(python, '-c', where, cwd=folder, env=env)
+        run(python, ROOT/'tools'/'smoke.py', cwd=folder, env=env)
+
+
+def main():
+    "Build, check, try"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--version', help='what the version must be')
+    parser.add_argument('--notes', metavar='VERSION', help='print what the changelog says of a version, and do nothing else')
+    o = parser.parse_args()
+    if o.notes: return print(notes(o.notes))
+    found = versions()
+    if len({*found.values(), o.version or found['settings.ini']}) > 1: raise SystemExit(f'expected one version, {o.version or "anywhere"}: {found}')
+    out = ROOT/'dist'
+    shutil.rmtree(out, ignore_errors=True)
+    archives = build(out)
+    run(sys.executable, '-m', 'twine', 'check', '--strict', *archives)
+    check_contents(*archives)
+    with tempfile.TemporaryDirectory() as name: try_out(archives, Path(name))
+    print('\n'.join(f'dist/{o.name}: {o.stat().st_size/1e3:,.0f} kB' for o in archives))
+
+
+if __name__ == '__main__': main()

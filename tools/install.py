@@ -10,18 +10,26 @@ import re, subprocess, sys, sysconfig, threading, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = re.compile(r'(Downloading|Using cached|Processing) (?:\S*/)?([A-Za-z0-9_.]+?)-(\d[^-\s]*)\S*(?:\s\((.*)\))?')
-QUIET = 15          # seconds without a word after which a line says that it still works
+FILE = re.compile(r'(Downloading|Using cached|Processing) (\S+?\.(?:whl|tar\.gz))(?:\s\(([\d.]+) ([kMG]?B)\))?')
+QUIET = 10          # seconds without a word after which a line says what is still going on
 MB = 1_000_000
 
 
+def size(path, number, unit):
+    "The megabytes of a file, of which pip says its size in words, or its path on this machine"
+    if number: return float(number)*{'B': 1/MB, 'kB': .001, 'MB': 1, 'GB': 1_000}[unit]
+    return Path(path).stat().st_size/MB if Path(path).is_file() else 0
+
+
 def said(line):
-    "What a line of pip's means to somebody who waits, or ''"
+    "What a line of pip's means to somebody who waits, or ''. Of files, those of a megabyte and more"
     if found := FILE.match(line.strip()):
-        how, name, version, size = found.groups()
-        return f'{name} {version}' + (f', {size}' if size else '') + (', cached' if how=='Using cached' else '')
+        how, path, *known = found.groups()
+        name, version = Path(path).name.split('-')[:2]
+        how = dict(Processing='taking').get(how, how.lower())
+        return f'{how} {name} {version}, {size(path, *known):,.0f} MB' if size(path, *known) >= 1 else ''
     if line.startswith('Installing collected packages:'): return f'unpacking {line.count(",") + 1} packages'
-    return 'building the package' if line.lstrip().startswith('Building editable') else ''
+    return 'building the package' if re.match(r'\s*Building editable .*started', line) else ''
 
 
 def megabytes(folder): return sum(p.lstat().st_size for p in folder.rglob('*') if p.is_file())/MB
@@ -31,16 +39,17 @@ class Narrator:
     "Prints lines with the seconds since the beginning, and one of its own when there was none for a while"
     def __init__(self):
         self.begun = self.last = time.monotonic()
+        self.doing = 'asking for what there is'
         threading.Thread(target=self.fill, daemon=True).start()
 
-    def say(self, text):
-        self.last = time.monotonic()
+    def say(self, text, doing=None):
+        self.last, self.doing = time.monotonic(), doing or text
         print(f'{self.last - self.begun:5.0f} s  {text}', flush=True)
 
     def fill(self):
         while True:
             time.sleep(1)
-            if time.monotonic() - self.last > QUIET: self.say('still at it')
+            if time.monotonic() - self.last > QUIET: self.say(f'still {self.doing}', self.doing)
 
 
 def main(extras):
