@@ -21,14 +21,14 @@ class Group(NamedTuple):
 # Every notebook and test file belongs to a group (test_groups.py), by the last pattern that fits it. `make test` has 4 minutes on
 # two cores and the extra `test`: what is long, or needs more, is in a group of `make test-all`, which runs all of them.
 GROUPS = dict(
-    book=Group('make test', 'the notebooks of parts 1 to 3, the first pages, and the quick ones of parts 4 and 5',
+    book=Group('make test', 'the notebooks of parts 1 to 3, the first pages, and the quick chapters of parts 4 and 5',
         'nbs/[123]_*/* nbs/index.ipynb nbs/start/* nbs/4_processes/* nbs/5_looking/*'),
     chapters=Group('make test', 'the tests of the chapters, beside naive twins',
         '''test_batch.py test_episodes.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_options.py test_rank.py
         test_rate_limiter.py test_replay.py test_samplers.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
-        test_sum_tree.py test_sync.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
+        test_sum_tree.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
         test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_health.py test_show.py test_cli.py
-        test_prefetch.py test_threads.py test_ray.py test_ray_replay.py test_ray_save.py'''),
+        test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
@@ -39,22 +39,22 @@ GROUPS = dict(
         '''test_runs.py test_cli.py::test_actors* test_cli.py::test_other_environments* test_cli.py::test_a_run_leaves_a_picture*
         test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes*
         test_cli.py::test_any_environment_plays'''),
-    processes=Group('make test-all', 'actors, shared weights and forks, with every way to start a process; the shim for datapipes',
-        'test_actors.py test_weights.py test_forks.py test_shim.py'),
+    processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
+        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
-        '''test_kills.py test_interrupts.py test_soak.py test_ondisk.py::test_killed_* test_ondisk.py::*was_killed*
-        test_ondisk.py::test_a_second_open_says* test_mapped.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
-        test_mapped.py::test_a_copy_of_the_folder* test_folders.py::test_without_its_lock_file*
-        test_folders.py::*opening_that_is_killed* test_saving_format.py::test_mutants test_saving_format.py::test_two_saves*
-        test_saving_format.py::test_without_fcntl* test_saving_format.py::*killed_at_any_time test_checkpoint.py::test_mutants*'''),
+        '''test_kills.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
+        *::test_mutants* *::*power_cut* test_folders.py::test_damaged_priorities* test_folders.py::test_without_its_lock_file*
+        test_mapped.py::test_a_second_writer* test_mapped.py::test_a_windows_without* test_mapped.py::test_a_copy_of_the_folder*
+        test_ondisk.py::test_a_second_open_says* test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
+        test_saving_format.py::test_without_fcntl*'''),
     compiled=Group('make test-all', 'torch.compile',
         '''test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
         test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run'''),
     cluster=Group('make test-all', 'Ray on this machine: clusters, nodes that die',
-        'test_ray_cluster.py test_ray_nodes.py nbs/4_processes/08_* nbs/4_processes/09_*'),
+        'test_ray_cluster.py test_ray_nodes.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[89]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
-        '''nbs/6_elsewhere/* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py'''),
-    lessons=Group('make test-all', 'tutorials and how-tos', 'nbs/tutorials/* nbs/howto/*'),
+        '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py'''),
+    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[345]_*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py'),
 )
