@@ -25,20 +25,31 @@
   window.addEventListener("hashchange", unfold);
   unfold();
 
+  // ---- a drawing that moves can be stopped, and does not move for who wants no motion
+  document.querySelectorAll("svg.moving").forEach((o) => {
+    const toggle = () => o.animationsPaused() ? o.unpauseAnimations() : o.pauseAnimations();
+    const button = document.createElement("button");
+    button.className = "stop btn btn-sm";
+    button.textContent = "pause or go on";
+    button.addEventListener("click", toggle);
+    o.after(button);
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) { o.setCurrentTime(+o.dataset.still); o.pauseAnimations(); }
+  });
+
   // ---- search: names count most, rare words more than common ones, entries of the reference for users come first
   const box = $(".smalldocs-search");
   if (!box) return;
   const input = $("input", box), results = $(".smalldocs-search-results", box);
   const offset = ($('meta[name="smalldocs:offset"]') || { content: "./" }).content;
   const COMMON = new Set("a all an and are as at be by can could do does for from get have how i in is it me my not of on or should so that the there this to use want was what when where which who why will with you your".split(" "));
-  // what people type, and what the pages say
+  // what people type, and what the pages say; "=": and nothing else
   const SYNONYMS = {
-    per: "prioritized proportional", schaul: "prioritized proportional", ppo: "on-policy", a2c: "on-policy", reinforce: "on-policy", onpolicy: "on-policy",
-    oom: "ram estimate bytes", delete: "overwritten forget empty", clear: "empty overwritten forget", remove: "overwritten forget empty", reset: "empty",
+    per: "= prioritized proportional", schaul: "prioritized proportional", a2c: "ppo", reinforce: "ppo", onpolicy: "ppo",
+    oom: "= ram estimate", delete: "overwritten", clear: "empty overwritten", remove: "delete overwritten", reset: "empty", multi: "several",
     transformer: "sequences recurrent", lstm: "recurrent sequences", gru: "recurrent sequences", rnn: "recurrent sequences", drqn: "recurrent", r2d2: "recurrent sequences",
     wandb: "tensorboard", mlflow: "tensorboard", logging: "tensorboard log", monitor: "tensorboard health", quickstart: "install overview", tutorial: "tutorials", beginner: "install overview",
     started: "install overview", example: "overview tutorials", resize: "max_sz capacity", grow: "max_sz capacity", capacity: "max_sz", size: "max_sz",
-    cite: "paper citation", citation: "paper", bibtex: "paper citation", license: "apache", licence: "apache license", github: "clone checkout source", repo: "clone checkout", repository: "clone checkout",
+    cite: "paper citation", citation: "paper", bibtex: "paper citation", license: "apache", licence: "apache license", github: "checkout clone", repo: "checkout clone", repository: "checkout clone",
     gpus: "gpu cuda", multigpu: "gpu cuda", cuda: "gpu", distributed: "cluster machines ray", multinode: "cluster machines ray", parallel: "actors processes", worker: "actors workers", workers: "actors",
     her: "hindsight", mixing: "mixed mix offline", mix: "mixed mixing", d4rl: "minari", dataset: "minari recorded", demonstrations: "recorded offline", gym: "gymnasium", ram: "memory",
     benchmark: "compared measured", fast: "compared cost", slow: "seconds cost", crash: "killed", checkpoint: "save", resume: "resume save", importance: "weights", td: "error errors", datapipe: "datapipes",
@@ -81,12 +92,15 @@
   };
 
   // a synonym may have several words, which must all occur
-  const scoreOfTerm = (e, { word, meant }) => Math.max(scoreOfWord(e, word), ...meant.map((all) => .8 * Math.min(...all.map((o) => scoreOfWord(e, o)))));
+  const scoreOfTerm = (e, { word, meant }) => Math.max(word && scoreOfWord(e, word), ...meant.map((all) => .8 * Math.min(...all.map((o) => scoreOfWord(e, o)))));
 
   const search = (text) => {
     const query = text.trim().toLowerCase().replace(/\(\)$/, ""), all = asked(text);
     const telling = all.filter((o) => !COMMON.has(o));
-    const terms = (telling.length ? telling : all).map((word) => ({ word, meant: (SYNONYMS[word] || "").split(" ").filter(Boolean).map(asked) }));
+    const terms = (telling.length ? telling : all).map((word) => {
+      const [only, said] = (SYNONYMS[word] || "").match(/^(= )?(.*)/).slice(1);
+      return { word: only ? "" : word, meant: said.split(" ").filter(Boolean).map(asked) };
+    });
     const question = terms.length < all.length;
     const each = entries.map((e) => terms.map((o) => scoreOfTerm(e, o)));
     const rarity = terms.map((_, k) => { const n = each.filter((o) => o[k]).length; return n && Math.log(1 + entries.length / n); });
@@ -103,7 +117,7 @@
       return [sum * e.weight - share * e.names.length / 10, e];
     }).sort((a, b) => b[0] - a[0]);
     const enough = found.length ? found[0][0] / 5 : 0;
-    const shown = new Set(terms.flatMap((o) => [o.word, ...o.meant.flat()]));
+    const shown = new Set(terms.flatMap((o) => [o.word, ...o.meant.flat()]).filter(Boolean));
     return [found.filter(([s]) => s > 0 && s >= enough).slice(0, LIMIT).map(([, e]) => e), [...shown]];
   };
 

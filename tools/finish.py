@@ -42,7 +42,7 @@ def is_photo(picture):
     "Does a picture show what is dark in itself, such as a game? A dark page shows plots in dark, and leaves these as they are"
     tones = picture.convert('RGB').getcolors()
     dark = sum(n for n, tone in tones if max(tone) < 128 and max(tone) - min(tone) < 24)
-    return dark > .12*picture.width*picture.height
+    return dark > .06*picture.width*picture.height
 
 
 DRAWING = re.compile(r'<img (?:[^>]* )?src="([^"]+\.svg)"[^>]*>')
