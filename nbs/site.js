@@ -44,7 +44,7 @@
   const COMMON = new Set("a all an and are as at be by can could do does for from get have how i in is it me my not of on or should so that the there this to use want was what when where which who why will with you your".split(" "));
   // what people type, and what the pages say; "=": and nothing else
   const SYNONYMS = {
-    per: "= prioritized proportional", schaul: "prioritized proportional", a2c: "ppo", reinforce: "ppo", onpolicy: "ppo",
+    per: "= prioritized proportional", schaul: "prioritized proportional", ppo: "algorithm", a2c: "algorithm ppo", sac: "actor-critic", td3: "algorithm",
     oom: "= ram estimate", delete: "overwritten", clear: "empty overwritten", remove: "delete overwritten", reset: "empty", multi: "several",
     transformer: "sequences recurrent", lstm: "recurrent sequences", gru: "recurrent sequences", rnn: "recurrent sequences", drqn: "recurrent", r2d2: "recurrent sequences",
     wandb: "tensorboard", mlflow: "tensorboard", logging: "tensorboard log", monitor: "tensorboard health", quickstart: "install overview", tutorial: "tutorials", beginner: "install overview",
@@ -59,10 +59,10 @@
 
   const escape = (s) => s.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
   const stem = (word) => word.replace(/(ies|y|es|s|e|ing|ed)$/, (end, _, at) => at < 3 ? end : "");
-  const split = (text) => text.split(/[^\p{L}\p{N}]+/u).filter(Boolean);
-  const asked = (text) => split(text.toLowerCase());
-  const words = (text) => split(text).flatMap((o) => {      // ReplayMemory is found as replaymemory, replay and memory
-    const parts = o.replace(/([a-z0-9])([A-Z])/g, "$1 $2").toLowerCase().split(" ");
+  const split = (text, between = /[^\p{L}\p{N}_]+/u) => text.split(between).filter(Boolean);
+  const asked = (text) => split(text.toLowerCase()).map((o) => o.replace(/_/g, ""));
+  const words = (text) => split(text).flatMap((o) => {      // ReplayMemory is found as replaymemory, replay and memory; max_sz as maxsz, max and sz
+    const parts = split(o.replace(/([a-z0-9])([A-Z])/g, "$1 $2").toLowerCase(), /[ _]+/);
     return parts.length > 1 ? [parts.join(""), ...parts] : parts;
   });
 
@@ -95,11 +95,11 @@
   const scoreOfTerm = (e, { word, meant }) => Math.max(word && scoreOfWord(e, word), ...meant.map((all) => .8 * Math.min(...all.map((o) => scoreOfWord(e, o)))));
 
   const search = (text) => {
-    const query = text.trim().toLowerCase().replace(/\(\)$/, ""), all = asked(text);
+    const query = text.trim().toLowerCase().replace(/\(\)$/, ""), all = split(text.toLowerCase());
     const telling = all.filter((o) => !COMMON.has(o));
-    const terms = (telling.length ? telling : all).map((word) => {
-      const [only, said] = (SYNONYMS[word] || "").match(/^(= )?(.*)/).slice(1);
-      return { word: only ? "" : word, meant: said.split(" ").filter(Boolean).map(asked) };
+    const terms = (telling.length ? telling : all).map((typed) => {
+      const [only, said] = (SYNONYMS[typed] || "").match(/^(= )?(.*)/).slice(1), parts = split(typed, /_+/);
+      return { word: only ? "" : parts.join(""), meant: [...(parts.length > 1 ? [parts] : []), ...said.split(" ").filter(Boolean).map((o) => asked(o.replace("-", " ")))] };
     });
     const question = terms.length < all.length;
     const each = entries.map((e) => terms.map((o) => scoreOfTerm(e, o)));

@@ -15,8 +15,8 @@
     const label = make("label", {}, make("span", {}, words, " ", said), input);
     return Object.assign(label, { set: (v) => { input.value = v; said.textContent = input.value; }, input });
   };
-  // Park and Miller's generator: the same numbers everywhere
-  const generator = (seed) => () => (seed = seed * 16807 % 2147483647) / 2147483647;
+  // Marsaglia's xorshift: the same numbers everywhere
+  const generator = (x) => () => { x ^= x << 13; x ^= x >>> 17; x ^= x << 5; return (x >>> 0) / 2 ** 32; };
   const sum = (a) => a.reduce((x, y) => x + y, 0);
   // Which of the weights a dart hits: the first whose running sum exceeds it. One beyond the end hits the last that is not empty
   const find = (weights, target) => {
@@ -27,7 +27,7 @@
 
   // ---- fifty bars
   const bars = (root) => {
-    const N = 50, BS = 32, W = 360, H = 130, first = generator(7);
+    const N = 50, BS = 32, W = 360, H = 130, first = generator(2463534242);
     const priorities = Array.from({ length: N }, () => { const u = first(); return .02 + .98 * u * u * u; });
     let alpha = .6, beta = .4, chosen = 0, random, counts, batches;
     const svg = make("svg", { viewBox: `0 0 ${W} ${2 * H + 24}`, role: "img", class: "drawing" });
@@ -45,7 +45,7 @@
       return [leaves, leaves.map((o) => o / total), leaves.map((o) => (least / o) ** beta)];
     };
     const show = () => {
-      const [, P, w] = law(), most = Math.max(.1, ...P, ...counts.map((n) => n / (batches * BS || 1)));
+      const [, P, w] = law(), most = Math.max(.08, ...P, ...counts.map((n) => n / (batches * BS || 1)));
       parts.forEach((o, k) => {
         const h = P[k] / most * H, d = counts[k] / (batches * BS || 1) / most * H, v = w[k] * H;
         o.P.setAttribute("height", h), o.P.setAttribute("y", H - h);
@@ -59,7 +59,7 @@
       about.textContent = `Transition ${chosen}: priority ${priorities[chosen].toFixed(3)}, probability ${(100 * P[chosen]).toFixed(2)} %, weight ${w[chosen].toFixed(3)}, drawn ${counts[chosen]} times.`;
       svg.setAttribute("aria-label", `Fifty bars for probabilities, and fifty for weights. ${all.textContent}`);
     };
-    const again = () => { random = generator(1); counts = priorities.map(() => 0); batches = 0; show(); };
+    const again = () => { random = generator(123456789); counts = priorities.map(() => 0); batches = 0; show(); };
     const draw = (n) => {
       const [leaves] = law(), total = sum(leaves);
       for (; n; n--, batches++) for (let i = 0; i < BS; i++) counts[find(leaves, (i + random()) / BS * total)[0]]++;      // one row of each stratum
@@ -79,7 +79,7 @@
   const tree = (root) => {
     const leaves = [2, 3, 0, 4, 5, 1, 6, 2, 0, 1, 4, 1, 3, 3, 0, 5];
     let target = 17.5, level = 0, chosen = 6;
-    const random = generator(11), total = make("output", { class: "try-node" }), said = make("ol", { "aria-live": "polite" });
+    const random = generator(362436069), total = make("output", { class: "try-node" }), said = make("ol", { "aria-live": "polite" });
     const leaf = leaves.map((_, k) => make("button", { type: "button", class: "try-leaf", onclick: () => { chosen = k; weight.set(leaves[k]); show(); } }));
     const groups = [0, 1, 2, 3].map((g) => make("output", { class: "try-node" }));
     const sums = () => groups.map((_, g) => sum(leaves.slice(4 * g, 4 * g + 4)));

@@ -23,7 +23,7 @@ PAGES = ['CHANGELOG.md', 'CONTRIBUTING.md']
 # The map: groups of the sidebar, and patterns for the pages in each, in their order. A page belongs to the pattern that
 # names it exactly, else to the first that matches.
 MAP = {
-    'Start here': ['index', 'start/*'],
+    'Start here': ['index', 'start/install', 'start/first_run', 'start/concepts', 'start/try', 'start/*'],
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',

@@ -60,13 +60,14 @@ class Drawing:
         self.parts.append(f'<a href="{page}">')
     def unlink(self): self.parts.append('</a>')
 
-    def svg(self):
-        "The whole file"
-        heads = ''.join(HEAD.format(name=name, colour=colour, opacity=opacity)
-                        for name, colour, opacity in (('ours', OURS, 1), ('grey', INK, .55)))
+    def svg(self, name):
+        "The whole file; a page may have several drawings, so what is named in one bears the drawing's name"
+        heads = ''.join(HEAD.format(name=f'{name}-{kind}', colour=colour, opacity=opacity)
+                        for kind, colour, opacity in (('ours', OURS, 1), ('grey', INK, .55)))
         size = f'width="{WIDTH}" height="{self.height}"' + ''.join(f' data-{k}="{v}"' for k, v in self.data.items())
         top = f'<svg xmlns="http://www.w3.org/2000/svg" class="{self.kind}" {size} viewBox="0 0 {WIDTH} {self.height}" role="img" {FONT}>'
-        return '\n'.join([top, f'<title>{escape(self.title)}</title>', STYLE, f'<defs>{heads}</defs>', *self.parts, '</svg>']) + '\n'
+        parts = [o.replace('url(#', f'url(#{name}-') for o in self.parts]
+        return '\n'.join([top, f'<title>{escape(self.title)}</title>', STYLE, f'<defs>{heads}</defs>', *parts, '</svg>']) + '\n'
 
 
 def flow():
@@ -292,11 +293,11 @@ def moments():
     """What happens to a memory of ten slots, moment by moment: (words, ids in the slots, their priorities, slots that are drawn).
 
     Ten steps are added, then three times a batch is drawn and repriced and two more steps replace the oldest. A new step
-    gets the largest priority so far."""
-    rng, ids, priorities, largest, told = random.Random(5), [None]*SLOTS, [0.]*SLOTS, .6, []
+    gets the largest priority so far, which is the 1 that a memory begins with."""
+    rng, ids, priorities, told = random.Random(5), [None]*SLOTS, [0.]*SLOTS, []
     def say(words, drawn=()): told.append((words, [*ids], [*priorities], tuple(drawn)))
     def add(id):
-        ids[id % SLOTS], priorities[id % SLOTS] = id, largest
+        ids[id % SLOTS], priorities[id % SLOTS] = id, 1.
         say('memory.add(step)')
     say('memory = ReplayMemory(10)')
     for id in range(SLOTS): add(id)
@@ -304,7 +305,6 @@ def moments():
         drawn = sorted(draw(priorities, (k + rng.random())/BATCH*sum(priorities)) for k in range(BATCH))
         for _ in range(3): say(f'batch = memory.sample({BATCH})', drawn)
         for slot in {*drawn}: priorities[slot] = round(.12 + .88*rng.random()**2, 2)
-        largest = max(largest, *priorities)
         for _ in range(3): say('batch.update_priorities(errors)', drawn)
         for k in range(2): add(SLOTS + 2*turn + k)
     return told
@@ -391,7 +391,7 @@ def digest(text): return hashlib.sha256(text.encode()).hexdigest()
 
 def write_gif(path):
     "The animation, for a README"
-    svg, told = replay().svg(), moments()
+    svg, told = replay().svg('replay'), moments()
     per = [PER_MOMENT*(k + part) for k in range(len(told)) for part in (.3, .8)]
     first, *rest = (o.quantize(48) for o in shots(svg, (WIDTH, replay().height), per, path.with_suffix('.tmp')))
     first.save(path, save_all=True, append_images=rest, duration=int(500*PER_MOMENT), loop=0, comment=digest(svg))
@@ -400,7 +400,7 @@ def write_gif(path):
 def write_card(path):
     "What a social network shows beside a link"
     from PIL.PngImagePlugin import PngInfo
-    svg = replay().svg()
+    svg = replay().svg('replay')
     words = ('<div style="display:flex;align-items:center;width:1200px;height:630px;font:44px sans-serif;color:#333">'
              f'<div style="zoom:1.6;margin:0 10px">{svg}</div><div><b style="font-size:72px">fastrl_replay</b><br>'
              'Replay for PyTorch RL</div></div>')
@@ -422,7 +422,7 @@ PICTURES = {'replay.gif': write_gif, 'card.png': write_card}
 
 
 def main():
-    made = {FOLDER/f'{f.__name__}.svg': f().svg() for f in DRAWINGS}
+    made = {FOLDER/f'{f.__name__}.svg': f().svg(f.__name__) for f in DRAWINGS}
     if '--check' in sys.argv[1:]:
         old = [p.name for p, text in made.items() if not p.exists() or p.read_text(encoding='utf-8') != text]
         sys.exit(f'run `python tools/drawings.py`: {", ".join(old)}' if old else 0)

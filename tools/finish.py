@@ -160,7 +160,7 @@ def search_entry(entry, ref, groups):
     return {**entry, 'weight': weight, 'name': found.name}
 
 
-WORD = re.compile(r'[^\W_]+')
+WORD = re.compile(r'\w+')
 SHOWN, SHORT = 240, 120     # characters of a text that a result may show; of an entry of the reference that only the inside needs
 
 
@@ -233,6 +233,13 @@ def with_address(page, name, url):
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">{said}', 1)
 
 
+def write_map(site, url):
+    "For search engines: where the map of the site is, and a map without the page for addresses that lead nowhere"
+    (site/'robots.txt').write_text(f'User-agent: *\nAllow: /\nSitemap: {url}/sitemap.xml\n', encoding='utf-8')
+    path = site/'sitemap.xml'
+    path.write_text(re.sub(r'\s*<url>\s*<loc>[^<]*/404\.html</loc>.*?</url>', '', path.read_text(encoding='utf-8'), flags=re.S), encoding='utf-8')
+
+
 def finish(site, sources, ref, groups, root, url=''):
     "All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar; `url`: where it will be, if known"
     write_search(site, ref, groups)
@@ -243,7 +250,7 @@ def finish(site, sources, ref, groups, root, url=''):
         page = wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p))
         p.write_text(with_address(page, name, url.rstrip('/')), encoding='utf-8')
     lighten(site)
-    if url: (site/'robots.txt').write_text(f'User-agent: *\nAllow: /\nSitemap: {url.rstrip("/")}/sitemap.xml\n', encoding='utf-8')
+    if url: write_map(site, url.rstrip('/'))
 
 
 # ---- what is wrong
