@@ -527,7 +527,8 @@ class RayMemory:
         return int(self._known('fill').sum())
     def __bool__(self) -> bool: return True
     def usage(self) -> dict[str, float]:
-        "As `ReplayMemory.usage`, as far as known: rows drawn by all clients, and the priorities that came too late"
+        "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
+        self.refresh()
         n_drawn = sum(o.info.n_drawn for o in self.places)
         return dict(n_drawn=n_drawn, n_stale=self.n_stale, samples_per_insert=n_drawn/max(1, self.known_added))
     @property

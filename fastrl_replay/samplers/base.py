@@ -8,42 +8,21 @@ __all__ = ['importance_weights', 'Stateful', 'release', 'Sampler', 'Prioritized'
 # %% ../../nbs/1_memory/10_samplers.ipynb #2c7acc9d
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 import numpy as np
+from ..checks import array, ids_of, number, refuse, shown, take, whole, within
 from ..schedules import schedule_from
-from ..steps import whole_number
 
 # %% ../../nbs/1_memory/10_samplers.ipynb #4a7ade4f
-def _as_array(name, v):
-    "A tensor, array or list as an array"
-    if v.__class__ is np.ndarray: return v
-    if hasattr(v, 'detach'):
-        try: return v.numpy()
-        except (TypeError, RuntimeError): v = v.detach().cpu()   # on a device, in a graph, bfloat16
-        if v.is_floating_point() and v.element_size() < 4: v = v.float()
-    try: return np.asarray(v)
-    except (ValueError, TypeError, OverflowError) as e:
-        raise ValueError(f'{name}: expected numbers in one dimension, got {v!r:.60} ({e})') from None
-
-def as_ids(ids: Any, name: str = 'ids') -> np.ndarray:
-    "Return `ids` (tensor, array or list of whole numbers) as a contiguous int64[m]; else a `TypeError`"
-    a = _as_array(name, ids)
-    if a.dtype==np.int64 and a.ndim==1 and a.flags.c_contiguous: return a
-    if a.size==0: a = a.astype(np.int64)
-    if a.ndim!=1 or a.dtype.kind not in 'iu':
-        raise TypeError(f'{name}: expected whole numbers in one dimension, got {a.dtype} of shape {a.shape}')
-    return np.ascontiguousarray(a, np.int64)
-
 def as_slots(slots: Any) -> np.ndarray:
     "Return `slots` as a contiguous int64[k]; else a `ValueError`"
-    try: return as_ids(slots, 'slots')
+    try: return ids_of('slots', slots)
     except TypeError as e: raise ValueError(str(e)) from None
 
 def as_errors(td_errors: Any, m: int) -> np.ndarray:
     "Return `td_errors`, of shape (m,) or (m, 1), as an array of shape (m,) of real numbers"
-    a = _as_array('td_errors', td_errors)
-    if a.dtype.kind not in 'fiub': raise TypeError(f'td_errors: expected numbers, got {a.dtype}')
+    a = array('td_errors', td_errors)
     if a.shape==(m,): return a
     if a.shape==(m, 1): return a.reshape(m)
     raise ValueError(f'td_errors: expected one for each of {m} transitions, got shape {a.shape}; '
@@ -53,58 +32,33 @@ def as_priorities(name: str, given: Any, m: int) -> Any:
     "Return `given` as float64[m], or None; a `ValueError` unless all are finite and ≥ 0"
     if given is None: return None
     if m==1 and given.__class__ is float and 0 <= given < np.inf: return np.array([given])
-    a = _as_array(name, given)
-    if a.dtype.kind not in 'biuf': raise TypeError(f'{name}: expected numbers, got {a.dtype}')
+    a = array(name, given)
     if a.shape not in ((m,), (m, 1)) and (m, a.shape)!=(1, ()):
         raise ValueError(f'{name}: expected one for each of {m} transitions, got shape {a.shape}')
-    p = np.array(a, np.float64).reshape(m)
-    bad = ~((p >= 0) & (p < np.inf))
-    if bad.any(): raise ValueError(f'{name}: expected finite numbers ≥ 0, got {p[bad][0]}')
-    return p
-
-_MOST = float(np.finfo(np.float64).max)
-
-def check_number(name: str, value: Any, most: float = _MOST) -> float:
-    "Return `value` as a float; a `ValueError` unless it is finite and 0 ≤ value ≤ most"
-    number = isinstance(value, (int, float, np.integer, np.floating))
-    if number and not isinstance(value, bool) and 0 <= value <= most: return float(value)
-    wanted = 'a finite number ≥ 0' if most==_MOST else f'a number from 0 to {most}'
-    raise ValueError(f'{name}: expected {wanted}; got {value!r:.60}')
+    return within(name, np.array(a, np.float64).reshape(m), 0)
 
 def check_beta(value: Any) -> Any:
     "Return `value` if it is None, a schedule, or a number from 0 to 1; else a `ValueError`"
-    return value if value is None or callable(value) else check_number('beta', value, 1)
+    return value if value is None or callable(value) else number('beta', value, 0, 1)
 
-def take(state: Any, *names: str) -> list[Any]:
-    "Return the values of `names` in the dict `state`; a `ValueError` names those that are missing"
-    if not isinstance(state, dict):
-        raise ValueError(f'state: expected a dict with {", ".join(names)}; got {type(state).__name__}')
-    lacking = [o for o in names if o not in state]
-    if lacking: raise ValueError(f'state: {", ".join(lacking)}: missing')
-    return [state[o] for o in names]
-
-def differences(there: Any, mine: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
-    "Yield the name and both values of each difference between two options, or dicts of them"
-    if not isinstance(there, dict) or not isinstance(mine, dict):
-        if there!=mine: yield '.'.join(path), there, mine
-        return
-    for k in there | mine: yield from differences(there.get(k), mine.get(k), (*path, k))
+# until their last callers are gone
+def as_ids(ids): return ids_of('ids', ids)
+def check_number(name, value, most=np.inf): return number(name, value, 0, most)
 
 def checked_draw(name: str, drawn: Any, bs: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     "Return the slots (int64[bs]) and probabilities (float64[bs]) of a `draw`, or a `ValueError`"
     if not isinstance(drawn, (tuple, list)) or len(drawn)!=2 or any(o is None for o in drawn):
         raise ValueError(f'{name}.draw: expected (slots, probs): the slots and the probability of each; '
-                         f'got {drawn!r:.60}')
-    slots, probs = _as_array(f'{name}.draw: slots', drawn[0]), _as_array(f'{name}.draw: probs', drawn[1])
+                         f'got {shown(drawn)}')
+    try: slots, probs = (np.asarray(o.tolist() if hasattr(o, 'detach') else o) for o in drawn)
+    except ValueError as e: refuse(f'{name}.draw', 'numbers in one dimension', drawn, str(e))
     if slots.shape!=(bs,) or probs.shape!=(bs,):
         raise ValueError(f'{name}.draw({bs}): expected as many slots and probs, '
                          f'got shapes {slots.shape} and {probs.shape}')
     if slots.dtype.kind not in 'iu' or slots.min() < 0 or slots.max() >= size:
-        raise ValueError(f'{name}.draw: expected whole numbers from 0 to {size - 1}, the filled slots; '
-                         f'got {slots!r:.60} of {slots.dtype}')
+        refuse(f'{name}.draw', f'whole numbers from 0 to {size - 1}, the filled slots', slots)
     if probs.dtype.kind not in 'iuf' or not ((probs > 0) & (probs < np.inf)).all():
-        raise ValueError(f'{name}.draw: expected finite probabilities above 0, got {probs!r:.60}: '
-                         'a slot was drawn whose probability is not above 0')
+        refuse(f'{name}.draw', 'finite probabilities above 0', probs, 'a slot was drawn whose probability is not above 0')
     return slots.astype(np.int64), probs.astype(np.float64)
 
 # %% ../../nbs/1_memory/10_samplers.ipynb #d2c8dddc
@@ -121,7 +75,7 @@ def check_answers(name: str, ids: np.ndarray, td_errors: np.ndarray, n_added: in
 def resolve(ids: Any, td_errors: Any, first_id: int, n_added: int, max_sz: int) -> tuple[Any, Any, int]:
     """Return distinct living slots (int64[k]), the last TD error of each (float64[k]), and how many
     entries are stale; a `ValueError` for an unknown id, an error not finite, or a wrong length"""
-    ids = as_ids(ids)
+    ids = ids_of('ids', ids)
     td = as_errors(td_errors, len(ids)).astype(np.float64)
     check_answers('ids', ids, td, n_added)
     last = len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]       # of each id
@@ -190,9 +144,9 @@ class Stateful:
         "Return the attributes that follow from a state, checked; nothing is changed yet"
         kind, options, size, n_batches = take(state, 'kind', 'options', 'size', 'n_batches')
         if kind!=self.kind: raise ValueError(f'state: expected that of a {self.kind}, got that of a {kind!s:.60}')
-        if whole_number('state: size', size) > self.max_sz:
+        if whole('state: size', size) > self.max_sz:
             raise ValueError(f'state: size: {size} is beyond the {self.max_sz} slots of this memory')
-        n_batches = whole_number('state: n_batches', n_batches, most=2**62)
+        n_batches = whole('state: n_batches', n_batches, most=2**62)
         if not isinstance(options, dict): raise ValueError(f'state: options: expected a dict, got {options!r:.60}')
         options = {str(k): v for k, v in options.items()}
         if 'beta' in options: options['beta'] = schedule_from(options['beta'], self.beta)
@@ -236,7 +190,7 @@ class Sampler(Stateful):
         `allocate(name, nbytes)`, if given: aligned bytes (uint8) that outlive the process, as does `counter`
         (int64[1]); the memory calls `enter` once before it adds rows to what is there"""
         if self.max_sz: raise ValueError(f'this {self.name} already serves a memory: make another for this one')
-        max_sz = whole_number('max_sz', max_sz, 1)
+        max_sz = whole('max_sz', max_sz, 1)
         entered = [0] if counter is None else memoryview(counter)
         self._adopt(self._new_arrays(max_sz, allocate) |
                     dict(size=0, max_sz=max_sz, _entered=entered, _reopened=allocate is not None))
@@ -283,7 +237,7 @@ class Sampler(Stateful):
 
     def _beta_now(self):
         beta = self.beta
-        return check_number('beta', beta(self.n_batches), 1) if callable(beta) else beta
+        return number('beta', beta(self.n_batches), 0, 1) if callable(beta) else beta
 
     def draw(self, bs: int, rng: Any) -> tuple[np.ndarray, np.ndarray]:
         "Return `bs` ≥ 1 slots (int64[bs]) and their probabilities (float32[bs]), in random order"
@@ -318,7 +272,7 @@ class Sampler(Stateful):
         """`update` by id; return how many distinct living ids (`first_id` … `n_added−1`) changed, how
         many entries were stale. A `ValueError`, and no change, for what `resolve` rejects"""
         if not self.prioritized:
-            ids = as_ids(ids)
+            ids = ids_of('ids', ids)
             check_answers('ids', ids, as_errors(td_errors, len(ids)), n_added)
             return 0, int(np.count_nonzero(ids < first_id))
         slots, td, n_stale = resolve(ids, td_errors, first_id, n_added, self.max_sz)
@@ -359,10 +313,10 @@ class Prioritized(Sampler):
         "The exponent; it may be set at any time"
         return self._alpha
     @alpha.setter
-    def alpha(self, value: float) -> None: self.set_alpha(check_number('alpha', value))
+    def alpha(self, value: float) -> None: self.set_alpha(number('alpha', value))
     def note_largest(self, priority: float) -> None:
         "Note a priority seen elsewhere (≥ 0): new transitions get at least this one"
-        priority = check_number('priority', priority)
+        priority = number('priority', priority)
         if self.max_sz and priority > self.largest: self.set_largest(priority)
 
     def on_add(self, slots: Any, priorities: Any = None) -> None:
@@ -377,7 +331,7 @@ class Prioritized(Sampler):
         self._update('slots', as_slots(slots), td_errors, 0, self.size)
     def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:
         if type(self).update is not Prioritized.update: return super().update_ids(ids, td_errors, first_id, n_added)
-        return self._update('ids', as_ids(ids), td_errors, first_id, n_added)
+        return self._update('ids', ids_of('ids', ids), td_errors, first_id, n_added)
     def _update(self, name, ids, td_errors, first_id, n_added):
         td = as_errors(td_errors, len(ids))
         if not self.max_sz: check_answers(name, ids, td, n_added)
@@ -403,4 +357,4 @@ class Prioritized(Sampler):
         largest, priorities = take(state, 'largest', 'priorities')
         if priorities is None: raise ValueError('state: priorities: expected numbers, got None')
         priorities = as_priorities('state: priorities', priorities, size)
-        return priorities, max(check_number('state: largest', largest), priorities.max(initial=0.))
+        return priorities, max(number('state: largest', largest), priorities.max(initial=0.))

@@ -8,8 +8,8 @@ __all__ = ['LAP', 'Latest', 'Combined', 'ERE']
 # %% ../../nbs/3_lasting/05_more.ipynb #9248bf15
 from typing import Any
 import numpy as np
+from ..checks import number, take, whole
 from .rng import below, words_of
-from .base import check_number, take, whole_number
 from .proportional import Proportional
 from .uniform import Uniform, draw_repeating
 
@@ -36,7 +36,7 @@ class Latest(Uniform):
     def get_state(self) -> dict[str, Any]: return super().get_state() | dict(newest=self.newest)
     def _from_state(self, state):
         attributes, (newest,) = super()._from_state(state), take(state, 'newest')
-        return attributes | dict(newest=whole_number('state: newest', newest, 0, max(0, attributes['size'] - 1)))
+        return attributes | dict(newest=whole('state: newest', newest, 0, max(0, attributes['size'] - 1)))
 
 class Combined(Latest):
     "Draws the newest transition in every batch, the others uniformly, none twice (Zhang & Sutton 2017, section 5)"
@@ -61,8 +61,8 @@ class ERE(Latest):
         self._adopt(self._check_options(eta, c_min, period))
     def options(self) -> dict[str, Any]: return dict(eta=self.eta, c_min=self.c_min, period=self.period)
     def _check_options(self, eta, c_min, period):                # type: ignore[override]
-        return dict(eta=check_number('eta', eta, 1), c_min=whole_number('c_min', c_min, 1),
-                    period=whole_number('period', period, 1))
+        return dict(eta=number('eta', eta, 0, 1), c_min=whole('c_min', c_min, 1),
+                    period=whole('period', period, 1))
     @property
     def window(self) -> int:
         "The number of newest transitions from which the next batch is drawn"

@@ -9,7 +9,9 @@ __all__ = ['KINDS', 'OwnSampler', 'as_sampler', 'sampler_from']
 import copy
 from typing import Any
 import numpy as np
-from .base import Sampler, as_priorities, check_beta, differences, schedule_from, take
+from ..checks import differences, take
+from ..schedules import schedule_from
+from .base import Sampler, as_priorities, check_beta
 from .more import ERE, LAP, Combined
 from .proportional import Proportional
 from .rank import RankBased

@@ -8,10 +8,11 @@ __all__ = ['Proportional']
 # %% ../../nbs/1_memory/13_proportional.ipynb #33be683c
 from typing import Any
 import numpy as np
+from ..checks import number, one_of
 from ..kernels import kernel, prefetch
 from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, words_of
-from .base import Prioritized, check_beta, check_number
+from .base import Prioritized, check_beta
 from .sum_tree import (
     CAPACITY, FIRST, LARGEST, NO_LOWS, ROOT, clear_sums, find, leaf_lines, new_lows, new_tree, power,
     resum_many, resum_run, tree_shape)
@@ -124,10 +125,8 @@ class Proportional(Prioritized):
     def __init__(self, alpha: float = .6, beta: Any = .4, eps: float = 1e-6, normalize: str = 'batch') -> None:
         self._adopt(self._check_options(alpha, beta, eps, normalize))
     def _check_options(self, alpha, beta, eps, normalize):
-        if normalize not in ('batch', 'memory'):
-            raise ValueError(f"normalize: expected 'batch' or 'memory', got {normalize!r:.60}")
-        return dict(_alpha=check_number('alpha', alpha), _beta=check_beta(beta), eps=check_number('eps', eps, 1e100),
-                    normalize=normalize)
+        return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta), eps=number('eps', eps, 0, 1e100),
+                    normalize=one_of('normalize', normalize, ('batch', 'memory')))
     def options(self) -> dict[str, Any]:
         return dict(alpha=self._alpha, beta=schedule_state(self.beta), eps=self.eps, normalize=self.normalize)
     def _new_arrays(self, max_sz, allocate):

@@ -11,10 +11,11 @@ import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.extending import intrinsic
+from ..checks import ids_of, number, take, whole
 from ..kernels import inner, kernel, prefetch
 from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, words_of
-from .base import Prioritized, as_ids, check_beta, check_number, take, whole_number
+from .base import Prioritized, check_beta
 from .sum_tree import power
 
 # %% ../../nbs/3_lasting/04_rank.ipynb #54ffd8c3
@@ -317,7 +318,7 @@ class RankBased(Prioritized):
     width = 128                    # entries in a block
 
     def __init__(self, alpha: float = .7, beta: Any = .5) -> None: self._adopt(self._check_options(alpha, beta))
-    def _check_options(self, alpha, beta): return dict(_alpha=check_number('alpha', alpha), _beta=check_beta(beta))
+    def _check_options(self, alpha, beta): return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta))
     def options(self) -> dict[str, Any]: return dict(alpha=self._alpha, beta=schedule_state(self.beta))
     def _new_arrays(self, max_sz, allocate):
         "Return empty blocks; bytes that outlive the process keep the priorities, for `recover`"
@@ -395,8 +396,8 @@ class RankBased(Prioritized):
 
     def _from_state(self, state):
         attributes, (born, births) = super()._from_state(state), take(state, 'born', 'births')
-        size, born = attributes['size'], whole_number('state: born', born, 0, 2**63 - 2**32)
-        (priorities, largest), births = self.priorities_in(state, size), as_ids(births, 'state: births')
+        size, born = attributes['size'], whole('state: born', born, 0, 2**63 - 2**32)
+        (priorities, largest), births = self.priorities_in(state, size), ids_of('state: births', births)
         if births.shape!=(size,): raise ValueError(f'state: expected {size} births, got {len(births)}')
         if size and not 0 <= births.min() <= births.max() < born:
             raise ValueError(f'state: births: expected numbers from 0 to {born - 1}')

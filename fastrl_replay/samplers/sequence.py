@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 import numpy as np
 from ..kernels import inner, kernel, prefetch
-from .base import Sampler, as_errors, as_ids, check_answers, check_number, take, whole_number
+from ..checks import take
+from ..steps import whole_number
+from .base import Sampler, as_errors, as_ids, check_answers, check_number
 from .own import KINDS, sampler_from
 from .proportional import Proportional
 from .sum_tree import FIRST, NO_LOWS, power, resum_many

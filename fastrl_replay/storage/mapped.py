@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 from ..batch import FETCHED, Batch
-from ..samplers.base import Prioritized, as_ids, differences, take, whole_number
+from ..checks import differences, ids_of, take, whole
+from ..samplers.base import Prioritized
 from ..samplers.own import KINDS
 from ..saving import (
     LOCKS, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder, write_file)
@@ -359,7 +360,7 @@ class MappedFolder:
         "Return the description of a memory, checked: `max_sz`, `sampler`, `layout`, `dedup`"
         with naming(self.path/self.DESCRIPTION, 'this does not describe a memory'):
             there: Any = self.description
-            whole_number('max_sz', there['max_sz'], 1)
+            whole('max_sz', there['max_sz'], 1)
             take(there['sampler'], 'kind', 'options')
             Layout.from_plain(there['layout'])
             check_storage_options(there['dedup'], None)
@@ -469,7 +470,7 @@ class View:
 
     def fetch(self, ids) -> Batch:
         "Return the transitions `ids` that are in the memory, in this order, without the others"
-        ids = as_ids(ids)
+        ids = ids_of('ids', ids)
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
         slots, damaged = ids % self.max_sz, None
         request = self._storage.ask(len(slots), header=FETCHED)
@@ -500,7 +501,7 @@ class View:
         if kind is None or not issubclass(kind, Prioritized) or not file.exists(): return None
         if self._kept is None: self._kept = self._folder.allocate('priorities', file.stat().st_size)
         with naming(file, 'damaged'):
-            ids, entered = as_ids(ids), self._folder.counters[TOLD]
+            ids, entered = ids_of('ids', ids), self._folder.counters[TOLD]
             found, largest = kind.kept_priorities(self._kept, self.max_sz, ids % self.max_sz)
             return np.where(ids < entered, found, largest or 1.)    # the others have not entered the sampler
 
