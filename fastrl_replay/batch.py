@@ -116,7 +116,8 @@ def batch_type(kind: Any, layout: Layout) -> Any:
         names = {f: '_field_' + f if f in kind._own else f for f in layout.fields}
         trees = {names[f]: tree_map(lambda k: k + N_HEADER, o) for f, o in zip(layout.fields, layout.trees)}
         plain = {f: isinstance(k, int) and bits[k] is None for f, k in trees.items()}
-        columns = {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
+        columns = {o: getattr(kind, o) for o in kind._header}       # a compiled function finds them here only
+        columns |= {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
         more = dict(_kind=kind, _layout=layout, _names=names, _trees={f: tree_leaves(o) for f, o in trees.items()})
         known[kind] = type(kind.__name__, (kind,), columns | more)
     return known[kind]
@@ -195,10 +196,9 @@ class Columns:
 
     def arrays(self) -> list:
         "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
-        unread = self._trees.keys().isdisjoint(self.__dict__)
-        found = (self._columns if unread else self._values())[N_HEADER:]       # which keeps each of them alive
-        if found and unread and isinstance(found[0], np.ndarray): return found
-        return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, found)]
+        columns, unread = self._columns, self._trees.keys().isdisjoint(self.__dict__)
+        if unread and isinstance(columns[-1], ndarray): return columns[N_HEADER:]      # the list keeps each of them alive
+        return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, self._values()[N_HEADER:])]
 
     def _host(self):
         "The ids on the CPU, as they are"
@@ -365,11 +365,11 @@ class Batch(Columns):
         return self._memory() if self._memory else None
     def __len__(self) -> int: return self._n
     def __iter__(self):
-        leaves = tree_leaves(tuple(self.numpy()))
+        leaves = self._readable()
         for i in range(self._n): yield self.layout.step([a[i] for a in leaves])
     def __getitem__(self, k) -> Any:
         if isinstance(k, str): return self.columns(k)[0]
-        if not isinstance(k, slice): return self.layout.step([a[k] for a in tree_leaves(tuple(self.numpy()))])
+        if not isinstance(k, slice): return self.layout.step([a[k] for a in self._readable()])
         part = self._each(lambda t: t[k].clone(), len(range(*k.indices(self._n))))
         part.__dict__.update(_host_ids=None, streams=None if self.streams is None else self.streams[k].copy())
         return part
@@ -386,8 +386,10 @@ class Batch(Columns):
         return self.layout.step_type(*[getattr(self, o) for o in self._names.values()])
     def numpy(self) -> Any:
         "Return all columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
-        def readable(leaf, a): return a if leaf.bits_of is None else as_tensor(a, leaf.bits_of).float().numpy()
-        return self.layout.step([readable(leaf, a) for leaf, a in zip(self.layout.leaves, self.arrays())])
+        return self.layout.step(self._readable())
+    def _readable(self):
+        leaves, arrays = self.layout.leaves, self.arrays()
+        return [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
 
     def replace(self, **columns) -> 'Batch':
         "Return a batch with other columns for these fields; it keeps ids, weights and its memory"
@@ -482,8 +484,8 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
     "Return columns of a chunk (see `ReplayMemory.extend`) that numpy can assign, and their length"
     if isinstance(chunk, list): return columns_of_steps(layout, chunk), len(chunk)
     if isinstance(chunk, Batch):
-        m = len(chunk)
-        if chunk.layout is layout: return chunk.arrays(), m
+        m = chunk._n
+        if chunk._type._layout is layout: return chunk.arrays(), m
         values = layout.values(chunk.astuple())
     else:
         values = layout.values(chunk)

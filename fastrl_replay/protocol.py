@@ -18,7 +18,7 @@ class Memory(Protocol, Generic[B]):
     max_sz: int                  # how many transitions it has room for
     layout: Any                  # the `Layout` of its steps; None before the first
     lock: Any                    # a reentrant lock: who holds it is alone
-    rng: Any                     # the `Rng` of everything random
+    rng: Any                     # the `Rng` of what is random here
     draws: Any                   # the `DrawCounts` of its transitions; None: they are counted elsewhere
     @property
     def n_added(self) -> int: "How many transitions were ever stored"

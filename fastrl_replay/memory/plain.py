@@ -213,7 +213,7 @@ class Drawn(Joined):
         storage = self._storage
         layout = None if storage is None else storage.layout
         own = None if layout is None else layout.step_type
-        if chunk.__class__ is not own: chunk = as_chunk(chunk, own)
+        if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
         if len(chunk)==0: return np.empty(0, np.int64)
         if layout is None: layout = self._chunk_layout(chunk)
         if storage is None: _check_chunk(layout, chunk, priorities, streams)
@@ -297,11 +297,13 @@ class PlainMemory(Drawn):
 
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
         "Return the transitions with these ids, in this order; a `ValueError` for one that isn't stored"
-        with self.lock: return self._read(self._slots(ids), _field_names(fields))
-    def _read(self, slots, fields=None):
+        with self.lock:
+            slots = self._slots(ids)
+            return self._read(len(slots), slots, _field_names(fields))
+    def _read(self, n, slots, fields=None):
         storage = self._storage
         if storage is None: return Batch.empty(same_layout(derived_type('Nothing', ()), [], []), 0)
-        request = storage.ask(len(slots), fields, FETCHED)
+        request = storage.ask(n, fields, FETCHED)
         request.slots[:] = slots
         return came_from(storage.read(request), self._ref)
 
@@ -401,10 +403,11 @@ class PlainMemory(Drawn):
             if isinstance(k, str):
                 raise TypeError(f'memory[{k!r}]: expected a slot or a slice; columns belong to a Batch')
             if isinstance(k, slice):
-                return self._read(np.arange(*k.indices(len(self))))
+                slots = np.arange(*k.indices(len(self)))
+                return self._read(len(slots), slots)
             slot, n = operator.index(k), len(self)
             if not -n <= slot < n: raise IndexError(f'memory[{slot}]: {n} slots are filled')
-            return self._read([slot % n])[0]
+            return self._read(1, slot % n)[0]
     def __iter__(self) -> Iterator[Any]:
         for k in range(len(self)): yield self[k]
 

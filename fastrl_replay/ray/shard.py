@@ -163,7 +163,7 @@ def mass_of(sampler: Any) -> float:
 def note_largest(sampler: Any, priority: float) -> None:
     "Tell a shard's sampler of the largest priority of all shards, which new transitions get"
     own = _choosing(sampler)
-    if hasattr(own, 'note_largest'): own.note_largest(priority)
+    if isinstance(own, Prioritized): own.note_largest(priority)
 
 class Info(NamedTuple):
     "How a shard stands: what the client plans its draws by"
@@ -219,7 +219,7 @@ class Shard:
         largest = sampler.largest if isinstance(sampler, Prioritized) else 0.
         low = sampler.least_priority() if isinstance(sampler, Proportional) else 0.
         rate = (m.n_added - n)/max(1e-3, time.monotonic() - start)
-        seen = m.n_added, m.first_id, mass_of(sampler), low, largest, m.n_stale, m.n_drawn
+        seen = m.n_added, m.first_id, mass_of(sampler), low, largest, m.n_stale, m.draws.n_rows
         counts = self.n_chunks, self.n_doubled, self.n_capped
         return Info(self.number, *seen, *counts, self.cap, rate, os.getpid(), time.process_time())
 
