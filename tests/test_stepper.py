@@ -518,7 +518,7 @@ def test_final_observations_as_one_array():
 
 
 def test_a_mode_that_is_not_told():
-    with pytest.raises(ValueError, match=r"metadata\['autoreset_mode'\] : expected one of .*, got None"): take(GymStepper([LastRows(None)]), 1)
+    with pytest.raises(ValueError, match=r"metadata\['autoreset_mode'\]: expected one of .*, got None"): take(GymStepper([LastRows(None)]), 1)
 
 
 def test_all_copies_reset_at_once():
