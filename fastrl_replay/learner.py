@@ -61,13 +61,13 @@ def _as_input(states, model):
     return states if parameter is None else tree_map(lambda s: s.to(parameter.dtype), states)
 
 # %% ../nbs/2_learning/04_learner.ipynb #765ceada
-_FIELDS, _AT_ONCE = ('total_reward', 'env_id', 'episode_n', 'terminated', 'truncated'), 65_536
+_FIELDS = 'total_reward', 'env_id', 'episode_n', 'terminated', 'truncated'
 
 class Episodes:
     "Returns of the ended episodes, read off `memory`; its steps need total_reward, env_id, episode_n"
     def __init__(self) -> None:
         self.memory: Any = None
-        self.n_seen, self.ends = 0, dict[int, int]()      # `ends`: of shards, what was read of each
+        self.n_seen, self.seen = 0, dict[int, int]()      # `seen`: how far the memory's news were read
         self.found: dict[Any, Any] = {}      # (env_id, episode_n) → (transitions stored, return)
     def ended(self) -> list[tuple[int, float]]:
         "Return pairs of transitions stored and return, for the episodes that have ended so far"
@@ -78,18 +78,12 @@ class Episodes:
         memory = self.memory
         if memory is None: return
         with memory.lock:
-            first, self.n_seen = max(self.n_seen, memory.first_id), memory.n_added
-            if first==self.n_seen or not {*_FIELDS} <= {*memory.layout.fields}: return
-            if hasattr(memory, 'news'):                                 # several shards
-                for rows in memory.news(self.ends, _FIELDS): self._read(rows, self.n_seen, 0)
-                return
-            for a in range(first, self.n_seen, _AT_ONCE):
-                rows = memory.fetch(np.arange(a, min(a + _AT_ONCE, self.n_seen)), fields=_FIELDS)
-                self._read(rows, a + 1)
-    def _read(self, rows, stored, each=1):
-        for i in torch.nonzero(rows.terminated | rows.truncated)[:, 0].tolist():
-            episode = int(rows.env_id[i]), int(rows.episode_n[i])
-            self.found[episode] = stored + i*each, float(rows.total_reward[i])
+            self.n_seen = memory.n_added
+            if memory.layout is None or not {*_FIELDS} <= {*memory.layout.fields}: return
+            for stored, rows in memory.news(self.seen, _FIELDS):
+                for i in torch.nonzero(rows.terminated | rows.truncated)[:, 0].tolist():
+                    episode = int(rows.env_id[i]), int(rows.episode_n[i])
+                    self.found[episode] = int(stored[i]), float(rows.total_reward[i])
 
 # %% ../nbs/2_learning/04_learner.ipynb #15d7ec44
 @contextmanager
@@ -272,14 +266,13 @@ def _mean_loss(found, weights):
 
 def _of_memory(memory, probs):
     "How the memory is used (see `Learner.progress`); `probs`: the mean probability of each of the last batches"
-    beta, draws = memory.sampler.beta_now(), getattr(memory, 'draws', None)      # shards have no such counts
-    found = dict(samples_per_insert=memory.samples_per_insert)
+    sampler, used = memory.sampler, memory.usage()
+    beta, found = value_at(sampler.beta, sampler.n_batches), dict(samples_per_insert=used['samples_per_insert'])
     if beta is not None:
-        found['beta'] = beta
+        found |= dict(beta=beta, stale_share=used['n_stale']/max(1, used['n_drawn']))
         if probs: found['effective'] = 1/torch.stack([*probs]).mean().item()
-        if draws is not None: found['stale_share'] = memory.n_stale/max(1, draws.n_rows)
-    if draws is None: return found
-    with memory.lock: undrawn = draws.evicted_undrawn(memory.n_added)
+    if memory.draws is None: return found                                   # shards count their own
+    with memory.lock: undrawn = memory.draws.evicted_undrawn(memory.n_added)
     return found if np.isnan(undrawn) else found | dict(evicted_undrawn=undrawn)
 
 class Learner:
@@ -443,6 +436,7 @@ class Learner:
         networks = {k: dict(getattr(self, k).state_dict()) for k in _NETWORKS}
         return networks | dict(
             n_batches=self.n_batches, losses=np.array(self.losses), n_seen=self.episodes.n_seen,
+            seen=np.array([*self.episodes.seen.items()], np.int64).reshape(-1, 2),
             history={k: np.array(v, float) for k, v in self.history.items()},
             returns=np.array([r for _, r in found.values()], float),
             episodes=np.array([(*k, n) for k, (n, _) in found.items()], np.int64).reshape(-1, 3))
@@ -454,6 +448,7 @@ class Learner:
         self._unread.clear()
         self.history = {k: [(int(n), v) for n, v in o.tolist()] for k, o in state.get('history', {}).items()}
         self.episodes.n_seen = int(state['n_seen'])
+        self.episodes.seen = dict(state['seen'].tolist()) if 'seen' in state else {0: self.episodes.n_seen}
         found = zip(state['episodes'].tolist(), state['returns'].tolist())
         self.episodes.found = {(env, k): (n, r) for (env, k, n), r in found}
 

@@ -231,6 +231,9 @@ class Rows:
     n_added: int
     get: Callable[[int], dict[str, Any]]
     known: dict[str, int]
+    def pieces(self) -> list[Any]:
+        "Return all rows, as a list of one piece or, if there are none, of none"
+        return [self.get(self.first_id)] if self.n_added > self.first_id else []
 
 def _kept(folder, rows):
     "Return the pieces in `folder` that stay, and the id from which on rows are to be written"

@@ -47,7 +47,7 @@ class SharedRandom(Uniform):
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]) as `below(0, n, bs)` would, `probs` (float32[bs]) with 1/n, `weights` with 1"
         n, bs, k = self.size, len(slots), 0
-        if not n: self.refuse(bs)
+        if not n: self._refuse(bs)
         words = np.random.get_bit_generator().random_raw       # type: ignore[attr-defined]
         mask = (1 << (n - 1).bit_length()) - 1
         if n==1: slots[:], k = 0, bs            # no choice: `randint` uses no random number

@@ -287,7 +287,7 @@ def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
     "Return steps, lists of steps and `Batch`es as plain data and arrays; steps in a row are kept together"
     out = []
     for kind, group in groupby(items, type):
-        if kind is Batch: out += [_item_state('batch', o) for o in group]
+        if issubclass(kind, Batch): out += [_item_state('batch', o) for o in group]
         elif kind is list: out += [_item_state('list', Batch.of_steps(o)) for o in group]
         else: out.append(_item_state('steps', Batch.of_steps(list(group))))
     return out

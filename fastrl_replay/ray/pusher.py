@@ -10,8 +10,7 @@ import random, time
 from collections import deque
 from typing import Any
 from ..checks import whole
-from ..batch import Batch
-from ..memory import as_chunk
+from ..batch import Batch, as_chunk
 from ..steps import Layout
 from .shard import RemoteShard, ShardLost, named_actor, pack
 

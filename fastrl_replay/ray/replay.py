@@ -155,7 +155,7 @@ class RayReplay(ExperienceReplay):
         self._check_slack(len(self.memory.places))
         self.memory.deferred = True
 
-    def _make_memory(self, max_sz, replace, seed, sampler, options):
+    def _make_memory(self, max_sz, replace, seed, sampler, **options):
         options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
         self._check_slack(options['shards'])
         return RayMemory(max_sz=max_sz, sampler=sampler, seed=seed, closed=self.limited, **options)
@@ -191,7 +191,7 @@ class RayReplay(ExperienceReplay):
     def _while_pulling(self):
         self._place.check(self.source_datapipe)
         while self._ready or self._pull_until_due():
-            if not self._ready: self._ready.extend(self.memory.sample_groups(self._allowed(), self.bs))
+            if not self._ready: self._ready.extend(self.memory.take(self.memory.ask(self._allowed(), self.bs)))
             yield self._next()
 
     def _pull_until_due(self):
