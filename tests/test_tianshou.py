@@ -164,7 +164,7 @@ def test_frames_are_stored_once():
         batch = rows(rng, 2, 0.)
         batch.obs, batch.obs_next = (video[t + k:t + k + 4].swapaxes(0, 1) for k in (0, 1))
         buffer.add(batch)
-    assert 'each stored once' in buffer.memory.told_how() and buffer.memory.bytes_each < 2*84*84
+    assert 'each stored once' in repr(buffer.memory) and buffer.memory.usage()['bytes_each'] < 2*84*84
     for k, stored in enumerate(buffer[:].obs_next):                 # the newest 20 times of both environments
         env, t = divmod(k, 20)
         np.testing.assert_array_equal(stored, video[t + 31:t + 35, env])

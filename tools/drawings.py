@@ -74,8 +74,8 @@ def flow():
                      'weights to the agent')
     stages = [(112, 'GymStepper', 'makes steps', 'learning/stepper.html'),
               (106, 'NStep', 'n-step returns', 'learning/n_step.html'),
-              (144, 'PrioritizedReplay', 'one batch is due', 'memory/replay.html'),
-              (90, 'loader', 'hands over', 'memory/loader.html'),
+              (144, 'PrioritizedReplay', 'one batch is due', 'learning/replay.html'),
+              (90, 'loader', 'hands over', 'learning/loader.html'),
               (110, 'DQNLearner', 'learns', 'learning/learner.html')]
     x, middles = 11, []
     for k, (w, name, small, page) in enumerate(stages):
