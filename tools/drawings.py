@@ -77,8 +77,8 @@ def flow():
                      'weights to the agent')
     stages = [('agent', 'states → actions', 'learning/agents.html'), ('GymStepper', 'makes steps', 'learning/stepper.html'),
               ('NStep', 'n-step returns', 'learning/n_step.html'),
-              ('PrioritizedReplay', 'one batch is due', 'memory/replay.html'),
-              ('loader', 'hands over', 'memory/loader.html'), ('DQNLearner', 'learns', 'learning/learner.html')]
+              ('PrioritizedReplay', 'one batch is due', 'learning/replay.html'),
+              ('loader', 'hands over', 'learning/loader.html'), ('DQNLearner', 'learns', 'learning/learner.html')]
     x, w, h, step = 42, 136, 44, 68
     for k, (name, small, page) in enumerate(stages):
         y = 8 + step*k
