@@ -186,7 +186,7 @@
     input.focus();
   });
   instead("input", show);
-  instead("focus", show);
+  instead("focus", () => { load(); show(); });
   instead("keydown", (event) => {
     if (!keys[event.key]) return;
     event.preventDefault();

@@ -289,7 +289,7 @@ def test_pages_are_light(site, pages):
 
 def test_rules_for_what_no_page_has_are_left_out():
     css = '@charset "x";/* y */a,.on,.off>b{c:d}.on:not(.off){e:f}@media print{.off{g:h}.on i{j:k}}@media screen{.off{l:m}}:is(.on,.off) n{o:p}@keyframes q{to{r:s}}'
-    assert finish.pruned(css, {'on'}) == 'a,.on{c:d}.on:not(.off){e:f}@media print{.on i{j:k}}:is(.on,.off) n{o:p}@keyframes q{to{r:s}}'.replace('@keyframes q{to{r:s}}', '@keyframes q{to{r:s}}')
+    assert finish.pruned(css, {'on'}) == 'a,.on{c:d}.on:not(.off){e:f}@media print{.on i{j:k}}:is(.on,.off) n{o:p}@keyframes q{to{r:s}}'
 
 
 def test_a_picture_of_a_game_is_no_plot():
