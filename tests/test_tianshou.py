@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-theirs = pytest.importorskip('tianshou.data', reason='needs Tianshou 2: pip install "fastrl_replay[tianshou]"')
+theirs = pytest.importorskip('tianshou.data', reason="needs Tianshou 2: pip install -e '.[tianshou]'")
 
 from tianshou.algorithm import Algorithm
 from tianshou.algorithm.algorithm_base import RandomActionPolicy
@@ -278,7 +278,7 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing():
     wrong = {'buffer_ids': dict(buffer_ids=[0, 1, 2, 2]), 'rew': dict(buffer_ids=[0, 1]), 'below 4': dict(buffer_ids=[1, 2, 3, 4])}
     for match, kw in wrong.items():
         with pytest.raises(ValueError, match=match): buffer.add(rows(rng, 4), **kw)
-    with pytest.raises(ValueError, match='obs_next is missing'): buffer.add(Batch({k: v for k, v in rows(rng, 4).items() if k != 'obs_next'}))
+    with pytest.raises(ValueError, match='got no obs_next'): buffer.add(Batch({k: v for k, v in rows(rng, 4).items() if k != 'obs_next'}))
     several, other = rows(rng, 4), rows(rng, 4)
     several.rew, other.obs = np.ones((4, 2)), np.ones((4, 5), np.float32)
     with pytest.raises(ValueError, match='rew: expected one number'): buffer.add(several)
