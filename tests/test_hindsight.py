@@ -206,7 +206,7 @@ def test_termination_stays_without_a_function_for_it():
 def test_on_disk_and_with_frames(tmp_path, image):
     replay, twin = replay_of(World(4, image=image), 260, 200, path=tmp_path/'m')
     replay.index.check_valid()
-    assert image == ('stored once' in replay.memory.told_how())
+    assert image == ('stored once' in repr(replay.memory))
     replay.memory.close()
     memory = ReplayMemory.open(tmp_path/'m')
     again = HindsightReplay([], reached, memory=memory, bs=50)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checks import Words, array, extra, refuse, whole
-from ..health import ids_in
+from ..checks import Words, extra, refuse, whole
+from ..kernels import ids_in
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
@@ -41,7 +41,9 @@ def _step(batch, envs, keep):
     "Return a `Batch` of one row of each of the environments `envs` as a step of stacked arrays"
     missing = [k for k in _FIELDS if k not in batch.get_keys()]
     if missing: refuse('batch', f'the keys {(*_FIELDS,)}', Words(f'no {missing[0]}'))
-    rew = array('rew', np.asarray(batch.rew, float), shape=envs.shape, hint='one number for each environment')
+    rew = np.asarray(batch.rew, float)
+    if rew.shape!=envs.shape:
+        refuse('rew', f'one number for each of {len(envs)} environments', Words(f'shape {rew.shape}'))
     terminated, truncated = (np.asarray(o).astype(bool) for o in (batch.terminated, batch.truncated))
     values = dict(env_id=envs.astype(np.int16), state=_arrays(batch.obs), action=_arrays(batch.act),
                   reward=rew, rew=rew, next_state=_arrays(batch.obs_next), terminated=terminated,
@@ -185,7 +187,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         if slots.size and (slots.min() < 0 or slots.max() >= len(self)):
             refuse('index', f'indices of the {len(self)} rows stored', index, error=IndexError)
         return slots
-    def _ids(self, slots): return ids_in(self.memory, slots)
+    def _ids(self, slots): return ids_in(slots, self.memory.n_added, self.memory.max_sz)
 
     def __getitem__(self, index: Any) -> Any:
         """Return the rows of an index, of a slice, or of an array of indices or bools; `[:]`: of all,
