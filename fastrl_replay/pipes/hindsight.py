@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 import numpy as np
 import torch
-from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, first_row, header_column
+from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, first_row
 from ..kernels import kernel
 from .base import datapipe, upstream
 from .n_step import NStep
@@ -157,9 +157,9 @@ class EpisodeIndex:
 
 # %% ../../nbs/3_lasting/10_hindsight.ipynb #a7fd9794
 class HindsightBatch(Batch):
-    "A `Batch` in which some rows have other goals than those they were stored with"
+    "A `Batch` in which some rows, those `relabelled` (bool tensor), have other goals than those they were stored with"
     _header = (*DRAWN, 'relabelled')
-    relabelled: Column[torch.Tensor] = header_column('relabelled', 'Which rows have another goal (bool tensor)')
+    relabelled: Column[torch.Tensor] = Column()
 
 def _answers(name, values, m):
     "Return a user function's answers for `m` rows; a `ValueError` unless they are finite numbers"
