@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from fastrl_replay import memory as memory_module
+from fastrl_replay.memory import kept as memory_module
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.samplers.proportional import Proportional

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from fastrl_replay import memory as memory_module
+from fastrl_replay.memory import kept as memory_module
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 import numpy as np
 import torch
-from ..batch import Batch, first_row
+from ..batch import Batch, as_chunk, first_row
 from ..kernels import kernel
-from ..memory import as_chunk
 from .base import datapipe, upstream
 from .n_step import NStep
 from .replay import ExperienceReplay, refuse_options

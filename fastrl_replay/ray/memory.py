@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
-from ..batch import Batch, chunk_columns, chunk_streams
-from ..memory import as_chunk, locked
+from ..batch import Batch, as_chunk, chunk_columns, chunk_streams
+from ..memory.plain import locked
 from ..steps import Layout, whole_number
 from ..samplers.base import as_errors, as_ids, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from

@@ -9,8 +9,7 @@ __all__ = ['Sender', 'as_batch', 'RayPusher']
 import random, time
 from collections import deque
 from typing import Any
-from ..batch import Batch
-from ..memory import as_chunk
+from ..batch import Batch, as_chunk
 from ..steps import Layout, whole_number
 from .shard import RemoteShard, ShardLost, named_actor, pack
 
