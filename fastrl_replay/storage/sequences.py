@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ..batch import Batch
-from ..samplers.sequence import SequenceSampler
+from .sequence_sampler import SequenceSampler
 from ..steps import Layout, tree_leaves, tree_map
 
 # %% ../../nbs/3_lasting/08_sequence_batch.ipynb #7fd67a6b
@@ -107,7 +107,7 @@ def read_windows(storage: Any, buffer: Any, length: int, burn_in: int = 0) -> Se
 def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> SequenceBatch:
     "Return a batch of the `bs` sequences that the sampler of a memory draws"
     length = sampler.sequence.length
-    if sampler.columns is None: sampler.tell(storage)            # after a load
+    if sampler.episodes is None: sampler.tell(storage)            # after a load
     buffer = storage.buffers(fields).get(bs*length)
     sampler.draw_into(buffer.slots.reshape(bs, length), buffer.probs[:bs], buffer.weights[:bs], rng)
     return read_windows(storage, buffer, length, sampler.sequence.burn_in)
