@@ -84,7 +84,7 @@ def costs(seconds):
         def cpu(): return shard.get(shard.send('info'), 60).cpu
         def draw(n):
             for _ in range(n):
-                for batch in memory.sample_groups(GROUP, BS): batch.update_priorities(td)
+                for batch in memory.take(memory.ask(GROUP, BS)): batch.update_priorities(td)
         def draw_alone(n):
             for _ in range(n*GROUP): alone.sample(BS).update_priorities(td)
         def push(n):

@@ -21,6 +21,10 @@ from . import __version__
 # %% ../nbs/5_looking/05_cli.ipynb #791c5933
 class Refused(Exception): "A mistake in what was asked for, in a sentence"
 
+def _need(ok, what):
+    "Refuse what was asked for, unless `ok`; `checks` has the like, but importing it takes as long as torch does"
+    if not ok: raise Refused(what)
+
 _GROUPS = dict(train=dict(steps='environment', memory='memory', n='learning', episodes='evaluation', out='files'))
 _ALSO = {('inspect', 'out'): ['--plot']}           # an option's second name
 
@@ -72,14 +76,14 @@ def make_env(env_id, max_steps=None, render_mode=None) -> Any:
         try: env = gym.make(env_id, disable_env_checker=True, **how)
         except Exception as e: raise Refused(f'environment {env_id!r}: {e}') from None      # noqa: BLE001
     actions, states = env.action_space, env.observation_space
-    if not isinstance(actions, gym.spaces.Discrete):
-        raise Refused(f'environment {env_id!r}: a DQN expects Discrete actions, got {actions}')
+    is_right = isinstance(actions, gym.spaces.Discrete)
+    _need(is_right, f'environment {env_id!r}: a DQN expects Discrete actions, got {actions}')
     if max_steps and max_steps != _limit(env): env = gym.wrappers.TimeLimit(env, max_steps)
     if actions.start:
         env = gym.wrappers.TransformAction(env, lambda a: a + actions.start, gym.spaces.Discrete(actions.n))
     if isinstance(states, (gym.spaces.Box, gym.spaces.Discrete)): return env
-    if not states.is_np_flattenable:
-        raise Refused(f'environment {env_id!r}: expected observations of a fixed size, got {states}')
+    is_right = states.is_np_flattenable
+    _need(is_right, f'environment {env_id!r}: expected observations of a fixed size, got {states}')
     return gym.wrappers.FlattenObservation(env)
 
 def _limit(env): return env.spec.max_episode_steps if env.spec else None
@@ -104,17 +108,16 @@ def _check(o):
     "Refuse numbers that would be found out late, or never"
     for expected, is_right, names in _RANGES:
         for k in names.split():
-            if o[k] is None or is_right(o[k]): continue
-            raise Refused(f'--{k}: expected a number {expected}, got {o[k]}')
-    if o['steps'] < _first_batch(o) + o['n']*_streams(o):
-        raise Refused(f'--steps: {o["steps"]} are too few for a batch of {o["bs"]}; give more, or a smaller --bs')
-    if o['ray'] and o['memory']=='rank': raise Refused('--memory rank: a shard can rank only its own')
-    if o['ray'] and (o['checkpoint_every'] or o['resume']):
-        raise Refused('--ray: a memory on a cluster is in no checkpoint; leave out --checkpoint_every and --resume')
+            _need(o[k] is None or is_right(o[k]), f'--{k}: expected a number {expected}, got {o[k]}')
+    _need(o['steps'] >= _first_batch(o) + o['n']*_streams(o),
+          f'--steps: {o["steps"]} are too few for a batch of {o["bs"]}; give more, or a smaller --bs')
+    _need(not o['ray'] or o['memory']!='rank', '--memory rank: a shard can rank only its own')
+    _need(not o['ray'] or not (o['checkpoint_every'] or o['resume']),
+          '--ray: a memory on a cluster is in no checkpoint; leave out --checkpoint_every and --resume')
     if o['device']=='cpu': return
     import torch
-    if o['device'].startswith('cuda') and not torch.cuda.is_available():
-        raise Refused(f'--device {o["device"]}: torch finds no CUDA GPU here; leave --device out to train on the CPU')
+    _need(torch.cuda.is_available() or not o['device'].startswith('cuda'),
+          f'--device {o["device"]}: torch finds no CUDA GPU here; leave --device out to train on the CPU')
     try: torch.empty(0, device=o['device'])
     except (RuntimeError, AssertionError) as e: raise Refused(f'--device {o["device"]}: {e}') from None
 
@@ -193,9 +196,9 @@ def _resumed(o):
     from fastrl_replay.saving import MANIFEST, SavedState
     folder = Path(o['resume'])
     if (folder/'checkpoint').is_dir(): folder /= 'checkpoint'
-    if folder.is_dir() and not (folder/MANIFEST).exists():
-        raise Refused(f'--resume {o["resume"]}: no checkpoint here: the run made none (see --checkpoint_every), '
-                      'or was ended before its first; start it again')
+    _need((folder/MANIFEST).exists() or not folder.is_dir(),
+          f'--resume {o["resume"]}: no checkpoint here: the run made none (see --checkpoint_every), '
+          'or was ended before its first; start it again')
     with SavedState(folder, 'learner') as saved, saved.sense('a run'): was = saved.state()['notes']['arguments']
     every = o['checkpoint_every'] or was['checkpoint_every']
     return o | was | dict(resume=str(folder), out=str(folder.parent), checkpoint_every=every)
@@ -258,9 +261,8 @@ def _vacate(o):
     out = Path(o['out'])
     left = [out/name for name in _LEFT if (out/name).exists()]
     if o['resume'] or not left: return
-    if not o['force']:
-        names = ', '.join(path.name for path in left)
-        raise Refused(f'--out {out}: an earlier run left {names} there; choose another folder, replace it with '
+    names = ', '.join(path.name for path in left)
+    _need(o['force'], f'--out {out}: an earlier run left {names} there; choose another folder, replace it with '
                       f'--force, or continue it with --resume {out}, if it saved a checkpoint')
     if (out/'memory'/'memory.json').exists():
         from fastrl_replay.saving import CheckpointError
@@ -362,8 +364,7 @@ def _options(folder):
     from fastrl_replay.saving import naming
     folder = Path(folder)
     for name, when in ('config.json', 'when it begins'), ('model.safetensors', 'at its end'):
-        if (folder/name).is_file(): continue
-        raise Refused(f'{folder}: no {name} here, which a training run writes {when}')
+        _need((folder/name).is_file(), f'{folder}: no {name} here, which a training run writes {when}')
     with naming(folder/'config.json', 'damaged'): return json.loads((folder/'config.json').read_text())['arguments']
 
 def load_model(folder) -> Any:
@@ -435,7 +436,7 @@ def import_(
     "Store a Minari data set as a memory"
     from fastrl_replay.memory import ReplayMemory
     from fastrl_replay.steps import SimpleStep, Transition
-    if Path(folder).exists() and any(Path(folder).iterdir()): raise Refused(f'{folder}: expected a new, empty folder')
+    _need(not Path(folder).exists() or not any(Path(folder).iterdir()), f'{folder}: expected a new, empty folder')
     options: dict[str, Any] = {} if max_sz is None else dict(max_sz=max_sz)
     if on_disk: options['path'] = folder
     with ReplayMemory.from_minari(dataset, SimpleStep if simple else Transition, **options) as memory:
@@ -451,7 +452,7 @@ def export(
     "Write a saved memory as a Minari data set"
     from fastrl_replay.runs import look
     memory = look(folder).memory
-    if memory is None: raise Refused(f'{folder}: there is no memory to export, or it is empty')
+    _need(memory is not None, f'{folder}: there is no memory to export, or it is empty')
     made = memory.to_minari(dataset, env)
     print(f'{dataset}: {made.total_steps:,} steps in {made.total_episodes:,} episodes')
 

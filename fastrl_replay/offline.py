@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 import gymnasium as gym
 import numpy as np
-from .steps import shown, tree_leaves, tree_map
+from .checks import extra, refuse, shown
+from .protocol import Memory
+from .steps import tree_leaves, tree_map
 
 # %% ../nbs/3_lasting/11_offline.ipynb #e81aaa82
 _KNOWN = ('state', 'action', 'reward', 'next_state', 'terminated', 'truncated', 'total_reward', 'env_id', 'proc_id',
@@ -20,16 +22,14 @@ _KNOWN = ('state', 'action', 'reward', 'next_state', 'terminated', 'truncated', 
 _FIXED = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary
 
 def _minari():
-    try: import minari
-    except ImportError as e:
-        raise ImportError('Minari data sets need the package minari: pip install fastrl_replay[minari]') from e
+    with extra('Minari data sets', 'minari'): import minari
     return minari
 
 def _check_space(name, space):
     "Raise a `ValueError` unless all elements of the space are arrays of a fixed size"
     parts = space.spaces if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)) else None
     if parts is None and not isinstance(space, _FIXED):
-        raise ValueError(f'{name}: expected arrays of a fixed size, got {shown(space)}, which a record cannot hold')
+        refuse(name, 'arrays of a fixed size', space, 'a record cannot hold it')
     for key, o in parts.items() if isinstance(parts, dict) else enumerate(parts or ()): _check_space(f'{name}.{key}', o)
 
 def episode_steps(dataset: Any, step_type: Any) -> Iterator[Any]:
@@ -37,13 +37,13 @@ def episode_steps(dataset: Any, step_type: Any) -> Iterator[Any]:
 
     A `ValueError` or `TypeError` names the space, the field or the episode that doesn't fit."""
     unknown = [f for f in getattr(step_type, '_fields', [step_type]) if f not in _KNOWN]
-    if unknown: raise ValueError(f'step_type: expected a NamedTuple of some of {_KNOWN}, got {shown(unknown[0])}')
+    if unknown: refuse('step_type', f'a NamedTuple of some of {_KNOWN}', unknown[0])
     for name in ('observation_space', 'action_space'): _check_space(name, getattr(dataset, name))
     for k, episode in enumerate(dataset.iterate_episodes()):
         n = len(episode.rewards)
         for name, m in dict(observations=n + 1, actions=n, terminations=n, truncations=n).items():
             lengths = {len(a) for a in tree_leaves(getattr(episode, name))}
-            if lengths!={m}: raise ValueError(f'episode {episode.id}: {name}: expected {m} rows, got {lengths}')
+            if lengths!={m}: refuse(f'episode {episode.id}: {name}', f'{m} rows', lengths)
         columns = _columns(episode, k, n)
         if n: yield step_type(*(columns[f] for f in step_type._fields))
 
@@ -60,7 +60,7 @@ def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: An
     "Return a memory made by `make` and filled with a data set: see `ReplayMemory.from_minari`"
     if isinstance(dataset, str): dataset = _minari().load_dataset(dataset)
     if not hasattr(dataset, 'iterate_episodes'):
-        raise TypeError(f'dataset: expected a MinariDataset or the id of one, got {shown(dataset)}')
+        refuse('dataset', 'a MinariDataset or the id of one', dataset, error=TypeError)
     if path is not None and Path(path).exists() and any(Path(path).iterdir()):
         raise FileExistsError(f'path: {path} is not empty, and a data set needs a new memory; give another folder')
     if not dataset.total_steps: raise ValueError(f'dataset: {dataset.id} holds no steps')
@@ -76,7 +76,7 @@ def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: An
     return memory
 
 # %% ../nbs/3_lasting/11_offline.ipynb #2686b97c
-def by_episodes(memory: Any) -> list[np.ndarray]:
+def by_episodes(memory: Memory) -> list[np.ndarray]:
     "Return the ids in `memory`: an int64 array for each episode or stored part of one, in order"
     first, ids = memory.first_id, np.arange(memory.first_id, memory.n_added)
     if not len(ids): return []
@@ -113,38 +113,38 @@ def space_of(values: Any, counted: bool = True) -> gym.Space:
 def _space(memory, field):
     "Return the space of a field; for small fields all values are read, to find the largest"
     small = sum(o.nbytes for o in memory.layout.select([field]).leaves) <= 64
-    return space_of(memory.recent(len(memory) if small else 1, fields=[field]).numpy()[0], counted=small)
+    ids = np.arange(memory.first_id if small else memory.n_added - 1, memory.n_added)
+    return space_of(memory.fetch(ids, fields=[field]).numpy()[0], counted=small)
 
 def _why_refused(dataset_id):
     "What to change in an id that Minari doesn't take, as far as that can be told"
     namespace, slash, name = dataset_id.rpartition('/')
     if slash and len(namespace) < 2:
-        return ('; a namespace, what is before the slash, has at least two characters in Minari, '
+        return ('a namespace, what is before the slash, has at least two characters in Minari, '
                 f'and {namespace!r} has not')
-    return '' if re.search(r'-v\d+$', name) else '; it must end in a version, such as -v0'
+    return '' if re.search(r'-v\d+$', name) else 'it must end in a version, such as -v0'
 
 def _new_place(dataset_id):
     "Return the folder for a new data set of this id"
     from minari.storage import get_dataset_path
     if not (isinstance(dataset_id, str) and re.fullmatch(r'([-\w][-\w/]*[-\w]/)?[-\w]+-v\d+', dataset_id)):
-        raise ValueError(f"dataset_id: expected a name such as 'cartpole/mixed-v0', got {shown(dataset_id)}"
-                         + _why_refused(str(dataset_id)))
+        refuse('dataset_id', "a name such as 'cartpole/mixed-v0'", dataset_id, _why_refused(str(dataset_id)))
     place = get_dataset_path(dataset_id)
     if place.exists(): raise FileExistsError(f'dataset_id: {dataset_id} exists already, in {place}; take another name')
     return place
 
-def save_minari(memory: Any, dataset_id: str, env: Any = None, **options: Any) -> Any:
+def save_minari(memory: Memory, dataset_id: str, env: Any = None, **options: Any) -> Any:
     "Write the contents of `memory` as a new data set: see `ReplayMemory.to_minari`"
     minari = _minari()
     if not len(memory): raise ValueError('memory: expected an episode, got an empty memory')
     for f in _KNOWN[:6]:
         if f not in memory.layout.fields: raise ValueError(f'memory: a data set needs {f}, which its steps lack')
-    place, made, row = _new_place(dataset_id), gym.make(env) if isinstance(env, str) else env, memory[0]
+    place, made, row = _new_place(dataset_id), gym.make(env) if isinstance(env, str) else env, memory.fetch([memory.first_id])[0]
     for k, f in dict(observation_space='state', action_space='action').items():
         options[k] = options.get(k) or getattr(made, k, None) or _space(memory, f)
         value = tree_map(np.asarray, getattr(row, f))
         if not options[k].contains(value):
-            raise ValueError(f'{k}: expected one that contains the {f} {shown(value)}, got {options[k]}')
+            refuse(k, f'one that contains the {f} {shown(value)}', options[k])
     buffers, options = _buffers(memory, minari.data_collector.EpisodeBuffer), dict(jpeg_encoding=False) | options
     try: return minari.create_dataset_from_buffers(dataset_id, buffers, env=made, **options)
     except BaseException:

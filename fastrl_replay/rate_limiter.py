@@ -10,6 +10,8 @@ import threading
 from fractions import Fraction
 from typing import Any
 
+from .checks import refuse
+
 # %% ../nbs/4_processes/03_rate_limiter.ipynb #4c22999c
 def _exact(name, v, least=None):
     "Return `v` as an exact fraction (0.1 is a tenth); a `ValueError` unless it is above 0, or at least `least`"
@@ -18,7 +20,7 @@ def _exact(name, v, least=None):
     if least is None: fits, wanted = x > 0, 'a number above 0'
     else: fits, wanted = x >= least and x.denominator==1, f'a whole number ≥ {least}'
     if fits: return x
-    raise ValueError(f'{name}: expected {wanted}, got {v!r}')
+    refuse(name, wanted, v)
 
 class RateLimiter:
     """Keeps the rows drawn at `samples_per_insert` for each step stored, within `slack` steps in

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 import torch
-from .health import episode_returns, memory_health, newest
-from .learner import evaluate, move_towards
+from .checks import number, require, whole
+from .health import episode_returns, memory_health, newest, stored_priorities
+from .pipes.agents import evaluate, move_towards
 from .memory import ReplayMemory
 from .samplers import more, proportional, rank      # noqa: F401   (kinds of samplers)
 from .samplers.own import sampler_from
@@ -33,12 +34,9 @@ class BestWeights:
     callback, called after each batch."""
     def __init__(self, env_id, every=250, episodes=20, confirm=80, seed=1, average=.005,
                  goal=-np.inf, patience=0, also=None) -> None:
-        for name, n in dict(every=every, episodes=episodes).items():
-            if n < 1: raise ValueError(f'BestWeights: {name}: expected a number ≥ 1, got {n!r}')
-        if not 0 <= average <= 1:
-            raise ValueError(f'BestWeights: average: expected a number from 0 to 1, got {average!r}')
-        self.env_id, self.seed, self.average = env_id, seed, average
-        self.every, self.episodes, self.confirm = every, episodes, confirm
+        self.env_id, self.seed, self.average = env_id, seed, number('BestWeights: average', average, 0, 1)
+        self.every, self.episodes = whole('BestWeights: every', every, 1), whole('BestWeights: episodes', episodes, 1)
+        self.confirm = confirm
         self.goal, self.patience, self.also = goal, patience, also
         self.score, self.since, self.history = -np.inf, 0, list[Any]()
         self.weights: Any = None
@@ -117,7 +115,7 @@ def _training_run(folder):
     if (folder/'checkpoint'/MANIFEST).exists():
         saved = _checkpoint(folder/'checkpoint', found)
         found, notes = saved, [*notes, f'{saved.what}, in {folder/"checkpoint"}', *saved.notes]
-    if not notes: raise CheckpointError(f'{folder}: expected a memory, a checkpoint or the result of a run, found none')
+    require(notes, f'{folder}: expected a memory, a checkpoint or the result of a run, found none', CheckpointError)
     return found._replace(what='a training run', notes=tuple(notes))
 
 def _given(o): return '{env}, {memory}, seed {seed}'.format(**o['arguments'])
@@ -180,8 +178,8 @@ def summary(folder, found=None) -> list[tuple[str, str]]:
     lines += [('stored', f'{n:,} of {memory.max_sz:,} ({n/memory.max_sz:.0%}), ids {first:,} to {first + n - 1:,}'),
               ('steps', f'{layout.step_type.__name__}: {", ".join(f"{o.name} {o}" for o in layout.leaves)}'),
               ('sampler', repr(memory.sampler).replace(', 0 batches drawn', ''))]
-    priorities = getattr(memory.sampler, 'priorities', None)
-    if priorities is not None: lines.append(('priorities', _range(priorities)))
+    _, priorities = stored_priorities(memory)
+    if len(priorities): lines.append(('priorities', _range(priorities)))
     _, returns = episode_returns(newest(memory, shift=found.shift))
     episodes = f'{len(returns):,} episodes, {_range(returns)}' if len(returns) else 'no whole episode'
     warnings = memory_health(memory)['warnings'] or ['nothing that looks wrong']

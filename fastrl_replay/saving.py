@@ -18,6 +18,7 @@ import numpy as np
 import torch
 try: import fcntl
 except ImportError: fcntl = None   # type: ignore[assignment]
+from .checks import Words, refuse, require, typed
 
 # %% ../nbs/3_lasting/03_saving.ipynb #e5dca7b8
 class CheckpointError(ValueError):
@@ -35,8 +36,9 @@ def to_plain(v: Any, put: Callable, where: str = 'state') -> Any:
         return {'!tensor': [put(raw), str(v.dtype)[6:], list(v.shape)]}
     if isinstance(v, tuple): return {'!tuple': to_plain(list(v), put, where)}
     if isinstance(v, list): return [to_plain(o, put, f'{where}.{k}') for k, o in enumerate(v)]
-    if not isinstance(v, dict): raise TypeError(f'{where}: expected numbers, strings, lists, dicts, arrays of numbers '
-                                                f'or tensors, got {type(v).__name__} {v!r:.60}')
+    if not isinstance(v, dict):
+        wanted = 'numbers, strings, lists, dicts, arrays of numbers or tensors'
+        refuse(where, wanted, typed(v), error=TypeError)
     parts = {k: to_plain(o, put, f'{where}.{k}') for k, o in v.items()}
     if all(isinstance(k, str) and k[:1]!='!' for k in parts): return parts
     return {'!pairs': [[to_plain(k, put, f'{where}, a key'), o] for k, o in parts.items()]}
@@ -52,7 +54,7 @@ def from_plain(v: Any, get: Callable) -> Any:
     return _tensor(*from_plain(inner, get)) if tag=='!tensor' else get(tag, inner)
 def _tensor(raw, name, shape):
     dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype): raise ValueError(f'{name!r:.40} is not the dtype of a tensor')
+    require(isinstance(dtype, torch.dtype), f'{name!r:.40} is not the dtype of a tensor')
     raw = np.require(raw, np.uint8, ['C', 'W'])
     flat = torch.from_numpy(raw).view(dtype) if len(raw) else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)
@@ -71,7 +73,7 @@ def naming(path: str | Path, what: str, errors: tuple = _NONSENSE) -> Iterator[N
     except errors as e: raise CheckpointError(f'{path}: {what} ({type(e).__name__}: {str(e):.300})') from e
 @contextmanager
 def _reading(path):
-    if not os.path.isfile(path): raise CheckpointError(f'{path}: no such file, no saved state')
+    require(os.path.isfile(path), f'{path}: no such file, no saved state', CheckpointError)
     with naming(path, 'corrupted or unreadable', (Exception,)), open(path, 'rb', buffering=0) as f: yield f
 
 def sync_folder(folder: Path) -> None:
@@ -111,10 +113,10 @@ def read_manifest(path: Path) -> Any:
     "Return the manifest in a file; `CheckpointError` if missing, damaged or of another format."
     with _reading(path) as f:
         head = _HEAD.match(text := f.read())
-        if head is None: raise ValueError(f'expected a first line of format {FORMAT}')
+        require(head, f'expected a first line of format {FORMAT}')
         body, number = text[head.end():], int(head[1])
-        if number!=FORMAT: raise ValueError(f'expected format {FORMAT}, got {number}')
-        if zlib.crc32(body)!=int(head[2], 16): raise ValueError('checksum mismatch')
+        require(number==FORMAT, f'expected format {FORMAT}, got {number}')
+        require(zlib.crc32(body)==int(head[2], 16), 'checksum mismatch')
         return json.loads(body)
 
 # %% ../nbs/3_lasting/03_saving.ipynb #90b8dd39
@@ -201,18 +203,18 @@ def _read_array(path, size, crc, mapped):
     "Return the array in a file, checked, in memory or (`mapped`) read-only in the file"
     with _reading(path) as f:
         found = os.fstat(f.fileno()).st_size
-        if found!=size: raise ValueError(f'expected {size:,} bytes, got {found:,}')
+        require(found==size, f'expected {size:,} bytes, got {found:,}')
         raw, now = memoryview(bytearray(BLOCK)), 0
         while n := f.readinto(raw): now = zlib.crc32(raw[:n], now)
-        if now!=crc: raise ValueError('checksum mismatch')
+        require(now==crc, 'checksum mismatch')
         a = np.lib.format.open_memmap(path, 'r')
-        if a.dtype.kind not in 'biufc' or not a.flags.c_contiguous or a.offset + a.nbytes!=size:
-            raise ValueError(f'unexpected dtype {str(a.dtype):.40} or shape {a.shape}')
+        known = a.dtype.kind in 'biufc' and a.flags.c_contiguous and a.offset + a.nbytes==size
+        require(known, f'unexpected dtype {str(a.dtype):.40} or shape {a.shape}')
         return np.asarray(a) if mapped else np.array(a)
 
 def _short(a): return {'!array': [a.dtype.str, list(a.shape), base64.b64encode(a.tobytes()).decode()]}
 def _from_short(dtype, shape, text):
-    if not re.fullmatch('[<>|][biufc][0-9]{1,2}', dtype): raise ValueError(f'dtype {dtype!r:.40}')
+    require(re.fullmatch('[<>|][biufc][0-9]{1,2}', dtype), f'dtype {dtype!r:.40}')
     return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape).copy()
 
 # %% ../nbs/3_lasting/03_saving.ipynb #40295b4a
@@ -229,6 +231,9 @@ class Rows:
     n_added: int
     get: Callable[[int], dict[str, Any]]
     known: dict[str, int]
+    def pieces(self) -> list[Any]:
+        "Return all rows, as a list of one piece or, if there are none, of none"
+        return [self.get(self.first_id)] if self.n_added > self.first_id else []
 
 def _kept(folder, rows):
     "Return the pieces in `folder` that stay, and the id from which on rows are to be written"
@@ -307,16 +312,16 @@ def _manifest_in(folder):
     with naming(folder/MANIFEST, 'not a valid manifest'):
         pieces, first_id, n_added = (manifest[k] for k in ('pieces', 'first_id', 'n_added'))
         files = _files([manifest['state'], *pieces])
-        if not all(_NAME.fullmatch(name) for name, _ in files): raise ValueError('it names a file of another folder')
-        if len(dict(files))!=len(files): raise ValueError('it names a file twice')
+        require(all(_NAME.fullmatch(name) for name, _ in files), 'it names a file of another folder')
+        require(len(dict(files))==len(files), 'it names a file twice')
         firsts, ends = [o['first'] for o in pieces], [o['end'] for o in pieces]
         numbers = [first_id, n_added, *firsts, *ends, *(o for _, (size, crc) in files for o in (size, crc))]
-        if not all(type(o) is int and 0 <= o < 1 << 62 for o in numbers): raise ValueError('an invalid number')
+        require(all(type(o) is int and 0 <= o < 1 << 62 for o in numbers), 'an invalid number')
         edges = [*firsts[:1], *ends] or [n_added]
-        if firsts!=edges[:-1] or edges!=sorted({*edges}): raise ValueError('pieces with gaps between them')
-        if not edges[0] <= first_id <= n_added==edges[-1]: raise ValueError(f'wrong ids: {first_id} to {n_added}')
-        if not re.fullmatch('[0-9a-f]{16}', manifest['token']): raise ValueError('an invalid token')
-        if not isinstance(manifest['kind'], str): raise ValueError('an invalid kind')
+        require(firsts==edges[:-1] and edges==sorted({*edges}), 'pieces with gaps between them')
+        require(edges[0] <= first_id <= n_added==edges[-1], f'wrong ids: {first_id} to {n_added}')
+        require(re.fullmatch('[0-9a-f]{16}', manifest['token']), 'an invalid token')
+        require(isinstance(manifest['kind'], str), 'an invalid kind')
     return manifest
 
 class SavedState:
@@ -325,15 +330,16 @@ class SavedState:
     `kind`: its kind must be this one. A `CheckpointError` names a missing or damaged file."""
     def __init__(self, folder: str | Path, kind: str | None = None) -> None:
         self.folder = Path(folder)
-        if not self.folder.is_dir(): raise CheckpointError(f'{folder}: no such folder, no saved state')
-        if not (self.folder/MANIFEST).exists():   # don't wait for what is locked for another reason
-            raise CheckpointError(f'{self.folder/MANIFEST}: no such file, no saved state')
+        path = self.folder/MANIFEST
+        require(self.folder.is_dir(), f'{folder}: no such folder, no saved state', CheckpointError)
+        # don't wait for what is locked for another reason
+        require(path.exists(), f'{path}: no such file, no saved state', CheckpointError)
         with ExitStack() as held:
             held.enter_context(_lock(self.folder, exclusive=False))
             self._manifest = _manifest_in(self.folder)
             self.kind, self.token = self._manifest['kind'], self._manifest['token']
             if kind not in (None, self.kind):
-                raise CheckpointError(f'{self.folder/MANIFEST}: expected the state of a {kind}, got a {self.kind}')
+                refuse(path, f'the state of a {kind}', Words(f'a {self.kind}'), error=CheckpointError)
             self._held = held.pop_all()
 
     def close(self) -> None:
@@ -349,7 +355,7 @@ class SavedState:
         left = dict(part['files'])         # each is used once: a short manifest can't fill the RAM
         def get(tag, inner):
             if tag=='!array': return _from_short(*inner)
-            if tag!='!file': raise ValueError(f'{tag!r:.40} is an unknown tag')
+            require(tag=='!file', f'{tag!r:.40} is an unknown tag')
             size, crc = left.pop(inner)
             return _read_array(self.folder/inner, size, crc, mapped)
         with self.sense('anything'): return from_plain(part['plain'], get)

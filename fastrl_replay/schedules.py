@@ -8,13 +8,13 @@ __all__ = ['LinearSchedule', 'ExponentialSchedule', 'value_at', 'check_schedule'
 # %% ../nbs/1_memory/09_schedules.ipynb #58f2457f
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
+
+from .checks import is_number, number, refuse, require
+
 # %% ../nbs/1_memory/09_schedules.ipynb #cee25823
-_MOST = 1.7976931348623157e308         # the largest float
-
-def _is_number(v): return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= _MOST
-
 @dataclass(frozen=True)
 class _Schedule:
     start: float
@@ -23,10 +23,9 @@ class _Schedule:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        for k, value in (('start', self.start), ('end', self.end)):
-            if not _is_number(value): raise ValueError(f'{name}: {k}: expected a finite number, got {value!r:.60}')
-        if not _is_number(self.n) or self.n!=int(self.n) or self.n < 1:
-            raise ValueError(f'{name}: n: expected a whole number ≥ 1, got {self.n!r:.60}')
+        for k in 'start', 'end': number(f'{name}: {k}', getattr(self, k), -inf)
+        if not is_number(self.n) or self.n!=int(self.n) or self.n < 1:
+            refuse(f'{name}: n', 'a whole number ≥ 1', self.n)
     def __call__(self, k: int) -> float:
         "Return the value at count `k`"
         if k >= self.n: return self.end
@@ -44,9 +43,8 @@ class ExponentialSchedule(_Schedule):
     "A curve from `start` to `end` in `n` equal ratios, then `end`; both must be positive"
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.start, self.end) > 0: return
-        raise ValueError(f'ExponentialSchedule: expected start and end above 0, got {self.start} and {self.end}: '
-                         'an exponential schedule cannot reach or cross zero')
+        hint = 'an exponential schedule cannot reach or cross zero'
+        for k in 'start', 'end': number(f'ExponentialSchedule: {k}', getattr(self, k), above=True, hint=hint)
     def _between(self, k): return self.start * (self.end/self.start)**(k/self.n)
 
 # %% ../nbs/1_memory/09_schedules.ipynb #c0a9f03c
@@ -56,10 +54,9 @@ def value_at(schedule: Any, k: int) -> float:
 
 def check_schedule(name: str, v: Any) -> Any:
     "Return `v` if it is a finite number or callable; else a `TypeError` or `ValueError` that names `name`"
-    if callable(v) or _is_number(v): return v
-    kind = ValueError if isinstance(v, float) else TypeError
-    raise kind(f'{name}: expected a finite number or a schedule such as LinearSchedule(1., .05, 10_000), '
-               f'got {v!r:.60}')
+    if callable(v) or is_number(v): return v
+    wanted = 'a finite number or a schedule such as LinearSchedule(1., .05, 10_000)'
+    refuse(name, wanted, v, error=ValueError if isinstance(v, float) else TypeError)
 
 # %% ../nbs/1_memory/09_schedules.ipynb #2f1f2280
 _SCHEDULES: dict[str, Callable[..., Any]] = {o.__name__: o for o in (LinearSchedule, ExponentialSchedule)}
@@ -74,13 +71,13 @@ def schedule_from(state: Any, given: Any = None) -> Any:
     """Return the number, None or schedule that `schedule_state` saved as `state`; a `ValueError` for anything else.
     Pass a schedule of your own as `given`, since only its name was saved; without it, a `ValueError` says so."""
     if state is None: return None
-    if _is_number(state): return float(state)
+    if is_number(state): return float(state)
     if not isinstance(state, dict) or not isinstance(state.get('name'), str):
-        raise ValueError(f'schedule: expected a finite number, or a dict with a name; got {state!r:.60}')
+        refuse('schedule', 'a finite number, or a dict with a name', state)
     numbers = {str(k): v for k, v in state.items() if k!='name'}
     if numbers and state['name'] in _SCHEDULES:
         try: return _SCHEDULES[state['name']](**numbers)
         except TypeError as e: raise ValueError(f'{state["name"]}: {e}') from None
-    if callable(given): return given
-    raise ValueError(f'{state["name"]:.60}: a schedule that is not of this library is saved by name only; '
-                     'pass it again')
+    why = 'a schedule that is not of this library is saved by name only; pass it again'
+    require(callable(given), f'{state["name"]:.60}: {why}')
+    return given

@@ -29,7 +29,7 @@ def test_a_memory_is_whole_by_itself(root):
                                    f'print(json.dumps([alone, {METHODS}]))')
     assert alone == everything
     wanted = """add extend sample update_priorities fetch recent episode n_added first_id n_stale nbytes sampler check_valid state_dict
-                load_state_dict save load open peek estimate flush close next previous sample_groups
+                load_state_dict save load open peek estimate flush close next previous news usage
                 health show"""
     assert set(wanted.split()) <= set(alone)
 

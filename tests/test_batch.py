@@ -174,7 +174,7 @@ def test_meddling_with_a_tensors_shape_or_grad_does_not_reach_the_next_batch():
         batch.ids.squeeze_()
         batch.truncated.data = torch.zeros(3, dtype=torch.bool)
         batch.weights.set_()
-        batch.reward.mine = 5
+        batch.reward.mine = batch.terminated.mine = 5
         del batch.terminated
         with pytest.raises(AttributeError, match='extra'): batch.extra = 1
         del batch

@@ -309,7 +309,7 @@ def test_state_and_loading():
     fresh = NStep(steps, 4, .5)
     fresh.load_state_dict(state)
     assert len(list(fresh)) == 3
-    with pytest.raises(ValueError, match='the state is of n=4'): NStep(steps, 3, .5).load_state_dict(state)
+    with pytest.raises(ValueError, match='got n=4, gamma'): NStep(steps, 3, .5).load_state_dict(state)
 
 
 @pytest.mark.parametrize('form', ['single', 'list', 'chunk'])
@@ -328,7 +328,7 @@ def test_what_waits_can_be_saved(form):
     assert [float(o.reward) for o in cut][-3:] == [1.75, 1.5, 1.]
     rest = list(flat(pipe))
     assert [float(o.state) for o in rest] == [float(k) for k in range(len(begun), 9)] and not any(o.truncated for o in rest)
-    with pytest.raises(ValueError, match='the state is of n=4'): NStep([], 3, .5).read_waiting(state)
+    with pytest.raises(ValueError, match='got n=4, gamma'): NStep([], 3, .5).read_waiting(state)
     damaged = dict(state, items=[dict(state['items'][0], columns=state['items'][0]['columns'][1:])])
     with pytest.raises(ValueError, match='their columns do not fit'): copy.read_waiting(damaged)
 
@@ -364,7 +364,7 @@ def test_bad_items_change_nothing():
     ok = [SimpleStep(k, 0, k + 1, reward=1., step_n=k) for k in range(4)]
     NoReward = NamedTuple('NoReward', [(f, Any) for f in ('state', 'next_state', 'terminated', 'truncated')])
     for bad, kind, said in ((7, TypeError, 'got int 7'), ((1, 2), TypeError, 'got tuple'), (None, TypeError, 'got NoneType'),
-                            (NoReward(0, 1, False, False), ValueError, 'expected steps with reward; NoReward has'),
+                            (NoReward(0, 1, False, False), ValueError, 'expected steps with reward, got NoReward'),
                             ([ok[1], 'x'], TypeError, "got str 'x'"), (Batch.of(NoReward(*[np.zeros(2)]*4)), ValueError, 'reward')):
         pipe = NStep([ok[0], bad, *ok[1:]], 2, 1.)
         with pytest.raises(kind, match=said) as e: list(pipe)
@@ -380,7 +380,7 @@ def test_rewards_of_a_chunk_are_numbers():
 
 def test_another_layout_is_refused():
     a, b = stack([SimpleStep(0., 0, 1., step_n=0)]), stack([SimpleStep(np.zeros(2), 0, np.zeros(2), step_n=1)])
-    with pytest.raises(ValueError, match='as before; got'): list(NStep([a, b], 3, .9))
+    with pytest.raises(ValueError, match='as before, got'): list(NStep([a, b], 3, .9))
 
 
 # ---- windows that close on a gap

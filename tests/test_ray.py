@@ -159,7 +159,7 @@ def judged(memory, leaves, jump=False, batches=600, bs=128):
     n, P = len(leaves), leaves/leaves.sum()
     f, counts, means = np.sin(np.arange(n)/40) + (np.arange(n) < 250), np.zeros(n), []
     for k in range(batches//10):
-        for batch in memory.sample_groups(10, bs):
+        for batch in memory.take(memory.ask(10, bs)):
             v = batch.value.numpy()
             counts[v] += 1
             w = 1/(n*batch.probs.numpy().astype(float))
@@ -220,7 +220,7 @@ def test_uniform_batches_are_those_of_one_memory():
     "No row twice in a batch, all rows alike, and the number from a shard has the variance of a draw without replacement"
     memory, _ = unlike(sampler=Uniform())
     n, counts, first = sum(FILLS), np.zeros(sum(FILLS)), []
-    for batch in memory.sample_groups(1500, 128):
+    for batch in memory.take(memory.ask(1500, 128)):
         v = batch.value.numpy()
         assert len(set(v.tolist())) == 128 and (batch.weights == 1).all()
         counts[v] += 1
@@ -301,7 +301,7 @@ def test_one_shard_draws_what_one_memory_draws_by_law():
         ids = m.extend(chunk(range(130)))
         m.update_priorities(ids[-50:], np.linspace(0, 3, 50))
         m.add(Step(500, False, False, 0), 7.)
-    chances = [{v: (p, w) for b in m.sample_groups(200, 64) for v, p, w in zip(*(o.tolist() for o in b.columns('value', 'probs', 'weights')))} for m in (ray, one)]
+    chances = [{v: (p, w) for b in m.take(m.ask(200, 64)) for v, p, w in zip(*(o.tolist() for o in b.columns('value', 'probs', 'weights')))} for m in (ray, one)]
     both = chances[0].keys() & chances[1].keys()
     assert len(both) > 90
     assert all(abs(chances[0][v][0]/chances[1][v][0] - 1) < 1e-5 for v in both)

@@ -207,7 +207,7 @@ def test_weights_of_ranks_are_comparable():
     memory.update_priorities(ids, np.random.default_rng(0).random(300) + .1)
     leaves = np.concatenate([o.handle.shard.memory.sampler.priorities for o in memory.places])
     memory.sampler.normalize = 'memory'
-    for batch in memory.sample_groups(20, 32):
+    for batch in memory.take(memory.ask(20, 32)):
         wanted = (leaves.min()/leaves.sum()/batch.probs.double())**.7
         assert torch.allclose(batch.weights.double(), wanted, rtol=1e-5)
 

@@ -6,6 +6,7 @@ import pickle
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from draws import batch, filled
 
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay import samplers
-from fastrl_replay.samplers.base import Sampler
+from fastrl_replay.samplers.base import Prioritized, Sampler
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.own import KINDS, OwnSampler, as_sampler, sampler_from
 from fastrl_replay.samplers.proportional import Proportional
@@ -136,14 +137,19 @@ def test_an_allocation_that_fails_leaves_the_sampler_free(make):
 def test_what_was_kept_is_recovered(make):
     "Another process opens the same bytes, which know of some rows that the sampler was not told about"
     for n, told in ((20, 20), (20, 17), (70, 70), (70, 50), (200, 100)):
-        room, sampler = Room(), make()
-        sampler.attach(50, room)
-        for k in range(told): sampler.add_run(k % 50, 1, np.array([float(k % 7)]) if k % 3 else None)
+        room, sampler, counter = Room(), make(), np.zeros(1, np.int64)
+        sampler.attach(50, room, counter)
+        sampler.enter(SimpleNamespace(first_id=0, n_added=0))
+        for k in range(told):
+            sampler.enter(SimpleNamespace(first_id=max(0, k - 49), n_added=k + 1), (k, np.array([float(k % 7)])) if k % 3 else None)
+        assert counter[0]==sampler.n_entered==told
         ids = np.arange(max(0, n - 50), told)
         if len(ids): sampler.update_ids(ids[::2], ids[::2] % 5, max(0, told - 50), told)
         again = make()
-        again.attach(50, Room(room.known))
-        again.recover(max(0, n - 50), n, told)
+        again.attach(50, Room(room.known), counter)
+        assert again.n_entered==told
+        again.enter(SimpleNamespace(first_id=max(0, n - 50), n_added=n))
+        assert counter[0]==again.n_entered==n
         assert again.check_valid() and again.size==min(n, 50)
         if hasattr(sampler, 'priorities'):
             want, slots = np.full(50, again.largest), ids % 50
@@ -359,26 +365,25 @@ def test_a_damaged_state_is_named_and_changes_nothing(make):
 # ---- what memories on many machines ask
 
 @every
-def test_mass_low_and_largest(make):
+def test_mass_least_priority_and_largest(make):
     sampler = make()
-    assert sampler.mass()==0 and sampler.low()==np.inf
+    if not isinstance(sampler, Prioritized): return
+    assert sampler.mass()==0
     sampler.attach(50)
-    assert sampler.mass()==0 and sampler.low()==np.inf
-    sampler.see(1e-3)
+    assert sampler.mass()==0
+    sampler.note_largest(1e-3)
     sampler.add_run(0, 40)
     chance = np.random.default_rng(0)
     for _ in range(5):
         sampler.update_ids(np.arange(0, 40, 2), chance.random(20)*9*(chance.random(20) < .7), 0, 40)
-        if isinstance(sampler, RankBased): leaves = np.arange(1., 41)**-sampler.alpha
-        elif isinstance(sampler, Proportional): leaves = sampler.priorities**sampler.alpha
-        else: leaves = np.ones(40)
+        ranked = isinstance(sampler, RankBased)
+        leaves = np.arange(1., 41)**-sampler.alpha if ranked else sampler.priorities**sampler.alpha
         assert np.isclose(sampler.mass(), leaves.sum(), rtol=1e-12, atol=0)
-        assert np.isclose(sampler.low(), leaves[leaves > 0].min(), rtol=1e-12, atol=0)
-    if not hasattr(sampler, 'largest'): return
+        assert ranked or np.isclose(sampler.least_priority(), leaves[leaves > 0].min(), rtol=1e-12, atol=0)
     for priority in (0., 77.):
-        sampler.see(priority)
+        sampler.note_largest(priority)
         assert sampler.largest==max(priority, sampler.largest)
     sampler.add_run(40, 1)
     assert sampler.priorities[40]==77 and sampler.check_valid()
     for bad in (-1, np.nan, np.inf, 'a'):
-        with pytest.raises(ValueError, match='priority'): sampler.see(bad)
+        with pytest.raises(ValueError, match='priority'): sampler.note_largest(bad)

@@ -115,7 +115,7 @@ def check_batch(batch, windows, length):
 
 def check_all(memory, twin):
     "Are the windows that can be drawn the twin's, each once?"
-    windows, n = twin.windows(), 0 if not len(memory) else memory.sampler.n_choices
+    windows, n = twin.windows(), 0 if not len(memory) else len(memory.sampler)
     assert n==len(windows)
     if not n: return windows
     batch = memory.sample(n if not memory.sampler.prioritized else 40)
@@ -222,10 +222,10 @@ def test_an_episode_of_n_step_transitions_is_one_window(n):
     "Its last n rows are flagged, and belong to it all the same"
     memory = play_n_steps(12, n, sequence=Sequence(12))
     assert memory.episode_ids(0).tolist()==list(range(12))
-    assert memory.sampler.n_choices==1 and memory.sample(1).ids.tolist()==[list(range(12))]
+    assert len(memory.sampler)==1 and memory.sample(1).ids.tolist()==[list(range(12))]
     memory = play_n_steps(12, n, sequence=Sequence(8))
     found = sorted(memory.sample(2).ids.tolist())
-    assert memory.sampler.n_choices==2 and found==[list(range(8)), [8, 9, 10, 11, -1, -1, -1, -1]]
+    assert len(memory.sampler)==2 and found==[list(range(8)), [8, 9, 10, 11, -1, -1, -1, -1]]
 
 
 @pytest.mark.parametrize('n', [1, 2, 3, 5])
@@ -251,7 +251,7 @@ def test_n_step_rows_are_told_in_mid_tail(prioritized, tmp_path):
         row = twin.play(rng)
         for o in (memory, on_disk): o.add(row)
         windows = check_all(memory, twin)
-        assert memory.check_valid() and on_disk.sampler.n_choices==len(windows)
+        assert memory.check_valid() and len(on_disk.sampler)==len(windows)
         if k % 3: continue
         if k % 6: memory = copy.deepcopy(memory)
         else:
@@ -272,7 +272,7 @@ def test_sequences_saved_when_an_episode_ended_at_its_first_flag():
     for row in rows[54:]:
         assert loaded.check_valid()
         found = [{o[0]: o for o in m.sample(500).ids.tolist()} for m in (loaded, today)]
-        assert found[0]==found[1] and len(found[0])==loaded.sampler.n_choices==today.sampler.n_choices
+        assert found[0]==found[1] and len(found[0])==len(loaded.sampler)==len(today.sampler)
         p = {id: loaded.sampler.kept[id % 40] for id in found[0]}
         assert all(p[id]==pytest.approx(id/10) for id in p if id < 45)           # those that were drawn then
         for o in (loaded, today): o.add(row)
@@ -427,12 +427,12 @@ def test_health_and_pictures_before_the_first_window():
     "Nothing can be drawn yet: what depends on draws is NaN or empty"
     for sampler in (Uniform(), Proportional()):
         memory, twin, rng = made(sampler, sequence=Sequence(30, pad=False), kind=Bare, n=20)
-        assert memory.sampler.n_choices==0 and all(len(o)==0 for o in trial_draws(memory))
+        assert len(memory.sampler)==0 and all(len(o)==0 for o in trial_draws(memory))
         health = memory.health()
         assert np.isnan(health['effective']) and np.isnan(health['weights_effective_share']) and health['n']==20
         assert memory_figure(memory).subfigs
         for _ in range(200): memory.add(twin.play(rng))
-        assert memory.health()['effective'] > 0 or memory.sampler.n_choices==0
+        assert memory.health()['effective'] > 0 or len(memory.sampler)==0
 
 
 @pytest.mark.parametrize('options,said', [

@@ -10,20 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import extra, leave_out, of_type, whole
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
-from ..steps import Transition, tree_map, whole_number
+from ..steps import Transition, tree_map
 
 # %% ../../nbs/6_elsewhere/05_rllib.ipynb #384138ae
-try:
+with extra('fastrl_replay.interop.rllib needs RLlib', 'rllib'):
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from ray.rllib.utils import force_list
     from ray.rllib.utils.metrics import (NUM_ENV_STEPS_ADDED_LIFETIME, NUM_ENV_STEPS_STORED,
                                          NUM_EPISODES_ADDED_LIFETIME)
     from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer
-except ImportError as e:
-    raise ModuleNotFoundError('fastrl_replay.interop.rllib needs RLlib: pip install "fastrl_replay[rllib]"',
-                              name='ray.rllib') from e
 
 # %% ../../nbs/6_elsewhere/05_rllib.ipynb #9e8deaf4
 def _transitions(episode):
@@ -50,7 +48,7 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
                  sampler: Any = None, seed: int | None = None,
                  metrics_num_episodes_for_smoothing: int = 100, **options: Any) -> None:
         super().__init__(1, metrics_num_episodes_for_smoothing=metrics_num_episodes_for_smoothing)
-        self.capacity = whole_number('capacity', capacity, 1)
+        self.capacity = whole('capacity', capacity, 1)
         sampler = Proportional(alpha, beta) if sampler is None else sampler
         self.memory = ReplayMemory(capacity, sampler, seed=seed, **options)
         self.rng = np.random.default_rng(seed)
@@ -62,12 +60,9 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
     def add(self, episodes: Any, weight: Any = None) -> None:
         """Store the steps of a `SingleAgentEpisode`, or of a list of them. A `TypeError` for another kind
         of episode, a `ValueError` for steps that don't fit"""
-        if weight is not None:
-            raise ValueError(f'weight: new steps get the largest priority; leave it out, got {weight}')
+        leave_out('weight', weight, 'new steps get the largest priority', ValueError)
         episodes = force_list(episodes)
-        for o in episodes:
-            if not isinstance(o, SingleAgentEpisode):
-                raise TypeError(f'episodes: expected SingleAgentEpisodes, got a {type(o).__name__}')
+        for o in episodes: of_type('episodes', o, SingleAgentEpisode, 'SingleAgentEpisodes')
         known = self.n_episodes
         for o in episodes:
             if len(o): self._add(o)
@@ -95,7 +90,7 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         asked = dict(batch_length_T=(batch_length_T or 1) > 1, include_infos=include_infos,
                      include_extra_model_outputs=include_extra_model_outputs)
         for name, given in asked.items():
-            if given: raise ValueError(f'{name}: not supported, only single steps are drawn; leave it out')
+            leave_out(name, given, 'not supported, only single steps are drawn', ValueError)
         bs: Any = num_items or batch_size_B
         batch: Any = self.memory.sample(bs)
         self.drawn, weights, rows = batch.ids.numpy(), batch.weights.tolist(), batch.numpy()

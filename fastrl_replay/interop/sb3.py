@@ -15,23 +15,22 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import from_numpy
+from ..checks import Words, extra, of_type, refuse, whole
 from ..batch import Batch
 from ..health import ids_in
 from ..kernels import kernel
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
-from ..steps import Transition, tree_map, whole_number
+from ..steps import Transition, tree_map
 
 # %% ../../nbs/6_elsewhere/01_sb3.ipynb #e47f15e4
-try:
+with extra('fastrl_replay.interop.sb3 needs Stable-Baselines3', 'sb3'):
     from stable_baselines3 import DQN, SAC, TD3
     from stable_baselines3.common import buffers
     from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
     from stable_baselines3.her import her_replay_buffer as her
-except ImportError as e:
-    raise ImportError('fastrl_replay.interop.sb3 needs Stable-Baselines3: pip install "fastrl_replay[sb3]"') from e
 
 # %% ../../nbs/6_elsewhere/01_sb3.ipynb #3698a804
 @kernel
@@ -48,7 +47,7 @@ class SharedRandom(Uniform):
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]) as `below(0, n, bs)` would, `probs` (float32[bs]) with 1/n, `weights` with 1"
         n, bs, k = self.size, len(slots), 0
-        if not n: self.refuse(bs)
+        if not n: self._refuse(bs)
         words = np.random.get_bit_generator().random_raw       # type: ignore[attr-defined]
         mask = (1 << (n - 1).bit_length()) - 1
         if n==1: slots[:], k = 0, bs            # no choice: `randint` uses no random number
@@ -111,7 +110,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         algorithm = _maker()
-        self.n_steps = whole_number('n_steps', getattr(algorithm, 'n_steps', 1) if n_steps is None else n_steps, 1)
+        self.n_steps = whole('n_steps', getattr(algorithm, 'n_steps', 1) if n_steps is None else n_steps, 1)
         self.gamma = getattr(algorithm, 'gamma', .99) if gamma is None else gamma
         self._options = dict(dedup='auto' if optimize_memory_usage else None) | options
         nested = isinstance(observation_space, spaces.Dict)
@@ -150,7 +149,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     @pos.setter
     def pos(self, value: int) -> None:
         if self._memory is None or value==self.pos: return
-        raise ValueError(f'pos: expected {self.pos}, got {value}; reset() empties the buffer')
+        refuse('pos', self.pos, value, 'reset() empties the buffer')
     @property
     def full(self) -> bool:
         "Whether every row is filled. Setting True fills the rest with zeros; setting False is a `ValueError`"
@@ -158,7 +157,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     @full.setter
     def full(self, value: bool) -> None:
         if self._memory is None or value==self.full: return
-        if not value: raise ValueError('full: expected True, got False; reset() empties the buffer')
+        if not value: refuse('full', True, value, 'reset() empties the buffer')
         zeros = Batch.empty(self.memory.layout, self.memory.max_sz - len(self.memory))
         self.memory.extend(zeros, streams=np.arange(len(zeros)) % self.n_envs)
 
@@ -254,8 +253,7 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
                  *args: Any, n_sampled_goal: int = 4, goal_selection_strategy: Any = 'future',
                  copy_info_dict: bool = False, **options: Any) -> None:
         DictReplayBuffer.__init__(self, buffer_size, observation_space, action_space, *args, **options)
-        if self.n_steps > 1:
-            raise ValueError(f'n_steps: expected 1, got {self.n_steps}: hindsight relabels single steps')
+        if self.n_steps > 1: refuse('n_steps', 1, self.n_steps, 'hindsight relabels single steps')
         strategy = goal_selection_strategy
         if isinstance(strategy, str): strategy = her.KEY_TO_GOAL_STRATEGY[strategy.lower()]
         self.goal_selection_strategy = her.GoalSelectionStrategy(strategy)
@@ -403,8 +401,9 @@ class Feedback:
     def send(self) -> None:
         "Send the TD errors of the last batch back, of several critics their mean; a `TypeError` if there are none"
         if self.samples is None: return
-        if not self.errors: raise TypeError('train: expected a loss of targets that are computed from the samples\' '
-                                            'rewards, got none: write a train that uses weights and update_priorities')
+        if not self.errors:
+            wanted = "a loss of targets that are computed from the samples' rewards"
+            refuse('train', wanted, Words('none'), 'write a train that uses weights and update_priorities', TypeError)
         errors = self.errors[0] if len(self.errors)==1 else torch.stack(self.errors).abs().mean(0)
         self.samples.update_priorities(errors)
         self.samples, self.errors = None, []
@@ -418,9 +417,7 @@ class Prioritized(OffPolicyAlgorithm):
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Make `gradient_steps` updates from batches of `batch_size`, with weights and TD errors; a `TypeError` for
         a buffer without priorities, and for a loss that compares no targets"""
-        buffer: Any = self.replay_buffer
-        if not isinstance(buffer, PrioritizedReplayBuffer):
-            raise TypeError(f'replay_buffer_class: expected a PrioritizedReplayBuffer, got {type(buffer).__name__}')
+        buffer = of_type('replay_buffer_class', self.replay_buffer, PrioritizedReplayBuffer)
         self.replay_buffer = feedback = Feedback(buffer)        # type: ignore[assignment]
         try:
             super().train(gradient_steps, batch_size)

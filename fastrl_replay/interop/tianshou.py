@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checks import Words, array, extra, refuse, whole
 from ..health import ids_in
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
-from ..steps import derived_type, tree_map, whole_number
+from ..steps import derived_type, tree_map
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #0d330130
-try: from tianshou.data import Batch, ReplayBufferManager
-except ImportError as e:
-    raise ModuleNotFoundError('fastrl_replay.interop.tianshou needs Tianshou 2: '
-                              'pip install "fastrl_replay[tianshou]"', name='tianshou') from e
+with extra('fastrl_replay.interop.tianshou needs Tianshou 2', 'tianshou'):
+    from tianshou.data import Batch, ReplayBufferManager
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #5d68448e
 _FIELDS = dict(obs='state', act='action', rew='rew', terminated='terminated', truncated='truncated',
@@ -41,10 +40,8 @@ def _batch(values):
 def _step(batch, envs, keep):
     "Return a `Batch` of one row of each of the environments `envs` as a step of stacked arrays"
     missing = [k for k in _FIELDS if k not in batch.get_keys()]
-    if missing: raise ValueError(f'batch: expected the keys {(*_FIELDS,)}, {missing[0]} is missing')
-    rew = np.asarray(batch.rew, float)
-    if rew.shape!=envs.shape:
-        raise ValueError(f'rew: expected one number for each of {len(envs)} environments, got shape {rew.shape}')
+    if missing: refuse('batch', f'the keys {(*_FIELDS,)}', Words(f'no {missing[0]}'))
+    rew = array('rew', np.asarray(batch.rew, float), shape=envs.shape, hint='one number for each environment')
     terminated, truncated = (np.asarray(o).astype(bool) for o in (batch.terminated, batch.truncated))
     values = dict(env_id=envs.astype(np.int16), state=_arrays(batch.obs), action=_arrays(batch.act),
                   reward=rew, rew=rew, next_state=_arrays(batch.obs_next), terminated=terminated,
@@ -62,8 +59,7 @@ _ONLY = dict(stack_num=(1, _STACKS), save_only_last_obs=(False, _STACKS), sample
 def _of_memory(options):
     "Return `options` without those of Tianshou; a `ValueError` names one that isn't supported"
     for name, (only, instead) in _ONLY.items():
-        if options.get(name, only)!=only:
-            raise ValueError(f'{name}: expected {only}, got {options[name]}; {instead}')
+        if options.get(name, only)!=only: refuse(name, only, options[name], instead)
     return {k: v for k, v in options.items() if k not in _ONLY}
 
 def _refused(name):
@@ -85,13 +81,13 @@ class VectorReplayBuffer(ReplayBufferManager):
 
     def __init__(self, total_size: int, buffer_num: int, *, random_seed: int = 42,
                  keep: tuple[str, ...] = (), sampler: Any = None, **options: Any) -> None:
-        n = self.buffer_num = whole_number('buffer_num', buffer_num, 1, 2**15 - 1)
-        self.maxsize = -(-whole_number('total_size', total_size, 1)//n)*n
+        n = self.buffer_num = whole('buffer_num', buffer_num, 1, 2**15 - 1)
+        self.maxsize = -(-whole('total_size', total_size, 1)//n)*n
         self.stack_num, self.buffers, self.options = 1, np.empty(0, object), _of_memory(options)
         self.keep = [o.split('.', 1) for o in keep]
         for name, o in zip(keep, self.keep):
             if o[0] not in ('info', 'policy') or len(o) < 2:
-                raise ValueError(f"keep: expected names such as 'info.key' or 'policy.key', got {name!r}")
+                refuse('keep', "names such as 'info.key' or 'policy.key'", name)
         self.new_sampler = Uniform(replace=True) if sampler is None else sampler
         self.seeds = np.random.default_rng(random_seed)
         self.memory = self._new_memory()
@@ -119,8 +115,8 @@ class VectorReplayBuffer(ReplayBufferManager):
         ids = np.arange(self.memory.first_id, self.memory.n_added)
         slots, envs = ids % self.maxsize, self.memory.column('env_id')[ids % self.maxsize]
         if envs.max() >= self.buffer_num:
-            raise ValueError(f'buffer_num: expected more than {envs.max()}, an environment in '
-                             f'{self.memory.path}, got {self.buffer_num}')
+            wanted = f'more than {envs.max()}, an environment in {self.memory.path}'
+            refuse('buffer_num', wanted, self.buffer_num)
         self._newest[envs] = ids
         self._ended[slots] = (self.terminated | self.truncated)[slots]
         running = self.unfinished_index()
@@ -147,7 +143,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         doesn't fit, and nothing is stored."""
         envs = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids, int)
         if len(set(envs.tolist()) & set(range(self.buffer_num)))!=len(envs):
-            raise ValueError(f'buffer_ids: expected different numbers below {self.buffer_num}, got {buffer_ids}')
+            refuse('buffer_ids', f'different numbers below {self.buffer_num}', buffer_ids)
         step = _step(batch, envs, self.keep)
         ids, ended = self.memory.extend(step), step.terminated | step.truncated
         starts = np.where(self._starts[envs] < 0, ids, self._starts[envs])
@@ -187,7 +183,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         if slots.dtype==bool: slots = np.flatnonzero(slots)
         slots = slots + (slots < 0)*self.maxsize
         if slots.size and (slots.min() < 0 or slots.max() >= len(self)):
-            raise IndexError(f'index: expected indices of the {len(self)} rows stored, got {index}')
+            refuse('index', f'indices of the {len(self)} rows stored', index, error=IndexError)
         return slots
     def _ids(self, slots): return ids_in(self.memory, slots)
 
@@ -246,7 +242,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         ids = self.memory.episode_ids(last)
         slots = ids[ids <= last] % self.maxsize
         if start in slots: return slots[slots.tolist().index(start):]
-        raise ValueError(f'start: expected a row up to {stop - 1} in the same episode, got {start}')
+        refuse('start', f'a row up to {stop - 1} in the same episode', start)
 
     @property
     def subbuffer_edges(self) -> np.ndarray:

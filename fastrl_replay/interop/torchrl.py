@@ -18,17 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checks import Words, extra, refuse, typed, whole
 from ..batch import Batch
 from ..health import ids_in
 from ..memory import ReplayMemory
 from ..samplers.own import sampler_from
 from ..samplers.uniform import Uniform
-from ..steps import derived_type, whole_number
+from ..steps import derived_type
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #3e41ba36
-try: from tensordict import TensorDict, TensorDictBase
-except ImportError as e:
-    raise ImportError("TensorDicts need the package tensordict: pip install 'fastrl_replay[torchrl]'") from e
+with extra('TensorDicts need the package tensordict', 'torchrl'): from tensordict import TensorDict, TensorDictBase
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #06db9d63
 _NUMBERS = 'reward', 'terminated', 'truncated'       # of `next`: stored without their last dimension of one
@@ -121,8 +120,8 @@ class TensorDictRows:
         else:
             slots = np.asarray(index)
             if slots.dtype!=bool: return slots if slots.ndim else slots[None]
-            if slots.shape!=(n,): raise IndexError(f'mask: expected {n} values, one for each filled slot, '
-                                                   f'got shape {slots.shape}')
+            if slots.shape!=(n,):
+                refuse('mask', f'{n} values, one for each filled slot', Words(f'shape {slots.shape}'), error=IndexError)
             slots = np.flatnonzero(slots)
         return ids_in(memory, slots)
 
@@ -138,9 +137,9 @@ class ReplayBuffer:
                  priority_key: str = 'td_error', transform: Any = None, pin_memory: bool = False,
                  prefetch: int | None = None, **options: Any) -> None:
         self.batch_size, self.priority_key, self.pin_memory = batch_size, priority_key, pin_memory
-        self.prefetch = 0 if prefetch is None else whole_number('prefetch', prefetch)
+        self.prefetch = 0 if prefetch is None else whole('prefetch', prefetch)
         if self.prefetch and batch_size is None:
-            raise ValueError('batch_size: expected a number where batches are prefetched, got None')
+            refuse('batch_size', 'a number where batches are prefetched', batch_size)
         if pin_memory and not torch.cuda.is_available():
             warnings.warn('pin_memory: this torch finds no CUDA device, so nothing is pinned', stacklevel=2)
             self.pin_memory = False
@@ -171,7 +170,7 @@ class ReplayBuffer:
         those appended before, and its method `inv`, if it has one, to what is written; `invert`: the other way
         round. Transforms are not saved"""
         if not callable(transform):
-            raise TypeError(f"transform: expected TorchRL's, or a function of a TensorDict, got {transform!r:.60}")
+            refuse('transform', "TorchRL's, or a function of a TensorDict", transform, error=TypeError)
         if isinstance(transform, torch.nn.Module): transform.eval()
         both = transform, getattr(transform, 'inv', None)
         self.transforms.append(both[::-1] if invert else both)
@@ -201,7 +200,7 @@ class ReplayBuffer:
         `streams` (int64[n]) overrides that. TD errors under `priority_key` become priorities, unless `update_priority`
         is False. A `TypeError` or `ValueError` names the entry that doesn't fit, and nothing is stored."""
         if not isinstance(data, TensorDictBase) or not data.ndim:
-            raise TypeError(f'data: expected a TensorDict with a batch size, got {type(data).__name__} {data!r:.60}')
+            refuse('data', 'a TensorDict with a batch size', typed(data), error=TypeError)
         if self.transforms: data = self._write(data)
         if data is None or not data.numel(): return torch.empty(0, dtype=torch.int64)
         n, time = data.batch_size.numel(), data.batch_size[-1]
@@ -218,7 +217,7 @@ class ReplayBuffer:
         """Draw a TensorDict of batch size (bs,), with `index` (ids), and importance weights as `_weight` and as
         `priority_weight`, where TorchRL's losses look for them. `return_info`: return it and a dict of these"""
         n = self.batch_size if batch_size is None else batch_size
-        if n is None: raise ValueError('batch_size: expected one here or in the constructor, got None')
+        if n is None: refuse('batch_size', 'one here or in the constructor', n)
         ahead = self.prefetch and n==self.batch_size
         data, info = self._ahead(n) if ahead else self._finished(self.memory.sample(n))
         return (data, info) if return_info else data
@@ -253,7 +252,7 @@ class ReplayBuffer:
         how many changed. A TensorDict alone: as `update_tensordict_priority`"""
         if priority is None:
             if isinstance(index, TensorDictBase): return self.update_tensordict_priority(index)
-            raise TypeError('priority: expected TD errors, or a TensorDict alone, got None')
+            refuse('priority', 'TD errors, or a TensorDict alone', priority, error=TypeError)
         index, errors = torch.as_tensor(index).flatten(), torch.as_tensor(priority).detach().abs()
         errors = errors.expand(len(index)) if not errors.ndim else errors.reshape(len(index), -1).amax(1)
         return self.memory.update_priorities(index, errors)

@@ -14,16 +14,21 @@ from typing import Any, Self
 import numpy as np
 import torch
 from ..batch import convert
+from ..checks import of_type, refuse, require, whole
+from .plain import PlainMemory
 from ..offline import load_minari, save_minari
-from .plain import PlainMemory, locked, refuse_inherited
-from ..samplers.own import sampler_from
+from ..samplers.base import release
+from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
-from ..saving import Rows, SavedState, save_state
-from ..steps import Layout, Transition, shown, whole_number
+from ..saving import Rows, SavedState, naming, save_state
+from ..steps import Layout, Transition
 from ..storage.base import Ram
 from ..storage.mapped import MappedFolder, View
+from ..storage.records import TOLD
 
 # %% ../../nbs/3_lasting/03b_kept.ipynb #5c0e9b3d
+_INHERITED = ('this memory was made before this process was forked, so what is written here would not reach the '
+              'process that made it: write to it there, or to a copy.deepcopy of it; reading works here too')
 _ELSEWHERE = 'this memory is in another process: iterate the replay in the process that made it'
 _BUSY = ('another thread was using this memory while this process was forked, for longer than a second, so what '
          'is here may be half-written: use it in the process that made it, or fork when no call is under way')
@@ -32,6 +37,7 @@ class _Gone:
     "Replaces the storage and the sampler of a memory that can no longer be used"
     def __init__(self, why): self._why = why
     def __getattr__(self, name): raise RuntimeError(self._why)
+def _refuse(*_): raise RuntimeError(_INHERITED)
 
 _PATIENCE, _IN_ALL = 1., 10.       # seconds that a fork waits for a memory, and for all of them
 _numbers: Iterator[int] = itertools.count()
@@ -69,83 +75,99 @@ if hasattr(os, 'register_at_fork'):
 # %% ../../nbs/3_lasting/03b_kept.ipynb #d0000009
 class Saved(PlainMemory):
     "A memory that can be saved and loaded, copied and pickled"
+    def _begin(self, *made):
+        super()._begin(*made)
+        self._known: dict[str, int] = {}     # saves it made or was loaded from: token → n_added
+    def _forget(self, ids):
+        self._known.clear()                  # a piece that was saved before holds the old values
 
-    @locked
-    def saved(self) -> tuple[dict, Rows]:
-        "Return what `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
-        self._catch_up()
-        state = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(),
-                     sampler=self._sampler.get_state(), options=self._options)
+    # What it is made of: counters, a sampler, rows
+
+    def _counters(self):
+        return dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(), options=self._options)
+    def _set_counters(self, state):
+        rng, n_stale = Rng(0), whole('n_stale', state['n_stale'])
+        rng.set_state(state['rng'])
+        self.rng, self.n_stale = rng, n_stale
+    def _rows(self):
         get: Any = None if self._storage is None else self._storage.get_state
-        return state, Rows(self.first_id, self.n_added, get, self._known)
+        return Rows(self.first_id, self.n_added, get, self._known)
 
-    @locked
-    def restore(self, state: dict, pieces: Any) -> None:
+    def saved(self) -> tuple[dict[str, Any], Rows]:
+        "Return what `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
+        with self.lock:
+            self._catch_up()
+            return self._counters() | dict(sampler=self._sampler.get_state()), self._rows()
+
+    def restore(self, state: dict[str, Any], pieces: Any) -> None:
         """Continue from what `saved` returned, and the pieces of its rows: all of it or, with a
         `ValueError` that says what differs, nothing"""
-        if self._inherited: refuse_inherited()
-        if state['max_sz']!=self.max_sz:
-            raise ValueError(f'max_sz: this memory has {self.max_sz}, the saved one {state["max_sz"]!r}')
-        rng, n_stale = Rng(0), whole_number('n_stale', state['n_stale'])
-        rng.set_state(state['rng'])
-        self._adopt(self._storage_of(iter(pieces)), state['sampler'])
-        self.rng, self.n_stale, self._given = rng, n_stale, None
-        self._known.clear()                                  # other rows than those that were saved
+        with self.lock:
+            self._may_write()
+            if state['max_sz']!=self.max_sz:
+                raise ValueError(f'max_sz: this memory has {self.max_sz}, the saved one {state["max_sz"]!r}')
+            before = self._counters()
+            self._set_counters(state)
+            try: self._adopt(self._storage_of(iter(pieces)), state['sampler'])
+            except BaseException:
+                self._set_counters(before)
+                raise
+            self._given = None
+            self._known.clear()                              # other rows than those that were saved
+
     def _storage_of(self, pieces):
         first = next(pieces, None)
         if first is None: return None
         storage = self._new_storage(Layout.from_plain(first['layout'], self.layout), Ram())
         storage.set_state(itertools.chain([first], pieces))
         return storage
+
     def _adopt(self, storage, sampler):
         "Take over a storage and the state of a sampler: both or, with an error, neither"
-        durable, there, before = self._room.durable, self._storage, self._sampler.get_state()
-        if durable and storage is None and there is not None:
-            raise ValueError(f'the memory in {self.path} holds steps, the state none; take a new folder')
+        before = self._sampler.get_state()
         filled = 0 if storage is None else min(storage.n_added, self.max_sz)
         try:
             self._sampler.set_state(sampler)
-            if self._sampler.size!=filled:
-                raise ValueError(f'state: the sampler has {self._sampler.size} slots, of {filled} filled')
-            if durable and storage is not None:
-                state, layout = storage.get_state(), storage.layout
-                storage = self._new_storage(layout, self._room) if there is None else there
-                storage.set_state([state])
-                self._describe(layout)
+            size = self._sampler.size
+            require(size==filled, f'state: the sampler has {size} slots, of {filled} filled')
+            storage = self._placed(storage)
         except BaseException:
             self._sampler.set_state(before)
             raise
-        if storage is not None: storage.told = storage.n_added
-        self._storage = storage
+        self._sampler.n_entered = 0 if storage is None else storage.n_added
+        self._take(storage)
+    def _placed(self, storage):
+        "A storage that was read, where it is to lie"
+        return storage
 
-    def state_dict(self) -> dict:
+    # As tensors, in a folder, as another object
+
+    def state_dict(self) -> dict[str, Any]:
         "Return the whole state of the memory, contents included, as tensors, numbers and strings"
         with self.lock:
             state, rows = self.saved()
-            pieces = [rows.get(self.first_id)] if len(self) else []
-            plain = dict(format=3, memory=state, rows={str(k): o for k, o in enumerate(pieces)})
+            plain = dict(format=3, memory=state, rows={str(k): o for k, o in enumerate(rows.pieces())})
             return convert(plain, np.ndarray, lambda a: torch.from_numpy(np.array(a)))
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; a `ValueError` says what differs. A memory without steps
         takes the step type from the state: this library's, or a NamedTuple like the one it was"""
-        if not isinstance(state, dict):
-            raise TypeError(f'state: expected a dict as from state_dict, got {type(state).__name__}')
-        if state.get('format')!=3: raise ValueError(f'state: expected format 3, got {shown(state.get("format"))}')
+        of_type('state', state, dict, 'a dict as from state_dict')
+        if state.get('format')!=3: refuse('state', 'format 3', state.get('format'))
         state = convert(state, torch.Tensor, torch.Tensor.numpy)
         try: self.restore(state['memory'], state['rows'].values())
         except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as e:
             raise ValueError(f'state: not of a memory ({type(e).__name__}: {e})') from None
 
-    @locked
     def save(self, folder: str | Path) -> int:
         """Save the whole state of the memory in `folder`; return the number of bytes written.
 
         Into a folder that it was saved in or loaded from, only new rows are written. The earlier
         state stays until the new one is complete, so a process killed halfway, or a full disk
         (`OSError`), changes nothing. A `TypeError` names what a sampler of your own can't save."""
-        state, rows = self.saved()
-        return save_state(folder, dict(memory=state), 'memory', rows)
+        with self.lock:
+            state, rows = self.saved()
+            return save_state(folder, dict(memory=state), 'memory', rows)
 
     @classmethod
     def load(cls, folder: str | Path, sampler: Any = None, step: Any = None) -> Self:
@@ -156,45 +178,39 @@ class Saved(PlainMemory):
             with saved.sense('a memory'):
                 state = saved.state()['memory']
                 options = {k: state['options'][k] for k in ('dedup', 'codec')}
-                kind, max_sz = dict(state['sampler']), whole_number('max_sz', state['max_sz'], 1)
+                kind, max_sz = dict(state['sampler']), whole('max_sz', state['max_sz'], 1)
             made = sampler_from(kind, sampler)
             with saved.sense('a memory'):
                 memory = cls(max_sz, made, step=step, **options)
                 memory.restore(state, saved.pieces())
             memory._known[saved.token] = memory.n_added
         return memory
-    def __reduce_ex__(self, protocol):
-        if get_spawning_popen() is not None: return _Gone, (_ELSEWHERE,)     # useless in a worker
-        return super().__reduce_ex__(protocol)
+
     def __copy__(self): return copy.deepcopy(self)           # half a copy would share the sampler
-    @locked
-    def __deepcopy__(self, memo: dict) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = type(self).__new__(type(self))
-        made.__setstate__(self._state(memo))         # which copies the rows, while the lock is held
+        with self.lock: made.__setstate__(self._copied(memo))    # which copies the rows
         return made
-    @locked
     def __getstate__(self):
-        return self._state({}, np.array)                   # pickle reads it later, without the lock
-    def _state(self, memo, array=np.asarray):
+        with self.lock: return self._copied({}, np.array)        # pickle reads it later, without the lock
+    def _copied(self, memo, array=np.asarray):
         "What a copy consists of, all of it its own; `array` makes the arrays of its rows"
-        if self._room.durable: raise RuntimeError('a memory on disk cannot be copied or pickled; use save(folder)')
+        require(not self._room.durable, 'a memory on disk cannot be copied or pickled; use save(folder)', RuntimeError)
         self._catch_up()
-        names = ('max_sz', 'rng', 'n_stale', '_dtype', '_options', '_sampler')
-        kept, storage = copy.deepcopy({k: self.__dict__[k] for k in names}, memo), self._storage
-        if storage is None: return kept | dict(_storage=None)
-        return kept | dict(_storage=(storage.layout, convert(storage.get_state(), np.ndarray, array)))
+        own = dict(sampler=self._sampler, layout=self.layout, dtype=self._dtype, **self._counters())
+        return copy.deepcopy(own, memo) | dict(rows=convert(self._rows().pieces(), np.ndarray, array))
     def __setstate__(self, state):
-        rows: Any
-        layout, rows = state.pop('_storage') or (None, None)
-        fresh = dict(lock=threading.RLock(), _room=Ram(), _storage=None, _given=None, _known={}, _inherited=False)
-        self.__dict__.update(state, **fresh)
-        if layout is not None:
-            self._storage = self._new_storage(layout, self._room)
-            if len(rows['records']): self._storage.set_state([rows])
-            self._storage.told = self._storage.n_added
-        _memories[next(_numbers)] = self
+        self._begin(state['max_sz'], Rng(0), state['options'], state['dtype'])
+        self._set_counters(state)
+        self._sampler, self.layout = state['sampler'], state['layout']
+        storage = self._storage_of(iter(state['rows']))
+        if storage is not None: self._take(storage)
+        elif self.layout is not None: self._open(self.layout)
+        self._sampler.n_entered = self.n_added
 
 # %% ../../nbs/3_lasting/03b_kept.ipynb #d0000010
+def _described(sampler): return dict(kind=sampler.kind, options=sampler.options())
+
 class ReplayMemory(Saved):
     """The newest `max_sz` transitions, and a sampler (default: `Uniform()`) that draws batches.
 
@@ -214,9 +230,69 @@ class ReplayMemory(Saved):
     `OSError`, a second writer a `BlockingIOError` (on Windows, which has no such locks, a warning
     says that none is noticed), a folder that holds other things a `FileExistsError`, a damaged one
     a `CheckpointError`, an option that differs from the folder's a `ValueError`."""
-    def _begin(self, sampler, layout):
-        super()._begin(sampler, layout)
+    power_cut: Any = None    # a `PowerCut` if the computer restarted since the last write: what is certain to be intact
+
+    def _begin(self, *made):
+        super()._begin(*made)
+        self._inherited = False              # by a forked child, which can only read it
         _memories[next(_numbers)] = self
+    def _may_write(self):
+        if self._inherited: _refuse()
+    def _forget(self, ids):
+        super()._forget(ids)
+        if self._room.durable: self._room.forget(ids)
+
+    # In a folder
+
+    def _room_for(self, path): return Ram() if path is None else MappedFolder(path)
+
+    def _join(self, sampler, layout, *lasting):
+        room, there = self._room, None
+        if room.durable:
+            self.path, lasting = room.path, (room.allocate, room.counters[TOLD:TOLD + 1])
+            there = None if room.description is None else room.memory()
+        if there is not None:
+            sampler = sampler_from(there['sampler']) if sampler is None else as_sampler(sampler)
+            layout = self._check_folder(there, sampler, layout)
+        super()._join(sampler, layout, *lasting)
+        if there is not None: self._resume()
+
+    def _check_folder(self, there, sampler, layout):
+        "The layout in the folder; a `ValueError` names an option that differs from it"
+        if self._options['dedup']=='auto': self._options['dedup'] = there['dedup']
+        self._room.check(max_sz=self.max_sz, sampler=_described(sampler), dedup=self._options['dedup'])
+        try: return Layout.from_plain(there['layout'], layout)
+        except ValueError as e: raise ValueError(f'step: the memory in {self.path} has another type: {e}') from None
+
+    def _open(self, layout):
+        "Make the storage, or find it in the folder"
+        if not self._room.durable: return super()._open(layout)
+        kept = ', '.join(map(str, self._room.files))         # the sampler's
+        storage = self._new_storage(layout, self._room)
+        self._describe(layout)
+        with naming(kept, 'ReplayMemory.peek still reads the steps', (ValueError,)): self._sampler.enter(storage)
+        return self._take(storage)
+    def _placed(self, storage):
+        there = self._storage
+        if not self._room.durable or storage is None and there is None: return storage
+        require(storage is not None, f'the memory in {self.path} holds steps, the state none; take a new folder')
+        if there is None: there = self._new_storage(storage.layout, self._room)
+        there.set_state([storage.get_state()])
+        self._describe(storage.layout)
+        return there
+    def _describe(self, layout):
+        "Note in a new folder what it holds"
+        if self._room.description is not None: return
+        self._room.describe(dict(max_sz=self.max_sz, sampler=_described(self._sampler),
+                                 layout=layout.to_plain(), dedup=self._options['dedup']))
+
+    def _resume(self):
+        self.power_cut, path = self._room.power_cut, self._room.inner('state')
+        if not path.is_dir(): return
+        with SavedState(path, 'memory on disk') as saved, saved.sense('a memory on disk'):
+            state = saved.state()
+            self._set_counters(state)
+            self._sampler.n_batches = whole('n_batches', state['n_batches'])
 
     @classmethod
     def open(cls, path: str | Path, sampler: Any = None, step: Any = None, seed: int | None = None) -> Self:
@@ -237,7 +313,6 @@ class ReplayMemory(Saved):
         nothing behind; an `ImportError` names the extra, `minari`."""
         return load_minari(cls, dataset, step_type, **options)
 
-    @locked
     def to_minari(self, dataset_id: str, env: Any = None, **options: Any) -> Any:
         """Write all that is stored as a new Minari data set; return its `MinariDataset`.
 
@@ -246,45 +321,49 @@ class ReplayMemory(Saved):
         Fields other than those of a `Transition` are left out. `options`: those of
         `minari.create_dataset_from_buffers`. A `ValueError` says what doesn't fit, a
         `FileExistsError` that the id is taken; neither leaves anything behind."""
-        return save_minari(self, dataset_id, env, **options)
+        with self.lock: return save_minari(self, dataset_id, env, **options)
     @staticmethod
     def peek(path: str | Path) -> View:
         "Return a read-only `View` of the memory in the folder `path`, which another process may write"
         return View(path)
 
-    @locked
     def flush(self) -> None:
         """Wait until everything on the disk survives a power cut too; without a `path`, do nothing. An
         `OSError` if the folder was moved, replaced or removed: put it back, or save elsewhere"""
-        if not self._room.durable or self._storage is None: return
-        self._catch_up()
-        state = dict(rng=self.rng.get_state(), n_stale=self.n_stale, n_batches=self._sampler.n_batches)
-        save_state(self._room.inner('state'), state, 'memory on disk')   # not in a mapped file
-        self._storage.flush()
+        with self.lock:
+            if not self._room.durable or self._storage is None: return
+            self._catch_up()
+            state = self._counters() | dict(n_batches=self._sampler.n_batches)
+            save_state(self._room.inner('state'), state, 'memory on disk')   # not in a mapped file
+            self._storage.flush()
 
-    @locked
     def close(self) -> None:
         """Flush and release memory and files: another process may open the folder then. After an
         `OSError` of `flush` it is still open"""
-        if isinstance(self._storage, _Gone): return
-        self.flush()
-        storage, sampler = self._storage, self._sampler
-        if storage is not None and self._room.durable: self._room.flush(closing=True)
-        gone = _Gone('this memory was closed; open it again with ReplayMemory(..., path=…)')
-        self._storage = self._sampler = gone                 # before anything is released
-        if storage is not None: storage.close()
-        vars(sampler).update(dict.fromkeys(sampler.arrays))  # the user may hold it
-        self._room.close()
+        with self.lock:
+            if isinstance(self._storage, _Gone): return
+            self.flush()
+            storage, sampler = self._storage, self._sampler
+            if storage is not None and self._room.durable: self._room.flush(closing=True)
+            gone = _Gone('this memory was closed; open it again with ReplayMemory(..., path=…)')
+            self._storage = self._sampler = gone                 # before anything is released
+            release(sampler)
+            if storage is not None: storage.close()
+            self._room.close()
     def __enter__(self) -> Self: return self
     def __exit__(self, *_: object) -> None: self.close()
+    # In another process
+
     def _after_fork(self, was_idle):
         "In a forked child: can it be read there?"
         self.lock = threading.RLock()
         if isinstance(self._storage, _Gone): return
         self._inherited = was_idle and not self._room.durable
         if not self._inherited: self._storage = self._sampler = _Gone(_ELSEWHERE if self._room.durable else _BUSY)
-        elif self._storage is not None: self._storage.add = refuse_inherited    # so that `add` need not look
+        elif self._storage is not None: self._storage.add = _refuse      # so that `add` need not look
+    def __reduce_ex__(self, protocol):
+        if get_spawning_popen() is not None: return _Gone, (_ELSEWHERE,)     # useless in a worker
+        return super().__reduce_ex__(protocol)
     def __repr__(self) -> str:
         if isinstance(self._storage, _Gone): return f'ReplayMemory(closed, {self.max_sz:,} slots)'
-        steps = '' if self.layout is None else f' {self.layout.step_type.__name__}s of {self.bytes_in_words()}'
-        return f'ReplayMemory({len(self):,} of {self.max_sz:,}{steps}; {self.told_how()}; {self._sampler.name})'
+        return super().__repr__()

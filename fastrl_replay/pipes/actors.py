@@ -15,8 +15,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 import numpy as np
 import torch
+from ..checks import Words, number, refuse, whole
 from ..batch import Batch, stream_numbers
-from ..steps import whole_number
 from .base import IterDataPipe, Resumable, become_actor, datapipe, pickled_state, state_upstream
 
 # %% ../../nbs/4_processes/01_actors.ipynb #b6092432
@@ -221,9 +221,9 @@ class Worker:
             if awake and self.connection.poll(0): return pickle.loads(self.connection.recv_bytes())
         except BlockingIOError: awake = []      # it stopped in the middle of a message
         except (EOFError, OSError): pass
-        if awake: raise self._died()
-        raise ActorError(f'{self} has sent nothing for {self.timeout:g} s: its environment hangs or '
-                         'takes longer than that for a step; pass a longer timeout')
+        raise self._died() if awake else ActorError(
+            f'{self} has sent nothing for {self.timeout:g} s: its environment hangs or takes longer than that for '
+            'a step; pass a longer timeout')
 
     def _died(self):
         self.process.join(1.)
@@ -236,7 +236,7 @@ class Worker:
         return ActorError(f'{self} {how}; it had sent {self.n_chunks} chunks')
 
 def _limit_reads(connection, timeout):
-    "Make a read from this connection raise a `BlockingIOError` after `timeout` seconds without data"
+    "Reads from this connection end with a `BlockingIOError` after `timeout` seconds without data"
     if os.name!='posix': return
     with socket.socket(fileno=os.dup(connection.fileno())) as s:
         s.setblocking(True)                 # whatever the default timeout of sockets is
@@ -287,8 +287,8 @@ def _put(arrays, layout, k, numbers):
     if k is None or layout.leaves[k].shape or layout.leaves[k].dtype.kind not in 'iub': return
     leaf, most = layout.leaves[k], int(numbers.max())
     if leaf.dtype.kind=='b' or most > np.iinfo(leaf.dtype).max:
-        raise ValueError(f'{leaf.name}: {leaf.dtype} is too small for {most}, a number that identifies '
-                         'a stream or process among several workers; make it an int')
+        wanted = f'a dtype that holds {most}, which identifies a stream or process among several workers'
+        refuse(leaf.name, wanted, Words(leaf.dtype), 'make it an int')
     arrays[k] = numbers.astype(leaf.dtype)
 
 # %% ../../nbs/4_processes/01_actors.ipynb #397ba063
@@ -319,12 +319,12 @@ class Actors(IterDataPipe):
     def __init__(self, source_datapipe: Any, num_workers: int = 1, ctx: Any = 'spawn',
                  chunk: int = 64, timeout: float = 60, restart: bool | int = False,
                  in_flight: int = 2, in_order: bool = True) -> None:
-        if not timeout > 0: raise ValueError(f'actors: timeout: expected seconds above 0, got {timeout!r}')
+        number('actors: timeout', timeout, above=True, hint='in seconds')
         check_upstream(source_datapipe)
         if isinstance(ctx, str): multiprocessing.get_context(ctx)     # a wrong name is refused here
-        self.num_workers = whole_number('actors: num_workers', num_workers)
-        self.chunk = whole_number('actors: chunk', chunk, 1)
-        self.in_flight = whole_number('actors: in_flight', in_flight, 1)
+        self.num_workers = whole('actors: num_workers', num_workers)
+        self.chunk = whole('actors: chunk', chunk, 1)
+        self.in_flight = whole('actors: in_flight', in_flight, 1)
         self.source_datapipe, self.ctx, self.timeout = source_datapipe, ctx, min(timeout, 1e6)
         self.restart, self.n_restarts, self.in_order = restart, 0, in_order
         self._numbers, self._place = _Numbers(max(1, num_workers)), Resumable()
@@ -391,7 +391,7 @@ class Actors(IterDataPipe):
         return next((w for w in places if w in ready), places[0])
 
     def _replace(self, w, error):
-        "Start another worker in the place of `w`, or raise the error"
+        "Start another worker in the place of `w`; where that is no use, it ends with the error"
         worker = self._crew[w]
         again = self.restart is True or self.n_restarts < self.restart
         if not again or not worker.n_chunks: raise error      # without a first chunk, it would fail again
@@ -427,9 +427,9 @@ def check_upstream(pipe: Any) -> None:
 
 def _check_pipe(o):
     if hasattr(getattr(o, 'memory', None), 'sample'):
-        raise ValueError(f'actors: {type(o).__name__} is upstream, and each worker would fill and sample '
-                         'a copy of its memory; put .actors() before the memory')
-    if isinstance(o, Actors): raise ValueError('actors: there is an .actors() upstream; give that one more workers')
+        hint = 'each worker would fill and sample a copy; put .actors() before the memory'
+        refuse('actors', 'no memory upstream', Words(type(o).__name__), hint)
+    if isinstance(o, Actors): refuse('actors', 'no .actors() upstream', o, 'give that one more workers')
     agent = getattr(o, 'agent', None)
     if isinstance(getattr(agent, 'model', None), torch.nn.Module) and not hasattr(agent, 'sync'):
         warnings.warn(f"actors: {type(agent).__name__}'s model is copied into the workers, where it will "

@@ -9,6 +9,7 @@ from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.pipes.stepper import GymStepper
+from fastrl_replay.protocol import Memory
 from fastrl_replay.ray.replay import RayActors, RayReplay
 
 class ShimDataPipe(IterDataPipe): ...
@@ -46,9 +47,9 @@ class IterDataPipe(IterableDataset[Any]):
         restart: bool | int = False, in_flight: int = 2, in_order: bool = True
     ) -> Actors: ...
     def experience_replay(
-        self, learn: Any = None, bs: int = 1, max_sz: int = 100, return_idxs: bool = False, *, memory: Any = None,
-        min_sz: int | None = None, steps_per_batch: Any = 1, replace: bool = False, seed: Any = None,
-        freeze_memory: bool = False, sampler: Any = None, **memory_options: Any
+        self, learn: Any = None, bs: int = 1, max_sz: int = 100, return_idxs: bool = False, *,
+        memory: Memory[Any] | None = None, min_sz: int | None = None, steps_per_batch: Any = 1, replace: bool = False,
+        seed: Any = None, freeze_memory: bool = False, sampler: Any = None, **memory_options: Any
     ) -> ExperienceReplay: ...
     def gym_stepper(
         self, agent: Callable[[Any], Any] | None = None, seed: Any = None, n_envs: int = 1, step_type: Any = ...,

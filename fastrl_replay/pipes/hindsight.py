@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 import numpy as np
 import torch
-from ..batch import Batch, as_chunk, first_row
+from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, first_row, header_column
 from ..kernels import kernel
 from .base import datapipe, upstream
 from .n_step import NStep
@@ -158,18 +158,8 @@ class EpisodeIndex:
 # %% ../../nbs/3_lasting/10_hindsight.ipynb #a7fd9794
 class HindsightBatch(Batch):
     "A `Batch` in which some rows have other goals than those they were stored with"
-    @classmethod
-    def of_batch(cls, batch: Batch, relabelled: torch.Tensor) -> 'HindsightBatch':
-        "Return the same batch with the flags `relabelled`; it shares its columns"
-        made = cls.__new__(cls)
-        made.__dict__.update(batch.__dict__, _header=batch._header | dict(relabelled=relabelled))
-        return made
-    @property
-    def relabelled(self) -> torch.Tensor:
-        "Which rows have another goal (bool tensor)"
-        return self._of_header('relabelled')
-    def block(self) -> None:
-        "Return None: the flags are not in the columns' buffer"
+    _header = (*DRAWN, 'relabelled')
+    relabelled: Column[torch.Tensor] = header_column('relabelled', 'Which rows have another goal (bool tensor)')
 
 def _answers(name, values, m):
     "Return a user function's answers for `m` rows; a `ValueError` unless they are finite numbers"
@@ -196,7 +186,9 @@ def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: C
         if leaf.flag and leaf.path in new: new[leaf.path] = encode(leaf, new[leaf.path], (m,))
     for path, values in new.items(): at[path][rows] = values
     flags[rows] = True
-    return HindsightBatch.of_batch(batch, torch.from_numpy(flags))
+    made: HindsightBatch = as_kind(batch, HindsightBatch)
+    made.relabelled = flags
+    return made
 
 # %% ../../nbs/3_lasting/10_hindsight.ipynb #fe9d4f93
 _N_STEP = ('hindsight: expected single steps, got n-step transitions (they have a field discount): their rewards '

@@ -13,9 +13,9 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 import numpy as np
+from ..checks import Words, number, refuse, require, typed, whole
 from ..batch import Batch, stream_numbers
 from ..kernels import inner, kernel
-from ..steps import whole_number
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, state_upstream
 from ..saving import CheckpointError
 from ..steps import Layout, Leaf, as_number, derived_type, same_layout
@@ -39,14 +39,13 @@ _Places = namedtuple('_Places', 'reward terminated truncated next_state discount
 def _places(step_type):
     fields = step_type._fields
     missing = ', '.join(f for f in ('reward', *_LAST) if f not in fields)
-    if missing: raise ValueError(f'n_step: expected steps with {missing}; {step_type.__name__} has {fields}')
+    if missing: refuse('n_step', f'steps with {missing}', Words(f'{step_type.__name__}{fields}'))
     where = {f: fields.index(f) if f in fields else -1 for f in _Places._fields[:-1]}
     return _Places(**where, made=n_step_type(step_type))
 
 def _places_of(step):
     if hasattr(step, '_fields'): return _places(step.__class__)
-    got = f'{type(step).__name__} {step!r:.60}'
-    raise TypeError(f'n_step: expected steps (NamedTuples), a Batch or a list of steps, got {got}')
+    refuse('n_step', 'steps (NamedTuples), a Batch or a list of steps', typed(step), error=TypeError)
 
 def _merge(window, powers, cut=False):
     "One n-step transition of the steps in `window`, a forward sum; `cut` marks it truncated"
@@ -198,14 +197,13 @@ class _RowWindows:
     def drop(self): self.waiting = self.waiting[:0]
     def begin(self, layout):
         "Make room for rows of this layout; a `ValueError` if rows of another one wait"
-        if len(self) and layout!=self.layout:
-            raise ValueError(f'n_step: expected {self.layout}, as before; got {layout}')
+        if len(self) and layout!=self.layout: refuse('n_step', f'{self.layout}, as before', Words(layout))
         made, fields = _places(layout.step_type).made, (*_SCALARS, 'env_id')
         at = {f: layout.leaf(f) for f in fields if f in layout.fields}
         for f, i in at.items():
             if i is not None and layout.leaves[i].shape==(): continue
             found = ', '.join(str(o) for o in layout.leaves if o.path[0]==f)
-            raise ValueError(f'{f}: expected one number for each step, got {found}')
+            refuse(f, 'one number for each step', Words(found))
         self.layout, self.out, self.at = layout, layout, at
         self.last = [o.path[0] in _LAST for o in layout.leaves]
         if 'discount' not in at:
@@ -289,7 +287,7 @@ def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
     "Return steps, lists of steps and `Batch`es as plain data and arrays; steps in a row are kept together"
     out = []
     for kind, group in groupby(items, type):
-        if kind is Batch: out += [_item_state('batch', o) for o in group]
+        if issubclass(kind, Batch): out += [_item_state('batch', o) for o in group]
         elif kind is list: out += [_item_state('list', Batch.of_steps(o)) for o in group]
         else: out.append(_item_state('steps', Batch.of_steps(list(group))))
     return out
@@ -299,8 +297,8 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
     for state in states:
         layout, columns, streams = Layout.from_plain(state['layout']), list(state['columns']), state['streams']
         n, found = len(columns[0]), [(o.dtype, o.shape) for o in columns]
-        if found!=[(o.dtype, (n, *o.shape)) for o in layout.leaves] or not (streams is None or streams.shape==(n,)):
-            raise ValueError('waiting steps: their columns do not fit their layout')
+        fits = found==[(o.dtype, (n, *o.shape)) for o in layout.leaves] and (streams is None or streams.shape==(n,))
+        require(fits, 'waiting steps: their columns do not fit their layout')
         batch = Batch.of_arrays(layout, columns, streams)
         if state['kind']=='batch': yield batch
         elif state['kind']=='list': yield list(batch)
@@ -322,9 +320,8 @@ class NStep(IterDataPipe):
 
     Raises `ValueError` for n < 1, gamma outside [0, 1], steps that lack a field; or `TypeError`."""
     def __init__(self, source_datapipe: Any, n: int, gamma: float) -> None:
-        if not isinstance(gamma, (int, float, np.floating)) or not 0 <= gamma <= 1:
-            raise ValueError(f'n_step: gamma: expected a number from 0 to 1, got {gamma!r}')
-        self.source_datapipe, self.n, self.gamma = source_datapipe, whole_number('n_step: n', n, 1), float(gamma)
+        self.source_datapipe = source_datapipe
+        self.n, self.gamma = whole('n_step: n', n, 1), number('n_step: gamma', gamma, 0, 1)
         self._forget()
     def _forget(self):
         powers = [self.gamma**k for k in range(self.n + 1)]
@@ -374,8 +371,8 @@ class NStep(IterDataPipe):
         self._forget()
     def _check_saved(self, state):
         if (state['n'], state['gamma'])==(self.n, self.gamma): return
-        raise CheckpointError(f'n_step: the state is of n={state["n"]}, gamma={state["gamma"]}; '
-                              f'this pipe has n={self.n}, gamma={self.gamma}')
+        got = Words(f'n={state["n"]}, gamma={state["gamma"]}')
+        refuse('n_step', f'a state of n={self.n}, gamma={self.gamma}', got, error=CheckpointError)
     def state_dict(self) -> dict[str, Any]:
         "Return plain data of fixed size: the parameters and the source's state, without open windows"
         return dict(n=self.n, gamma=self.gamma, source=state_upstream(self))

@@ -7,7 +7,6 @@ __all__ = ['as_ratio', 'batches_due', 'refuse_options', 'ExperienceReplay', 'Pri
 
 # %% ../../nbs/1_memory/17_replay.ipynb #f8107822
 from collections.abc import Iterator
-from contextlib import nullcontext
 from fractions import Fraction
 from inspect import signature
 from numbers import Rational
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader
 from ..batch import Batch
 from ..health import memory_health
 from ..memory import ReplayMemory
+from ..protocol import Lasting, Memory, check_memory
 from ..show import memory_figure, replay_table
 from ..steps import whole_number
 from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
@@ -42,9 +42,8 @@ def batches_due(n: int, min_sz: int, ratio: Fraction) -> int:
 # %% ../../nbs/1_memory/17_replay.ipynb #1c5ded77
 def _check_given(memory, options):
     "Raise a `TypeError` unless `memory` is one, and no option of a new one is given"
-    lacking = [o for o in ('add', 'extend', 'sample', 'update_priorities', 'n_added') if not hasattr(memory, o)]
-    if lacking: raise TypeError(f'memory: expected a memory, got {type(memory).__name__} without {", ".join(lacking)}')
-    if options['max_sz'] in (100, getattr(memory, 'max_sz', None)): del options['max_sz']        # 100 is the default
+    check_memory(memory)
+    if options['max_sz'] in (100, memory.max_sz): del options['max_sz']        # 100 is the default
     given = [k for k, v in options.items() if v is not None and v is not False]
     if given: raise TypeError(f'{given[0]}: an option of a new memory, but memory= is given; leave one out')
 
@@ -68,9 +67,7 @@ def refuse_options(pipe: str, given: dict[str, Any], instead: dict[str, str], ma
         raise TypeError(f'{k}: {pipe} has no such option{told}' + f', or pass sampler=Proportional({k}=...)'*drawn)
     return {k: v for k, v in given.items() if k not in instead}
 
-def _lock(memory): return getattr(memory, 'lock', None) or nullcontext()
-
-def _on_disk(memory): return getattr(memory, 'path', None) is not None
+_NOT_KEPT = '; save such a memory by its own methods'
 
 def _windows(replay):
     "The n-step pipes upstream of a replay, the nearest first"
@@ -80,11 +77,11 @@ def _check_saved(replay, state):
     "Raise a `CheckpointError` if the pipeline in `state` is made differently from this one"
     n_saved, n_here = len(state['waiting']), len(_windows(replay))
     if n_saved!=n_here: raise CheckpointError(f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}')
-    disk, memory = state.get('disk'), replay.memory
-    if disk is None and _on_disk(memory):
+    disk, memory = state.get('disk'), check_memory(replay.memory, Lasting, _NOT_KEPT)
+    if disk is None and memory.path is not None:
         raise CheckpointError('path: the replay was saved with its memory in the checkpoint; make it without a path')
     if disk is None: return
-    if not _on_disk(memory):
+    if memory.path is None:
         raise CheckpointError('path: the replay was saved with its memory on disk, '
                               f'in {disk["path"]}; make it with that path')
     if memory.n_added < (n := state['pipe']['ids'][1]):
@@ -106,21 +103,21 @@ class ExperienceReplay(IterDataPipe):
     Raises `ValueError` for a batch that could never be drawn, `TypeError` for options that don't
     go with `memory`."""
     def __init__(self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
-                 return_idxs: bool = False, *, memory: Any = None, min_sz: int | None = None,
+                 return_idxs: bool = False, *, memory: Memory[Any] | None = None, min_sz: int | None = None,
                  steps_per_batch: Any = 1, replace: bool = False, seed: Any = None, freeze_memory: bool = False,
                  sampler: Any = None, **memory_options: Any) -> None:
         self.source_datapipe, self.return_idxs, self.freeze_memory = source_datapipe, return_idxs, freeze_memory
         self.bs = whole_number('bs', bs, 1)
         self.min_sz = whole_number('min_sz', bs if min_sz is None else min_sz, 1)
         self.steps_per_batch = as_ratio(steps_per_batch)
-        if memory is not None:
-            _check_given(memory, dict(max_sz=max_sz, replace=replace, seed=seed, sampler=sampler) | memory_options)
-        else: memory = self._make_memory(max_sz, replace, seed, sampler, memory_options)
-        self.memory, self._place = memory, Resumable()
+        options = dict(max_sz=max_sz, replace=replace, seed=seed, sampler=sampler) | memory_options
+        if memory is not None: _check_given(memory, options)
+        self.memory: Any = self._make_memory(**options) if memory is None else memory
+        self._place = Resumable()
         self.n_batches = self._due()                    # steps that are stored already owe nothing
         if learn is not None: learn.experience_replay = self
 
-    def _make_memory(self, max_sz, replace, seed, sampler, options):
+    def _make_memory(self, max_sz, replace, seed, sampler, **options):
         options = refuse_options('experience_replay', options, {})
         if sampler is not None:
             if replace: raise ValueError('replace: a sampler of your own decides this itself; leave replace out')
@@ -168,11 +165,11 @@ class ExperienceReplay(IterDataPipe):
         return self.memory.update_priorities(ids, td_errors)
     def health(self) -> dict[str, Any]:
         "Return numbers and `warnings` about the memory: `ReplayMemory.health`"
-        with _lock(self.memory): return memory_health(self.memory)
+        with self.memory.lock: return memory_health(self.memory)
     def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
         "Return a figure of the memory: `ReplayMemory.show`. Its title begins with the environment"
         source = next((f'{o.spec.id}: ' for o in upstream(self) if getattr(o, 'spec', None)), '')
-        with _lock(self.memory): return memory_figure(self.memory, id, n, gamma, source=source)
+        with self.memory.lock: return memory_figure(self.memory, id, n, gamma, source=source)
     def loader(self, prefetch: int = 0, **kw: Any) -> DataLoader[Any]:
         """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`, `device`
         and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
@@ -180,11 +177,10 @@ class ExperienceReplay(IterDataPipe):
 
     def state_dict(self) -> dict[str, Any]:
         "Return counters and generators of this pipe and those upstream, in O(1), without contents"
-        memory, rng = self.memory, getattr(self.memory, 'rng', None)
-        with _lock(memory):
+        memory = self.memory
+        with memory.lock:
             return dict(n_batches=self.n_batches, ids=[memory.first_id, memory.n_added], source=state_upstream(self),
-                        rng=None if rng is None else rng.get_state(),
-                        sampler_batches=getattr(getattr(memory, 'sampler', None), 'n_batches', 0))
+                        rng=memory.rng.get_state(), sampler_batches=memory.sampler.n_batches)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from a `state_dict`; a `ValueError` unless the memory holds the same ids"
@@ -198,14 +194,14 @@ class ExperienceReplay(IterDataPipe):
         n_batches, sampler_batches = int(state['n_batches']), int(state['sampler_batches'])
         if state['source'] is not None: self.source_datapipe.load_state_dict(state['source'])
         if state['rng'] is not None: self.memory.rng.set_state(state['rng'])
-        if hasattr(self.memory, 'sampler'): self.memory.sampler.n_batches = sampler_batches
+        self.memory.sampler.n_batches = sampler_batches
         self.n_batches = n_batches
 
     def saved(self) -> tuple[dict[str, Any], Any]:
         "Return this replay as plain data, and the memory's rows; hold its lock while you use them"
         state = dict(pipe=self.state_dict(), waiting=[o.waiting() for o in _windows(self)])
-        memory = self.memory
-        if _on_disk(memory):
+        memory = check_memory(self.memory, Lasting, _NOT_KEPT)
+        if memory.path is not None:
             memory.flush()
             return state | dict(disk=dict(path=str(memory.path), n_stale=memory.n_stale)), None
         contents, rows = memory.saved()
@@ -213,7 +209,7 @@ class ExperienceReplay(IterDataPipe):
 
     def restore(self, state: dict[str, Any], pieces: Any = ()) -> None:
         "Continue from what `saved` returned: all of it or, with an error, nothing"
-        with _lock(self.memory):
+        with self.memory.lock:
             _check_saved(self, state)
             taken = [(o, o.read_waiting(w)) for o, w in zip(_windows(self), state['waiting'])]
             memory, disk = self.memory, state.get('disk')
@@ -223,7 +219,7 @@ class ExperienceReplay(IterDataPipe):
                 memory.restore(state['memory'], pieces)
             try: self._load_counters(state['pipe'])
             except BaseException:
-                if not disk: memory.restore(before, [rows.get(rows.first_id)] if rows.n_added else [])
+                if not disk: memory.restore(before, rows.pieces())
                 raise
             if disk: memory.n_stale = n_stale
             for pipe, items in taken: pipe.take_waiting(items)
@@ -233,7 +229,7 @@ class ExperienceReplay(IterDataPipe):
 
         Into a folder with an earlier checkpoint only what changed is written, and that one stays
         valid until this one is complete. A memory with a path is flushed and stays where it is."""
-        with _lock(self.memory):
+        with self.memory.lock:
             state, rows = self.saved()
             return save_state(folder, state, 'replay', rows)
 
@@ -242,7 +238,7 @@ class ExperienceReplay(IterDataPipe):
 
         Environments start new episodes, and steps in open n-step windows are yielded as truncated.
         Raises `CheckpointError`, which names what is missing or damaged, or `ValueError`."""
-        with SavedState(folder) as saved, saved.sense('a replay'), _lock(self.memory):
+        with SavedState(folder) as saved, saved.sense('a replay'), self.memory.lock:
             self.restore(saved.state(), saved.pieces())
             if (rows := self.saved()[1]) is not None: rows.known[saved.token] = rows.n_added
         return self

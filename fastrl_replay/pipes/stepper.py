@@ -13,11 +13,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
+from ..checks import Words, plain_array, refuse, shown, typed, whole
 from ..batch import Batch
 from ..kernels import kernel
-from ..steps import whole_number
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, worker_place
-from ..steps import Layout, SimpleStep, as_array, as_number, tree_map
+from ..steps import Layout, SimpleStep, as_number, tree_map
 
 # %% ../../nbs/2_learning/01_stepper.ipynb #fb016958
 def _copied(v):
@@ -42,10 +42,9 @@ def _fit(space, v, n, name='actions'):
     a = v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v)
     shape = (n, *space.shape)
     if a.ndim==0 or len(a)!=n or a.size!=np.prod(shape):
-        raise ValueError(f'{name}: the agent got {n} state{"s"*(n!=1)}: expected shape {shape} '
-                         f'for {space}, got {a.shape}')
+        refuse(f'{name}: the agent got {n} state{"s"*(n!=1)}', f'shape {shape} for {space}', Words(a.shape))
     if space.dtype.kind in 'iu' and a.dtype.kind=='f' and not np.array_equal(a, np.trunc(a)):
-        raise ValueError(f'{name}: expected whole numbers for {space}, got {str(a):.60}')
+        refuse(name, f'whole numbers for {space}', a)
     return a.reshape(shape).astype(space.dtype)
 
 def _only_row(space, v):
@@ -65,11 +64,11 @@ class _Maker:
     def __init__(self, step_type: Any) -> None:
         fields, defaults = getattr(step_type, '_fields', None), getattr(step_type, '_field_defaults', {})
         if not (isinstance(step_type, type) and fields):
-            raise TypeError(f'step_type: expected a NamedTuple type, got {step_type!r:.60}')
+            refuse('step_type', 'a NamedTuple type', step_type, error=TypeError)
         unknown = [f for f in fields if f not in _KNOWN and f not in defaults]
         if unknown:
-            raise ValueError(f'step_type: {step_type.__name__} has {", ".join(unknown)}, which a stepper '
-                             f'can\'t fill; give a default, or use some of {", ".join(_KNOWN)}')
+            got = Words(f'{step_type.__name__} with {", ".join(unknown)}')
+            refuse('step_type', f'fields that a stepper fills ({", ".join(_KNOWN)})', got, 'give the others defaults')
         self.step_type: Any = step_type
         self.is_simple = fields==_KNOWN
         self.others = {f: defaults[f] for f in fields if f not in _KNOWN}
@@ -158,8 +157,8 @@ def _mode(env):
     try: return AutoresetMode(mode)
     except ValueError:
         modes = [str(o) for o in AutoresetMode]
-        raise ValueError(f"{env}: metadata['autoreset_mode'] is {mode!r}: expected one of {modes}; "
-                         'without it there is no telling which observation ends an episode') from None
+        hint = 'without it there is no telling which observation ends an episode'
+        refuse(f"{env}: metadata['autoreset_mode']", f'one of {modes}', mode, hint)
 
 class _Fresh(gym.Wrapper):
     "An environment whose observations are never written to again"
@@ -237,9 +236,9 @@ class _Vector(_Stream):
         "Return which episodes end (None: none), the rows that are not void, their steps' last fields"
         reward, terminated, truncated = np.asarray(reward), np.asarray(terminated, bool), np.asarray(truncated, bool)
         if not reward.shape==terminated.shape==truncated.shape==self.streams.shape:
-            raise ValueError(f'reward: expected {self.n} numbers and as many flags, got shapes {reward.shape}, '
-                             f'{terminated.shape}, {truncated.shape}')
-        if reward.dtype.char not in 'fd': reward = as_array('reward', reward)[0].astype(float)
+            got = Words(f'shapes {reward.shape}, {terminated.shape}, {truncated.shape}')
+            refuse('reward', f'{self.n} numbers and as many flags', got)
+        if reward.dtype.char not in 'fd': reward = plain_array('reward', reward)[0].astype(float)
         m, resets = self.n - self.n_void, self.mode is AutoresetMode.NEXT_STEP
         ended, rows = np.empty(self.n, bool), np.empty(m, np.int64)
         columns = tuple([np.empty(m, o) for o in _COUNTED])
@@ -308,8 +307,8 @@ def _make_vec(item, n):
 def _check_item(item, n):
     if not _is_env(item):
         if _is_id(item) or callable(item): return
-        raise TypeError('gym_stepper: expected an id, a spec, a function that makes an environment, an environment '
-                        f'or a vector environment, got {type(item).__name__} {item!r:.60}')
+        wanted = 'an id, a spec, a function that makes an environment, an environment or a vector environment'
+        refuse('gym_stepper', wanted, typed(item), error=TypeError)
     have = _n_copies(item)
     if n not in (1, have):
         raise ValueError(f'gym_stepper: n_envs={n}, but {item} in the source has {have}; '
@@ -331,8 +330,8 @@ class _Pool:
     def __init__(self, pool):
         space = getattr(pool, 'action_space', None)
         if not isinstance(space, gym.Space) or pool.is_async:
-            raise ValueError(f"gym_stepper: {pool}: expected an envpool made with env_type='gymnasium', "
-                             'and a batch_size of all its environments')
+            wanted = "an envpool made with env_type='gymnasium', and a batch_size of all its environments"
+            refuse('gym_stepper', wanted, pool)
         self.unwrapped, self.single_action_space = pool, space
         self.step, self.close = pool.step, pool.close
         self.action_space = gym.vector.utils.batch_space(space, len(pool))
@@ -384,12 +383,12 @@ class GymStepper(IterDataPipe):
     def __init__(self, source_datapipe: Any, agent: Callable[[Any], Any] | None = None, seed: Any = None,
                  n_envs: int = 1, step_type: Any = SimpleStep, first_env_id: int = 0) -> None:
         if isinstance(source_datapipe, str):
-            raise TypeError(f'gym_stepper: expected an iterable of environments, got {source_datapipe!r}; '
-                            f'put it in a list: [{source_datapipe!r}]')
+            hint = f'put it in a list: [{source_datapipe!r}]'
+            refuse('gym_stepper', 'an iterable of environments', source_datapipe, hint, TypeError)
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type
-        self.n_envs, self._maker = whole_number('gym_stepper: n_envs', n_envs, 1), _Maker(step_type)
-        self.first_env_id = whole_number('gym_stepper: first_env_id', first_env_id)
+        self.n_envs, self._maker = whole('gym_stepper: n_envs', n_envs, 1), _Maker(step_type)
+        self.first_env_id = whole('gym_stepper: first_env_id', first_env_id)
         self.seed = None if seed is None else np.random.SeedSequence(seed).entropy
         self._world = _World()
 
@@ -420,8 +419,7 @@ class GymStepper(IterDataPipe):
                 break                            # nothing in it, or an iterator, which can't repeat
             world.position += 1
             return self._stream(item, world.position - 1)
-        if not world.streams:
-            raise ValueError('gym_stepper: the source is empty: expected at least one environment or id')
+        if not world.streams: refuse('gym_stepper', 'at least one environment or id', Words('an empty source'))
         world.turn += 1
         return world.streams[(world.turn - 1) % len(world.streams)]
 
@@ -434,8 +432,7 @@ class GymStepper(IterDataPipe):
                              'source has to repeat environment objects (make them first, then cycle over them)')
         _check_item(item, self.n_envs)
         env = item if _is_env(item) else _make_env(item, self.n_envs)
-        if not _is_env(env):
-            raise TypeError(f'gym_stepper: {item!r:.60} returned no environment, but {type(env).__name__} {env!r:.60}')
+        if not _is_env(env): refuse(f'gym_stepper: {shown(item)}', 'an environment', typed(env), error=TypeError)
         stream = world.by_object.get(id(env)) or self._adopt(env, env is not item)
         world.by_object[id(env)] = world.by_position[position] = stream       # which keeps the `id`
         return stream
@@ -447,8 +444,7 @@ class GymStepper(IterDataPipe):
         ids = [least + apart*(self.first_env_id + world.n_ids + i) for i in range(n)]
         episodes = world.saved[k] if k < len(world.saved) else [0]*n
         if len(episodes)!=n:
-            raise ValueError(f'gym_stepper: the loaded state has {len(episodes)} streams where the source '
-                             f'yields {env}, which has {n}')
+            refuse('gym_stepper: the loaded state', f'{n} streams, as {env} has', Words(f'{len(episodes)} streams'))
         seeds = None, None
         if self.seed is not None:
             sequence = np.random.SeedSequence(self.seed, spawn_key=(worker, world.generation, k))

@@ -11,6 +11,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any
 import torch
 from torch.multiprocessing.reductions import reduce_storage
+from ..checks import Words, refuse, typed
 from ..steps import tree_leaves
 
 # %% ../../nbs/4_processes/02_weights.ipynb #cf6e3707
@@ -37,8 +38,7 @@ def carved(flat: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor
 def matching(model: torch.nn.Module, plan: list[str]) -> list[torch.Tensor]:
     "Return the parameters and buffers of `model`; a `ValueError` names one that differs from the `plan`"
     for here, there in itertools.zip_longest(plan_of(model), plan, fillvalue='nothing more'):
-        if here!=there: raise ValueError(f'model: expected {there}, got {here}; the model differs '
-                                         'from the one whose weights are shared')
+        if here!=there: refuse('model', there, Words(here), 'it differs from the one whose weights are shared')
     return [t.detach() for t in _tensors(model).values()]
 
 class SharedParams:
@@ -120,8 +120,7 @@ class SharedAgent:
     agent's. Raises a `TypeError` for an agent without a torch module as its `model`."""
     def __init__(self, agent: Any, shared: Any, every: int = 8, device: Any = 'cpu') -> None:
         if not isinstance(getattr(agent, 'model', None), torch.nn.Module):
-            raise TypeError('SharedAgent: agent: expected an agent with a torch module as its .model, '
-                            f'got {type(agent).__name__}')
+            refuse('SharedAgent: agent', 'an agent with a torch module as its .model', typed(agent), error=TypeError)
         model = copy.deepcopy(agent.model).to(device).eval().requires_grad_(False)
         self.agent = copy.deepcopy(agent, {id(agent.model): model})
         self.shared, self.every = shared, every

@@ -12,16 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
-from ..batch import Batch, as_chunk, chunk_columns, chunk_streams
-from ..memory.plain import locked
-from ..steps import Layout, whole_number
+from ..checks import Words, leave_out, one_of, refuse, whole
+from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
+from ..steps import Layout
 from ..samplers.base import as_errors, as_ids, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..saving import CheckpointError, SavedState, save_state
-from ..storage.buffers import Buffers
+from ..schedules import value_at
+from ..storage.request import Requests
 from .pusher import Sender, as_batch
 from fastrl_replay.ray.shard import (
     NAMESPACE, Directory, Info, LocalShard, Packed, RemoteShard, ShardLost, ShardSlow, named_actor,
@@ -107,8 +108,8 @@ class Asked(NamedTuple):
 
 def _check_sampler(sampler, rank):
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
-    if sampler.max_sz is not None: raise ValueError('sampler: it serves a memory already')
-    if rank not in (None, 'shard'): raise ValueError(f"rank: expected None or 'shard', got {rank!r:.40}")
+    if sampler.max_sz: raise ValueError('sampler: it serves a memory already')
+    one_of('rank', rank, (None, 'shard'))
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
     if known or rank=='shard': return
     raise ValueError(f'sampler: {sampler.name} ranks all transitions, and a shard knows only its own: the law '
@@ -128,12 +129,11 @@ class RayMemory:
     def __init__(self, shards: int = 4, max_sz: int = 100_000, sampler: Any = None, *, step: Any = None,
                  path: Any = None, name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on',
                  timeout: float = 60., rank: str | None = None, place: str = 'SPREAD', **options: Any) -> None:
-        self.n_shards = n = whole_number('shards', shards)
-        if on_loss not in ('go_on', 'wait', 'raise'):
-            raise ValueError(f"on_loss: expected 'go_on', 'wait' or 'raise', got {on_loss!r:.40}")
+        self.n_shards = n = whole('shards', shards)
+        one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
-        if options.get('sequence') is not None: raise ValueError('sequence: shards draw single steps')
-        each = -(-whole_number('max_sz', max_sz, 1)//max(1, n))
+        leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
+        each = -(-whole('max_sz', max_sz, 1)//max(1, n))
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
         here = not n or place=='here'
         if here: directory: Any = LocalShard(Directory(name, max(1, n), own, 'here'))
@@ -163,10 +163,11 @@ class RayMemory:
         self.sampler = copy.deepcopy(as_sampler(own['sampler'] or Uniform()))
         self.rng, self.path, self._each, self._directory = Rng(own['seed']), own['path'], own['max_sz'], directory
         self.layout: Layout | None = None
+        self.draws: Any = None               # the shards count their own
         self.n_redrawn = self.n_lost = self.n_dead = 0
         self.deferred = False                # send priorities with the next draw
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
-        self._buffers: dict[Any, Buffers] = {}
+        self._requests: Any = None
         self.places: list[_Place] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
@@ -190,18 +191,18 @@ class RayMemory:
             else: self._dealer.dealt.setdefault(k, min(self._dealer.dealt.values(), default=0))
         self.max_sz = self._each*sum(o.open for o in self.places)
 
-    @locked
     def add_shards(self, n: int = 1) -> None:
         "Start `n` more shards, each as large as the others; new steps and pushers go there too"
-        self._tell('grow', whole_number('n', n, 1))
-        self._take_in()
-    @locked
+        with self.lock:
+            self._tell('grow', whole('n', n, 1))
+            self._take_in()
     def retire_shard(self, k: int, drop: bool = False) -> None:
         """Let the shard in place `k` take no steps any more. It is drawn from until as many new
         ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
-        self._tell('retire', whole_number('k', k, most=len(self.places) - 1), drop)
-        self._take_in()
-        if not drop: self.places[k].due = self.known_added + self.max_sz
+        with self.lock:
+            self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
+            self._take_in()
+            if not drop: self.places[k].due = self.known_added + self.max_sz
 
     def assign(self) -> tuple[int, int]:
         "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
@@ -282,30 +283,30 @@ class RayMemory:
         if not distinct: return self.rng.multinomial(bs, q, n), q
         return self.rng.multivariate_hypergeometric(fills.astype(np.int64), bs, n), q
 
-    @locked
     def ask(self, n: int, bs: int, fields: Any = None) -> Asked:
         "Begin to draw `n` batches of `bs`: one call a shard carries updates there and rows back"
-        self._await_shards()
-        counts, q = self._plan(n, bs) if n else (np.zeros((0, len(self.places)), np.int64), np.zeros(0))
-        largest, refs = self._known('largest').max(), {}
-        for k, place in enumerate(self.places):
-            if not place.live: continue
-            number, call = place.info.number, (place.take_updates(), counts[:, k].tolist(), largest)
-            ref = place.handle.send('serve', *call, self.caps.get(number), fields)
-            refs[k] = place.handle, number, ref
-        return Asked(n, bs, fields, refs, counts, q)
+        with self.lock:
+            self._await_shards()
+            counts, q = self._plan(n, bs) if n else (np.zeros((0, len(self.places)), np.int64), np.zeros(0))
+            largest, refs = self._known('largest').max(), {}
+            for k, place in enumerate(self.places):
+                if not place.live: continue
+                number, call = place.info.number, (place.take_updates(), counts[:, k].tolist(), largest)
+                ref = place.handle.send('serve', *call, self.caps.get(number), fields)
+                refs[k] = place.handle, number, ref
+            return Asked(n, bs, fields, refs, counts, q)
 
-    @locked
     def take(self, asked: Asked) -> list[Batch]:
         "Return the batches that `ask` began; if a shard was lost meanwhile, drawn again from the others"
-        limit = time.monotonic() + self.timeout
-        while True:
-            parts = self._answers(asked)
-            needed = np.flatnonzero(asked.counts.sum(0)).tolist()
-            if all(parts.get(k) is not None for k in needed): return self._joined(asked, parts)
-            if time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
-            self.n_redrawn += asked.n
-            asked = self.ask(asked.n, asked.bs, asked.fields)
+        with self.lock:
+            limit = time.monotonic() + self.timeout
+            while True:
+                parts = self._answers(asked)
+                needed = np.flatnonzero(asked.counts.sum(0)).tolist()
+                if all(parts.get(k) is not None for k in needed): return self._joined(asked, parts)
+                if time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
+                self.n_redrawn += asked.n
+                asked = self.ask(asked.n, asked.bs, asked.fields)
 
     def _answers(self, asked):
         "The rows of each shard that answered, and is the one that was asked"
@@ -327,45 +328,38 @@ class RayMemory:
             columns[k] = [ids | asked.refs[k][1] << SHIFT, probs*asked.q[k], *leaves]
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
-            buffer, probs, a = self._buffer(asked.bs, asked.fields), np.empty(asked.bs), 0
+            request, probs, a = self._request(asked.bs, asked.fields), np.empty(asked.bs), 0
             order = self.rng.permutation(asked.bs) if len(columns) > 1 else None  # one's are random
             for k in columns:
                 to: Any = slice(None) if order is None else order[a:a + row[k]]
                 run = slice(at[k], at[k] + row[k])
-                for out, column in zip((buffer.ids, probs, *buffer.leaves), columns[k]): out[to] = column[run]
+                for out, column in zip((request.slots, probs, *request.leaves), columns[k]): out[to] = column[run]
                 a, at[k] = a + row[k], run.stop
-            buffer.probs[:] = probs
-            buffer.weights[:] = self._weights(probs, asked.q)
-            made.append(buffer.batch(True))
+            request.probs[:] = probs
+            request.weights[:] = self._weights(probs, asked.q)
+            made.append(request.batch())
         return made
 
-    def _buffer(self, n, fields):
-        found = self._buffers.get(fields)
-        if found is None:
-            layout: Any = self.layout
-            if fields is not None: layout = layout.select(fields)
-            found = self._buffers[fields] = Buffers(layout, _memory=weakref.ref(self), _max_sz=1 << SHIFT)
-        return found.get(n)
+    def _request(self, n, fields, header=DRAWN):
+        "A request whose slots are ids of the cluster"
+        layout: Any = self.layout
+        if self._requests is None: self._requests = Requests(layout, _memory=weakref.ref(self), _max_sz=1 << SHIFT)
+        return self._requests.get(n, fields, header)
 
     def _weights(self, probs, q):
         "(N·P)^-beta, over the largest of the batch or of the memory (Schaul et al. 2016, 3.4)"
-        beta = self.sampler.beta_now()
+        beta = value_at(self.sampler.beta, self.sampler.n_batches)
         self.sampler.n_batches += 1
         if not beta: return 1.
         least = probs.min()
-        if getattr(self.sampler, 'normalize', 'batch')=='memory':
+        if isinstance(self.sampler, Proportional) and self.sampler.normalize=='memory':
             lows, masses = self._known('low'), self._known('mass')
             least = min(float(q[k]*lows[k]/masses[k]) for k in np.flatnonzero(masses))
         return (least/probs)**beta
 
     def sample(self, bs: int, fields: Any = None) -> Batch:
         "As `ReplayMemory.sample`; `idxs` are the ids within the shards"
-        return self.sample_groups(1, bs, fields)[0]
-    @locked
-    def sample_groups(self, n: int, bs: int, fields: Any = None) -> list[Batch]:
-        "Return `n` batches of `bs`, drawn with one call to each shard"
-        n, bs = whole_number('n', n, 1), whole_number('bs', bs, 1)
-        return self.take(self.ask(n, bs, None if fields is None else tuple(fields)))
+        with self.lock: return self.take(self.ask(1, whole('bs', bs, 1), None if fields is None else tuple(fields)))[0]
 
     # -- steps and priorities
 
@@ -373,29 +367,29 @@ class RayMemory:
         "As `ReplayMemory.add`"
         return int(self.extend([step], None if priority is None else [priority])[0])
 
-    @locked
     def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> np.ndarray:
         """As `ReplayMemory.extend`: each row is stored exactly once, whatever dies meanwhile;
         returns the ids, −1 for rows of a chunk that a crash cut in two. After a `ShardLost` don't
         repeat the call: the chunk goes with the next one"""
-        chunk = self._checked(chunk, streams)
-        m = len(chunk)
-        if not m: return np.empty(0, np.int64)
-        arrays, layout = chunk.arrays(), chunk.layout
-        given = None if priorities is None else as_priorities('priorities', priorities, m)
-        whose = chunk_streams(layout, chunk, arrays)
-        dealt = self._dealer.deal(np.arange(m) if whose is None else whose, row_ends(layout, arrays, m))
-        parts = {k: np.flatnonzero(dealt==k) for k in np.unique(dealt).tolist()}
-        largest, ids = self._known('largest').max(), np.empty(m, np.int64)
-        for k, rows in parts.items():
-            part: Any = Batch.of_arrays(layout, [a[rows] for a in arrays], None if whose is None else whose[rows])
-            if self.n_shards: part = pack(part)
-            self.places[k].sender.push(part, None if given is None else given[rows], largest)
-        for k, rows in parts.items():
-            first, info = self.places[k].sender.flush()
-            self.places[k].info = info
-            ids[rows] = -1 if first < 0 else (first + np.arange(len(rows))) | info.number << SHIFT
-        return ids
+        with self.lock:
+            chunk = self._checked(chunk, streams)
+            m = len(chunk)
+            if not m: return np.empty(0, np.int64)
+            arrays, layout = chunk.arrays(), chunk.layout
+            given = None if priorities is None else as_priorities('priorities', priorities, m)
+            whose = chunk_streams(layout, chunk, arrays)
+            dealt = self._dealer.deal(np.arange(m) if whose is None else whose, row_ends(layout, arrays, m))
+            parts = {k: np.flatnonzero(dealt==k) for k in np.unique(dealt).tolist()}
+            largest, ids = self._known('largest').max(), np.empty(m, np.int64)
+            for k, rows in parts.items():
+                part: Any = Batch.of_arrays(layout, [a[rows] for a in arrays], None if whose is None else whose[rows])
+                if self.n_shards: part = pack(part)
+                self.places[k].sender.push(part, None if given is None else given[rows], largest)
+            for k, rows in parts.items():
+                first, info = self.places[k].sender.flush()
+                self.places[k].info = info
+                ids[rows] = -1 if first < 0 else (first + np.arange(len(rows))) | info.number << SHIFT
+            return ids
 
     def _checked(self, chunk, streams):
         "The chunk as a `Batch` of the memory's layout: what doesn't fit raises before all else"
@@ -415,19 +409,19 @@ class RayMemory:
             if not o.live: continue
             with suppress(ShardLost): self.layout = o.handle.get(o.handle.send('ask', 'layout'), self.timeout)
 
-    @locked
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
         """As `ReplayMemory.update_priorities`. Ids of a shard that is gone are stale. Where the
         memory is `deferred`, as in a pipe, the errors travel with the next draw; returned is how
         many distinct transitions they are for that are known to live"""
-        ids = as_ids(ids)
-        td, numbers = as_errors(td_errors, len(ids)), ids >> SHIFT
-        check_answers('ids', ids[:0], td, 1)
-        parts = [(o, ids[mine] & _LOCAL, td[mine]) for o in self.places
-                 if o.live and (mine := numbers==o.info.number).any()]
-        for o, own, _ in parts: self._check_given_out(o, int(own.max()))
-        self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
-        return sum(self._update(*part) for part in parts)
+        with self.lock:
+            ids = as_ids(ids)
+            td, numbers = as_errors(td_errors, len(ids)), ids >> SHIFT
+            check_answers('ids', ids[:0], td, 1)
+            parts = [(o, ids[mine] & _LOCAL, td[mine]) for o in self.places
+                     if o.live and (mine := numbers==o.info.number).any()]
+            for o, own, _ in parts: self._check_given_out(o, int(own.max()))
+            self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
+            return sum(self._update(*part) for part in parts)
 
     def _check_given_out(self, place, newest):
         if newest >= place.info.n_added: self.refresh()
@@ -439,7 +433,7 @@ class RayMemory:
         place.updates.append((ids, td))
         if not self.deferred: return self._send_updates(place)
         living = np.sort(ids[ids >= place.info.first_id])
-        return self.prioritized*int(np.count_nonzero(np.diff(living, prepend=-1)))
+        return self.sampler.prioritized*int(np.count_nonzero(np.diff(living, prepend=-1)))
 
     def _send_updates(self, place):
         "Send the priorities that wait; how many transitions changed"
@@ -474,72 +468,69 @@ class RayMemory:
             to = np.flatnonzero(ids >> SHIFT==number)
             yield to, number, self._ask_shard(number, name, ids[to] & _LOCAL, *args)
 
-    @locked
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
         "As `ReplayMemory.fetch`"
-        self._find_layout()
-        ids, fields = as_ids(ids), None if fields is None else tuple(fields)
-        if self.layout is None: raise ValueError('ids: the memory is empty')
-        buffer = self._buffer(len(ids), fields)
-        for to, _, rows in self._of_each(ids, 'fetch', fields):
-            for out, column in zip(buffer.leaves, rows.arrays()): out[to] = column
-        buffer.ids[:] = ids
-        return buffer.batch(False)
+        with self.lock:
+            self._find_layout()
+            ids, fields = as_ids(ids), None if fields is None else tuple(fields)
+            if self.layout is None: raise ValueError('ids: the memory is empty')
+            request = self._request(len(ids), fields, FETCHED)
+            for to, _, rows in self._of_each(ids, 'fetch', fields):
+                for out, column in zip(request.leaves, rows.arrays()): out[to] = column
+            request.slots[:] = ids
+            return request.batch()
 
-    def _neighbours(self, name, ids):
+    def _neighbours(self, name, ids, within_episode):
         ids = as_ids(ids)
         found = np.empty_like(ids)
-        for to, number, own in self._of_each(ids, name): found[to] = np.where(own < 0, -1, own | number << SHIFT)
+        with self.lock:
+            for to, number, own in self._of_each(ids, name, within_episode):
+                found[to] = np.where(own < 0, -1, own | number << SHIFT)
         return found
-    @locked
-    def previous(self, ids: Any) -> np.ndarray:
+    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "As `ReplayMemory.previous`"
-        return self._neighbours('previous', ids)
-    @locked
-    def next(self, ids: Any) -> np.ndarray:
+        return self._neighbours('previous', ids, within_episode)
+    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "As `ReplayMemory.next`"
-        return self._neighbours('next', ids)
-    @locked
+        return self._neighbours('next', ids, within_episode)
     def episode(self, id: int) -> Batch:
         "As `ReplayMemory.episode`"
-        number = int(id) >> SHIFT
-        return self.fetch(self._ask_shard(number, 'episode_ids', int(id) & _LOCAL) | number << SHIFT)
+        with self.lock:
+            number = int(id) >> SHIFT
+            return self.fetch(self._ask_shard(number, 'episode_ids', int(id) & _LOCAL) | number << SHIFT)
 
-    @locked
     def recent(self, k: int, fields: Any = None) -> Batch:
         "As `ReplayMemory.recent`, of a memory of one shard: several have no common order of time"
-        self.refresh()
-        held = [o.info for o in self.places if not o.dropped]
-        if len(held)!=1:
-            raise NotImplementedError(f'recent: the steps of {len(held)} shards have no common order of time; '
-                                      'fetch the newest ids of each, see stats()')
-        k, info = whole_number('k', k, 1), held[0]
-        if k > info.fill: raise ValueError(f'k: expected at most the {info.fill} stored, got {k}')
-        return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
+        with self.lock:
+            self.refresh()
+            held = [o.info for o in self.places if not o.dropped]
+            if len(held)!=1:
+                raise NotImplementedError(f'recent: the steps of {len(held)} shards have no common order of time; '
+                                          'fetch the newest ids of each, see stats()')
+            info = held[0]
+            k = whole('k', k, 1, info.fill, 'that many are stored')
+            return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
 
-    @locked
     def refresh(self) -> None:
         "Ask all shards how they stand"
-        self._look_for_lost()
-        with suppress(ShardLost): self._take_in()
-        asked = [(o, o.handle, o.handle.send('info')) for o in self.places if o.live]
-        for o, handle, ref in asked:
-            try: o.info = handle.get(ref, self.timeout)
-            except ShardLost: self._lose(o, handle)
-        self._report()
+        with self.lock:
+            self._look_for_lost()
+            with suppress(ShardLost): self._take_in()
+            asked = [(o, o.handle, o.handle.send('info')) for o in self.places if o.live]
+            for o, handle, ref in asked:
+                try: o.info = handle.get(ref, self.timeout)
+                except ShardLost: self._lose(o, handle)
+            self._report()
 
     def __len__(self) -> int:
         self.refresh()
         return int(self._known('fill').sum())
     def __bool__(self) -> bool: return True
-    @property
-    def prioritized(self) -> bool:
-        "Do priorities change anything?"
-        return self.sampler.prioritized
-    @property
-    def samples_per_insert(self) -> float:
-        "Rows drawn, by all clients, for each transition stored, as far as known"
-        return sum(o.info.n_drawn for o in self.places)/max(1, self.known_added)
+    def usage(self) -> dict[str, float]:
+        "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
+        self.refresh()
+        n_drawn = sum(o.info.n_drawn for o in self.places)
+        return dict(n_drawn=n_drawn, n_stale=self.n_stale, samples_per_insert=n_drawn/max(1, self.known_added))
     @property
     def known_added(self) -> int:
         "`n_added` as far as it is known here, without asking the shards: never too large"
@@ -558,16 +549,19 @@ class RayMemory:
         "Priority updates that were dropped: too late, for a shard that is gone, or lost with it"
         return self.n_lost + sum(o.info.n_stale for o in self.places)
 
-    def news(self, ends: dict[int, int], fields: Any = None) -> Iterator[Batch]:
-        """Yield what was stored since, in parts. `ends`, by shard number, says up to where it is known,
-        and is brought up to date. What is overwritten or lost meanwhile is left out"""
+    def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield what was stored since, in parts: how many transitions are stored by now (int64[m]), and the rows.
+        `seen`, by shard number, says how far it is known, and is brought up to date. What is overwritten or lost
+        meanwhile is left out"""
         self.refresh()
         for o in [o for o in self.places if o.live]:
             number, n = o.info.number, o.info.n_added
-            for a in range(max(o.info.first_id, ends.get(number, 0)), n, 4096):
+            for a in range(max(o.info.first_id, seen.get(number, 0)), n, 4096):
                 ref = o.handle.send('ask', 'fetch', np.arange(a, min(a + 4096, n)), fields)
-                with suppress(ShardLost, ValueError): yield o.handle.get(ref, self.timeout)
-            ends[number] = n
+                with suppress(ShardLost, ValueError):
+                    rows = o.handle.get(ref, self.timeout)
+                    yield np.full(len(rows), self.known_added), rows
+            seen[number] = n
 
     # -- how it stands
 
@@ -623,14 +617,14 @@ class RayMemory:
         figure.suptitle('\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
         return figure
 
-    @locked
     def check_valid(self) -> bool:
-        "Return True, or raise an `AssertionError` that says what is wrong"
-        return all(o.handle.get(o.handle.send('ask', 'check_valid'), self.timeout) for o in self.places if o.live)
-    @locked
+        "Return True; an `AssertionError` says what is wrong"
+        with self.lock:
+            return all(o.handle.get(o.handle.send('ask', 'check_valid'), self.timeout) for o in self.places if o.live)
     def flush(self) -> None:
         "Wait until everything on disks outlives a power cut"
-        for o in self._all(): o.handle.get(o.handle.send('ask', 'flush'), self.timeout)
+        with self.lock:
+            for o in self._all(): o.handle.get(o.handle.send('ask', 'flush'), self.timeout)
 
     # -- saving
 
@@ -656,8 +650,8 @@ class RayMemory:
         "Continue with a state of the whole; `parts`: what `method` of each shard needs"
         here = len(self._all()), self._each
         if (state['n'], state['each'])!=here:
-            raise ValueError(f'{state["n"]} shards of {state["each"]} transitions were saved, '
-                             f'this memory has {here[0]} of {here[1]}')
+            got = Words(f'{state["n"]} of {state["each"]}')
+            refuse('state', f'{here[0]} shards of {here[1]} transitions', got)
         there, infos = self._all(), self._of_all(method, parts)
         for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
         self._tell('renumber', [o.number for o in infos])
@@ -668,26 +662,25 @@ class RayMemory:
     def state_dict(self) -> dict[str, Any]:
         "Return all that the shards hold and know, as tensors, numbers and strings"
         with self.lock: return dict(whole=self._whole(), shards=self._of_all('get_state'))
-    @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from a `state_dict` of as many and as large shards; else a `ValueError`"
-        self._go_on(state['whole'], 'set_state', state['shards'])
+        with self.lock: self._go_on(state['whole'], 'set_state', state['shards'])
 
-    @locked
     def save(self, folder: str | Path, notes: Any = None) -> int:
         """Save everything in `folder`, which all nodes must see, and `notes` (plain data); return
         the bytes written. Each shard writes what is new since the save before. That one stands
         until the new one is whole"""
-        folder, before = Path(folder).absolute(), [None, *_folders_in(folder)]
-        folder.mkdir(parents=True, exist_ok=True)
-        new = [f'shard-{secrets.token_hex(4)}-{k}' for k in range(len(self._all()))]
-        old = [(before[k + 1:] or before[:1])[0] for k in range(len(new))]
-        try:
-            nbytes = sum(self._of_all('save', [str(folder/o) for o in new], [o and str(folder/o) for o in old]))
-            return nbytes + save_state(folder, self._whole() | dict(folders=new, notes=notes), 'ray memory')
-        finally:
-            for o in {o.name for o in folder.glob('shard-*')}.difference(_folders_in(folder)):
-                shutil.rmtree(folder/o, ignore_errors=True)
+        with self.lock:
+            folder, before = Path(folder).absolute(), [None, *_folders_in(folder)]
+            folder.mkdir(parents=True, exist_ok=True)
+            new = [f'shard-{secrets.token_hex(4)}-{k}' for k in range(len(self._all()))]
+            old = [(before[k + 1:] or before[:1])[0] for k in range(len(new))]
+            try:
+                nbytes = sum(self._of_all('save', [str(folder/o) for o in new], [o and str(folder/o) for o in old]))
+                return nbytes + save_state(folder, self._whole() | dict(folders=new, notes=notes), 'ray memory')
+            finally:
+                for o in {o.name for o in folder.glob('shard-*')}.difference(_folders_in(folder)):
+                    shutil.rmtree(folder/o, ignore_errors=True)
 
     @classmethod
     def load(cls, folder: str | Path, sampler: Any = None, step: Any = None, **options: Any) -> 'RayMemory':
@@ -706,15 +699,15 @@ class RayMemory:
             raise
         return memory
 
-    @locked
     def restore(self, folder: str | Path) -> Any:
         """Continue with what `save` wrote, in the shards there are, which must be as many and as
         large (else a `ValueError`); returns the notes. After another error what the memory holds is
         undefined: load again"""
-        with SavedState(folder, 'ray memory') as saved:
-            with saved.sense('a memory'): state = saved.state()
-            self._go_on(state, 'load', [str(Path(folder).absolute()/o) for o in state['folders']])
-        return state['notes']
+        with self.lock:
+            with SavedState(folder, 'ray memory') as saved:
+                with saved.sense('a memory'): state = saved.state()
+                self._go_on(state, 'load', [str(Path(folder).absolute()/o) for o in state['folders']])
+            return state['notes']
 
     def close(self, everything: bool = False) -> None:
         "End the shards, and release what they hold; an attached memory only with `everything`"

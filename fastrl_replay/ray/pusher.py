@@ -9,8 +9,9 @@ __all__ = ['Sender', 'as_batch', 'RayPusher']
 import random, time
 from collections import deque
 from typing import Any
+from ..checks import whole
 from ..batch import Batch, as_chunk
-from ..steps import Layout, whole_number
+from ..steps import Layout
 from .shard import RemoteShard, ShardLost, named_actor, pack
 
 # %% ../../nbs/4_processes/05_ray_pusher.ipynb #441f5221
@@ -19,7 +20,7 @@ class Sender:
     shard, and after a failure (True) the one in its place. `limited`: wait for room below the
     shard's cap. A `ShardLost` if for `timeout` seconds there is no answer."""
     def __init__(self, connect: Any, in_flight: int = 3, timeout: float = 60., limited: bool = False) -> None:
-        self.connect, self.in_flight, self.timeout = connect, whole_number('in_flight', in_flight, 1), timeout
+        self.connect, self.in_flight, self.timeout = connect, whole('in_flight', in_flight, 1), timeout
         self.limited = limited
         self.key, self.seq, self.n_resent = random.SystemRandom().getrandbits(62), 0, 0
         self.shard, self.unacked = connect(False), deque[list[Any]]()

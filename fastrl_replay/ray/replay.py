@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 import torch
+from ..checks import whole
 from ..batch import Batch, stream_numbers
 from ..memory import ReplayMemory
-from ..steps import whole_number
 from ..pipes.actors import ActorError, Task, check_upstream, renumbered
 from ..pipes.base import (IterDataPipe, Resumable, become_actor, datapipe, pickled_state,
                                       refuse_worker, upstream)
@@ -53,9 +53,9 @@ class RayActors(IterDataPipe):
     def __init__(self, source_datapipe: Any, n: int = 1, chunk: int = 64, in_flight: int = 3,
                  resources: dict[str, Any] | None = None, restart: bool = True, timeout: float = 60.) -> None:
         check_upstream(source_datapipe)
-        self.source_datapipe, self.n = source_datapipe, whole_number('ray_actors: n', n)
-        self.chunk = whole_number('ray_actors: chunk', chunk, 1)
-        self.in_flight = whole_number('ray_actors: in_flight', in_flight, 1)
+        self.source_datapipe, self.n = source_datapipe, whole('ray_actors: n', n)
+        self.chunk = whole('ray_actors: chunk', chunk, 1)
+        self.in_flight = whole('ray_actors: in_flight', in_flight, 1)
         self.resources = dict(num_cpus=0, scheduling_strategy='SPREAD') | (resources or {})
         self.restart, self.timeout, self.n_restarts = restart, timeout, 0
         self._place = Resumable()
@@ -141,7 +141,7 @@ class RayReplay(ExperienceReplay):
                  group: int = 8, ahead: int = 2, path: Any = None, name: str = 'replay', seed: int | None = None,
                  on_loss: str = 'go_on', return_idxs: bool = False, freeze_memory: bool = False, memory: Any = None,
                  timeout: float = 60., **memory_options: Any) -> None:
-        self.group, self.ahead = whole_number('group', group, 1), whole_number('ahead', ahead, 1)
+        self.group, self.ahead = whole('group', group, 1), whole('ahead', ahead, 1)
         self._actors = _actors_of(source_datapipe) if (shards if memory is None else memory.n_shards) else None
         self.pushed = self._actors is not None or source_datapipe is None
         self.limited, self.timeout = self.pushed and steps_per_batch is not None, timeout
@@ -155,7 +155,7 @@ class RayReplay(ExperienceReplay):
         self._check_slack(len(self.memory.places))
         self.memory.deferred = True
 
-    def _make_memory(self, max_sz, replace, seed, sampler, options):
+    def _make_memory(self, max_sz, replace, seed, sampler, **options):
         options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
         self._check_slack(options['shards'])
         return RayMemory(max_sz=max_sz, sampler=sampler, seed=seed, closed=self.limited, **options)
@@ -176,7 +176,7 @@ class RayReplay(ExperienceReplay):
         `rank` of `world` learners that train together: each draws batches of its own, and their
         weights are divided by the largest of the memory, so that they are comparable.
         `steps_per_batch` then counts the batches of one rank, and only one rank should give it."""
-        if not 0 <= rank < world: raise ValueError(f'rank: expected a number from 0 to {world - 1}, got {rank!r}')
+        whole('rank', rank, most=world - 1)
         memory = RayMemory.attach(name, on_loss, timeout, seed, rank)
         sampler: Any = memory.sampler
         if world > 1: sampler.normalize = 'memory'
@@ -191,7 +191,7 @@ class RayReplay(ExperienceReplay):
     def _while_pulling(self):
         self._place.check(self.source_datapipe)
         while self._ready or self._pull_until_due():
-            if not self._ready: self._ready.extend(self.memory.sample_groups(self._allowed(), self.bs))
+            if not self._ready: self._ready.extend(self.memory.take(self.memory.ask(self._allowed(), self.bs)))
             yield self._next()
 
     def _pull_until_due(self):

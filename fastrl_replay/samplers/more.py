@@ -8,8 +8,8 @@ __all__ = ['LAP', 'Latest', 'Combined', 'ERE']
 # %% ../../nbs/3_lasting/05_more.ipynb #9248bf15
 from typing import Any
 import numpy as np
+from ..checks import number, take, whole
 from .rng import below, words_of
-from .base import check_number, take, whole_number
 from .proportional import Proportional
 from .uniform import Uniform, draw_repeating
 
@@ -19,8 +19,8 @@ class LAP(Proportional):
     least = 1.
     def __init__(self, alpha: float = .4) -> None: super().__init__(alpha, beta=0., eps=0.)
     def options(self) -> dict[str, Any]: return dict(alpha=self._alpha)
-    def check_options(self, alpha, beta=0., eps=0., normalize='batch'):
-        return super().check_options(alpha, beta, eps, normalize)
+    def _check_options(self, alpha, beta=0., eps=0., normalize='batch'):
+        return super()._check_options(alpha, beta, eps, normalize)
 
 # %% ../../nbs/3_lasting/05_more.ipynb #2c498f37
 class Latest(Uniform):
@@ -29,14 +29,14 @@ class Latest(Uniform):
 
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
         super().add_run(first_slot, m)
-        if m: self.newest = (first_slot + m - 1) % self.capacity
+        if m: self.newest = (first_slot + m - 1) % self.max_sz
     def on_add(self, slots: Any, priorities: Any = None) -> None:
         super().on_add(slots)
         if len(slots): self.newest = int(slots[-1])
     def get_state(self) -> dict[str, Any]: return super().get_state() | dict(newest=self.newest)
-    def from_state(self, state):
-        attributes, (newest,) = super().from_state(state), take(state, 'newest')
-        return attributes | dict(newest=whole_number('state: newest', newest, 0, max(0, attributes['size'] - 1)))
+    def _from_state(self, state):
+        attributes, (newest,) = super()._from_state(state), take(state, 'newest')
+        return attributes | dict(newest=whole('state: newest', newest, 0, max(0, attributes['size'] - 1)))
 
 class Combined(Latest):
     "Draws the newest transition in every batch, the others uniformly, none twice (Zhang & Sutton 2017, section 5)"
@@ -47,7 +47,7 @@ class Combined(Latest):
         if not (slots==self.newest).any(): slots[int(below(words_of(rng), np.uint64(len(slots))))] = self.newest
         probs[:] = np.where(slots==self.newest, 1., 1/max(self.size - 1, 1))
     def options(self) -> dict[str, Any]: return {}
-    def check_options(self): return {}                          # type: ignore[override]
+    def _check_options(self): return {}                          # type: ignore[override]
 
 # %% ../../nbs/3_lasting/05_more.ipynb #74431630
 class ERE(Latest):
@@ -58,11 +58,11 @@ class ERE(Latest):
 
     def __init__(self, eta: float = .996, c_min: int = 5000, period: int = 1000) -> None:
         super().__init__(replace=True)
-        self.adopt(self.check_options(eta, c_min, period))
+        self._adopt(self._check_options(eta, c_min, period))
     def options(self) -> dict[str, Any]: return dict(eta=self.eta, c_min=self.c_min, period=self.period)
-    def check_options(self, eta, c_min, period):                # type: ignore[override]
-        return dict(eta=check_number('eta', eta, 1), c_min=whole_number('c_min', c_min, 1),
-                    period=whole_number('period', period, 1))
+    def _check_options(self, eta, c_min, period):                # type: ignore[override]
+        return dict(eta=number('eta', eta, 0, 1), c_min=whole('c_min', c_min, 1),
+                    period=whole('period', period, 1))
     @property
     def window(self) -> int:
         "The number of newest transitions from which the next batch is drawn"
@@ -71,7 +71,7 @@ class ERE(Latest):
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/window, `weights` with 1"
-        if not len(slots) or not self.size: self.refuse(len(slots))
+        if not len(slots) or not self.size: self._refuse(len(slots))
         draw_repeating(slots, probs, weights, words_of(rng), self.window)       # ages, 0 the newest
         slots[:] = (self.newest - slots) % self.size
         self.n_batches += 1

@@ -9,7 +9,9 @@ __all__ = ['KINDS', 'OwnSampler', 'as_sampler', 'sampler_from']
 import copy
 from typing import Any
 import numpy as np
-from .base import Sampler, as_priorities, check_beta, check_number, differences, schedule_from, take
+from ..checks import differences, take
+from ..schedules import schedule_from
+from .base import Sampler, as_priorities, check_beta
 from .more import ERE, LAP, Combined
 from .proportional import Proportional
 from .rank import RankBased
@@ -21,20 +23,18 @@ _FIVE = ('on_add', 'draw', 'update', 'get_state', 'set_state')
 class OwnSampler(Sampler):
     "Wraps any object with the five methods, and adds the defaults of `Sampler`; the object itself is `.inner`"
     arrays = 'events', 'given', 'errors'
-    behind = 0                     # every row is passed on at once
+    max_lag = 0                    # every row is passed on at once
     events: Any = None             # flags of slots, on disk: 1, a priority was given; 2, an error
     given: Any = None
     errors: Any = None
-    def __init__(self, inner: Any) -> None: self.inner = inner
-    @property
-    def name(self) -> str: return type(self.inner).__name__
-    def new_arrays(self, max_sz, allocate):
+    def __init__(self, inner: Any) -> None: self.inner, self.name = inner, type(inner).__name__
+    def _new_arrays(self, max_sz, allocate):
         if allocate is None: return dict.fromkeys(self.arrays)
         given, errors = (allocate(name, 8*max_sz).view(np.float64) for name in ('given', 'errors'))
         return dict(events=allocate('events', max_sz), given=given, errors=errors)
 
     def on_add(self, slots, priorities=None):
-        slots = self.check_slots(slots)
+        slots = self._check_slots(slots)
         priorities = as_priorities('priorities', priorities, len(slots))
         super().on_add(slots)
         if self.events is not None:
@@ -42,10 +42,10 @@ class OwnSampler(Sampler):
             self.events[slots] = priorities is not None
         self.inner.on_add(slots, priorities)
 
-    def recover(self, first_id, n_added, told):
+    def _recover(self, first_id, n_added):
         "Pass all additions to the object again, in order, and then all errors"
-        self.events[np.arange(max(told, first_id), n_added) % self.capacity] = 0
-        slots = np.arange(first_id, n_added) % self.capacity
+        self.events[np.arange(max(self.n_entered, first_id), n_added) % self.max_sz] = 0
+        slots = np.arange(first_id, n_added) % self.max_sz
         events, given, errors = (o[slots] for o in (self.events, self.given, self.errors))
         for run in np.split(np.arange(len(slots)), np.flatnonzero(np.diff(events & 1)) + 1):
             if not len(run): continue
@@ -60,30 +60,23 @@ class OwnSampler(Sampler):
         self.errors[slots] = td_errors
         self.events[slots] |= 2
     @property
-    def beta(self): return getattr(self.inner, 'beta', None)
+    def beta(self): return check_beta(getattr(self.inner, 'beta', None))
     @beta.setter
     def beta(self, value): self.inner.beta = check_beta(value)
-    def beta_now(self):
-        beta = super().beta_now()
-        return None if beta is None else check_number('beta', beta, 1)
-    def _call(self, name, default, *args):
-        return getattr(self.inner, name)(*args) if hasattr(self.inner, name) else default
-    def mass(self) -> float: return self._call('mass', super().mass())
-    def low(self) -> float: return self._call('low', super().low())
-    def see(self, priority: float) -> None: self._call('see', None, priority)
     def options(self): return dict(name=self.name)
-    def check_options(self, name=''): return {}
+    def _check_options(self, name=''): return {}
     def get_state(self): return super().get_state() | dict(inner=self.inner.get_state())
     def set_state(self, state):
-        attributes, (inner,) = self.from_state(state), take(state, 'inner')
+        attributes, (inner,) = self._from_state(state), take(state, 'inner')
         self.inner.set_state(inner)
-        self.adopt(attributes)
+        self._adopt(attributes)
     def check_valid(self):
-        return super().check_valid() and self._call('check_valid', True) is not False
+        fine = getattr(self.inner, 'check_valid', lambda: True)
+        return super().check_valid() and fine() is not False
     def __repr__(self) -> str:
         return f'OwnSampler({self.inner!r}): {self.size:,} slots filled, {self.n_batches:,} batches drawn'
     def __getstate__(self): return dict(plain={k: v for k, v in vars(self).items() if k not in self.arrays})
-    def __setstate__(self, pickled): self.adopt(pickled['plain'])
+    def __setstate__(self, pickled): self._adopt(pickled['plain'])
     def __copy__(self): return copy.deepcopy(self)      # two samplers must not share the object
 
 def as_sampler(sampler: Any) -> Sampler:

@@ -8,10 +8,11 @@ __all__ = ['Proportional']
 # %% ../../nbs/1_memory/13_proportional.ipynb #33be683c
 from typing import Any
 import numpy as np
+from ..checks import number, one_of
 from ..kernels import kernel, prefetch
 from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, words_of
-from .base import Prioritized, check_beta, check_number
+from .base import Prioritized, check_beta
 from .sum_tree import (
     CAPACITY, FIRST, LARGEST, NO_LOWS, ROOT, clear_sums, find, leaf_lines, new_lows, new_tree, power,
     resum_many, resum_run, tree_shape)
@@ -122,15 +123,13 @@ class Proportional(Prioritized):
     was_empty = True                    # was there none in the bytes allocated for it?
 
     def __init__(self, alpha: float = .6, beta: Any = .4, eps: float = 1e-6, normalize: str = 'batch') -> None:
-        self.adopt(self.check_options(alpha, beta, eps, normalize))
-    def check_options(self, alpha, beta, eps, normalize):
-        if normalize not in ('batch', 'memory'):
-            raise ValueError(f"normalize: expected 'batch' or 'memory', got {normalize!r:.60}")
-        return dict(_alpha=check_number('alpha', alpha), _beta=check_beta(beta), eps=check_number('eps', eps, 1e100),
-                    normalize=normalize)
+        self._adopt(self._check_options(alpha, beta, eps, normalize))
+    def _check_options(self, alpha, beta, eps, normalize):
+        return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta), eps=number('eps', eps, 0, 1e100),
+                    normalize=one_of('normalize', normalize, ('batch', 'memory')))
     def options(self) -> dict[str, Any]:
         return dict(alpha=self._alpha, beta=schedule_state(self.beta), eps=self.eps, normalize=self.normalize)
-    def new_arrays(self, max_sz, allocate):
+    def _new_arrays(self, max_sz, allocate):
         "Return an empty tree; in bytes that outlive the process, priorities stay until `recover` reads them"
         was_empty = True
         def room(nbytes):
@@ -155,7 +154,6 @@ class Proportional(Prioritized):
 
     @staticmethod
     def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> Any:
-        "Of a sampler of `max_sz` slots, whose bytes are `kept`: the priorities of `slots` (float64[k]), the largest"
         first, lines = tree_shape(max_sz)
         tree = kept.view(np.float64)[:8*(first + lines)].reshape(-1, 8)
         return tree[first + (slots >> 2), 4 + (slots & 3)], tree[0, LARGEST]
@@ -167,15 +165,15 @@ class Proportional(Prioritized):
         lay_down(self.tree, self.lows, priorities, largest, self._alpha)
 
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
-        grows = self.size!=self.max_sz
-        if grows: self.check_attached()
+        grows = not 0 < self.size==self.max_sz
+        if grows: self._check_attached()
         write_run(self.tree, self.lows, first_slot, m, self._alpha, LARGEST_SEEN if priorities is None else priorities)
-        if grows: self.fill(first_slot + m)    # last: all that is counted has an entry, at any time
+        if grows: self._mark_filled(first_slot + m)    # last: all that is counted has an entry, at any time
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         bs = len(slots)
-        if not self.size or not bs: self.refuse(bs)
-        beta = self.beta_now() or 0.
+        if not self.size or not bs: self._refuse(bs)
+        beta = self._beta_now() or 0.
         if len(self.lines) < bs: self._make_scratch(bs)
         draw_proportional(slots, probs, weights, words_of(rng), self.flat, self.lows, self.values, self.size, beta)
         self.n_batches += 1
@@ -194,7 +192,7 @@ class Proportional(Prioritized):
         "Σ p^alpha; 0 if no priority is above 0"
         return 0. if self.tree is None else float(self.tree[0, ROOT])
 
-    def low(self) -> float:
+    def least_priority(self) -> float:
         "Return the smallest p^alpha above zero, or infinity. O(1) with normalize='memory', else O(N)"
         if self.lows is not NO_LOWS: return float(self.lows[0, ROOT])
         if self.tree is None: return np.inf
@@ -203,11 +201,11 @@ class Proportional(Prioritized):
 
     def set_largest(self, priority): self.tree[0, LARGEST] = priority
 
-    def from_state(self, state):
-        attributes = super().from_state(state)
+    def _from_state(self, state):
+        attributes = super()._from_state(state)
         priorities, largest = self.priorities_in(state, attributes['size'])
-        if not self.capacity: return attributes
-        tree = self.tree if self.allocated else new_tree(self.capacity)
+        if not self.max_sz: return attributes
+        tree = self.tree if self.allocated else new_tree(self.max_sz)
         lows = new_lows(tree) if attributes['normalize']=='memory' else NO_LOWS
         lay_down(tree, lows, priorities, largest, attributes['_alpha'])
         return attributes | dict(tree=tree, flat=tree.reshape(-1), lows=lows)
@@ -215,7 +213,7 @@ class Proportional(Prioritized):
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError` that says what is broken; O(N)"
         if self.tree is None: return super().check_valid()
-        tree, twin = self.tree, new_tree(self.capacity)
+        tree, twin = self.tree, new_tree(self.max_sz)
         lows = NO_LOWS if self.lows is NO_LOWS else new_lows(twin)
         lay_down(twin, lows, self.priorities, self.largest, self._alpha)
         assert tree.ctypes.data % 64==0, 'the tree is not aligned'

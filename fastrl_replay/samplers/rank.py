@@ -11,10 +11,11 @@ import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.extending import intrinsic
+from ..checks import ids_of, number, take, whole
 from ..kernels import inner, kernel, prefetch
 from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, words_of
-from .base import Prioritized, as_ids, check_beta, check_number, take, whole_number
+from .base import Prioritized, check_beta
 from .sum_tree import power
 
 # %% ../../nbs/3_lasting/04_rank.ipynb #54ffd8c3
@@ -316,10 +317,10 @@ class RankBased(Prioritized):
     own: Any = None  # the largest priority, then those of slots, in lasting bytes
     width = 128                    # entries in a block
 
-    def __init__(self, alpha: float = .7, beta: Any = .5) -> None: self.adopt(self.check_options(alpha, beta))
-    def check_options(self, alpha, beta): return dict(_alpha=check_number('alpha', alpha), _beta=check_beta(beta))
+    def __init__(self, alpha: float = .7, beta: Any = .5) -> None: self._adopt(self._check_options(alpha, beta))
+    def _check_options(self, alpha, beta): return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta))
     def options(self) -> dict[str, Any]: return dict(alpha=self._alpha, beta=schedule_state(self.beta))
-    def new_arrays(self, max_sz, allocate):
+    def _new_arrays(self, max_sz, allocate):
         "Return empty blocks; bytes that outlive the process keep the priorities, for `recover`"
         none, own = np.empty(0), None
         if allocate is not None: own = allocate('priorities', 8*(_SLOTS + max_sz)).view(np.float64)
@@ -360,22 +361,22 @@ class RankBased(Prioritized):
     def kept(self): return self.own[_SLOTS:_SLOTS + self.size].copy(), float(self.own[_SEEN])
     def rebuild(self, priorities, largest, first_id, n_added):
         births = np.empty(self.size, np.int64)
-        births[np.arange(first_id, n_added) % self.capacity] = np.arange(self.size)
-        self.adopt(self._built(self.capacity, priorities, births, self.size, largest))
+        births[np.arange(first_id, n_added) % self.max_sz] = np.arange(self.size)
+        self._adopt(self._built(self.max_sz, priorities, births, self.size, largest))
         self._keep()
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
-        self.check_attached()
-        slots = np.arange(first_slot, first_slot + m) % self.capacity
+        self._check_attached()
+        slots = np.arange(first_slot, first_slot + m) % self.max_sz
         wanted = np.full(m, self.directory[HEAD, FIRST]) if priorities is None else keys_of(priorities)
         change(*self.blocks, slots, wanted, True, self.own)
-        if self.size!=self.max_sz: self.fill(first_slot + m)    # last: a counted slot has an entry at any time
+        if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)    # last: a counted slot has an entry at any time
     def write(self, ids, values, first_id, n_added, fresh):
         values = np.ascontiguousarray(values, np.float64)
         return write_ids(*self.blocks, self.own, ids, values, first_id, n_added, fresh)
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        if not self.size or not len(slots): self.refuse(len(slots))
-        beta = self.beta_now() or 0.
+        if not self.size or not len(slots): self._refuse(len(slots))
+        beta = self._beta_now() or 0.
         own = self.slots, self.directory, self.cumulated, self.size, self._alpha
         draw_ranks(slots, probs, weights, words_of(rng), *own, beta)
         self.n_batches += 1
@@ -383,9 +384,6 @@ class RankBased(Prioritized):
     def mass(self) -> float:
         "Σ rank^-alpha over the filled slots"
         return grow_mass(self.cumulated, self.directory, self.size, self._alpha) if self.size else 0.
-    def low(self) -> float:
-        "Return the mass of the last rank; infinity if the memory is empty"
-        return self.size**-self._alpha if self.size else np.inf
     def set_largest(self, priority):
         self.directory[HEAD, FIRST] = keys_of([priority])[0]
         if self.own is not None: self.own[_SEEN] = priority
@@ -396,15 +394,15 @@ class RankBased(Prioritized):
         born, births = int(self.directory[HEAD, BORN]), self.table[:self.size, 1].copy()
         return super().get_state() | dict(born=born, births=births)
 
-    def from_state(self, state):
-        attributes, (born, births) = super().from_state(state), take(state, 'born', 'births')
-        size, born = attributes['size'], whole_number('state: born', born, 0, 2**63 - 2**32)
-        (priorities, largest), births = self.priorities_in(state, size), as_ids(births, 'state: births')
+    def _from_state(self, state):
+        attributes, (born, births) = super()._from_state(state), take(state, 'born', 'births')
+        size, born = attributes['size'], whole('state: born', born, 0, 2**63 - 2**32)
+        (priorities, largest), births = self.priorities_in(state, size), ids_of('state: births', births)
         if births.shape!=(size,): raise ValueError(f'state: expected {size} births, got {len(births)}')
         if size and not 0 <= births.min() <= births.max() < born:
             raise ValueError(f'state: births: expected numbers from 0 to {born - 1}')
-        if not self.capacity: return attributes
-        return attributes | self._built(self.capacity, priorities, births, born, largest)
+        if not self.max_sz: return attributes
+        return attributes | self._built(self.max_sz, priorities, births, born, largest)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._keep()

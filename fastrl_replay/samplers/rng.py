@@ -8,6 +8,7 @@ __all__ = ['advance', 'as_unit', 'below_of', 'shuffle', 'load', 'unit', 'below',
 # %% ../../nbs/1_memory/09_rng.ipynb #6e430277
 from typing import Any
 import numpy as np
+from ..checks import Words, refuse
 from ..kernels import inner, kernel
 
 # %% ../../nbs/1_memory/09_rng.ipynb #28342e84
@@ -70,7 +71,7 @@ def _bits(seed):
     if isinstance(seed, np.random.SFC64): return seed
     try: return np.random.SFC64(seed)
     except (TypeError, ValueError) as e:
-        raise type(e)(f'seed: expected None or a whole number ≥ 0, got {seed!r:.40} ({e})') from None
+        refuse('seed', 'None or a whole number ≥ 0', Words(f'{seed!r:.40} ({e})'), error=type(e))
 
 class Rng(np.random.Generator):
     """The random numbers of a memory: `words` (uint64[4]) for kernels, a numpy `Generator` for the
@@ -107,7 +108,7 @@ def _checked_state(state):
     except (TypeError, ValueError, OverflowError): numbers = []
     most = [2**64]*8 + [2, 2**32]
     if len(numbers)!=10 or not all(0 <= o < m for o, m in zip(numbers, most)):
-        raise ValueError(f'rng state: expected ten whole numbers, as get_state returns them; got {state!r:.60}')
+        refuse('rng state', 'ten whole numbers, as get_state returns them', state)
     return numbers
 
 def words_of(rng: Any) -> np.ndarray:

@@ -69,26 +69,26 @@ class Uniform(Sampler):
     marks: Any = None              # one bit for each slot, all zero between draws
 
     def __init__(self, replace: bool = False) -> None: self.replace = bool(replace)
-    def new_arrays(self, max_sz, allocate):
+    def _new_arrays(self, max_sz, allocate):
         return dict(marks=np.zeros(-(-max_sz // 64), np.uint64))
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
-        if self.size!=self.max_sz: self.fill(first_slot + m)
+        if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/n, `weights` with one; O(bs)"
         n, bs = self.size, len(slots)
-        if not bs or n < (1 if self.replace else bs): self.refuse(bs)
+        if not bs or n < (1 if self.replace else bs): self._refuse(bs)
         if self.replace: draw_repeating(slots, probs, weights, words_of(rng), n)
         else: draw_distinct(slots, probs, weights, words_of(rng), n, self.marks)
         self.n_batches += 1
 
-    def refuse(self, bs: int) -> None:
-        if bs < 1 or not self.size: super().refuse(bs)
+    def _refuse(self, bs):
+        if bs < 1 or not self.size: super()._refuse(bs)
         raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {self.size} transitions '
                          f'in the memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
     def options(self) -> dict[str, Any]: return dict(replace=self.replace)
-    def check_options(self, replace): return dict(replace=bool(replace))
+    def _check_options(self, replace): return dict(replace=bool(replace))
     def check_valid(self) -> bool:
-        assert self.marks is None or 64*len(self.marks) >= self.capacity, 'too few marks'
+        assert self.marks is None or 64*len(self.marks) >= self.max_sz, 'too few marks'
         assert self.marks is None or not self.marks.any(), 'marks left behind by a draw'
         return super().check_valid()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'interned', 'inner_layout', 'fingerprints', 'intern_rows', 'free_frames', 'gather_frames',
            'FrameTable', 'PackedFrames', 'lz4_block', 'Estimate', 'bytes_for', 'estimate', 'example_step', 'check_fits',
-           'FrameRecords', 'check_storage_options', 'kept_how', 'storage_for']
+           'FrameRecords', 'check_storage_options', 'kept_how', 'bytes_each', 'storage_for']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
 import copy
@@ -483,9 +483,9 @@ class FrameRecords(Records):
     """A `Storage` of records with frame numbers for large observations; each frame is stored once.
 
     `pairs`: which leaves, as `interned` returns them; the other arguments are those of `Records`."""
-    def __init__(self, max_sz, layout, pairs, room=None, codec=None, **fixed) -> None:
+    def __init__(self, max_sz, layout, pairs, room=None, codec=None) -> None:
         self.tables: list = []
-        super().__init__(max_sz, layout, room, inner_layout(layout, pairs), **fixed)
+        super().__init__(max_sz, layout, room, inner_layout(layout, pairs))
         self.pairs, self.codec, self.piece = pairs, codec, min(self.piece, _SPARE)
         self._back = np.zeros(1, np.int32)
         words = self.rows.reshape(-1).view(np.int32).reshape(max_sz, -1)
@@ -526,10 +526,10 @@ class FrameRecords(Records):
             values[p.state], values[p.next_state] = numbers[0, :p.stack], numbers[0, p.stack:]
         return super().add(self.inner.step(values))
 
-    def put(self, columns, m, streams=None) -> int:
+    def put(self, rows) -> int:
         "As `Records.put`; `MemoryError` or `OSError` if there is no room for its frames"
-        self._ensure(m)
-        return super().put(columns, m, streams)
+        self._ensure(rows.m)
+        return super().put(rows)
     def _put(self, columns, m, streams):
         self._ensure(m)
         super()._put(columns, m, streams)
@@ -547,7 +547,7 @@ class FrameRecords(Records):
     def _fill_columns(self, columns, slots):
         for o, pair in zip(self.tables, self.pairs):
             found = [columns.pop(self.layout.leaves[k].path, None) for k in pair[:2]]
-            if len(slots) and any(c is not None for c in found): o.fill(slots, *found)
+            if any(c is not None for c in found): o.fill(slots, *found)
         super()._fill_columns(columns, slots)
 
     def check_valid(self) -> bool:
@@ -593,19 +593,24 @@ def kept_how(storage) -> str:
     def each(o):
         what = 'states' if o.stack==1 else f'frames of stacks of {o.stack}'
         return f'{storage.layout.leaves[o.state].name} by {what}' + (f', {storage.codec}' if storage.codec else '')
-    pairs = getattr(storage, 'pairs', ())
+    pairs = storage.pairs if isinstance(storage, FrameRecords) else ()
     return '; '.join(map(each, pairs)) + ', each stored once' if pairs else 'plain records'
 
-def storage_for(layout, max_sz, dedup='auto', codec=None, room=None, **fixed) -> Records:
+def bytes_each(storage) -> float:
+    "Return the bytes that a transition takes: its record, and its share of the frames"
+    packed, n = storage.packed_bytes if isinstance(storage, FrameRecords) else 0, storage.n_added - storage.first_id
+    return (storage.nbytes - packed)/storage.max_sz + packed/max(1, n)
+
+def storage_for(layout, max_sz, dedup='auto', codec=None, room=None) -> Records:
     """Return `FrameRecords` for steps of `layout` if some observations are stored once, else `Records`.
 
-    `room`: a `Ram` (if None) or a `MappedFolder`; `fixed`: attributes that every batch gets. Raises
-    `ValueError` for options that don't suit the layout, `MemoryError` if it would not fit."""
+    `room`: a `Ram` (if None) or a `MappedFolder`. Raises `ValueError` for options that don't suit the layout,
+    `MemoryError` if it would not fit."""
     room = Ram() if room is None else room
     check_storage_options(dedup, codec, room.durable)
     pairs = interned(layout, dedup)
     if codec and not pairs:
         raise ValueError(f'codec: expected large observations, each stored once (dedup is {dedup!r}), got {layout}')
     if not room.durable: check_fits(layout, max_sz, pairs, codec)
-    if not pairs: return Records(max_sz, layout, room, **fixed)
-    return FrameRecords(max_sz, layout, pairs, room, codec, **fixed)
+    if not pairs: return Records(max_sz, layout, room)
+    return FrameRecords(max_sz, layout, pairs, room, codec)

@@ -22,13 +22,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
-from ..batch import Batch
-from ..samplers.base import as_ids, differences, take, whole_number
+from ..batch import FETCHED, Batch
+from ..checks import differences, ids_of, take, whole
+from ..samplers.base import Prioritized
 from ..samplers.own import KINDS
 from ..saving import (
     LOCKS, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder, write_file)
 from ..steps import Layout
 from .frames import check_storage_options, storage_for
+from .records import TOLD
 
 # %% ../../nbs/3_lasting/02_mapped.ipynb #4dec6702
 LOCK = 'lock'
@@ -163,6 +165,7 @@ class MappedFolder:
         self._is_marked = False                # has it written its marker?
         self._places: dict[Path, Any] = {}     # device and inode of the folder and its files
         self._locks: list[Lock] = []
+        self._counters: Any = None
         self.closed = False
         try: self._begin()
         except BaseException:
@@ -357,16 +360,21 @@ class MappedFolder:
         "Return the description of a memory, checked: `max_sz`, `sampler`, `layout`, `dedup`"
         with naming(self.path/self.DESCRIPTION, 'this does not describe a memory'):
             there: Any = self.description
-            whole_number('max_sz', there['max_sz'], 1)
+            whole('max_sz', there['max_sz'], 1)
             take(there['sampler'], 'kind', 'options')
             Layout.from_plain(there['layout'])
             check_storage_options(there['dedup'], None)
         return there
 
     @property
+    def counters(self):
+        "The memory's counters (int64[8], see `Ring`), and at byte `_TOKEN` what the last flush wrote"
+        if self._counters is None: self._counters = self.allocate('counts', 64).view(np.int64)
+        return self._counters
+    @property
     def files(self) -> list:
-        "The paths of the files that are mapped so far"
-        return [self.path/f'{o}.map' for o in self._maps]
+        "The paths of the files that are mapped so far, but for the counters"
+        return [self.path/f'{o}.map' for o in self._maps if o!='counts']
     def check(self, **options):
         "Raise a `ValueError` that names the first option that differs from the description"
         there = {k: (self.description or options).get(k) for k in options}
@@ -401,7 +409,7 @@ class MappedFolder:
 
     def close(self):
         "Release every mapping and the lock; remove the files of an opening that failed"
-        maps, self._maps = self._maps, {}
+        maps, self._maps, self._counters = self._maps, {}, None
         for mapped in maps.values():           # one that an array still uses goes with the array
             with suppress(BufferError): mapped.close()
         self._undo()
@@ -462,10 +470,12 @@ class View:
 
     def fetch(self, ids) -> Batch:
         "Return the transitions `ids` that are in the memory, in this order, without the others"
-        ids = as_ids(ids)
+        ids = ids_of('ids', ids)
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
         slots, damaged = ids % self.max_sz, None
-        try: batch = self._storage.fetch(slots)
+        request = self._storage.ask(len(slots), header=FETCHED)
+        request.slots[:] = slots
+        try: batch = self._storage.read(request)
         except RuntimeError as e: damaged = e  # a frame is missing, maybe of an overwritten row
         else:
             if self.layout.stream_leaf is None: batch.streams = self._storage.records['_stream'][slots]
@@ -488,12 +498,12 @@ class View:
     def priorities(self, ids) -> Any:
         "Return the priorities of `ids` now (float64[m]); None if there are none in a known form"
         file, kind = self.path/'priorities.map', KINDS.get(self.sampler['kind'])
-        if kind is None or not file.exists(): return None
+        if kind is None or not issubclass(kind, Prioritized) or not file.exists(): return None
         if self._kept is None: self._kept = self._folder.allocate('priorities', file.stat().st_size)
         with naming(file, 'damaged'):
-            ids, told = as_ids(ids), self._storage.told
+            ids, entered = ids_of('ids', ids), self._folder.counters[TOLD]
             found, largest = kind.kept_priorities(self._kept, self.max_sz, ids % self.max_sz)
-            return np.where(ids < told, found, largest or 1.)    # rows not processed by the sampler
+            return np.where(ids < entered, found, largest or 1.)    # the others have not entered the sampler
 
     def close(self) -> None:
         "Release the files"

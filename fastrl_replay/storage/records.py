@@ -10,30 +10,29 @@ import struct
 import zlib
 from typing import Any
 import numpy as np
-from ..batch import Batch
+from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
+from ..kernels import ids_in
 from ..saving import CheckpointError
 from ..steps import Layout, shown
-from .base import Ram, Streams, follow_links, same_episode
-from .buffers import Buffers
-from .draw_counts import DrawCounts
-from .fetch import fetch_fields, fetch_kernel
+from .base import Accepted, Ram, Streams, follow_episode, follow_links, to_ids
+from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
-# The counters: rows so far, the oldest, those the sampler was told of, a load under way
+# The counters: rows so far, the oldest, those that entered the sampler, a load under way
 N_ADDED, FIRST_ID, TOLD, LOADING = range(4)
 PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
 MOST = 2**60                      # rows that can ever be stored: 36,000 years at a million a second
 
 class Ring:
     "The part of `Records` that writes"
-    def __init__(self, max_sz: int, layout: Layout, room: Any = None, inner=None, **fixed) -> None:
+    def __init__(self, max_sz: int, layout: Layout, room: Any = None, inner=None) -> None:
         self.max_sz, self.layout, self.inner = max_sz, layout, inner or layout
         self.room: Any = Ram() if room is None else room
         room = self.room
         self.size, self.key = self.inner.record.itemsize, self.inner.stream_leaf
         raw = room.allocate('records', max_sz*self.size)
         self.rows, self.records = raw.reshape(max_sz, self.size), raw.view(self.inner.record)
-        self.counts = room.allocate('counts', 64).view(np.int64)
+        self.counts = room.counters
         self.journal: Any = room.journal(self.size, max_sz)
         self._count, self._bytes = self.counts.data, raw.data
         self.links, self._next_view = self._links(self.records), self.records['_next'].data
@@ -68,12 +67,6 @@ class Ring:
     def first_id(self) -> int:
         "The id of the oldest row stored"
         return self._count[FIRST_ID]
-    @property
-    def told(self) -> int:
-        "How many rows the sampler has been notified of"
-        return self._count[TOLD]
-    @told.setter
-    def told(self, n): self._count[TOLD] = n
 
     def add(self, step) -> int:
         "Store a step; return its id. A `TypeError` or `ValueError`, and no change, if it doesn't fit"
@@ -118,20 +111,23 @@ class Ring:
             if f.number: f.one(v)
         raise ValueError(f'step: expected numbers that fit {self.layout}, got {shown(values)}')
 
-    def put(self, columns, m, streams=None) -> int:
-        """Store `m` rows, an array for each leaf, whose dtype casts without loss; return the first id.
-        `streams` (int64[m]): the stream of each row; None: `env_id`, else one row of each stream"""
+    def accept(self, chunk, streams=None) -> Accepted:
+        """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing changes. `streams`: as
+        in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't fit"""
+        columns, m = chunk_columns(self.layout, chunk)
+        return Accepted(columns, m, chunk_streams(self.layout, chunk, columns, streams))
+
+    def put(self, rows) -> int:
+        "Store the rows that `accept` returned, or some of them; return the first id"
         if self.unsettled: self.settle()
-        first, a = self._count[N_ADDED], 0
-        if streams is None and self.key is not None: streams = columns[self.key].astype(np.int64)
-        if m <= self.piece and first % self.max_sz + m <= self.max_sz:
-            self._put(columns, m, streams)
-            return first
-        if streams is None: streams = np.arange(m)
-        while a < m:
-            b = min(m, a + self.piece, a + self.max_sz - self.n_added % self.max_sz)
-            self._put([c[a:b] for c in columns], b - a, streams[a:b])
-            a = b
+        first, m, a = self._count[N_ADDED], rows.m, 0
+        if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows.columns, m, rows.streams)
+        else:
+            while a < m:
+                b = min(m, a + self.piece, a + self.max_sz - self.n_added % self.max_sz)
+                part = rows[a:b]
+                self._put(part.columns, b - a, part.streams)
+                a = b
         return first
 
     def _put(self, columns, m, streams):
@@ -226,88 +222,76 @@ class Ring:
 # %% ../../nbs/1_memory/08_records.ipynb #8758c5d8
 class Records(Ring):
     """A `Storage` of plain records. `room`: `Ram()`, or a `MappedFolder`; `inner`: the layout of
-    records, where it differs from that of the steps; `fixed`: attributes that every batch gets"""
-    def __init__(self, max_sz: int, layout: Layout, room: Any = None, inner=None, **fixed) -> None:
-        super().__init__(max_sz, layout, room, inner, **fixed)
-        self._fixed = dict(fixed, _max_sz=max_sz)
-        self._buffers: dict[Any, Any] = {}
+    records, where it differs from that of the steps"""
+    def __init__(self, max_sz: int, layout: Layout, room: Any = None, inner=None) -> None:
+        super().__init__(max_sz, layout, room, inner)
+        self._requests = Requests(layout, _max_sz=max_sz)
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
         if self.room.durable and self.room.writable: self.recover()
         elif not 0 <= self.n_added < MOST: raise self._damaged_counts()  # another process writes it
-        self.draws = DrawCounts(max_sz, self.n_added)
 
     @property
     def nbytes(self) -> int:
         "Bytes allocated; in main memory, pages are occupied once they are written to"
         return self.rows.nbytes
 
-    def buffers(self, fields=None) -> Buffers:
-        "Return the buffers for batches of some fields (all, if None)"
-        found = self._buffers.get(fields)
-        if found is None:
-            if len(self._buffers) > 32: self._buffers.clear()
-            layout = self.layout if fields is None else self.layout.select(fields)
-            found = self._buffers[fields] = Buffers(layout, **self._fixed)
-        return found
+    def ask(self, n, fields=None, header=DRAWN, length=None) -> Request:
+        """Return a `Request` for `n` rows, or windows of `length` rows, with these fields (None: all) and columns of
+        the header"""
+        return self._requests.get(n, fields, header, length)
 
-    def fetch(self, slots, fields=None) -> Batch:
-        "Return the rows in these slots (int64[m]), in this order, as a `Batch` without probabilities"
-        buffer = self.buffers(fields).get(len(slots))
-        buffer.slots[:] = slots
-        self.fill(buffer)
-        return buffer.batch(False)
+    def read(self, request) -> Batch:
+        "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
+        if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
+        if request.layout is not self.inner: self._read_columns(request)
+        else:
+            if self._kernel is None: self._kernel = fetch_kernel(self.inner)
+            self._kernel(self._words, request.words, len(request.flat), self._count[N_ADDED], self.max_sz)
+        return request.batch()
 
-    def sample(self, bs, draw, fields=None) -> Batch:
-        "Return a batch of the `bs` rows that `draw(slots, probs, weights)` chooses by filling arrays"
-        buffer = self.buffers(fields).get(bs)
-        draw(buffer.slots, buffer.probs, buffer.weights)
-        self.fill(buffer)
-        self.draws.count(buffer.slots, self._count[N_ADDED])
-        return buffer.batch(True)
-
-    def fill(self, buffer) -> None:
-        "Fetch the rows of a buffer's slots"
-        if buffer.layout is not self.inner:
-            buffer.ids[:] = self.ids_of(buffer.slots)
-            return self._fill_columns({o.path: c for o, c in zip(buffer.layout.leaves, buffer.leaves)}, buffer.slots)
-        if self._kernel is None: self._kernel = fetch_kernel(self.inner)
-        self._kernel(self._words, buffer.words, buffer.n, self._count[N_ADDED], self.max_sz)
+    def _read_columns(self, request):
+        slots = request.flat.copy()
+        n_gone, gone = to_ids(request.flat, self.n_added, self.max_sz), None
+        if n_gone:
+            gone = slots < 0
+            slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
+        if n_gone < len(slots):
+            self._fill_columns({o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, slots)
+        for c in request.leaves if n_gone else (): c[gone] = 0
     def _fill_columns(self, columns, slots):
         "Fetch columns, given by the paths of their leaves"
         at = {o.path: field for o, field in zip(self.inner.leaves, self.fields)}
-        fetch_fields([at[path] for path in columns], slots, columns.values())
-    def ids_of(self, slots) -> np.ndarray:
-        "Return the ids of the rows in these slots"
-        return slots + (self.n_added - 1 - slots)//self.max_sz*self.max_sz
-    def row(self, slot) -> Any:
-        "Return the step in one slot, as numpy values of its own"
-        if not self.layout.is_plain or self.inner is not self.layout: return next(iter(self.fetch(np.array([slot]))))
-        return self.layout.step([np.copy(c[slot])[()] for c in self.fields])
+        for path, column in columns.items(): column[...] = at[path][slots]
 
-    def follow(self, slots, length, back=False, within_episode=False) -> tuple:
-        "Return slots along the streams, or episodes (int64[m, length]), and where there is one (bool)"
+    def follow(self, slots, length, back=False) -> np.ndarray:
+        "Return ids along the streams, from the rows in `slots` on (int64[m, length]; −1: none is stored)"
         if self.unsettled: self.settle()
         slots = np.ascontiguousarray(slots, np.int64)
-        out, there = np.zeros((len(slots), length), np.int64), np.zeros((len(slots), length), bool)
-        follow_links(self.links, slots, out, there, self.n_added, self.first_id, back)
-        if within_episode:
-            near, far = out[:, :-1], out[:, 1:]
-            same = same_episode(self, far, near) if back else same_episode(self, near, far)
-            there[:, 1:] &= np.logical_and.accumulate(same, axis=1)
-        return out, there
+        ids = np.full((len(slots), length), -1)
+        follow_links(self.links, slots, ids, self.n_added, self.first_id, back)
+        return ids
+    def numbers(self, field) -> Any:
+        "Return a view of a field that is one number, of all slots, to read and to correct; or None"
+        k = self.inner.leaf(field)
+        return None if k is None or self.inner.leaves[k].shape else self.fields[k]
 
+    # Until nobody calls them any more
+    def ids_of(self, slots) -> np.ndarray:
+        "Return the ids of the rows in these slots"
+        return ids_in(slots, self.n_added, self.max_sz)
+    def neighbour(self, slots, back=False, within_episode=False) -> np.ndarray:
+        "Return ids of the next (`back`: the previous) row in the stream or episode of each (int64[m]); −1: none"
+        return follow_episode(self, slots, 2, back)[:, 1] if within_episode else self.follow(slots, 2, back)[:, 1]
     def linked(self) -> np.ndarray:
         "Return the distances back and ahead along the streams of all slots (int32[max_sz, 2]; 0: none)"
         if self.unsettled: self.settle()
         return self.links
     def column(self, field) -> Any:
         "Return a view of a field in all slots; None: no such field. A `ValueError` unless it is a number"
-        if field not in self.layout.fields: return None
-        k = self.inner.leaf(field)
-        if k is not None and not self.inner.leaves[k].shape: return self.fields[k]
+        found = self.numbers(field)
+        if found is not None or field not in self.layout.fields: return found
         raise ValueError(f'{field}: expected one number a step, got {self.layout}')
-
     def correct(self, ids, field, values) -> None:
         "Write `values` (one, or m) into a field that is one number, of the rows `ids` (int64[m]), which are stored"
         column, k = self.column(field), self.inner.leaf(field)
@@ -319,11 +303,6 @@ class Records(Ring):
         values = self.inner.fitters[k].stacked(np.array(np.broadcast_to(values, ids.shape)), len(ids))
         if self.room.durable: self.room.forget(ids)
         column[ids % self.max_sz] = values
-
-    def neighbour(self, slots, back=False, within_episode=False) -> np.ndarray:
-        "Return ids of the next (`back`: the previous) row in the stream or episode of each (int64[m]); −1: none"
-        out, there = self.follow(slots, 2, back, within_episode)
-        return np.where(there[:, 1], self.ids_of(out[:, 1]), -1)
 
     def get_state(self, since=0) -> dict:
         "Return the rows with ids ≥ `since`, as plain numbers and arrays"
@@ -347,7 +326,6 @@ class Records(Ring):
         self._count[N_ADDED], self._count[FIRST_ID] = n, first
         self.settle()
         self._count[LOADING] = 0
-        self.draws = DrawCounts(self.max_sz, n)
 
     def _check_piece(self, piece, n):
         "A `ValueError` unless these are rows of this storage, the next after id `n`"

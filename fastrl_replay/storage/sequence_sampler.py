@@ -10,8 +10,9 @@ __all__ = ['PHASE', 'PLACE', 'WAITING', 'NO_TREE', 'Sequence', 'put_leaf', 'clos
 from dataclasses import asdict, dataclass
 from typing import Any
 import numpy as np
+from ..checks import ids_of, number, of_type, refuse, take, whole
 from ..kernels import inner, kernel, prefetch
-from ..samplers.base import Sampler, as_errors, as_ids, check_answers, check_number, take, whole_number
+from ..samplers.base import Sampler, as_errors, check_answers
 from ..samplers.own import KINDS, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.sum_tree import FIRST, NO_LOWS, power, resum_many
@@ -154,17 +155,17 @@ class SequenceSampler(Sampler):
         if sampler is None: sampler = Uniform()
         if type(sampler) not in (Uniform, Proportional):
             raise TypeError(f'sampler: sequences are drawn by Uniform or Proportional, got {sampler!r:.60}')
-        self.inner: Any = sampler
+        self.base_sampler: Any = sampler
         self.sequence, self.prioritized = sequence, sampler.prioritized
 
-    def attach(self, max_sz, allocate=None):
+    def attach(self, max_sz, allocate=None, counter=None):
         if self.sequence.length > max_sz:
             raise ValueError(f'sequence: a length of {self.sequence.length} does not fit into max_sz={max_sz}')
-        self.behind = max(1, max_sz//4)    # a row must be processed before it and the one before it are overwritten
-        self.inner.attach(max_sz)
-        super().attach(max_sz, allocate)
+        self.max_lag = max(1, max_sz//4)    # a row must be processed before it and the one before it are overwritten
+        self.base_sampler.attach(max_sz)
+        super().attach(max_sz, allocate, counter)
 
-    def new_arrays(self, max_sz, allocate):
+    def _new_arrays(self, max_sz, allocate):
         "Return the arrays; phases and priorities, which must outlive the process, in bytes that do"
         if allocate is None: kept, rows = np.zeros(max_sz + 1), np.zeros((max_sz, 2), np.int32)
         else:
@@ -174,79 +175,78 @@ class SequenceSampler(Sampler):
 
     def options(self) -> dict[str, Any]:
         "Return the constructor's arguments as plain data"
-        return dict(sequence=asdict(self.sequence), sampler=dict(kind=self.inner.kind, options=self.inner.options()))
-    def check_options(self, sequence, sampler):
+        return dict(sequence=asdict(self.sequence), sampler=dict(kind=self.base_sampler.kind,
+                                                                 options=self.base_sampler.options()))
+    def _check_options(self, sequence, sampler):
         if Sequence(**sequence)==self.sequence: return {}
         raise ValueError(f'state: sequence: expected {self.sequence}, got {sequence}')
     @property
     def beta(self) -> Any:
-        "The beta of the inner sampler"
-        return self.inner.beta
+        "The beta of the base sampler"
+        return self.base_sampler.beta
     @beta.setter
-    def beta(self, value: Any) -> None: self.inner.beta = value
+    def beta(self, value: Any) -> None: self.base_sampler.beta = value
     @property
     def priorities(self) -> np.ndarray:
         "The priorities of the starts that can be drawn, in no order (float64)"
-        return self.inner.priorities
-    @property
-    def n_choices(self) -> int:
+        return self.base_sampler.priorities
+    def __len__(self) -> int:
         "The number of starts that can be drawn"
-        return self.inner.size
-    def mass(self) -> float: return self.inner.mass()
-    def low(self) -> float: return self.inner.low()
-    def see(self, priority: float) -> None: self.inner.see(priority)
+        return self.base_sampler.size
 
-    def tell(self, storage: Any, given: Any = None) -> None:
+    def enter(self, storage: Any, given: Any = None) -> None:
         "Process all rows that a storage has received"
-        sampler, tree, n_added, first = self.inner, NO_TREE, storage.n_added, storage.first_id
+        sampler, tree, n_added, first = self.base_sampler, NO_TREE, storage.n_added, storage.first_id
+        if self._reopened and n_added: self._recover()
+        self._reopened = False
         if self.episodes is None: self._begin(storage)
         lows, alpha, largest = NO_LOWS, 0., 1.
         if self.prioritized: tree, lows, alpha, largest = sampler.tree, sampler.lows, sampler.alpha, sampler.largest
-        begin, known = (storage.told, storage.told) if self.known is None else (0, self.known)
+        begin, known = (self.n_entered, self.n_entered) if self.known is None else (0, self.known)
         sampler.size = enter_starts(*self.columns, self.rows, self.starts, sampler.size, tree, lows, self.kept, alpha,
                                     largest, max(begin, first), n_added, first, known)
-        self.known, storage.told = None, n_added
-        self.fill(n_added)
+        self.known, self.n_entered = None, n_added
+        self._mark_filled(n_added)
 
     def _begin(self, storage):
         "Make the index; in a state that knew the first flagged row of n-step episodes only, find all starts again"
         o = self.sequence
         if self.ends_early and 'discount' in storage.layout.fields:
-            state = self.inner.get_state() | dict(size=0)
-            self.inner.set_state(state | dict(priorities=np.empty(0)) if self.prioritized else state)
-            self._keep_phases(storage.told)
+            state = self.base_sampler.get_state() | dict(size=0)
+            self.base_sampler.set_state(state | dict(priorities=np.empty(0)) if self.prioritized else state)
+            self._keep_phases(self.n_entered)
         self.episodes, self.ends_early = Episodes(storage, o.across_episodes, self.rows), False
         columns, step_n = self.episodes.columns, None if o.across_episodes else storage.column('step_n')
         options = o.length, o.stride, int(o.pad), int(step_n is None)
         self.columns = columns, self.episodes.tables, columns[-1] if step_n is None else step_n, options
 
     def _keep_phases(self, known):
-        "Keep the phases and priorities of the rows below `known` only: `tell` computes the rest again"
+        "Keep the phases and priorities of the rows below `known` only: `enter` computes the rest again"
         self.rows[:, PLACE], self.known = 0, known
 
-    def recover(self, first_id, n_added, told):
-        "Use the kept phases and priorities of rows below `told`; `tell` computes the rest again"
+    def _recover(self, *_):
+        "Use the kept phases and priorities of rows that have entered; `enter` computes the rest again"
         phases, p = self.rows[:, PHASE], self.kept
         if not ((p >= -1) & (p < np.inf)).all() or not 0 <= phases.min() <= phases.max() < self.sequence.stride:
             raise ValueError('starts: damaged: some priorities or phases are out of range')
-        self._keep_phases(told)
-        self.see(p[-1])
+        self._keep_phases(self.n_entered)
+        if self.prioritized: self.base_sampler.note_largest(p[-1])
 
-    def refuse(self, bs: int) -> None:
-        if bs < 1: super().refuse(bs)
-        raise ValueError(f'a batch of {bs} sequences can\'t be drawn: there are {self.n_choices} complete '
+    def _refuse(self, bs):
+        if bs < 1: super()._refuse(bs)
+        raise ValueError(f'a batch of {bs} sequences can\'t be drawn: there are {len(self)} complete '
                          f'windows of {self.sequence.length} steps; wait for more steps (min_sz)')
     def can_draw(self, bs: int) -> bool:
         "Are there enough starts for a batch of `bs`?"
-        return self.n_choices >= (1 if self.prioritized or self.inner.replace else bs)
+        return len(self) >= (1 if self.prioritized or self.base_sampler.replace else bs)
 
     def draw_into(self, slots, probs, weights, rng):
         """Draw into `slots` the slots of starts (int64[bs]) or of windows (int64[bs, length]; −1: padding), and
         fill `probs` and `weights` (float32[bs])"""
         bs = len(slots)
-        if not bs or not self.can_draw(bs): self.refuse(bs)
-        places, self.inner.n_batches = np.empty(bs, np.int64), self.n_batches
-        self.inner.draw_into(places, probs, weights, rng)
+        if not bs or not self.can_draw(bs): self._refuse(bs)
+        places, self.base_sampler.n_batches = np.empty(bs, np.int64), self.n_batches
+        self.base_sampler.draw_into(places, probs, weights, rng)
         self.n_batches += 1
         if slots.ndim==1: slots[:] = self.starts[places, 0]
         else: read_windows(self.episodes.tables, self.starts, places, slots)
@@ -258,13 +258,13 @@ class SequenceSampler(Sampler):
         ids, td = self._answers(ids, td_errors)
         values, ids = join_errors(ids, td, self.sequence.eta), ids[:, 0]
         check_answers('ids', ids, values, n_added)
-        slots, values = ids[ids >= first_id] % self.capacity, values[ids >= first_id]
+        slots, values = ids[ids >= first_id] % self.max_sz, values[ids >= first_id]
         places, n_stale = self.rows[slots, PLACE].astype(np.int64) - 1, len(ids) - len(slots)
         if (places < 0).any():
             raise ValueError('ids: expected those of drawn sequences, got one that is not the first of a sequence')
         if not len(slots) or not self.prioritized: return 0, n_stale
-        changed, _ = self.inner.write(places, values, 0, self.n_choices, False)
-        self.kept[slots], self.kept[-1] = values + self.inner.eps, self.inner.largest
+        changed, _ = self.base_sampler.write(places, values, 0, len(self), False)
+        self.kept[slots], self.kept[-1] = values + self.base_sampler.eps, self.base_sampler.largest
         return changed, n_stale
 
     def _answers(self, ids, td_errors):
@@ -281,35 +281,35 @@ class SequenceSampler(Sampler):
         return ids, np.ascontiguousarray(td.reshape(wanted)[:, -late:])
 
     def get_state(self):
-        "Return which starts can be drawn, in which order, and the state of the inner sampler"
-        rows, starts = self.rows[:self.size].copy(), self.starts[:self.n_choices].copy()
-        return super().get_state() | dict(rows=rows, starts=starts, inner=self.inner.get_state(), tails=True)
+        "Return which starts can be drawn, in which order, and the state of the base sampler"
+        rows, starts = self.rows[:self.size].copy(), self.starts[:len(self)].copy()
+        return super().get_state() | dict(rows=rows, starts=starts, inner=self.base_sampler.get_state(), tails=True)
 
-    def from_state(self, state):
-        attributes, (rows, starts, inner) = super().from_state(state), take(state, 'rows', 'starts', 'inner')
+    def _from_state(self, state):
+        attributes, (rows, starts, inner) = super()._from_state(state), take(state, 'rows', 'starts', 'inner')
         if isinstance(rows, np.ndarray) and rows.shape[1:]==(4,): rows = rows[:, 1::2]      # links and counts were between
         n, size = whole_number('state: starts', take(inner, 'size')[0]), attributes['size']
         if not consistent(rows, starts, size, n, self.sequence):
             raise ValueError('state: rows and starts do not match each other, or this memory')
-        made = self.new_arrays(self.capacity, None) | dict(known=None, ends_early='tails' not in state)
+        made = self._new_arrays(self.max_sz, None) | dict(known=None, ends_early='tails' not in state)
         made['rows'][:size], made['starts'][:n], made['kept'][:] = rows, starts, -1.
-        if self.prioritized: made['kept'][starts[:, 0]], made['kept'][-1] = self.inner.priorities_in(inner, n)
+        if self.prioritized: made['kept'][starts[:, 0]], made['kept'][-1] = self.base_sampler.priorities_in(inner, n)
         return attributes | made
 
     def set_state(self, state):
-        attributes = self.from_state(state)
-        self.inner.set_state(state['inner'])
+        attributes = self._from_state(state)
+        self.base_sampler.set_state(state['inner'])
         for a, name in ((self.rows, 'rows'), (self.kept, 'kept')): a[:] = attributes.pop(name)
-        self.adopt(attributes)
+        self._adopt(attributes)
 
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError` that says what is broken; O(N)"
-        n, rows, starts = self.n_choices, self.rows[:self.size], self.starts[:self.n_choices]
+        n, rows, starts = len(self), self.rows[:self.size], self.starts[:len(self)]
         assert consistent(rows, starts, self.size, n, self.sequence), 'rows and starts do not match each other'
         same = not self.prioritized or (self.kept[starts[:, 0]]==self.priorities).all()
         assert same, 'a priority differs from the one kept'
         if self.episodes is not None: self.episodes.check_valid()
-        return self.inner.check_valid() and super().check_valid()
+        return self.base_sampler.check_valid() and super().check_valid()
 
 def consistent(rows: Any, starts: Any, size: int, n: int, sequence: Sequence) -> bool:
     "Can these be the rows of a sampler with `size` filled slots, and its `n` starts?"

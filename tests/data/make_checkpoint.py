@@ -50,7 +50,7 @@ def make_sequences(folder):
     for row in NStep(list(steps(75)), n=3, gamma=.5):
         memory.add(row)
         if memory.n_added==54: break
-    starts = memory.sampler.starts[:memory.sampler.n_choices, 0]
+    starts = memory.sampler.starts[:len(memory.sampler), 0]
     ids = starts + (53 - starts)//40*40
     memory.update_priorities(ids, ids/10)
     memory.save(folder)
