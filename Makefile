@@ -5,58 +5,72 @@ OUT    ?= runs/cartpole
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); if [ $$n -gt 8 ]; then n=8; fi; echo $$n)
 
 BIN    := $(VENV)/bin
+BASE   := $(VENV)/.base
+TESTS  := $(VENV)/.tests
 READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 GAMES  := $(VENV)/.games
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lowest export docs bench evidence clean
+.PHONY: help setup train test test-all lowest export docs dist bench evidence clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: $(READY)  ## make .venv and install everything into it
+setup: $(READY)  ## make .venv and install everything into it that a change to the project needs
 
-$(READY): pyproject.toml constraints.txt
+# Each of these files says that .venv holds what its targets need: the library alone, what `make test` needs, everything, and so on
+$(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is not Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
-	@echo "making $(VENV): a few minutes the first time"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) -e '.[dev,docs]'
-	@touch $@
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
-$(PEERS): $(READY)
-	@$(PIP) -e '.[bench]'
-	@touch $@
+$(BASE) $(TESTS) $(READY) $(PEERS) $(GAMES): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@$(BIN)/python tools/install.py $(EXTRAS)
+	@touch $@ $(ALSO)
 
-$(GAMES): $(READY)
-	@$(PIP) -e '.[evidence]'
-	@touch $@
+$(TESTS): EXTRAS = test
+$(TESTS): ALSO = $(BASE)
+$(READY): EXTRAS = dev
+$(READY): ALSO = $(BASE) $(TESTS)
+$(PEERS): EXTRAS = dev bench
+$(PEERS): ALSO = $(BASE) $(TESTS) $(READY)
+$(GAMES): EXTRAS = dev evidence
+$(GAMES): ALSO = $(BASE) $(TESTS) $(READY)
 
-train: $(READY)  ## train an agent on CartPole, evaluate it, draw its learning curve
+train: $(BASE)  ## train an agent on CartPole, evaluate it, draw its learning curve
 	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT) --force
 
-# The tests start without any cache, as on a fresh machine. Three processes for two cores, since many tests wait for processes of
-# their own, which all read the bytecode that the first has written; networks this small are slower on two threads than on one.
-test: $(READY)  ## run every notebook and tests/
-	@cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
-	  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
-	  $(BIN)/python -m pytest -n $$(($(JOBS)*2)) $(ARGS)
+# The tests start without any cache, as on a fresh machine. More processes than cores, since many tests wait for processes of their
+# own, which all read the bytecode that the first has written; networks this small are slower on two threads than on one.
+RUN_TESTS = cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
+  XDG_CACHE_HOME="$$cache" NUMBA_CACHE_DIR="$$cache/numba" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+  $(BIN)/python -m pytest -n $$(($(JOBS)*2))
+
+test: $(TESTS)  ## run the notebooks of parts 1 to 3, and the quick tests: a few minutes
+	@$(RUN_TESTS) --suite test $(ARGS)
+
+test-all: $(READY)  ## run every notebook and every test (CONTRIBUTING.md has a table)
+	@$(RUN_TESTS) $(ARGS)
 
 # TORCH=2.13.0 takes this PyTorch in place of the lowest, which is a download of gigabytes where it comes with CUDA
 lowest:  ## install the lowest versions allowed into .lowest, and use the library with them
 	@$(PYTHON) tools/lowest.py --venv .lowest $(if $(TORCH),--torch $(TORCH)) $(ARGS)
 
-export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings
+export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings, badges
 	@$(BIN)/nbdev_export
 	@$(BIN)/python tools/stubs.py
 	@$(BIN)/nbdev_clean
 	@$(BIN)/python tools/drawings.py
+	@$(BIN)/python tools/brand.py
 	@$(BIN)/python tools/readme.py
 
 docs: $(READY)  ## build the site into _docs/
 	@$(BIN)/python tools/docs.py
+
+dist: $(READY)  ## build dist/ with a wheel and a source archive, check both, and use the library from each in an empty environment
+	@$(BIN)/python tools/dist.py $(ARGS)
 
 bench: $(PEERS)  ## measure against other replay buffers: all figures in runs/bench/results.csv, and a plot
 	@mkdir -p runs/bench
@@ -71,5 +85,5 @@ evidence: $(GAMES)  ## run the trainings behind the tutorials' figures that are 
 	@$(BIN)/python tools/run_nbs.py nbs/tutorials/minatar.ipynb nbs/tutorials/beside_learners.ipynb
 
 clean:  ## remove what make made, .venv included
-	rm -rf $(VENV) .lowest _docs _proc runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lowest _docs _proc runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

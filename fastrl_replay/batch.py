@@ -116,7 +116,8 @@ def batch_type(kind: Any, layout: Layout) -> Any:
         names = {f: '_field_' + f if f in kind._own else f for f in layout.fields}
         trees = {names[f]: tree_map(lambda k: k + N_HEADER, o) for f, o in zip(layout.fields, layout.trees)}
         plain = {f: isinstance(k, int) and bits[k] is None for f, k in trees.items()}
-        columns = {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
+        columns = {o: getattr(kind, o) for o in kind._header}       # a compiled function finds them here only
+        columns |= {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
         more = dict(_kind=kind, _layout=layout, _names=names, _trees={f: tree_leaves(o) for f, o in trees.items()})
         known[kind] = type(kind.__name__, (kind,), columns | more)
     return known[kind]

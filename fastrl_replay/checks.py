@@ -41,7 +41,7 @@ def require(ok: Any, what: str, error: type[Exception] = ValueError) -> None:
     "Raise an `error` that says `what` is wrong, unless `ok`: for the many conditions of a file or a state"
     if not ok: raise error(what)
 
-# %% ../nbs/1_memory/01b_checks.ipynb #aadfa439
+# %% ../nbs/1_memory/01b_checks.ipynb #fca59576
 def whole(name: str, v: Any, least: int = 0, most: int = 2**31 - 1, hint: str = '') -> int:
     "Return `v` as an int from `least` to `most`, or raise a `ValueError`"
     try: n = least - 1 if isinstance(v, (bool, np.bool_)) else index(v)
@@ -53,7 +53,8 @@ _MOST = float(np.finfo(np.float64).max)
 
 def is_number(v: Any) -> bool:
     "Is `v` a finite number of Python or NumPy, not a bool?"
-    return isinstance(v, (int, float, np.integer, np.floating)) and not isinstance(v, bool) and abs(v) <= _MOST
+    if isinstance(v, (np.integer, np.floating)): v = v.item()
+    return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= _MOST
 def number(name: str, v: Any, least: float = 0., most: float = np.inf, above: bool = False, hint: str = '') -> float:
     "Return `v` as a finite float from `least` (or `above` it) to `most`, or raise a `ValueError`"
     if is_number(v) and least <= v <= most and not (above and v==least): return float(v)

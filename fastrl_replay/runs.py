@@ -30,8 +30,9 @@ class BestWeights:
     `episodes` greedy episodes. If their mean return is above the best score and at least `goal`, it
     plays `confirm` more; the mean of all is the new score, if it is still higher. The fit ends
     when the `score` is at least `goal` and the last `patience` evaluations (0: never) brought no
-    higher one. `history`: transitions stored and mean return, for each evaluation. `also`: another
-    callback, called after each batch."""
+    higher one. `history`: transitions stored and mean return, for each evaluation; of two rounds, the
+    mean of both, so that the weights kept are those of its highest. `also`: another callback, called
+    after each batch."""
     def __init__(self, env_id, every=250, episodes=20, confirm=80, seed=1, average=.005,
                  goal=-np.inf, patience=0, also=None) -> None:
         self.env_id, self.seed, self.average = env_id, seed, number('BestWeights: average', average, 0, 1)
@@ -51,10 +52,10 @@ class BestWeights:
         model = self._averaged(learn.model)
         if learn.n_batches % self.every: return False
         returns = evaluate(model, self.env_id, self.episodes, self.seed)
-        self.history.append((learn.n_steps, float(returns.mean())))
         self.since += 1
         second_round = self.confirm and returns.mean() > self.score and returns.mean() >= self.goal
         if second_round: returns = evaluate(model, self.env_id, self.episodes + self.confirm, self.seed)
+        self.history.append((learn.n_steps, float(returns.mean())))
         if returns.mean() > self.score:
             self.score, self.since = float(returns.mean()), 0
             self.weights = copy.deepcopy(model.state_dict())

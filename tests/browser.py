@@ -1,5 +1,5 @@
 "A headless Chromium, spoken to over its DevTools protocol, and a server on loopback for it to look at"
-import base64, contextlib, functools, http.server, itertools, json, os, shutil, subprocess, tempfile, threading, time
+import base64, contextlib, functools, http.server, io, itertools, json, os, shutil, subprocess, tempfile, threading, time
 from pathlib import Path
 
 from websockets.sync.client import connect
@@ -105,6 +105,12 @@ class Browser:
         "A picture of the window, or of the whole page"
         data = self.call('Page.captureScreenshot', format='png', captureBeyondViewport=full)['data']
         Path(path).write_bytes(base64.b64decode(data))
+
+    def picture(self):
+        "The window as a picture of PIL"
+        from PIL import Image
+        time.sleep(.3)      # what is decoded late is painted late
+        return Image.open(io.BytesIO(base64.b64decode(self.call('Page.captureScreenshot', format='png')['data']))).convert('RGB')
 
     def complaints(self):
         "What went wrong in the page: exceptions, errors in the console, what did not load"

@@ -1,13 +1,87 @@
 "What all tests share"
 import gc
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 FIRST = 'test_types.py', 'test_docs.py', 'test_cli.py', 'test_actors.py', 'test_ray_cluster.py'        # files of half a minute and more
 
+COLLECTED = pytest.StashKey[set]()        # the names of all that was found, before a suite was chosen
+
+
+class Group(NamedTuple):
+    "Tests that run together: by which command, what they are, and patterns of their notebooks, files, and single tests in files"
+    command: str
+    what: str
+    members: str
+
+
+# Every notebook and test file belongs to a group (test_groups.py), by the last pattern that fits it. `make test` has 4 minutes on
+# two cores and the extra `test`: what is long, or needs more, is in a group of `make test-all`, which runs all of them.
+GROUPS = dict(
+    book=Group('make test', 'the notebooks of parts 1 to 3, the first pages, and the quick chapters of parts 4 and 5',
+        'nbs/[123]_*/* nbs/index.ipynb nbs/start/* nbs/4_processes/* nbs/5_looking/*'),
+    chapters=Group('make test', 'the tests of the chapters, beside naive twins',
+        '''test_batch.py test_episodes.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_options.py test_rank.py
+        test_rate_limiter.py test_replay.py test_samplers.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
+        test_sum_tree.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
+        test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_health.py test_show.py test_cli.py
+        test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
+    hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
+        'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py'),
+    project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
+        'test_notebooks.py test_quality.py test_floors.py test_groups.py test_readme.py'),
+    static=Group('make test-all', 'type checkers, linters, the files of the repository', 'test_types.py test_repository.py test_quality.py::test_ruff*'),
+    site=Group('make test-all', 'the site, also in a browser, and its drawings', 'test_docs.py test_drawings.py'),
+    commands=Group('make test-all', 'training runs from the command line, killed, resumed and drawn',
+        '''test_runs.py test_cli.py::test_actors* test_cli.py::test_other_environments* test_cli.py::test_a_run_leaves_a_picture*
+        test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes*
+        test_cli.py::test_any_environment_plays'''),
+    processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
+        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py'),
+    kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
+        '''test_kills.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
+        *::test_mutants* *::*power_cut* test_folders.py::test_damaged_priorities* test_folders.py::test_without_its_lock_file*
+        test_mapped.py::test_a_second_writer* test_mapped.py::test_a_windows_without* test_mapped.py::test_a_copy_of_the_folder*
+        test_ondisk.py::test_a_second_open_says* test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
+        test_saving_format.py::test_without_fcntl*'''),
+    compiled=Group('make test-all', 'torch.compile',
+        '''test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
+        test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run'''),
+    cluster=Group('make test-all', 'Ray on this machine: clusters, nodes that die',
+        'test_ray_cluster.py test_ray_nodes.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[89]_*'),
+    peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
+        '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py'''),
+    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[345]_*'),
+    installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
+        'test_install.py test_all.py test_kernels.py'),
+)
+
+
+def group_of(name):
+    "The group of a notebook ('nbs/index.ipynb'), a file of tests or a test in it ('test_all.py::test_x'), or None"
+    names = {name, name.split('::')[0]}
+    found = [key for key, group in GROUPS.items() for o in group.members.split() if any(fnmatch(n, o) for n in names)]
+    return found[-1] if found else None
+
+
+def name_of(item):
+    "What the patterns of groups are about"
+    notebook = item.get_closest_marker('notebook')
+    return item.callspec.params['notebook'] if notebook else f'{item.path.name}::{getattr(item, "originalname", item.name)}'
+
+
+def in_suite(name, suite):
+    "Does `--suite` run it? One without a group is quick, until test_groups.py has complained"
+    group = group_of(name)
+    quick = group is None or GROUPS[group].command == 'make test'
+    return suite == 'all' or quick == (suite == 'test')
+
 
 def pytest_addoption(parser):
+    parser.addoption('--suite', choices=['test', 'rest', 'all'], default='all', help='the groups of `make test`, the others, or all')
     parser.addoption('--nbflags', default='', help='nbdev flags to run although they are skipped by default, such as "slow"')
     parser.addoption('--kills', type=int, default=25, help='how many processes the tests of kills kill')
     parser.addoption('--soak', type=float, default=20, help='for how many seconds the soak does everything at once')
@@ -17,11 +91,32 @@ def pytest_addoption(parser):
 def pytest_configure(config): config.addinivalue_line('markers', 'slow: takes minutes; run by `pytest --nbflags slow`')
 
 
+def pytest_ignore_collect(collection_path, config):
+    "A file that `make test` has no use for is not imported: what it needs may not be installed"
+    if not collection_path.match('test_*.py') or in_suite(collection_path.name, config.getoption('--suite')): return None
+    return True if config.getoption('--suite') == 'test' else None
+
+
+@pytest.hookimpl(tryfirst=True)                 # before `-k`, so that it knows all
 def pytest_collection_modifyitems(config, items):
-    items.sort(key=place)
+    config.stash[COLLECTED] = {name_of(o) for o in items}
+    suite = config.getoption('--suite')
+    chosen, others = ([o for o in items if in_suite(name_of(o), suite) == which] for which in (True, False))
+    config.hook.pytest_deselected(items=others)
+    items[:] = sorted(chosen, key=place)
     if 'slow' in config.getoption('--nbflags'): return
     for o in items:
         if o.get_closest_marker('slow'): o.add_marker(pytest.mark.skip(reason='slow'))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    "What a test of `make test` imports, the extra `test` installs: to leave it out without a word would be no test"
+    report = yield
+    left_out = report.skipped and call.excinfo and any(o.name == 'importorskip' for o in call.excinfo.traceback)
+    if left_out and item.config.getoption('--suite') == 'test':
+        report.outcome, report.longrepr = 'failed', f'{item.nodeid}: {call.excinfo.value}; its group is one of `make test`'
+    return report
 
 
 def place(item):

@@ -1,11 +1,12 @@
 """The site: it builds, says what it should, and in a browser nothing is fetched elsewhere, nothing complains, search finds.
 
 What needs a browser is skipped where no Chromium is installed (`.ci/run` installs it)."""
-import ast, importlib, inspect, json, re, subprocess, sys, time
+import ast, importlib, inspect, json, re, subprocess, sys, time, zipfile
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent/'tools'))
@@ -19,7 +20,7 @@ except ModuleNotFoundError: CHROMIUM = None     # the browser is driven through 
 PHONE = 400
 TOO_WIDE = """Array.from(document.querySelectorAll("main *")).filter(o => {
     const box = o.getBoundingClientRect();
-    if (box.width <= 1 || box.left + Math.max(box.width, o.scrollWidth) <= PHONE + 1) return false;
+    if (o.ownerSVGElement || box.width <= 1 || box.left + Math.max(box.width, o.scrollWidth) <= PHONE + 1) return false;
     for (let up = o; up && up !== document.body; up = up.parentElement)
         if (["auto", "scroll"].includes(getComputedStyle(up).overflowX)) return false;
     return getComputedStyle(o).position !== "absolute";
@@ -48,8 +49,14 @@ def site(root):
 
 @pytest.fixture(scope='module')
 def pages(site):
-    "The text of each page"
-    return {p.relative_to(site).as_posix(): p.read_text(encoding='utf-8') for p in sorted(site.rglob('*.html'))}
+    "The text of each page but that for addresses that lead nowhere"
+    return {p.relative_to(site).as_posix(): p.read_text(encoding='utf-8') for p in sorted(site.rglob('*.html')) if p.name != '404.html'}
+
+
+@pytest.fixture(scope='module')
+def entries(site):
+    "What the search knows"
+    return json.loads((site/'search.js').read_text(encoding='utf-8').removeprefix('window.searchIndex = '))
 
 
 @pytest.fixture(scope='module')
@@ -111,8 +118,8 @@ def entry_of(page, name):
     return found[0] if found else None
 
 
-def test_every_public_method_has_an_entry_and_a_search_hit(site, pages):
-    names = {e.get('name') for e in json.loads((site/'search.json').read_text(encoding='utf-8'))}
+def test_every_public_method_has_an_entry_and_a_search_hit(pages, entries):
+    names = {e.get('name') for e in entries}
     wanted = [*public_methods()]
     assert len(wanted) > 100
     lacking = [f'{c}.{m}' for module, c, m in wanted if not entry_of(pages[f'reference/{module}.html'], f'{c}.{m}') or f'{c}.{m}' not in names]
@@ -198,7 +205,7 @@ def test_the_index_names_everything_and_leads_there(root, pages):
 def sidebar(page):
     "The sidebar of a page: its groups in order, as (title, open?, links)"
     nav = page.partition('<nav id="quarto-sidebar"')[2].partition('</nav>')[0]
-    parts = re.split(r'<ul id="quarto-sidebar-section-\d+" class="(collapse[^"]*)">', nav)
+    parts = re.split(r'<ul id="quarto-sidebar-section-\d+" class="(collapse[^"]*)">', nav)      # after each section's button
     heads = [re.findall(r'<span class="menu-text">([^<]*)</span>', o)[-1] for o in parts[0:-1:2]]
     return [(unescape(title), ' show' in kind, re.findall(r'href="([^"]*)"', links)) for title, kind, links in zip(heads, parts[1::2], parts[2::2])
             if 'depth1' in kind]
@@ -255,6 +262,65 @@ def test_every_page_has_version_changelog_and_source(site, root, pages):
         assert source and ((site/name).parent/source[1]).is_file() if name != 'reference/index.html' else source is None, name
 
 
+def test_a_notebook_that_reads_data_comes_with_them(site, root, pages, tmp_path):
+    archives = {*site.rglob('*.zip')}
+    assert {'minatar.zip', 'blind_cliffwalk.zip', 'sac.zip', 'sb3.zip', 'compared.zip', 'index.zip'} <= {p.name for p in archives}
+    for p in archives:
+        names = zipfile.ZipFile(p).namelist()
+        notebook, data = [o for o in names if o.endswith('.ipynb')], [o for o in names if o.endswith('.csv')]
+        assert len(notebook) == 1 and data and len(names) == 1 + len(data), names
+        for o in names: assert zipfile.ZipFile(p).read(o) == (root/o).read_bytes()
+        assert 'with its data' in pages[p.with_suffix('.html').relative_to(site).as_posix()].partition('<footer')[2]
+    for p in (root/'nbs').rglob('*.ipynb'):
+        code = ''.join(''.join(c['source']) + '\n' for c in json.loads(p.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code')
+        read = [o for o in re.findall(r"""['"]([^'"]*\.csv)['"]""", code) if (p.parent/o).is_file()]
+        page = docs.plain(p.relative_to(root/'nbs').as_posix()).removesuffix('.ipynb')
+        assert bool(read) == (site/f'{page}.zip').exists(), p
+
+
+def test_pages_are_light(site, pages):
+    assets = [site/'styles.css', *(site/'site_libs').rglob('*.*')]
+    assert sum(p.stat().st_size for p in assets) < 150_000 and not [*site.rglob('*.woff*')]
+    assert max(len(v.encode()) for v in pages.values()) < 300_000 and len(pages['index.html'].encode()) < 80_000
+    assert (site/'search.js').stat().st_size < 760_000
+    assert sum(p.stat().st_size for p in site.rglob('*_files/*.png')) < 3_000_000
+    assert not [k for k, v in pages.items() if ';base64,' in v]
+
+
+def test_rules_for_what_no_page_has_are_left_out():
+    css = '@charset "x";/* y */a,.on,.off>b{c:d}.on:not(.off){e:f}@media print{.off{g:h}.on i{j:k}}@media screen{.off{l:m}}:is(.on,.off) n{o:p}@keyframes q{to{r:s}}'
+    assert finish.pruned(css, {'on'}) == 'a,.on{c:d}.on:not(.off){e:f}@media print{.on i{j:k}}:is(.on,.off) n{o:p}@keyframes q{to{r:s}}'.replace('@keyframes q{to{r:s}}', '@keyframes q{to{r:s}}')
+
+
+def test_a_picture_of_a_game_is_no_plot():
+    from PIL import Image, ImageDraw
+    plot = Image.new('RGB', (200, 100), 'white')
+    draw = ImageDraw.Draw(plot)
+    draw.rectangle((20, 10, 180, 60), fill='#ff7f0e')
+    draw.line((10, 90, 190, 90), fill='black', width=3)
+    assert not finish.is_photo(plot)
+    draw.rectangle((20, 10, 80, 80), fill='#111')
+    assert finish.is_photo(plot)
+
+
+def test_what_a_public_address_gives(tmp_path):
+    page, url = '<head><meta charset="utf-8">', 'https://example.com/docs'
+    assert finish.with_address(page, 'memory/memory', '') == page
+    assert f'<link rel="canonical" href="{url}/memory/memory.html">' in finish.with_address(page, 'memory/memory', url)
+    assert f'<base href="{url}/">' in finish.with_address(page, '404', url)
+    rows = [f'\n  <url>\n    <loc>{url}/{o}.html</loc>\n    <lastmod>x</lastmod>\n  </url>' for o in ('a', '404', 'b/404s')]
+    (tmp_path/'sitemap.xml').write_text('<urlset>' + ''.join(rows) + '\n</urlset>')
+    finish.write_map(tmp_path, url)
+    assert (tmp_path/'sitemap.xml').read_text() == '<urlset>' + rows[0] + rows[2] + '\n</urlset>'
+    assert f'Sitemap: {url}/sitemap.xml' in (tmp_path/'robots.txt').read_text()
+
+
+def test_without_an_address_nothing_pretends_one(site, pages):
+    assert not (site/'robots.txt').exists() and not [k for k, v in pages.items() if 'rel="canonical"' in v]
+    assert all('property="og:title"' in v for v in pages.values())
+    assert 'Not here' in (site/'404.html').read_text(encoding='utf-8')
+
+
 def test_names_in_the_text_lead_to_their_entries(pages):
     for name, page in pages.items():
         for address, text in re.findall(r'<a href="([^"]*reference/[^"]*)"[^>]*><code[^>]*>(.*?)</code>', main_of(page), re.S):
@@ -279,9 +345,9 @@ def test_pictures_have_captions_and_descriptions(pages):
     assert len(captions) > 50
 
 
-def test_the_index_of_the_search_leaves_source_out(site):
-    entries = json.loads((site/'search.json').read_text(encoding='utf-8'))
+def test_the_index_of_the_search_leaves_source_out(entries):
     assert not [e['href'] for e in entries if 'class ReplayMemory: ' in e['text']]
+    assert all(e['text'] and len(e['text']) <= finish.SHOWN for e in entries)
     assert all(e['weight'] > 0 for e in entries)
     assert {e['href'].partition('#')[0] for e in entries} > {'memory/memory.html', 'reference/memory.html', 'index.html'}
 
@@ -411,7 +477,6 @@ def test_search_finds(browser, server, width, start, query, wanted):
     browser.size(width, mobile=width == PHONE)
     browser.open(server.url + start)
     box = 'Array.from(document.querySelectorAll("input[type=search], .smalldocs-search input")).find(o => o.offsetParent)'
-    if not browser.eval(f'!!({box})'): browser.eval('document.querySelector(".quarto-btn-toggle, .navbar-toggler").click()')
     browser.until(f'!!({box})')
     browser.eval(f'({box}).focus()')
     browser.type(query)
@@ -452,13 +517,112 @@ def test_search_puts_the_public_names_first(browser, server, query, first):
 
 @pytest.mark.parametrize('query,word', [('how do I save', 'sav'), ('atari', 'atari'), ('pip install', 'install'), ('steps_per_batch', 'steps_per_batch'),
                                         ('how do I resume a training', 'resum')])
-def test_search_answers_questions(site, browser, server, query, word):
+def test_search_answers_questions(entries, browser, server, query, word):
     browser.size(1280)
     browser.open(server.url + 'index.html')
-    entries = {'./' + e['href']: e for e in json.loads((site/'search.json').read_text(encoding='utf-8'))}
+    said = {'./' + e['href']: ' '.join(str(o) for o in e.values()).lower() for e in entries}
     found = hits(browser, query)
     assert len(found) >= 2
-    for address, _ in found[:3]: assert word in (entries[address]['section'] + entries[address]['title'] + entries[address]['text']).lower(), (query, address)
+    for address, _ in found[:3]: assert word in said[address], (query, address)
+
+
+@pytest.fixture(scope='module')
+def home(browser, server):
+    "The browser, with the first page open"
+    browser.size(1280)
+    browser.open(server.url + 'index.html')
+    return browser
+
+
+@pytest.mark.parametrize('query,wanted', [
+    ('replaymemory', 'reference/memory.html#replaymemory'), ('gymstepper', 'reference/pipes/stepper.html#gymstepper'), ('dataloader', 'start/faq.html#can-i-use-dataloader-workers'),
+    ('pytorch', 'start/install.html'), ('lunarlander', 'tutorials/beside_learners.html'), ('d4rl', 'lasting/offline.html'), ('nstep', 'reference/pipes/n_step.html#nstep'),
+    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory.html#replaymemory.estimate'), ('clear', 'empty'),
+    ('delete', ''), ('PPO', 'index.html#what-it-does-not-do'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory.html#replaymemory'),
+    ('github', ''), ('multi-GPU', 'start/compared.html#features'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', ''), ('mixing offline data', 'tutorials/offline.html'),
+    ('how do I mix offline and online data', 'tutorials/offline.html'), ('several GPUs', 'howto/gpu.html'), ('how to keep only the best weights', 'looking/runs.html#keeping-the-best-weights'),
+    ('does it serve PPO', ''), ('how do I delete an episode', 'episode'), ('why are my weights all 1', '')])
+def test_search_finds_what_people_type(home, query, wanted):
+    found = home.eval(f"""(async box => {{
+        box.value = {json.dumps(query)};
+        document.querySelector("#search-results").innerHTML = "";
+        box.dispatchEvent(new Event("input", {{bubbles: true}}));
+        while (!document.querySelector("#search-results > *")) await new Promise(o => setTimeout(o, 10));
+        return Array.from(document.querySelectorAll("a.search-result"), a => a.getAttribute("href"));
+    }})(document.querySelector(".smalldocs-search input"))""")
+    assert found and any(wanted in o for o in found[:6]), found[:6]
+
+
+def test_search_ranks_what_has_all_words_first(browser, server):
+    browser.size(1280)
+    browser.open(server.url + 'index.html')
+    assert hits(browser, 'replay ratio')[0][0] == './start/concepts.html#replay-ratio'
+    assert hits(browser, 'replay ratio qqxzzy')[0][0] == './start/concepts.html#replay-ratio'
+
+
+def test_search_works_on_pages_read_from_a_disk(site, browser):
+    browser.size(1280)
+    browser.open((site/'memory'/'memory.html').as_uri())
+    assert hits(browser, 'replaymemory')[0][1] == 'ReplayMemory'
+    assert not list(browser.complaints())
+
+
+# ---- for the keyboard, and for who hears the page
+
+def press(browser, key, code=0, text=''):
+    for kind in ('keyDown', 'keyUp'): browser.call('Input.dispatchKeyEvent', type=kind, key=key, windowsVirtualKeyCode=code, text=text if kind == 'keyDown' else '')
+
+
+def test_the_first_tab_leads_past_the_navigation(browser, server):
+    browser.size(1280)
+    browser.open(server.url + 'memory/memory.html')
+    press(browser, 'Tab', 9)
+    assert browser.eval('document.activeElement.innerText') == 'Skip to the text'
+    assert browser.eval('document.activeElement.getBoundingClientRect().left') >= 0
+    press(browser, 'Enter', 13, '\r')
+    assert browser.until('document.activeElement.id') == 'quarto-document-content'
+
+
+def test_sections_of_the_sidebar_open_by_keyboard(browser, server):
+    browser.size(1280)
+    browser.open(server.url + 'memory/memory.html')
+    assert browser.eval('document.querySelectorAll("#quarto-sidebar a:not([href]), [role=navigation]").length') == 0
+    button = 'Array.from(document.querySelectorAll("#quarto-sidebar button")).find(o => o.innerText == "How to")'
+    link = 'Array.from(document.querySelectorAll("#quarto-sidebar a")).find(o => o.href.endsWith("howto/gpu.html"))'
+    state = f'[{button}.getAttribute("aria-expanded"), !!{link}.offsetParent]'
+    assert browser.eval(state) == ['false', False]
+    browser.eval(f'{button}.focus()')
+    press(browser, 'Enter', 13, '\r')
+    assert browser.eval(state) == ['true', True]
+    press(browser, ' ', 32, ' ')
+    assert browser.eval(state) == ['false', False]
+    assert browser.eval('document.querySelector("#quarto-sidebar button[aria-expanded=true]").innerText') == 'The library'
+
+
+def test_search_says_what_it_shows(browser, server):
+    browser.size(1280)
+    browser.open(server.url + 'index.html')
+    read = 'Object.fromEntries(["role", "aria-expanded", "aria-controls", "aria-activedescendant"].map(o => [o, document.querySelector(".smalldocs-search input").getAttribute(o)]))'
+    assert browser.eval(read) == {'role': 'combobox', 'aria-expanded': 'false', 'aria-controls': 'search-results', 'aria-activedescendant': None}
+    found = hits(browser, 'sample')
+    assert browser.eval(read)['aria-expanded'] == 'true'
+    assert browser.eval('document.querySelector(".smalldocs-search [role=status]").innerText') == f'{len(found)} results'
+    press(browser, 'ArrowDown')
+    assert browser.eval('document.getElementById(document.querySelector(".smalldocs-search input").getAttribute("aria-activedescendant")).getAttribute("aria-selected")') == 'true'
+    assert browser.eval('document.querySelector("#search-results").getAttribute("role") + document.querySelectorAll("#search-results > [role=option]").length') == f'listbox{len(found)}'
+    press(browser, 'Escape')
+    assert browser.eval(read) == {'role': 'combobox', 'aria-expanded': 'false', 'aria-controls': 'search-results', 'aria-activedescendant': None}
+
+
+def test_on_a_phone_the_search_is_in_sight_and_the_sidebar_says_whether_it_is_open(browser, server):
+    browser.size(PHONE, mobile=True)
+    browser.open(server.url + 'memory/memory.html')
+    box = browser.eval('(o => [o.left, o.right, o.bottom])(document.querySelector(".smalldocs-search input").getBoundingClientRect())')
+    assert 0 < box[0] < box[1] <= PHONE and box[2] < 80
+    state = 'document.querySelector(".quarto-btn-toggle").getAttribute("aria-expanded")'
+    assert browser.eval(state) == 'false'
+    browser.eval('document.querySelector(".quarto-btn-toggle").click()')
+    assert browser.until(f'{state} == "true"')
 
 
 @pytest.mark.parametrize('query,page', [('how do I save', './howto/save_resume.html'), ('how to log to tensorboard', './howto/tensorboard.html')])
@@ -488,7 +652,8 @@ def test_pictures_are_drawn_to_one_scale(browser, server):
     shown = []
     for page in 'looking/show.html', 'memory/schedules.html', 'lasting/rank.html':
         browser.open(server.url + page)
-        browser.until('Array.from(document.querySelectorAll(".cell-output img")).every(o => o.complete)')
+        browser.eval('document.querySelectorAll("img").forEach(o => o.loading = "eager")')
+        browser.until('Array.from(document.querySelectorAll(".cell-output img")).every(o => o.complete && o.naturalWidth)')
         shown += browser.eval('Array.from(document.querySelectorAll(".cell-output img"), o => [o.clientWidth, o.naturalWidth, o.parentElement.clientWidth])')
     assert len(shown) > 6 and min(shown)[0] < 700
     for width, natural, column in shown: assert abs(width - min(natural*92/203, column)) < 4, (width, natural, column)
@@ -513,13 +678,27 @@ def test_a_link_to_folded_source_opens_it(browser, server):
     assert browser.eval('document.querySelectorAll("details.code-fold[open]").length') == 1
 
 
-def test_code_of_a_hundred_characters_fits(browser, server):
-    for width in (1280, 1920):
+def test_code_fits_its_column(browser, server):
+    "A hundred characters take one line; what is longer is wrapped, and copied as it is"
+    for width in (1300, 1920):
         browser.size(width)
-        browser.open(server.url + 'memory/memory.html')
-        fits = browser.eval("""(pre => { const code = pre.querySelector("code"); code.textContent = "x".repeat(100); return pre.scrollWidth <= pre.clientWidth })
-            (document.querySelector("main pre.sourceCode"))""")
-        assert fits, width
+        for page in 'memory/memory.html', 'learning/stepper.html', 'tutorials/minatar.html':
+            browser.open(server.url + page)
+            browser.eval('document.querySelectorAll("details").forEach(o => o.open = true)')
+            assert browser.eval('Array.from(document.querySelectorAll("main pre.sourceCode")).filter(o => o.scrollWidth > o.clientWidth + 1).length') == 0
+        lines = browser.eval("""(pre => { const code = pre.querySelector("code"), height = n => { code.textContent = "x".repeat(n); return pre.clientHeight };
+            return [height(1), height(100), height(300)] })(document.querySelector("main pre.sourceCode"))""")
+        assert lines[0] == lines[1] < lines[2], width
+
+
+def test_paper_has_the_text_alone(browser, server):
+    browser.size(1280)
+    browser.open(server.url + 'memory/memory.html')
+    browser.call('Emulation.setEmulatedMedia', media='print')
+    try:
+        shown = 'Array.from(document.querySelectorAll("#quarto-header, #quarto-sidebar, #quarto-margin-sidebar, .page-navigation, main h1, main pre"), o => [o.id || o.tagName, !!o.getClientRects().length])'
+        assert {name for name, seen in browser.eval(shown) if seen} == {'H1', 'PRE'}
+    finally: browser.call('Emulation.setEmulatedMedia', media='')
 
 
 def test_search_finds_nothing_where_there_is_nothing(browser, server):
@@ -528,6 +707,106 @@ def test_search_finds_nothing_where_there_is_nothing(browser, server):
     browser.eval('document.querySelector(".smalldocs-search input, input[type=search]").focus()')
     browser.type('qqxzzy')
     assert browser.until('document.querySelector(".search-none") && document.querySelector(".search-none").innerText') == 'No results'
+
+
+# ---- what a reader can move
+
+def moved(browser, place, name, value):
+    "Move a slider of the page start/try"
+    browser.eval(f'(o => {{ o.value = {value}; o.dispatchEvent(new Event("input")) }})(document.querySelector("#{place} input[name={name}]"))')
+
+
+def pressed(browser, place, words):
+    browser.eval(f'Array.from(document.querySelectorAll("#{place} button")).find(o => o.innerText == {json.dumps(words)}).click()')
+
+
+def xorshift(x):
+    "Marsaglia's random numbers"
+    while True:
+        for shift in (13, -17, 5): x ^= (x << shift if shift > 0 else x >> -shift) & 0xffffffff
+        yield x / 2**32
+
+
+@pytest.mark.parametrize('alpha,beta,batches', [(.6, .4, 0), (.6, .4, 101), (1, 1, 3), (0, .4, 1)])
+def test_fifty_bars_show_what_a_memory_would(browser, server, alpha, beta, batches):
+    browser.size(1280)
+    browser.open(server.url + 'start/try.html')
+    for name, value in ('alpha', alpha), ('beta', beta), ('which', 7): moved(browser, 'try-bars', name, value)
+    for _ in range(batches // 100): pressed(browser, 'try-bars', 'draw 100 batches')
+    for _ in range(batches % 100): pressed(browser, 'try-bars', 'draw a batch of 32')
+
+    priorities = np.array([.02 + .98*u*u*u for u, _ in zip(xorshift(2463534242), range(50))])
+    memory = everything.ReplayMemory(50, everything.Proportional(alpha=alpha, beta=beta, normalize='memory'), seed=0)
+    z = np.zeros(1, np.float32)
+    for p in priorities: memory.add(everything.Transition(z, 0, 0., z, False, False), priority=p)
+    batch = memory.sample(6_400)
+    probs, weights = np.zeros(50), np.zeros(50)
+    probs[batch.ids], weights[batch.ids] = batch.probs, batch.weights
+    assert probs.min() > 0
+    counts, ends = np.zeros(50, int), (priorities**alpha).cumsum()
+    for k, u in zip(range(32*batches), xorshift(123456789)): counts[np.searchsorted(ends, (k % 32 + u)/32*ends[-1], 'right')] += 1
+    said = browser.eval('Array.from(document.querySelectorAll("#try-bars .try-said"), o => o.innerText)')
+    assert said == [f'Transition 7: priority {priorities[7]:.3f}, probability {100*probs[7]:.2f} %, weight {weights[7]:.3f}, drawn {counts[7]} times.',
+                    f'The likeliest is drawn {50*probs.max():.2f} times as often as by uniform replay, the unlikeliest {50*probs.min():.2f} times. '
+                    f'The least weight is {weights.min():.3f}. {32*batches} rows are drawn, {(counts == 0).sum()} of 50 transitions never.']
+    bars = np.array(browser.eval('Array.from(document.querySelectorAll("#try-bars rect[width=\'5\']"), o => +o.getAttribute("height"))')).reshape(50, 2)
+    assert np.allclose(bars[:, 0]/bars[:, 0].max(), probs/probs.max(), atol=1e-6) and np.allclose(bars[:, 1]/bars[:, 1].max(), weights, atol=1e-6)
+    if batches: assert (abs(counts - 32*batches*probs) < 2*batches**.5).all(), 'four times the deviation that a stratified draw may have'
+
+
+def test_the_sum_tree_to_try_is_that_of_the_library(browser, server):
+    from fastrl_replay.kernels import kernel
+    from fastrl_replay.samplers import sum_tree
+    @kernel
+    def put(tree, lows, slots, weights):
+        lines = np.empty(slots.shape[0], np.int64)
+        for i in range(slots.shape[0]):
+            lines[i] = np.int64(tree[0, 0]) + (slots[i] >> 2)
+            tree[lines[i], slots[i] & 3] = weights[i]
+        sum_tree.resum_many(tree, lows, lines, slots.shape[0])
+    @kernel
+    def find(flat, targets, slots): sum_tree.find(flat, targets, slots)
+
+    browser.size(PHONE, mobile=True)
+    browser.open(server.url + 'start/try.html')
+    rng, leaves = np.random.default_rng(0), np.array([2, 3, 0, 4, 5, 1, 6, 2, 0, 1, 4, 1, 3, 3, 0, 5.])
+    read = 'Array.from(document.querySelectorAll("#try-tree .try-node, #try-tree .try-leaf"), o => [o.innerText, o.classList.contains("on")])'
+    for turn in range(25):
+        if turn:
+            slot, weight = rng.integers(16), rng.integers(10)*(rng.random() < .7)
+            leaves[slot] = weight
+            browser.eval(f'document.querySelectorAll("#try-tree .try-leaf")[{slot}].click()')
+            moved(browser, 'try-tree', 'weight', weight)
+        tree = sum_tree.new_tree(16)
+        put(tree, sum_tree.NO_LOWS, np.arange(16), leaves)
+        target = [17.5, 9, 0, leaves.sum()][turn] if turn < 4 else rng.integers(int(2*leaves.sum()))/2
+        slots = np.empty(1, np.int64)
+        find(tree.reshape(-1), np.array([float(target)]), slots)
+        moved(browser, 'try-tree', 'dart', target)
+        for level in range(3):
+            shown = browser.eval(read)
+            total, rows = shown[0][0], [shown[1 + 5*g:6 + 5*g] for g in range(4)]
+            assert total == f'total {leaves.sum():g}'
+            assert [[o for o, _ in row] for row in rows] == [[f'{leaves[4*g:4*g + 4].sum():g}', *(f'{o:g}' for o in leaves[4*g:4*g + 4])] for g in range(4)]
+            lit = {(g, k) for g in range(4) for k in range(5) if rows[g][k][1]}
+            group = (slots[0]//4, 0)
+            assert lit == [set(), {group}, {group, (slots[0]//4, slots[0] % 4 + 1)}][level], (leaves, target)
+            pressed(browser, 'try-tree', 'one level down')
+        assert browser.eval('document.querySelector("#try-tree ol").innerText').endswith(f'slot {slots[0]}.')
+    assert not list(browser.complaints())
+
+
+def test_the_animation_can_be_stopped(browser, server):
+    browser.size(1280)
+    browser.open(server.url + 'start/concepts.html')
+    paused = 'document.querySelector("svg.moving").animationsPaused()'
+    assert not browser.eval(paused)
+    browser.eval('document.querySelector("button.stop").click()')
+    assert browser.eval(paused)
+    browser.call('Emulation.setEmulatedMedia', features=[dict(name='prefers-reduced-motion', value='reduce')])
+    browser.open(server.url + 'start/concepts.html')
+    assert browser.eval(paused)
+    browser.call('Emulation.setEmulatedMedia', features=[])
 
 
 CONTRAST = """(query => {
@@ -574,8 +853,10 @@ def test_light_and_dark(browser, server):
             browser.prefer(scheme)
             browser.open(server.url + 'looking/show.html')
             assert fits(brightness(browser)), scheme
-            ground = browser.eval('getComputedStyle(document.querySelector(".cell-output img, figure img, main img")).backgroundColor')
-            if scheme == 'dark': assert ground == 'rgb(255, 255, 255)', 'pictures need a ground of their own on a dark page'
+            corner = browser.eval('(o => { o.loading = "eager"; o.scrollIntoView(); const b = o.getBoundingClientRect(); return [b.left + 3, b.top + 3] })(document.querySelector("img.plot"))')
+            browser.until('(o => o.complete && o.naturalWidth)(document.querySelector("img.plot"))')
+            page = browser.picture()
+            assert max(abs(a - b) for a, b in zip(page.getpixel((int(corner[0]), int(corner[1]))), page.getpixel((int(corner[0]) - 20, int(corner[1]))))) < 5, 'a plot lies on the ground of the page'
         browser.eval('window.smalldocsToggleScheme ? smalldocsToggleScheme() : quartoToggleColorScheme()')
         assert brightness(browser) > 200
         browser.eval('window.smalldocsToggleScheme ? smalldocsToggleScheme() : quartoToggleColorScheme()')

@@ -5,8 +5,9 @@ from xml.etree import ElementTree
 import pytest
 
 SVG = '{http://www.w3.org/2000/svg}'
-NAMES = ['flow', 'concepts', 'ring', 'sum_tree', 'frames', 'disk', 'n_step']
-SMALLEST = 12        # pixels of a letter, in a column of text 828 pixels wide; drawings are shown at their own size
+NAMES = ['flow', 'concepts', 'ring', 'sum_tree', 'frames', 'disk', 'n_step', 'replay']
+SMALLEST = 12        # pixels of a letter; drawings are shown at their own size or larger
+PHONE = 366          # pixels of a column on a screen of 400
 
 
 @pytest.fixture(scope='module', params=NAMES)
@@ -60,7 +61,7 @@ def test_letters_are_large_enough_and_inside(drawing):
     _, tree = drawing
     sizes = [float(o.get('font-size')) for o in tree.iter(f'{SVG}text')]
     assert len(sizes) > 8 and min(sizes) >= SMALLEST
-    assert float(tree.get('width')) <= 828
+    assert float(tree.get('width')) <= PHONE
     assert not list(sticking_out(tree))
 
 
@@ -71,12 +72,45 @@ def test_a_text_that_sticks_out_is_noticed():
         assert bool(list(sticking_out(tree))) == out, (x, anchor)
 
 
-def test_each_has_a_title_and_a_light_ground(drawing):
-    _, tree = drawing
+def test_each_has_a_title_and_the_colour_of_the_text(drawing):
+    "Nothing but orange is of a colour of its own, so that a drawing can be read on any ground"
+    name, tree = drawing
     assert len(tree.find(f'{SVG}title').text) > 60
-    ground = tree.find(f'{SVG}rect')
-    assert (float(ground.get('width')) + 1, float(ground.get('height')) + 1) == (float(tree.get('width')), float(tree.get('height')))
-    assert min(bytes.fromhex(ground.get('fill')[1:])) > 240
+    colours = {o.get(k) for o in tree.iter() for k in ('fill', 'stroke')} - {None}
+    assert colours <= {'none', 'currentColor', '#ff7f0e'} and 'currentColor' in colours
+    assert all(o.get('fill') == 'currentColor' for o in tree.iter(f'{SVG}text'))
+    assert all(o.get('id').startswith(f'{name}-') for o in tree.iter() if o.get('id')), 'a page may have several drawings'
+
+
+def test_pictures_are_made_from_the_animation(root):
+    sys.path.insert(0, str(root/'tools'))
+    import drawings
+    from PIL import Image
+    svg = (root/'nbs'/'images'/'replay.svg').read_text(encoding='utf-8')
+    for name in drawings.PICTURES:
+        assert drawings.made_from(root/'nbs'/'images'/name) == drawings.digest(svg), 'run `python tools/drawings.py --pictures`'
+    film = Image.open(root/'nbs'/'images'/'replay.gif')
+    assert film.size == (drawings.WIDTH, drawings.replay().height) and film.n_frames > 20
+    assert Image.open(root/'nbs'/'images'/'card.png').size == (1200, 630)
+
+
+def test_the_animation_shows_what_a_memory_does(root):
+    "Each moment against a memory that is asked the same"
+    import numpy as np
+    from fastrl_replay.all import Proportional, ReplayMemory, Transition
+    sys.path.insert(0, str(root/'tools'))
+    import drawings
+    told, z = drawings.moments(), np.zeros(1, np.float32)
+    memory = ReplayMemory(drawings.SLOTS, Proportional(alpha=1., eps=0.), seed=0)
+    for (_, _, before, _), (words, ids, priorities, drawn) in zip(told, told[1:]):
+        if words.startswith('memory.add'):
+            id = memory.add(Transition(z, 0, 0., z, False, False))
+            assert ids[id % drawings.SLOTS] == id
+        elif words.startswith('batch.update') and before != priorities:
+            memory.update_priorities(np.array([ids[o] for o in drawn]), np.array([priorities[o] for o in drawn]))
+        living = [k for k, o in enumerate(ids) if o is not None]
+        assert np.allclose(memory.sampler.priorities[:len(living)], [priorities[k] for k in living])
+        assert set(drawn) <= {*living} and len(drawn) in (0, drawings.BATCH)
 
 
 def test_links_lead_to_chapters(root, drawing):

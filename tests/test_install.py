@@ -1,8 +1,11 @@
 "The package where pip may put it: read-only, without a place for compiled kernels, and on systems that lack Linux's calls"
-import ctypes, os, shutil, stat, subprocess, sys, tempfile, tomllib
+import ctypes, os, shutil, stat, subprocess, sys, tempfile
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent/'tools'))
+import lowest
 
 SMALL = """
 import numpy as np
@@ -86,14 +89,14 @@ def test_every_requirement_has_a_lowest_version(root):
     from packaging.version import Version
     pinned = dict(line.split('#')[0].strip().split('==') for line in (root/'constraints.txt').read_text().splitlines() if '==' in line.split('#')[0])
     tested = {k.lower().replace('_', '-'): Version(v) for k, v in pinned.items()}
-    project = tomllib.loads((root/'pyproject.toml').read_text())['project']
-    lines = [*project['dependencies'], *(o for extra in project['optional-dependencies'].values() for o in extra)]
+    own, extras = lowest.requirements(root)
+    lines = [*own, *(o for extra in extras.values() for o in extra)]
     for o in map(Requirement, lines):
         low = [s.version.removesuffix('.*') for s in o.specifier if s.operator in ('>=', '==')]
         assert low, f'{o}: expected a lowest version'
         assert tested[o.name.lower()] in o.specifier, f'{o}: the tests run with {tested[o.name.lower()]}'
         assert Version(low[0]) <= tested[o.name.lower()]
-    assert 'fastprogress>=1.1.6' in project['dependencies']                # earlier ones import IPython, and `fit` failed without it
+    assert 'fastprogress>=1.1.6' in own                # earlier ones import IPython, and `fit` failed without it
 
 
 def test_a_requirement_without_a_lowest_version_is_named(root):

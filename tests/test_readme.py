@@ -6,7 +6,7 @@ import pytest
 
 
 def make_targets(root):
-    return set(re.findall(r'^([a-z]+):', (root/'Makefile').read_text(), re.M))
+    return set(re.findall(r'^([a-z-]+):', (root/'Makefile').read_text(), re.M))
 
 
 def test_readme_is_the_index_notebook(root):
@@ -17,14 +17,14 @@ def test_readme_is_the_index_notebook(root):
 @pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md'])
 def test_make_targets_exist(root, page):
     text = (root/page).read_text(encoding='utf-8')
-    named = set(re.findall(r'^\s*make ([a-z]+)', text, re.M)) | set(re.findall(r'`make ([a-z]+)', text))
+    named = set(re.findall(r'^\s*make ([a-z-]+)', text, re.M)) | set(re.findall(r'`make ([a-z-]+)', text))
     assert named, f'{page} names no make target'
     assert not named - make_targets(root)
 
 
 def test_help_lists_every_target(root):
     said = subprocess.run(['make', '--no-print-directory', 'help'], cwd=root, check=True, capture_output=True, text=True).stdout
-    assert set(re.findall(r'^make ([a-z]+)', said, re.M)) == make_targets(root)
+    assert set(re.findall(r'^make ([a-z-]+)', said, re.M)) == make_targets(root)
 
 
 def test_links_of_the_readme_lead_somewhere(root):

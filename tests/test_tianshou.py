@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-theirs = pytest.importorskip('tianshou.data', reason='needs Tianshou 2: pip install "fastrl_replay[tianshou]"')
+theirs = pytest.importorskip('tianshou.data', reason="needs Tianshou 2: pip install -e '.[tianshou]'")
 
 from tianshou.algorithm import Algorithm
 from tianshou.algorithm.algorithm_base import RandomActionPolicy

@@ -1,7 +1,7 @@
-"""Build the site into _docs/ from the notebooks: with quarto where it is installed, else with smalldocs.
+"""Build the site into _docs/ from the notebooks.
 
-Both read the same `_quarto.yml` and give the same pages. Chapters come from the notebooks (chapters.py), the reference
-from the live package (reference.py); nbdev prepares the notebooks in _proc/. Afterwards finish.py makes the site
+Chapters come from the notebooks (chapters.py), the reference from the live package (reference.py); nbdev prepares the
+notebooks in _proc/, and smalldocs renders them as `_quarto.yml` says. Afterwards finish.py makes the site light and
 independent of other hosts and looks for dead links.
 """
 import json, os, re, shutil, subprocess, sys, tempfile
@@ -23,7 +23,7 @@ PAGES = ['CHANGELOG.md', 'CONTRIBUTING.md']
 # The map: groups of the sidebar, and patterns for the pages in each, in their order. A page belongs to the pattern that
 # names it exactly, else to the first that matches.
 MAP = {
-    'Start here': ['index', 'start/*'],
+    'Start here': ['index', 'start/install', 'start/first_run', 'start/concepts', 'start/try', 'start/*'],
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
@@ -78,11 +78,9 @@ def sidebar(found, ref):
     contents = {group: [] for group in MAP}
     for c in found: contents[group_of(c.page)[0]].append(f'{c.page}.ipynb')
     contents['Start here'][0] = {'text': 'Overview', 'href': 'index.ipynb'}
-    contents['API index'] = reference_contents(ref)
+    contents['API index'] = [{'text': 'All names', 'href': 'reference/index.md'}, *reference_contents(ref)]
     contents['The project'] = PAGES
-    sections = [{'section': k, 'contents': v} for k, v in contents.items() if v]
-    next(o for o in sections if o['section'] == 'API index')['href'] = 'reference/index.md'
-    return sections
+    return [{'section': k, 'contents': v} for k, v in contents.items() if v]
 
 
 # ---- the notebooks and the reference as the renderer wants them
@@ -146,8 +144,7 @@ def write_settings(cache, cfg, contents):
 
 
 def render(cache):
-    if shutil.which('quarto'): cmd = ['quarto', 'render', '--no-cache', '--no-execute']
-    else: cmd = [str(Path(sys.executable).with_name('smalldocs')), 'render', '.']
+    cmd = [str(Path(sys.executable).with_name('smalldocs')), 'render', '.']
     subprocess.run(cmd, cwd=cache, check=True, stdin=subprocess.DEVNULL)
 
 
@@ -168,7 +165,8 @@ def main():
     cache = prepare(cfg, found, ref)
     render(cache)
     made = cache/cfg.doc_path.name
-    finish(made, sources(found, ref), ref, {c.page: group_of(c.page)[0] for c in found})
+    url = yaml.safe_load((cfg.nbs_path/'_quarto.yml').read_text(encoding='utf-8'))['website'].get('site-url') or ''
+    finish(made, sources(found, ref), ref, {c.page: group_of(c.page)[0] for c in found}, ROOT, url)
     wrong = list(faults(made))
     shutil.rmtree(cfg.doc_path, ignore_errors=True)
     shutil.move(made, cfg.doc_path)                 # in one go: what is there is finished

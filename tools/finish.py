@@ -1,9 +1,11 @@
-"""The last touches to the rendered site: nothing comes from other hosts, search knows what matters, no link is dead."""
-import base64, html, json, posixpath, re, shutil
+"""The last touches to the rendered site: pages are light and reach every reader, nothing comes from other hosts, search knows
+what matters, no link is dead."""
+import base64, html, io, json, posixpath, re, shutil, zipfile
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
 from latex2mathml.converter import convert
+from PIL import Image
 
 MATHS = re.compile(r'<span class="math (inline|display)">\\[(\[](.*?)\\[)\]]</span>', re.S)
 KATEX = re.compile(r'<(?:link|script)\b[^>]*\bkatex[^>]*>(?:</script>)?', re.I)
@@ -16,15 +18,56 @@ def own_maths(page):
     return KATEX.sub('', MATHS.sub(mathml, page))
 
 
-PICTURE = re.compile(r'<img ((?:alt="[^"]*" )?src="data:image/png;base64,([A-Za-z0-9+/]{32}))')
+PICTURE = re.compile(r'<img ((?:alt="[^"]*" )?)src="data:image/png;base64,([A-Za-z0-9+/=\s]+)"')
+COLOURS = 64                # of a plot: they look the same, and take a quarter of the bytes
 
 
-def sized(page):
-    """A page whose pictures say how wide they should be at least, for styles.css.
+def with_pictures(page, path):
+    """A page whose pictures lie beside it, and are loaded when they come into sight.
 
-    An inch of a figure is 203 pixels, and should be 62 points wide."""
-    def width(m): return int.from_bytes(base64.b64decode(m[2])[16:20], 'big')*62//203
-    return PICTURE.sub(lambda m: f'<img style="--figure: {width(m)}px" {m[1]}', page)
+    They say how wide they should be at least, for styles.css: an inch of a figure is 203 pixels, and should be 62 points wide."""
+    folder = path.with_name(f'{path.stem}_files')
+    def beside(m):
+        folder.mkdir(exist_ok=True)
+        found = Image.open(io.BytesIO(base64.b64decode(m[2]))).convert('RGB')
+        made = found.quantize(COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        file = folder/f'{len([*folder.iterdir()]) + 1}.png'
+        made.save(file, optimize=True)
+        size = f'width="{found.width}" height="{found.height}" style="--figure: {found.width*62//203}px"'
+        return f'<img class="{"photo" if is_photo(made) else "plot"}" loading="lazy" {size} {m[1]}src="{folder.name}/{file.name}"'
+    return PICTURE.sub(beside, page)
+
+
+def is_photo(picture):
+    "Does a picture show what is dark in itself, such as a game? A dark page shows plots in dark, and leaves these as they are"
+    tones = picture.convert('RGB').getcolors()
+    dark = sum(n for n, tone in tones if max(tone) < 128 and max(tone) - min(tone) < 24)
+    return dark > .06*picture.width*picture.height
+
+
+DRAWING = re.compile(r'<img (?:[^>]* )?src="([^"]+\.svg)"[^>]*>')
+
+
+def with_drawings(page, path):
+    "A page with its drawings in it, where they take the colour of its text"
+    return DRAWING.sub(lambda m: (path.parent/m[1]).read_text(encoding='utf-8').strip(), page)
+
+
+# What the theme loads and this site does not use, and what a keyboard can't reach
+UNUSED = re.compile(r'<link[^>]*bootstrap-icons[^>]*>|<script src="[^"]*/(?:bootstrap\.bundle|fuse)\.min\.js"></script>'
+                    r'|<button class="navbar-toggler".*?</button>')
+SECTION = re.compile(r'<a class="sidebar-item-text[^>]*data-bs-target="#([^"]*)"[^>]*aria-expanded="(\w+)">(.*?)</a>'
+                     r'<a class="sidebar-item-toggle.*?</a>')
+SCHEME = re.compile(r'<a class="(quarto-color-scheme-toggle nav-link)"[^>]*>(.*?)</a>')
+
+
+def reachable(page):
+    "A page whose sections of the sidebar, and whose switch of the scheme, are buttons; without what is not used"
+    page = UNUSED.sub('', page).replace('class="collapse navbar-collapse"', 'class="navbar-collapse"')
+    page = page.replace('id="quarto-document-content"', 'id="quarto-document-content" tabindex="-1"')
+    page = SECTION.sub(r'<button type="button" class="sidebar-item-text sidebar-link" aria-controls="\1" aria-expanded="\2">\3</button>', page)
+    return SCHEME.sub(r'<button type="button" class="\1" aria-label="Light or dark" title="Light or dark" onclick="smalldocsToggleScheme()">\2</button>',
+                      page)
 
 
 OUTPUT = re.compile(r'(<div class="cell-output[^>]*>\s*)<pre>(.*?)</pre>', re.S)
@@ -40,13 +83,28 @@ def wrapped(page):
 
 
 SOURCE = re.compile(r'<a href="[^"]*#page-source">([^<]*)</a>')
+DATA = re.compile(r"""['"]([\w./-]+\.csv)\\?['"]""")      # in a notebook
 
 
-def with_source(page, path, source):
-    "A page whose footer leads to a copy of what it is made from, which lies beside it"
+def data_of(source, root):
+    "The files that the code of a notebook reads, as they lie in the repository"
+    if source.suffix != '.ipynb': return []
+    named = {(source.parent/o).resolve() for o in DATA.findall(source.read_text(encoding='utf-8'))}
+    return sorted(o for o in named if o.is_file() and o.is_relative_to(root))
+
+
+def with_source(page, path, source, root):
+    """A page whose footer leads to a copy of what it is made from, which lies beside it.
+
+    A notebook that reads data comes with them, in an archive with the folders of the repository."""
     if source is None: return SOURCE.sub('', page)
-    shutil.copy(source, path.with_suffix(source.suffix))
-    return SOURCE.sub(rf'<a href="{path.stem}{source.suffix}" download>\1</a>', page)
+    data = data_of(source, root)
+    copy = path.with_suffix('.zip' if data else source.suffix)
+    if data:
+        with zipfile.ZipFile(copy, 'w', zipfile.ZIP_DEFLATED) as archive:
+            for o in [source, *data]: archive.writestr(zipfile.ZipInfo(o.relative_to(root).as_posix()), o.read_bytes(), zipfile.ZIP_DEFLATED)
+    else: shutil.copy(source, copy)
+    return SOURCE.sub(rf'<a href="{copy.name}" download>\1{", with its data" if data else ""}</a>', page)
 
 
 LONG_NAME = re.compile(r'(?:<h1 class="title">|class="nav-page-text">)fastrl_replay\.[\w.]+')
@@ -102,28 +160,97 @@ def search_entry(entry, ref, groups):
     return {**entry, 'weight': weight, 'name': found.name}
 
 
-def weigh_search(site, ref, groups):
-    "Say in the search index what each entry is worth; outputs of cells are in it, folded source is not"
-    path = site/'search.json'
-    entries, said = json.loads(path.read_text(encoding='utf-8')), {}
+WORD = re.compile(r'\w+')
+SHOWN, SHORT = 240, 120     # characters of a text that a result may show; of an entry of the reference that only the inside needs
+
+
+def brief(entry):
+    "An entry with the beginning of its text, and the other words in it once; without what is empty"
+    inside = entry['weight'] <= .5
+    text = entry.pop('text')
+    start = text if len(text) <= SHOWN else text[:SHORT if inside else SHOWN].rpartition(' ')[0]
+    seen, more = {o.lower() for o in WORD.findall(start)}, []
+    for o in [] if inside else WORD.findall(text[len(start):]):
+        if len(o) > 1 and not o.isdigit() and o.lower() not in seen: more.append(o)
+        seen.add(o.lower())
+    needless = {'objectID', 'section'} if 'name' in entry else {'objectID'}
+    return {k: v for k, v in (entry | {'text': start, 'more': ' '.join(more)}).items() if v and k not in needless}
+
+
+def write_search(site, ref, groups):
+    """`search.js`: what is on the site, and what each entry is worth; outputs of cells are in it, folded source is not.
+
+    It is a script, since a page that is read from a disk may load nothing else."""
+    path, said = site/'search.json', {}
+    entries = json.loads(path.read_text(encoding='utf-8'))
     for e in entries:
         page, _, place = e['href'].partition('#')
         if page not in said: said[page] = texts((site/page).read_text(encoding='utf-8'))
         e['text'] = said[page].get(place, e['text'])
-    path.write_text(json.dumps([search_entry(e, ref, groups) for e in entries], ensure_ascii=False), encoding='utf-8')
+    made = [brief(search_entry(e, ref, groups)) for e in entries]
+    (site/'search.js').write_text('window.searchIndex = ' + json.dumps(made, ensure_ascii=False, separators=(',', ':')) + '\n', encoding='utf-8')
+    path.unlink()
 
 
-def finish(site, sources, ref, groups):
-    "All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar"
-    weigh_search(site, ref, groups)
+# ---- style sheets
+
+RULE = re.compile(r'([^{}]*)\{((?:[^{}]|\{[^{}]*\})*)\}')
+
+
+def pruned(css, used):
+    "A style sheet without the rules for classes that no page has"
+    def kept(selector):
+        return {*re.findall(r'\.([a-zA-Z][\w-]*)', re.sub(r':not\([^)]*\)|:(?:is|where)\([^)]*\)', '', selector))} <= used
+    def parts(text):
+        for head, body in RULE.findall(text):
+            if head.startswith('@'):
+                if head.startswith(('@media', '@supports')): body = ''.join(parts(body))
+                if body: yield f'{head}{{{body}}}'
+            elif wanted := [o for o in re.split(r',(?![^(]*\))', head) if kept(o)]: yield f'{",".join(wanted)}{{{body}}}'
+    return ''.join(parts(re.sub(r'/\*.*?\*/|@charset[^;]*;', '', css, flags=re.S)))
+
+
+def lighten(site):
+    "Themes without what no page uses, scripts in one file, no font: styles.css has the icons"
+    libs = site/'site_libs'
+    for unused in 'bootstrap', 'bootstrap-icons', 'fuse': shutil.rmtree(libs/unused)
+    own, script = site/'site.js', libs/'smalldocs.js'
+    script.write_text(script.read_text(encoding='utf-8') + own.read_text(encoding='utf-8'), encoding='utf-8')
+    own.unlink()
+    pages = ' '.join(p.read_text(encoding='utf-8') for p in site.rglob('*.html'))
+    used = {*' '.join(re.findall(r'class="([^"]*)"', pages)).split()} | {*re.findall(r'[\w-]+', script.read_text(encoding='utf-8'))}
+    for p in libs.rglob('*.css'):
+        text = IMPORT.sub('', p.read_text(encoding='utf-8'))      # a theme's web font; the reader's own sans-serif serves as well
+        p.write_text(pruned(text, used), encoding='utf-8')
+
+
+# ---- for a site with an address
+
+def with_address(page, name, url):
+    "A page that says where it is; one for addresses that lead nowhere loads all from there, whatever was asked for"
+    if not url: return page
+    said = f'<base href="{url}/">' if name == '404' else f'<link rel="canonical" href="{url}/{name}.html">'
+    return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">{said}', 1)
+
+
+def write_map(site, url):
+    "For search engines: where the map of the site is, and a map without the page for addresses that lead nowhere"
+    (site/'robots.txt').write_text(f'User-agent: *\nAllow: /\nSitemap: {url}/sitemap.xml\n', encoding='utf-8')
+    path = site/'sitemap.xml'
+    path.write_text(re.sub(r'\s*<url>\s*<loc>[^<]*/404\.html</loc>.*?</url>', '', path.read_text(encoding='utf-8'), flags=re.S), encoding='utf-8')
+
+
+def finish(site, sources, ref, groups, root, url=''):
+    "All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar; `url`: where it will be, if known"
+    write_search(site, ref, groups)
     for p in site.rglob('*.html'):
         name = p.relative_to(site).as_posix().removesuffix('.html')
-        page = with_source(p.read_text(encoding='utf-8'), p, sources.get(name))
+        page = with_source(p.read_text(encoding='utf-8'), p, sources.get(name), root)
         if name.startswith('reference/'): page = with_breaks(with_short_contents(page))
-        p.write_text(wrapped(sized(own_maths(page))), encoding='utf-8')
-    for p in site.rglob('*.css'):  # a theme's web font; the reader's own sans-serif serves as well
-        text = p.read_text(encoding='utf-8')
-        if IMPORT.search(text): p.write_text(IMPORT.sub('', text), encoding='utf-8')
+        page = wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p))
+        p.write_text(with_address(page, name, url.rstrip('/')), encoding='utf-8')
+    lighten(site)
+    if url: write_map(site, url.rstrip('/'))
 
 
 # ---- what is wrong

@@ -16,49 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NAME = 'fastrl_replay'
 
-SMOKE = """
-import tempfile, torch
-from pathlib import Path
-import gymnasium as gym, matplotlib
-matplotlib.use('agg')
-from fastrl_replay import cli
-from fastrl_replay.all import *
-from fastrl_replay.learner import q_network
-
-env = gym.make('CartPole-v1')
-model = q_network(env.observation_space, int(env.action_space.n), hidden=16, seed=0)
-agent = EpsilonGreedy(model, eps=LinearSchedule(1., .05, 500), seed=0)
-folder = Path(tempfile.mkdtemp())
-def pipeline(**how):
-    return (GymStepper(['CartPole-v1'], agent=agent, seed=0).n_step(n=3, gamma=.99)
-            .prioritized_replay(bs=32, max_sz=1_000, min_sz=100, steps_per_batch=2, seed=0, **how))
-
-replay = pipeline()
-learn = DQNLearner(model, replay.loader())
-learn.fit(150)
-assert learn.n_batches == 150 and len(learn.evaluate('CartPole-v1', 2)) == 2
-learn.plot().savefig(folder/'curve.png')
-replay.show().savefig(folder/'memory.png')
-assert (folder/'memory.png').stat().st_size > 10_000
-print(sorted(replay.memory.health())[:3])
-
-replay.save(folder/'saved')
-again = pipeline().load(folder/'saved')
-assert torch.equal(again.sample().ids, replay.sample().ids) and again.memory.check_valid()
-assert ReplayMemory.load(folder/'saved').n_added == replay.memory.n_added
-
-on_disk = pipeline(path=folder/'disk')
-for _, batch in zip(range(20), on_disk): batch.update_priorities(torch.ones(32))
-n = on_disk.memory.n_added
-on_disk.memory.close()
-with ReplayMemory.open(folder/'disk') as memory: assert memory.n_added == n and memory.check_valid()
-
-windows = GymStepper(['CartPole-v1'], seed=0).sequence_replay(bs=4, max_sz=500, length=8, min_sz=200, seed=0)
-assert next(iter(windows)).state.shape == (4, 8, 4)
-args = '--steps 600 --bs 16 --episodes 2 --confirm 0 --select 2 --memory rank --out'
-assert cli.main(['train', *args.split(), str(folder/'run')]) == 0
-"""
-
 
 def bounds(lines):
     "The lowest version of each requirement, {name: '==1.2'}, of several the highest; or a `SystemExit`"
@@ -74,7 +31,17 @@ def bounds(lines):
 def requirements(root=ROOT):
     "What the package requires, and what each extra does: (list, {name: list})"
     project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
-    return project['dependencies'], project['optional-dependencies']
+    extras = project['optional-dependencies']
+    return project['dependencies'], {name: whole(name, extras) for name in extras}
+
+
+def whole(name, extras):
+    "What an extra asks for, with that of the extras that it includes"
+    found = []
+    for line in extras[name]:
+        inner = re.fullmatch(NAME + r'\[([\w,-]+)\]', line)
+        found += [o for k in inner[1].split(',') for o in whole(k, extras)] if inner else [line]
+    return found
 
 
 def run(*args, **kw):
@@ -119,7 +86,7 @@ def main():
         (folder/'run').mkdir()
         env = os.environ | dict(NUMBA_CACHE_DIR=str(folder/'run'), OMP_NUM_THREADS='1', TMPDIR=str(folder/'run'))
         env.pop('PYTHONPATH', None)
-        run(python, '-c', SMOKE, cwd=folder/'run', env=env)
+        run(python, ROOT/'tools'/'smoke.py', cwd=folder/'run', env=env)
         print('the package works with its lowest versions', flush=True)
         for name, lines in extras.items() if o.extras else ():
             path, pins = pinned(o.venv, name, [*own, *lines], o.torch)
