@@ -22,7 +22,7 @@ from ..show import bytes_in_words, memory_figure, memory_table
 from ..steps import Layout, derived_type, encode, same_layout
 from ..storage.base import Ram, follow_episode
 from ..storage.draw_counts import DrawCounts
-from ..storage.frames import (
+from ..storage.choice import (
     Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, storage_for)
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
 

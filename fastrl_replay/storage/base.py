@@ -216,9 +216,11 @@ def fresh_pages(nbytes: int, reserve: bool = True) -> np.ndarray:
 class Ram:
     "Allocates main memory for storages and samplers. A `MappedFolder` has the same methods"
     durable, writable = False, True
-    def __init__(self) -> None:
-        self._upto: dict = {}
-        self.counters = np.zeros(8, np.int64)
+    def __init__(self) -> None: self._upto: dict = {}
+    @property
+    def counters(self) -> np.ndarray:
+        "Counters for a ring (int64[8], see there): zeros, for each its own"
+        return np.zeros(8, np.int64)
     def allocate(self, name, nbytes, grow=False) -> np.ndarray:
         "Return `nbytes` zeros (uint8), or a `MemoryError`; with `grow`, `extend` makes them usable"
         if not grow: check_free(name, nbytes)

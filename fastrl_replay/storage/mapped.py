@@ -29,7 +29,7 @@ from ..samplers.own import KINDS
 from ..saving import (
     LOCKS, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder, write_file)
 from ..steps import Layout
-from .frames import check_storage_options, storage_for
+from .choice import check_storage_options, storage_for
 from .records import TOLD
 
 # %% ../../nbs/3_lasting/02_mapped.ipynb #4dec6702
