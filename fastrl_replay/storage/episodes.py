@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'EPISODE', 'PLACE', 'LENGTH', 'GONE', 'STREAM', 'BEGIN', 'ENDED', 'START', 'ROOM', 'N_ROWS', 'N_GONE',
            'OLD', 'LIMIT', 'EPISODES', 'FREE_EPISODES', 'STREAMS', 'FREE_STREAMS', 'USED', 'SEEN', 'FIRST', 'SINCE',
-           'RINGS', 'STRATEGIES', 'place_of', 'slot_at', 'enter_rows', 'Episodes']
+           'RINGS', 'STRATEGIES', 'place_of', 'slot_at', 'enter_rows', 'column_of', 'Episodes']
 
 # %% ../../nbs/3_lasting/06b_episodes.ipynb #e9150004
 from typing import Any
 import numpy as np
-from ..kernels import inner, kernel
+from ..checks import refuse
+from ..kernels import id_in, inner, kernel
 from ..samplers.rng import below_of, load, words_of
 from ..steps import ending_columns, goes_on
 
@@ -168,9 +169,6 @@ def enter_rows(columns, tables, phases, known, n_added, first_id):
         if tables[4][SEEN] < n_added: _lay_out(tables)
 
 # %% ../../nbs/3_lasting/06b_episodes.ipynb #e915000d
-@_inlined
-def _id_in(slot, newest, max_sz): return newest - (newest - slot) % max_sz
-
 @_kernel
 def _count(tables, slots, before, after):
     "How many stored steps of their episodes come before and after the rows in these slots"
@@ -179,28 +177,34 @@ def _count(tables, slots, before, after):
         before[i], after[i] = place - tables[1][e, GONE], tables[1][e, LENGTH] - 1 - place
 
 @_kernel
-def _look(tables, slots, offsets, newest, found):
+def _look(tables, slots, offsets, n_added, found):
     "Write the ids of the steps `offsets` places later into `found` (int64[m, k]); −1: not stored"
     for i, slot in enumerate(slots):
         e, place = tables[0][slot, EPISODE], place_of(tables, slot)
         gone, length = tables[1][e, GONE], tables[1][e, LENGTH]
         for k, by in enumerate(offsets):
             to = place + by
-            found[i, k] = _id_in(slot_at(tables, e, to), newest, len(tables[0])) if gone <= to < length else -1
+            found[i, k] = id_in(slot_at(tables, e, to), n_added, len(tables[0])) if gone <= to < length else -1
 
 @_kernel
-def _choose(tables, slots, strategy, words, newest, found):
+def _choose(tables, slots, strategy, words, n_added, found):
     state = load(words)
     for i, slot in enumerate(slots):
         e, least = tables[0][slot, EPISODE], place_of(tables, slot)
         if strategy==1: least = tables[1][e, LENGTH] - 1
         if strategy==2: least = tables[1][e, GONE]
         by, state = below_of(state, np.uint64(tables[1][e, LENGTH] - least))
-        found[i] = _id_in(slot_at(tables, e, least + np.int64(by)), newest, len(tables[0]))
+        found[i] = id_in(slot_at(tables, e, least + np.int64(by)), n_added, len(tables[0]))
     words[0], words[1], words[2], words[3] = state
 
 # %% ../../nbs/3_lasting/06b_episodes.ipynb #e915000f
 STRATEGIES = 'future', 'final', 'episode'
+
+def column_of(storage: Any, field: str) -> Any:
+    "Return a view of a field in all slots, or None: no such field. A `ValueError` unless it is one number a step"
+    found = storage.numbers(field)
+    if found is None and field in storage.layout.fields: refuse(field, 'one number a step', storage.layout)
+    return found
 
 class Episodes:
     """The episodes in a `storage`. It finds any step of one in O(1), in about 16 bytes a row; the caller holds the
@@ -212,9 +216,12 @@ class Episodes:
         self.storage, max_sz, self._known = storage, storage.max_sz, known
         self._phases = np.zeros((1, 2), np.int32) if phases is None else phases
         # views with gaps, like a storage's own, so that each kernel is compiled once
-        found = [None]*5 if across_episodes else ending_columns(storage.column)
+        found = [None]*5 if across_episodes else ending_columns(lambda field: column_of(storage, field))
         nothing = [np.broadcast_to(np.zeros(1, kind), max_sz) for kind in (bool, bool, np.int64, np.float32, np.int64)]
-        self.columns = storage.linked()[:, 0], *(b if a is None else a for a, b in zip(found, nothing))
+        back = storage.numbers('_prev')
+        self._follows = back is None
+        if self._follows: back = np.zeros((max_sz, 2), np.int32)[:, 0]
+        self.columns = back, *(b if a is None else a for a, b in zip(found, nothing))
         counts = np.zeros(RINGS + 40, np.int64)
         counts[USED], self._counts = 1, counts.data
         self.tables = (np.zeros((max_sz, 2), np.int32), np.zeros((max_sz + 1, 5), np.int64),
@@ -223,14 +230,21 @@ class Episodes:
     def catch_up(self) -> tuple[np.ndarray, ...]:
         "Enter the rows stored since the last call; return the tables"
         n, first, counts = self.storage.n_added, self.storage.first_id, self._counts
-        if n!=counts[SEEN] or first!=counts[FIRST]: enter_rows(self.columns, self.tables, self._phases, self._known, n, first)
+        if n==counts[SEEN] and first==counts[FIRST]: return self.tables
+        if self._follows: self._follow(np.arange(max(counts[SEEN], first), n), first)
+        enter_rows(self.columns, self.tables, self._phases, self._known, n, first)
         return self.tables
+    def _follow(self, ids, first):
+        "Ask a storage that keeps no distances for the rows before these; −1: it may be gone"
+        slots = ids % self.storage.max_sz
+        before = self.storage.follow(slots, 2, back=True)[:, 1]
+        self.columns[0][slots] = np.where(before < 0, -(first > 0), ids - before)
 
     def window(self, slots: np.ndarray, offsets: Any) -> np.ndarray:
         "Return ids of the steps `offsets` (k) places later in the episodes (int64[m, k]); −1: not stored"
         tables, offsets = self.catch_up(), np.asarray(offsets, np.int64)
         found = np.empty((len(slots), len(offsets)), np.int64)
-        _look(tables, slots, offsets, self._counts[SEEN] - 1, found)
+        _look(tables, slots, offsets, self._counts[SEEN], found)
         return found
     def counts(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         "Return how many stored steps of their episodes come before and after these (int64[m] each)"
@@ -242,11 +256,15 @@ class Episodes:
         slots = np.array([slot])
         before, after = self.counts(slots)
         return self.window(slots, np.arange(-before[0], after[0] + 1))[0]
+    def begins(self, slot: int) -> bool:
+        "Does the episode begin with the row in a slot, its first one stored? False also where that can't be known"
+        before = self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
+        return bool(before >= 0 or self.columns[0][slot]==0)
     def choose(self, slots: np.ndarray, strategy: str, rng: Any) -> np.ndarray:
         """Return the id of a step of the episode of each (int64[m]): with equal probability one from the row itself on
         ('future') or any stored one ('episode'), or the last ('final')"""
         tables, found = self.catch_up(), np.empty(len(slots), np.int64)
-        _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN] - 1, found)
+        _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], found)
         return found
 
     def check_valid(self) -> bool:
@@ -254,7 +272,7 @@ class Episodes:
         max_sz, first = self.storage.max_sz, self.storage.first_id
         slots = np.arange(first, self.storage.n_added) % max_sz
         if not len(slots): return True
-        earlier = self.storage.neighbour(slots, True)
+        earlier = self.storage.follow(slots, 2, back=True)[:, 1]
         there = earlier >= 0
         a, b = earlier[there] % max_sz, slots[there]
         terminated, truncated, *rest = self.columns[1:]
