@@ -189,3 +189,81 @@ def test_a_slow_stream_goes_on_after_its_predecessor_is_gone():
         rows, episodes = index.catch_up()[:2]
         assert episodes[rows[12 % 10, 0], 0]==(1 if flagged else 5) and index.counts(np.array([2]))[0].tolist()==[0]
         assert index.check_valid()
+
+
+# ---- by a memory: rows that change under the index, and storages that keep no distances
+
+def play(memory, world, m, streams=3):
+    s = world.rng.integers(0, streams, m)
+    memory.extend([world.row(k) for k in s.tolist()], streams=s)
+
+
+def test_the_index_of_a_memory_follows_whatever_replaces_its_rows(tmp_path):
+    "Loaded, copied, saved and loaded, on disk closed and opened, a state put into a folder that held other rows"
+    one, two = (World(k, Flagged) for k in (1, 2))
+    memory, disk = ReplayMemory(60), ReplayMemory(60, path=tmp_path/'m')
+    for _ in range(3): play(memory, one, 50), play(disk, two, 37)
+    check(memory.episode_index(), one), check(disk.episode_index(), two)
+    other = copy.deepcopy(memory)
+    memory.save(tmp_path/'saved')
+    check(other.episode_index(), one), check(ReplayMemory.load(tmp_path/'saved').episode_index(), one)
+    disk.close()
+    with ReplayMemory.open(tmp_path/'m') as disk:
+        check(disk.episode_index(), two)
+        play(disk, two, 5)
+        check(disk.episode_index(), two)
+        disk.load_state_dict(memory.state_dict())                # the same storage, other rows, fewer or more
+        check(disk.episode_index(), one)
+        one_on_disk = copy.deepcopy(one)
+        play(disk, one_on_disk, 20)
+        check(disk.episode_index(), one_on_disk)
+    play(memory, one, 11)
+    check(memory.episode_index(), one)
+
+
+def test_a_flag_that_is_corrected_is_seen_or_refused():
+    from fastrl_replay.storage.sequence_sampler import Sequence
+    memory = ReplayMemory(20)
+    for k in range(12): memory.add(Flagged(k, k==5, False))
+    assert memory.episode_ids(3).tolist()==[0, 1, 2, 3, 4, 5] and memory.next([5], within_episode=True).tolist()==[-1]
+    memory.correct([2], 'truncated', True)
+    memory.correct([5], 'terminated', False)
+    assert memory.episode_ids(3).tolist()==list(range(3, 12)) and memory.next([2, 5], within_episode=True).tolist()==[-1, 6]
+    assert [o.x.tolist() for o in memory.episodes()]==[[0, 1, 2]] and memory.episode_index().check_valid()
+    formed = ReplayMemory(20, sequence=Sequence(2))
+    for k in range(12): formed.add(Discounted(k, False, False, .9))
+    for field in ('terminated', 'discount'):
+        with pytest.raises(ValueError, match='sequences have been formed by it'): formed.correct([2], field, 1)
+
+
+class Plain:
+    "A storage that keeps no distances: the members that the index uses, and no more"
+    def __init__(self, storage): self.kept, self.layout, self.max_sz = storage, storage.layout, storage.max_sz
+    @property
+    def n_added(self): return self.kept.n_added
+    @property
+    def first_id(self): return self.kept.first_id
+    def numbers(self, field): return None if field=='_prev' else self.kept.numbers(field)
+    def follow(self, slots, length, back=False): return self.kept.follow(slots, length, back)
+
+
+@pytest.mark.parametrize('pattern', PATTERNS)
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_storage_without_distances_is_asked_for_them(kind, pattern):
+    rng, world, memory = np.random.default_rng(0), World(5, kind), ReplayMemory(90)
+    index = None
+    for _ in range(12):
+        streams = PATTERNS[pattern](int(rng.choice([1, 20, 100])), rng)
+        memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
+        index = index or Episodes(Plain(memory._storage))
+        if rng.random() < .7: check(index, world)
+
+
+def test_whole_episodes_of_a_storage_without_distances():
+    "An episode begins with its first stored row where that has a predecessor of another episode, or nothing is gone yet"
+    memory, found = ReplayMemory(10), []
+    for k in range(14):
+        memory.add(Flagged(k, k % 4==3, False))
+        if k in (3, 13): found.append([Episodes(o).begins(s) for o in (memory._storage, Plain(memory._storage)) for s in (0, 4, 8)])
+    assert found[0][0] and found[0][3] and found[1][2] and found[1][5]
+    assert not found[1][1] and not found[1][4]               # the row before id 4 is gone

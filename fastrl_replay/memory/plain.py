@@ -326,13 +326,12 @@ class PlainMemory(Drawn):
         "Return ids of the steps after these in their streams, or episodes (int64 array); −1: there is none yet"
         with self.lock: return self._beside(ids, 1, within_episode)
     def _beside(self, ids, by, within_episode):
-        storage, index = self._stocked(), self.episode_index if within_episode else None
+        storage, index = self._stocked(), self.episode_index() if within_episode else None
         slots = self._slots(ids)
         return storage.follow(slots, 2, by < 0)[:, 1] if index is None else index.window(slots, (by,))[:, 0]
-    @property
     def episode_index(self) -> Episodes:
-        """The index of the episodes that are stored; hold the `lock` while you use it, and don't keep it. A
-        `ValueError` where nothing tells the end of an episode"""
+        """Return the index of what is stored; hold the `lock` while you use it, and don't keep it. A `ValueError`
+        where nothing tells the end of an episode"""
         with self.lock:
             names = self._stocked().layout.fields
             if 'episode_n' in names or {'terminated', 'truncated'} <= set(names): return self._indexed()
@@ -399,7 +398,7 @@ class PlainMemory(Drawn):
         "Return ids of the stored part of the episode with transition `id`, oldest first (int64 array)"
         with self.lock:
             [slot] = self._slots([id])
-            return self.episode_index.ids_of(slot)
+            return self.episode_index().ids_of(slot)
 
     def __getitem__(self, k: Any) -> Any:
         with self.lock:

@@ -258,6 +258,7 @@ class Episodes:
         return self.window(slots, np.arange(-before[0], after[0] + 1))[0]
     def begins(self, slot: int) -> bool:
         "Does the episode begin with the row in a slot, its first one stored? False also where that can't be known"
+        self.catch_up()
         before = self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
         return bool(before >= 0 or self.columns[0][slot]==0)
     def choose(self, slots: np.ndarray, strategy: str, rng: Any) -> np.ndarray:
