@@ -106,21 +106,23 @@ def header_column(name: str, doc: str) -> Any:
     "Return the descriptor of a column of the header"
     return Column(list(HEADER).index(name), doc)
 
-@torch.compiler.assume_constant_result
 def batch_type(kind: Any, layout: Layout) -> Any:
     "Return the class of batches of this layout: `kind` (`Batch`, or a class derived from it), with its fields"
     kind = kind._kind or kind
+    _make_type(kind, layout)
+    return layout.__dict__['_batch_types'][kind]       # which a compiled function can follow
+
+@torch.compiler.assume_constant_result
+def _make_type(kind, layout):
     known = layout.__dict__.setdefault('_batch_types', {})
     if kind not in known:
         bits = [None]*N_HEADER + [o.bits_of for o in layout.leaves]
         names = {f: '_field_' + f if f in kind._own else f for f in layout.fields}
         trees = {names[f]: tree_map(lambda k: k + N_HEADER, o) for f, o in zip(layout.fields, layout.trees)}
         plain = {f: isinstance(k, int) and bits[k] is None for f, k in trees.items()}
-        columns = {o: getattr(kind, o) for o in kind._header}       # a compiled function finds them here only
-        columns |= {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
+        columns = {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
         more = dict(_kind=kind, _layout=layout, _names=names, _trees={f: tree_leaves(o) for f, o in trees.items()})
         known[kind] = type(kind.__name__, (kind,), columns | more)
-    return known[kind]
 
 def made_of(of_type: Any, n: int, columns: list, **known: Any) -> Any:
     "Return a batch of this `batch_type` with `n` rows and these `columns`: header and leaves, as arrays or tensors"
@@ -204,13 +206,13 @@ class Columns:
         "The ids on the CPU, as they are"
         return self.__dict__.get('ids', self._columns[0]) if self._host_ids is None else self._host_ids
     def _kept(self):
-        "What a copy keeps: the way back to its memory, and its streams"
-        known = {k: self.__dict__[k] for k in ('_memory', '_max_sz', '_extra', 'streams') if k in self.__dict__}
+        "What a copy keeps: its layout, the way back to its memory, its streams"
+        known = {k: self.__dict__[k] for k in _KEPT if k in self.__dict__}
         return known | dict(_host_ids=self._host())
     def _each(self, f, n=None):
         "The same batch with `f` applied to every tensor (and then of `n` rows)"
         columns = [None if t is None else f(t) for t in self._tensors()]
-        return made_of(self._type, self._n if n is None else n, columns, **self._kept())
+        return made_of(type(self), self._n if n is None else n, columns, **self._kept())
 
     def _block(self):
         "The buffer as a tensor, if all columns still lie in it"
@@ -221,7 +223,7 @@ class Columns:
         return base if inside else None
     def _moved(self, f):
         block = self._block()
-        return self._each(f) if block is None else made_over(type(self), self._plan, f(block), **self._kept())
+        return self._each(f) if block is None else made_over(self._kind, self._plan, f(block), **self._kept())
 
     def to(self, device: Any, non_blocking: bool = False) -> Any:
         "Return the batch on another device: one copy for all columns"
@@ -252,6 +254,8 @@ class Columns:
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         return made
+
+_KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
 
 def _unpickled(kind, layout, n, shapes, raw, known):
     return made_over(kind, Plan.of(layout, n, shapes), raw if raw.flags.writeable else raw.copy(), **known)
@@ -403,7 +407,7 @@ class Batch(Columns):
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
         columns = [t.unsqueeze(-1) if k and t is not None and t.ndim==1 else t for k, t in enumerate(self._tensors())]
-        return made_of(_unsqueezed(self._type), self._n, columns, **self._kept())
+        return made_of(type(self), self._n, columns, **(self._kept() | dict(_type=_unsqueezed(self._type))))
 
     def update_priorities(self, td_errors) -> int:
         "Send new TD errors (bs,) to its memory: see `ReplayMemory.update_priorities`"

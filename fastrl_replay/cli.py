@@ -75,15 +75,15 @@ def make_env(env_id, max_steps=None, render_mode=None) -> Any:
         warnings.simplefilter('ignore')
         try: env = gym.make(env_id, disable_env_checker=True, **how)
         except Exception as e: raise Refused(f'environment {env_id!r}: {e}') from None      # noqa: BLE001
-    actions, states = env.action_space, env.observation_space
-    is_right = isinstance(actions, gym.spaces.Discrete)
+    actions: Any = env.action_space
+    states, is_right = env.observation_space, isinstance(actions, gym.spaces.Discrete)
     _need(is_right, f'environment {env_id!r}: a DQN expects Discrete actions, got {actions}')
     if max_steps and max_steps != _limit(env): env = gym.wrappers.TimeLimit(env, max_steps)
     if actions.start:
         env = gym.wrappers.TransformAction(env, lambda a: a + actions.start, gym.spaces.Discrete(actions.n))
     if isinstance(states, (gym.spaces.Box, gym.spaces.Discrete)): return env
-    is_right = states.is_np_flattenable
-    _need(is_right, f'environment {env_id!r}: expected observations of a fixed size, got {states}')
+    is_fixed = states.is_np_flattenable
+    _need(is_fixed, f'environment {env_id!r}: expected observations of a fixed size, got {states}')
     return gym.wrappers.FlattenObservation(env)
 
 def _limit(env): return env.spec.max_episode_steps if env.spec else None

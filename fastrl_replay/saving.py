@@ -112,7 +112,7 @@ def manifest_bytes(manifest: Any) -> bytes:
 def read_manifest(path: Path) -> Any:
     "Return the manifest in a file; `CheckpointError` if missing, damaged or of another format."
     with _reading(path) as f:
-        head = _HEAD.match(text := f.read())
+        head: Any = _HEAD.match(text := f.read())
         require(head, f'expected a first line of format {FORMAT}')
         body, number = text[head.end():], int(head[1])
         require(number==FORMAT, f'expected format {FORMAT}, got {number}')

@@ -226,7 +226,7 @@ class Soak:
         if what==0: self.check_rows(memory.recent(rng.randrange(1, 50)))
         elif what==1: self.check_rows(memory[rng.randrange(9):rng.randrange(10, 60)])
         elif what==2: self.check_step(memory[rng.randrange(n)])
-        elif what==3: repr(memory), memory.nbytes, memory.samples_per_insert, memory.n_drawn, memory.bytes_each
+        elif what==3: repr(memory), memory.nbytes, memory.usage()
         elif what==4: memory.check_valid()
         elif what==5:
             with memory.lock:

@@ -36,7 +36,7 @@ def test_a_refusal_within_the_handling_of_an_error_hides_that():
 
 def test_values_are_shown_on_one_short_line():
     assert shown('a\nb') == r"'a\nb'" and shown(Words('as it is')) == 'as it is' and typed(3) == 'int 3'
-    for v in (np.arange(10_000.).reshape(100, 100), 'x'*1000, list(range(1000)), {k: 'y' for k in range(500)}, object()):
+    for v in (np.arange(10_000.).reshape(100, 100), 'x'*1000, list(range(1000)), dict.fromkeys(range(500), 'y'), object()):
         assert len(shown(v)) <= 80 and '\n' not in shown(v)
     assert form(np.zeros((3, 0), 'u1')) == 'uint8 of shape (3, 0)' and form(torch.zeros(2)) == 'torch.float32 of shape (2,)'
 
@@ -193,7 +193,7 @@ def test_a_missing_package_names_the_extra():
     with pytest.raises(ModuleNotFoundError, match=r"^Pictures need it: pip install -e '\.\[pictures\]'$") as caught, extra('Pictures need it', 'pictures'):
         import no_such_package_at_all  # noqa: F401
     assert caught.value.name == 'no_such_package_at_all' and isinstance(caught.value.__cause__, ModuleNotFoundError)
-    with pytest.raises(ZeroDivisionError), extra('Pictures need it', 'pictures'): 1/0     # noqa: B018
+    with pytest.raises(ZeroDivisionError), extra('Pictures need it', 'pictures'): int(1/0)
     with extra('Numbers need it', 'numbers'): import math
     assert math.pi > 3
 

@@ -420,7 +420,7 @@ def test_nothing_imports_ray_before_it_is_needed():
 def test_without_ray_there_is_one_line_of_error():
     ran = fresh("import sys\nsys.modules['ray'] = None\nfrom fastrl_replay.ray import RayMemory\n"
                 "try: RayMemory(2, 10)\nexcept ImportError as e: print(e)")
-    assert ran.stdout.strip() == 'a memory in several processes needs the package ray: pip install fastrl_replay[ray]', ran.stderr
+    assert ran.stdout.strip() == "a memory in several processes needs the package ray: pip install -e '.[ray]'", ran.stderr
 
 
 def test_shares():

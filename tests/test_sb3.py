@@ -653,7 +653,7 @@ def test_without_sb3_the_error_names_the_extra():
     code = 'import sys; sys.modules["stable_baselines3"] = None\nimport fastrl_replay.interop.sb3'
     ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert ran.returncode == 1 and ran.stderr.strip().splitlines()[-1] == (
-        'ImportError: fastrl_replay.interop.sb3 needs Stable-Baselines3: pip install "fastrl_replay[sb3]"')
+        "ModuleNotFoundError: fastrl_replay.interop.sb3 needs Stable-Baselines3: pip install -e '.[sb3]'")
 
 
 # ---- what SB3's own tests look at besides

@@ -215,8 +215,8 @@ def test_a_length_beside_a_writer(kind):
             for _ in range(20_000):
                 n = len(memory)
                 assert least <= n <= 7
-                assert memory.bytes_each > 0
-                assert not memory.samples_per_insert < 0
+                used = memory.usage()
+                assert used['bytes_each'] > 0 and not used['samples_per_insert'] < 0
     assert memory.check_valid()
 
 
@@ -250,9 +250,7 @@ def test_a_length_when_steps_come_in_while_it_is_read(kind):
 
 
 # --- closing ---------------------------------------------------------------------------------------------------------
-READ = dict(n_added=lambda m: m.n_added, first_id=lambda m: m.first_id, len=len, draws=lambda m: m.draws, n_drawn=lambda m: m.n_drawn,
-            samples_per_insert=lambda m: m.samples_per_insert, nbytes=lambda m: m.nbytes, bytes_each=lambda m: m.bytes_each,
-            bytes_in_words=lambda m: m.bytes_in_words(), told_how=lambda m: m.told_how(), layout=lambda m: m.layout)
+READ = dict(n_added=lambda m: m.n_added, first_id=lambda m: m.first_id, len=len, nbytes=lambda m: m.nbytes, usage=lambda m: m.usage())
 
 
 @pytest.mark.parametrize('kind', ['uniform', 'lz4'])

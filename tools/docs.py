@@ -30,10 +30,10 @@ MAP = {
         'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/offline', 'tutorials/*'],
     'How to': ['howto/*'],
     'The library': [
-        'memory/steps', 'memory/batch', 'memory/memory',
+        'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept',
         'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/own',
         'memory/schedules', 'learning/stepper', 'learning/n_step',
-        'memory/replay', 'memory/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
+        'learning/replay', 'learning/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
         'learning/agents', 'learning/learner', 'lasting/frames', 'lasting/mapped', 'lasting/saving',
         'processes/actors', 'processes/weights', 'processes/rate_limiter',
         'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines',

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checks import Words, array, extra, refuse, whole
+from ..checks import Words, extra, refuse, whole
 from ..health import ids_in
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
@@ -41,7 +41,9 @@ def _step(batch, envs, keep):
     "Return a `Batch` of one row of each of the environments `envs` as a step of stacked arrays"
     missing = [k for k in _FIELDS if k not in batch.get_keys()]
     if missing: refuse('batch', f'the keys {(*_FIELDS,)}', Words(f'no {missing[0]}'))
-    rew = array('rew', np.asarray(batch.rew, float), shape=envs.shape, hint='one number for each environment')
+    rew = np.asarray(batch.rew, float)
+    if rew.shape!=envs.shape:
+        refuse('rew', f'one number for each of {len(envs)} environments', Words(f'shape {rew.shape}'))
     terminated, truncated = (np.asarray(o).astype(bool) for o in (batch.terminated, batch.truncated))
     values = dict(env_id=envs.astype(np.int16), state=_arrays(batch.obs), action=_arrays(batch.act),
                   reward=rew, rew=rew, next_state=_arrays(batch.obs_next), terminated=terminated,

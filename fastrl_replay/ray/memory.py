@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
-from ..checks import Words, leave_out, one_of, refuse, whole
+from ..checks import Words, ids_of, leave_out, one_of, refuse, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..steps import Layout
-from ..samplers.base import as_errors, as_ids, as_priorities, check_answers
+from ..samplers.base import as_errors, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
@@ -414,7 +414,7 @@ class RayMemory:
         memory is `deferred`, as in a pipe, the errors travel with the next draw; returned is how
         many distinct transitions they are for that are known to live"""
         with self.lock:
-            ids = as_ids(ids)
+            ids = ids_of('ids', ids)
             td, numbers = as_errors(td_errors, len(ids)), ids >> SHIFT
             check_answers('ids', ids[:0], td, 1)
             parts = [(o, ids[mine] & _LOCAL, td[mine]) for o in self.places
@@ -472,7 +472,7 @@ class RayMemory:
         "As `ReplayMemory.fetch`"
         with self.lock:
             self._find_layout()
-            ids, fields = as_ids(ids), None if fields is None else tuple(fields)
+            ids, fields = ids_of('ids', ids), None if fields is None else tuple(fields)
             if self.layout is None: raise ValueError('ids: the memory is empty')
             request = self._request(len(ids), fields, FETCHED)
             for to, _, rows in self._of_each(ids, 'fetch', fields):
@@ -481,7 +481,7 @@ class RayMemory:
             return request.batch()
 
     def _neighbours(self, name, ids, within_episode):
-        ids = as_ids(ids)
+        ids = ids_of('ids', ids)
         found = np.empty_like(ids)
         with self.lock:
             for to, number, own in self._of_each(ids, name, within_episode):

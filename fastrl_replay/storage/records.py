@@ -15,8 +15,7 @@ from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
 from ..saving import CheckpointError, naming
 from ..steps import Layout, encode, same_layout
-from ..kernels import ids_in
-from .base import Accepted, Ram, Streams, follow_links
+from .base import Accepted, Ram, Streams, follow_links, to_ids
 from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
@@ -358,14 +357,14 @@ class Records(Writer):
         return request.batch()
 
     def _read_columns(self, request):
-        slots = request.flat
-        gone = np.flatnonzero(slots < 0)
-        ids = ids_in(slots, self.n_added, self.max_sz)
-        if len(gone): slots[gone], ids[gone] = (self.n_added - 1) % self.max_sz, -1        # any row that is there
-        if len(gone) < len(slots):
+        slots = request.flat.copy()
+        n_gone, gone = to_ids(request.flat, self.n_added, self.max_sz), None
+        if n_gone:
+            gone = slots < 0
+            slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
+        if n_gone < len(slots):
             self._fill_columns({o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, slots)
-        for c in request.leaves if len(gone) else (): c[gone] = 0
-        slots[:] = ids
+        for c in request.leaves if n_gone else (): c[gone] = 0
     def _fill_columns(self, columns, slots):
         "Read columns, given by the paths of their leaves"
         for t in self.tables:

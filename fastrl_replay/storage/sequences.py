@@ -38,8 +38,8 @@ class SequenceBatch(Batch):
         "Return the same batch with `ids`, `mask` and columns of shape (length, bs, …)"
         def turned(k, t): return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
         columns = [turned(k, t) for k, t in enumerate(self._tensors())]
-        kept = self._kept() | dict(_extra=self._extra | dict(time_first=True))
-        return made_of(_turned(self._type, len(self)), len(columns[0]), columns, **kept)
+        more = dict(_extra=self._extra | dict(time_first=True), _type=_turned(self._type, len(self)))
+        return made_of(type(self), len(columns[0]), columns, **(self._kept() | more))
 
     def update_priorities(self, td_errors: Any) -> int:
         """Send TD errors back, of shape (bs, length) or (bs, length − burn_in), transposed if this batch is
