@@ -8,6 +8,7 @@ __all__ = ['ENDINGS', 'EPISODE', 'PLACE', 'LENGTH', 'GONE', 'STREAM', 'BEGIN', '
            'RINGS', 'STRATEGIES', 'place_of', 'slot_at', 'enter_rows', 'column_of', 'Episodes']
 
 # %% ../../nbs/3_lasting/06b_episodes.ipynb #e9150004
+from functools import partial
 from typing import Any
 import numpy as np
 from ..checks import refuse
@@ -20,11 +21,11 @@ ENDINGS = 'terminated', 'truncated', 'episode_n', 'discount', 'step_n'      # fi
 EPISODE, PLACE = range(2)                                # of a row; of places the lower 32 bits
 LENGTH, GONE, STREAM, BEGIN, ENDED = range(5)            # of an episode; ENDED: its newest row is flagged
 START, ROOM, N_ROWS, N_GONE, OLD, LIMIT = range(6)       # of a stream; places before LIMIT are in its OLD ring
-# Counters: numbers given, the first free one; places in use; rows seen, the oldest that lives, the first of those
-# entered without a gap; then free rings by size
+# Counters: numbers given, the first free one (twice); places in use; rows seen, the oldest of them that
+# lives, the first since which none is missing; then the first free ring of each size
 EPISODES, FREE_EPISODES, STREAMS, FREE_STREAMS, USED, SEEN, FIRST, SINCE, RINGS = range(9)
 _goes_on = inner(goes_on, forceinline=True)
-# What allocates nothing need not count references to arrays, which would cost more than all the rest
+# Without `_nrt=False`, Numba counts references to arrays in each loop, which takes longer than the rest
 _inlined, _kernel = inner(forceinline=True, _nrt=False), kernel(_nrt=False)
 
 @_inlined
@@ -51,7 +52,9 @@ def _take_ring(size, places, counts):
     "The first of 2**size places; 0: there is no room for them"
     start = counts[RINGS + size]
     if start: counts[RINGS + size] = places[start]
-    elif counts[USED] + (1 << size) <= len(places): start, counts[USED] = counts[USED], counts[USED] + (1 << size)
+    elif counts[USED] + (1 << size) <= len(places):
+        start = counts[USED]
+        counts[USED] += 1 << size
     return start
 
 @_inlined
@@ -90,7 +93,7 @@ def _leave(slot, tables):
 
 @_inlined
 def _make_room(s, tables):
-    "Give stream `s` (0: a new one) a ring of twice the size, if its own is full; return it, or −1 where there is none"
+    "Give stream `s` (0: a new one) a larger ring, if its own is full; return it, or −1 if there is none"
     streams, places, counts = tables[2], tables[3], tables[4]
     if s and streams[s, N_ROWS] - streams[s, N_GONE] < streams[s, ROOM]: return s
     start = _take_ring(_size_of(max(4, 2*streams[s, ROOM])), places, counts)
@@ -104,7 +107,8 @@ def _make_room(s, tables):
 def _append(slot, s, tables):
     "Append a slot to the ring of a stream, and move one place from its old ring, if it has one"
     streams, places, counts = tables[2], tables[3], tables[4]
-    start, mask, n, p = streams[s, START], streams[s, ROOM] - 1, streams[s, N_ROWS], streams[s, LIMIT] - 1
+    start, mask = streams[s, START], streams[s, ROOM] - 1
+    n, p = streams[s, N_ROWS], streams[s, LIMIT] - 1
     places[start + (n & mask)], streams[s, N_ROWS] = slot, n + 1
     if p < 0: return
     places[start + (p & mask)], streams[s, LIMIT] = places[streams[s, OLD] + (p & (mask >> 1))], p
@@ -141,8 +145,8 @@ def _enter(columns, tables, phases, known, n_added, first_id):
         rows[slot, EPISODE], rows[slot, PLACE] = e, episodes[e, LENGTH]
         episodes[e, LENGTH] += 1
         episodes[e, ENDED] = terminated[slot] or truncated[slot]
-    for id in range(max(counts[FIRST], n_added - max_sz), first_id):
-        if rows[id % max_sz, EPISODE]: _leave(id % max_sz, tables)        # not replaced yet: a write was interrupted
+    for id in range(max(counts[FIRST], n_added - max_sz), first_id):   # gone: a write was interrupted
+        if rows[id % max_sz, EPISODE]: _leave(id % max_sz, tables)
     counts[SEEN], counts[FIRST] = n_added, first_id
 
 @inner(_nrt=False)
@@ -152,7 +156,8 @@ def _lay_out(tables):
     counts[USED], counts[RINGS:] = 1, 0
     for s in range(1, counts[STREAMS] + 1):
         if streams[s, N_ROWS]==0: continue                # a free one
-        streams[s, ROOM], streams[s, LIMIT] = 1 << _size_of(2*(streams[s, N_ROWS] - streams[s, N_GONE])), 0
+        n = streams[s, N_ROWS] - streams[s, N_GONE]
+        streams[s, ROOM], streams[s, LIMIT] = 1 << _size_of(2*n), 0
         streams[s, START], counts[USED] = counts[USED], counts[USED] + streams[s, ROOM]
     for slot in range(len(rows)):
         e = np.int64(rows[slot, EPISODE])
@@ -162,8 +167,8 @@ def _lay_out(tables):
 
 @_kernel
 def enter_rows(columns, tables, phases, known, n_added, first_id):
-    """Enter the rows up to id `n_added`. `columns`: how far before each row its predecessor in the stream is, and what
-    decides whether an episode goes on. `phases`: for ids below `known`, the place of a row whose predecessor is unknown"""
+    """Enter the rows up to id `n_added`. `columns`: how far before each row its predecessor in the stream
+    is, and what decides whether an episode goes on; `phases` and `known`: see `Episodes`"""
     while tables[4][SEEN]!=n_added or tables[4][FIRST]!=first_id:
         _enter(columns, tables, phases, known, n_added, first_id)
         if tables[4][SEEN] < n_added: _lay_out(tables)
@@ -184,7 +189,8 @@ def _look(tables, slots, offsets, n_added, found):
         gone, length = tables[1][e, GONE], tables[1][e, LENGTH]
         for k, by in enumerate(offsets):
             to = place + by
-            found[i, k] = id_in(slot_at(tables, e, to), n_added, len(tables[0])) if gone <= to < length else -1
+            if not gone <= to < length: found[i, k] = -1
+            else: found[i, k] = id_in(slot_at(tables, e, to), n_added, len(tables[0]))
 
 @_kernel
 def _choose(tables, slots, strategy, words, n_added, found):
@@ -201,23 +207,25 @@ def _choose(tables, slots, strategy, words, n_added, found):
 STRATEGIES = 'future', 'final', 'episode'
 
 def column_of(storage: Any, field: str) -> Any:
-    "Return a view of a field in all slots, or None: no such field. A `ValueError` unless it is one number a step"
-    found = storage.numbers(field)
-    if found is None and field in storage.layout.fields: refuse(field, 'one number a step', storage.layout)
+    "Return a view of a field in all slots; None: no such field. A `ValueError` unless it is one number"
+    found, there = storage.numbers(field), field in storage.layout.fields
+    if found is None and there: refuse(field, 'one number a step', storage.layout)
     return found
 
 class Episodes:
     """The episodes in a `storage`. It finds any step of one in O(1), in about 16 bytes a row; the caller holds the
     memory's lock. A flag that is changed in the storage is not noticed: make another index then.
 
-    `across_episodes`: take all rows of a stream for one episode. `phases` (int32[max_sz, k]): in its first column, for
-    rows below id `known`, how many steps of the episode came before, if the predecessor is not stored."""
-    def __init__(self, storage: Any, across_episodes: bool = False, phases: Any = None, known: int = 0) -> None:
+    `across_episodes`: take all rows of a stream for one episode. `phases` (int32[max_sz, k]): in its first
+    column, for ids below `known`, how many steps of the episode came before a row, if they are gone."""
+    def __init__(self, storage: Any, across_episodes: bool = False, phases: Any = None,
+                 known: int = 0) -> None:
         self.storage, max_sz, self._known = storage, storage.max_sz, known
         self._phases = np.zeros((1, 2), np.int32) if phases is None else phases
         # views with gaps, like a storage's own, so that each kernel is compiled once
-        found = [None]*5 if across_episodes else ending_columns(lambda field: column_of(storage, field))
-        nothing = [np.broadcast_to(np.zeros(1, kind), max_sz) for kind in (bool, bool, np.int64, np.float32, np.int64)]
+        found = [None]*5 if across_episodes else ending_columns(partial(column_of, storage))
+        kinds = bool, bool, np.int64, np.float32, np.int64
+        nothing = [np.broadcast_to(np.zeros(1, kind), max_sz) for kind in kinds]
         back = storage.numbers('_prev')
         self._follows = back is None
         if self._follows: back = np.zeros((max_sz, 2), np.int32)[:, 0]
@@ -257,13 +265,13 @@ class Episodes:
         before, after = self.counts(slots)
         return self.window(slots, np.arange(-before[0], after[0] + 1))[0]
     def begins(self, slot: int) -> bool:
-        "Does the episode begin with the row in a slot, its first one stored? False also where that can't be known"
+        "Does the episode begin with the row in a slot, its first stored one? False also if that isn't known"
         self.catch_up()
         before = self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
         return bool(before >= 0 or self.columns[0][slot]==0)
     def choose(self, slots: np.ndarray, strategy: str, rng: Any) -> np.ndarray:
-        """Return the id of a step of the episode of each (int64[m]): with equal probability one from the row itself on
-        ('future') or any stored one ('episode'), or the last ('final')"""
+        """Return the id of a step of the episode of each (int64[m]): with equal probability one from the row
+        itself on ('future') or any stored one ('episode'), or the last ('final')"""
         tables, found = self.catch_up(), np.empty(len(slots), np.int64)
         _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], found)
         return found
@@ -279,7 +287,8 @@ class Episodes:
         terminated, truncated, *rest = self.columns[1:]
         there[there] = goes_on(terminated[a] | truncated[a], *((o[a], o[b]) for o in rest))
         before, after = self.counts(slots)
-        assert (self.window(slots, [-1])[:, 0]==np.where(there, earlier, -1)).all(), 'a previous step is wrong'
+        found = self.window(slots, [-1])[:, 0]
+        assert (found==np.where(there, earlier, -1)).all(), 'a previous step is wrong'
         assert ((before > 0)==there).all(), 'an episode begins at a wrong step'
         assert (after[earlier[there] - first]==after[there] + 1).all(), 'following steps are miscounted'
         return True

@@ -141,8 +141,8 @@ class SequenceSampler(Sampler):
     rows: Any = None               # int32[max_sz, 2]: PHASE and PLACE of each slot
     starts: Any = None             # int32[max_sz, 2]: slot and span of each start that can be drawn
     kept: Any = None           # float64[max_sz + 1]: the priority of each slot's start; the largest
-    episodes: Any = None           # the index of the storage's episodes; of its streams, if windows run across
-    columns: Any = None            # of the index and the storage, and options: what the kernel reads
+    episodes: Any = None           # the index of episodes (of streams, if windows run across)
+    columns: Any = None            # what the kernel reads: of the index, the storage, and options
     known: int | None = None       # ids below this were kept by an earlier process
     ends_early = False          # loaded from a version for which an episode ended at its first flag
 
@@ -172,8 +172,8 @@ class SequenceSampler(Sampler):
 
     def options(self) -> dict[str, Any]:
         "Return the constructor's arguments as plain data"
-        return dict(sequence=asdict(self.sequence), sampler=dict(kind=self.base_sampler.kind,
-                                                                 options=self.base_sampler.options()))
+        base = dict(kind=self.base_sampler.kind, options=self.base_sampler.options())
+        return dict(sequence=asdict(self.sequence), sampler=base)
     def _check_options(self, sequence, sampler):
         if Sequence(**sequence)==self.sequence: return {}
         refuse('state: sequence', self.sequence, sequence)
@@ -206,7 +206,7 @@ class SequenceSampler(Sampler):
         self._mark_filled(n_added)
 
     def _begin(self, storage):
-        "Make the index; in a state that knew the first flagged row of n-step episodes only, find all starts again"
+        "Make the index; for a state in which n-step episodes ended early, find all starts again"
         o = self.sequence
         if self.ends_early and 'discount' in storage.layout.fields:
             state = self.base_sampler.get_state() | dict(size=0)
@@ -257,7 +257,8 @@ class SequenceSampler(Sampler):
         check_answers('ids', ids, values, n_added)
         slots, values = ids[ids >= first_id] % self.max_sz, values[ids >= first_id]
         places, n_stale = self.rows[slots, PLACE].astype(np.int64) - 1, len(ids) - len(slots)
-        if (places < 0).any(): refuse('ids', 'those of drawn sequences', Words('one that is not the first of a sequence'))
+        if (places < 0).any():
+            refuse('ids', 'those of drawn sequences', Words('one that is not the first of a sequence'))
         if not len(slots) or not self.prioritized: return 0, n_stale
         changed, _ = self.base_sampler.write(places, values, 0, len(self), False)
         self.kept[slots], self.kept[-1] = values + self.base_sampler.eps, self.base_sampler.largest
@@ -269,8 +270,8 @@ class SequenceSampler(Sampler):
         late = length - self.sequence.burn_in
         fits = shape[1:] in ((), (length,)) and wanted[1:] in ((), (length,), (late,))[:1 + 2*len(shape[1:])]
         if not fits or not shape or wanted[:1]!=shape[:1]:
-            refuse('td_errors', f'shape (bs, {length}), (bs, {late}) or (bs,) and ids of shape (bs, {length}) or (bs,)',
-                   Words(f'{wanted} and {shape}'))
+            fitting = f'shape (bs, {length}), (bs, {late}) or (bs,) and ids of shape (bs, {length}) or (bs,)'
+            refuse('td_errors', fitting, Words(f'{wanted} and {shape}'))
         ids, td = (v.reshape(-1) if hasattr(v, 'reshape') else np.ravel(v) for v in (ids, td_errors))
         ids, td = ids_of('ids', ids).reshape((*shape, 1)[:2]), as_errors(td, len(td)).astype(float)
         if not wanted[1:]: return np.ascontiguousarray(ids[:, :1]), td[:, None]
@@ -283,7 +284,7 @@ class SequenceSampler(Sampler):
 
     def _from_state(self, state):
         attributes, (rows, starts, inner) = super()._from_state(state), take(state, 'rows', 'starts', 'inner')
-        if isinstance(rows, np.ndarray) and rows.shape[1:]==(4,): rows = rows[:, 1::2]      # links and counts were between
+        if np.shape(rows)[1:]==(4,): rows = rows[:, 1::2]           # of a version that kept links, too
         n, size = whole('state: starts', take(inner, 'size')[0]), attributes['size']
         fits = consistent(rows, starts, size, n, self.sequence)
         require(fits, 'state: rows and starts do not match each other, or this memory')
