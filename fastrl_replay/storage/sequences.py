@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, made_of
-from ..samplers.sequence import SequenceSampler
+from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
-from .base import follow_episode
+from .episodes import Episodes
 from .request import windows_of
 
 
@@ -60,18 +60,18 @@ def read_windows(storage: Any, request: Any, burn_in: int = 0) -> SequenceBatch:
 
 def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> SequenceBatch:
     "Return a batch of the `bs` sequences that the sampler of a memory draws"
-    if sampler.columns is None: sampler.enter(storage)            # after a load
+    if sampler.episodes is None: sampler.enter(storage)           # after a load
     request = storage.ask(bs, fields, WINDOWED, sampler.sequence.length)
     sampler.draw_into(request.slots, request.probs, request.weights, rng)
     return read_windows(storage, request, sampler.sequence.burn_in)
 
-def draw_anywhere(storage: Any, bs: int, length: int, rng: Any) -> SequenceBatch:
+def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any) -> SequenceBatch:
     """Return `bs` windows of `length` steps of one episode each, which begin at any step with equal probability
     (`probs` are NaN); a `ValueError` after 100·bs draws of steps at which no window begins"""
-    found, vain = np.empty((0, length), np.int64), 0
+    storage, found, vain = episodes.storage, np.empty((0, length), np.int64), 0
     while len(found) < bs:
         first = rng.integers(storage.n_added - storage.first_id, size=bs)
-        ids = follow_episode(storage, first, length)
+        ids = episodes.window(first, range(length))
         whole = ids[:, -1] >= 0
         found, vain = np.concatenate([found, ids[whole]]), vain + bs - int(whole.sum())
         if vain <= 100*bs or len(found) >= bs: continue
