@@ -25,7 +25,7 @@ from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.pipes.weights import SharedParams
 from fastrl_replay.runs import BestWeights
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition, derived_type
