@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 import numpy as np
 import torch
-from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, first_row, header_column
+from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, first_row
 from ..checks import form, number, of_type, one_of, plain_array, refuse, require, within
 from .base import datapipe, upstream
 from .n_step import NStep
@@ -21,9 +21,9 @@ from ..storage.episodes import STRATEGIES
 
 # %% ../../nbs/3_lasting/10_hindsight.ipynb #a7fd9794
 class HindsightBatch(Batch):
-    "A `Batch` in which some rows have other goals than those they were stored with"
+    "A `Batch` in which some rows, those `relabelled` (bool tensor), have other goals than those they were stored with"
     _header = (*DRAWN, 'relabelled')
-    relabelled: Column[torch.Tensor] = header_column('relabelled', 'Which rows have another goal (bool tensor)')
+    relabelled: Column[torch.Tensor] = Column()
 
 def _answers(name, values, m):
     "Return a user function's answers for `m` rows; a `ValueError` unless they are finite numbers"

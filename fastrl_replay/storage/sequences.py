@@ -9,7 +9,7 @@ __all__ = ['WINDOWED', 'SequenceBatch', 'read_windows', 'draw_sequences', 'draw_
 from typing import Any
 import numpy as np
 import torch
-from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, header_column, made_of
+from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, made_of
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
 from .episodes import Episodes
@@ -24,7 +24,7 @@ class SequenceBatch(Batch):
     is False where there is no step: columns are zeros and `ids` (bs, length) −1. `probs` and
     `weights` are (bs,). The first `burn_in` steps only warm up a recurrent state."""
     _header = WINDOWED
-    mask: Column[torch.Tensor] = header_column('mask', 'True where there is a step, False where padded (bool tensor)')
+    mask: Column[torch.Tensor] = Column()
 
     @property
     def burn_in(self) -> int:
@@ -39,7 +39,7 @@ class SequenceBatch(Batch):
         def turned(k, t): return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
         columns = [turned(k, t) for k, t in enumerate(self._tensors())]
         more = dict(_extra=self._extra | dict(time_first=True), _type=_turned(self._type, len(self)))
-        return made_of(type(self), len(columns[0]), columns, **(self._kept() | more))
+        return made_of(type(self), self._kept() | more | dict(_n=len(columns[0]), _columns=columns))
 
     def update_priorities(self, td_errors: Any) -> int:
         """Send TD errors back, of shape (bs, length) or (bs, length − burn_in), transposed if this batch is
