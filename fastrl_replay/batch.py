@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import from_numpy
-from .steps import (LOOSE, Layout, SimpleStep, Transition, as_array, children, is_step, same_layout, shown,
-                                 tree_leaves, tree_map)
+from .checks import Words, form, one_of, plain_array, refuse, typed
+from .steps import (
+    LOOSE, Layout, SimpleStep, Transition, children, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/03_batch.ipynb #2108dd11
 HEADER = {k: np.dtype(t) for k, t in dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?').items()}
@@ -239,7 +240,7 @@ class Columns:
         block = self._block()
         if block is not None: return self._plan, block.cpu().numpy()
         header, leaves = self._values()[:N_HEADER], self.arrays()
-        header = [None if v is None else as_array('header', v)[0] for v in header]
+        header = [None if v is None else plain_array('header', v)[0] for v in header]
         plan = Plan.of(self._type._layout, self._n, tuple(None if a is None else a.shape for a in header))
         raw = aligned(plan.nbytes)
         for out, a in zip(plan.carve(raw), [*header, *leaves]):
@@ -260,7 +261,7 @@ _KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
 def _unpickled(kind, layout, n, shapes, raw, known):
     return made_over(kind, Plan.of(layout, n, shapes), raw if raw.flags.writeable else raw.copy(), **known)
 
-def _as_stored(leaf, v): return v if isinstance(v, np.ndarray) else as_array(leaf.name, v)[0]
+def _as_stored(leaf, v): return v if isinstance(v, np.ndarray) else plain_array(leaf.name, v)[0]
 def _is_on(v, device):
     if isinstance(v, np.ndarray): return device.type=='cpu'
     return v.device.type==device.type and (device.index is None or v.device.index==device.index)
@@ -268,7 +269,7 @@ def _is_on(v, device):
 def _checked_rows(name, v, n):
     v = tree_map(torch.as_tensor, v)
     for t in tree_leaves(v):
-        if t.ndim==0 or len(t)!=n: raise ValueError(f'{name}: expected {n} rows, got shape {tuple(t.shape)}')
+        if t.ndim==0 or len(t)!=n: refuse(name, f'{n} rows', Words(f'shape {tuple(t.shape)}'))
     return v
 
 # A compiled function doesn't trace how layouts are made: it has the class that belongs to the columns' shapes and dtypes
@@ -327,14 +328,14 @@ class Batch(Columns):
         return made_of(batch_type(cls, layout), len(arrays[0]), [*NONE, *arrays], streams=streams)
 
     @classmethod
-    def of_tensors(cls, layout: Layout, tensors: Any, *, ids: Any = None, probs: Any = None, weights: Any = None,
-                   streams: Any = None, max_sz: int | None = None) -> 'Batch':
+    def of_tensors(cls, layout: Layout, tensors: Any, *, streams: Any = None, max_sz: int | None = None,
+                   **header: Any) -> 'Batch':
         """Return a batch over one tensor for each leaf, (n, …), on any device, without a copy, in a compiled
-        function too. `ids` (int64), `probs`, `weights` (float32): tensors (n,), or None; `max_sz`: that of the
+        function too. `header`: those of `ids`, `probs`, `weights` … that it has, (n, …); `max_sz`: that of the
         memory, for `idxs`. A `ValueError` names one with another number of rows"""
         n, leaves = len(tensors[0]), layout.leaves
-        if len(tensors)!=len(leaves): raise ValueError(f'tensors: expected {len(leaves)}, one a leaf, got {len(tensors)}')
-        header = dict(ids=ids, probs=probs, weights=weights)
+        if len(tensors)!=len(leaves): refuse('tensors', f'{len(leaves)}, one for each leaf', len(tensors))
+        for o in header: one_of('header', o, HEADER)
         columns = [None if header.get(o) is None else _checked_rows(o, header[o], n) for o in HEADER]
         columns += [_checked_rows(o.name, t, n) for o, t in zip(leaves, tensors)]
         return made_of(batch_type(cls, layout), n, columns, streams=streams, _max_sz=max_sz)
@@ -457,20 +458,17 @@ def as_chunk(chunk, step_type=None) -> Any:
         chunk = {k: v for k, v in chunk.to_dict().items() if k in own or k not in ('ids', 'probs', 'weights')}
     if isinstance(chunk, dict): return _step_of(chunk, step_type)
     try: chunk = list(chunk)
-    except TypeError:
-        got = f'{type(chunk).__name__} {shown(chunk)}'
-        raise TypeError(f'chunk: expected a Batch or a list of steps, got {got}') from None
+    except TypeError: refuse('chunk', 'a Batch or a list of steps', typed(chunk), error=TypeError)
     if not chunk or is_step(chunk[0]): return chunk
-    got = f'{type(chunk[0]).__name__} {shown(chunk[0])}'
-    raise TypeError(f'chunk: expected a list of NamedTuples, got one of {got}')
+    refuse('chunk', 'a list of NamedTuples', Words(f'one of {typed(chunk[0])}'), error=TypeError)
 
 def _step_of(columns, step_type):
     "The step of stacked arrays whose fields are the keys of a dict"
     known = (Transition, SimpleStep) if step_type is None else (step_type,)
     for o in known:
         if set(o._fields)==set(columns): return o(**columns)
-    raise TypeError(f'chunk: expected a dict of {" or ".join(str(o._fields) for o in known)}, '
-                    f'got one of {tuple(columns)}; make it a step of stacked arrays')
+    wanted = f'a dict of {" or ".join(str(o._fields) for o in known)}'
+    refuse('chunk', wanted, Words(f'one of {tuple(columns)}'), 'make it a step of stacked arrays', TypeError)
 
 def convert(v: Any, kind: Any, f: Any) -> Any:
     "`f` of all values of this kind in nested dicts"
@@ -494,21 +492,18 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
     else:
         values = layout.values(chunk)
         try: m = len(values[0])
-        except TypeError:
-            raise ValueError(f'{layout.leaves[0].name}: expected an array of rows, got {shown(values[0])}; '
-                             'store a single step with add') from None
+        except TypeError: refuse(layout.leaves[0].name, 'an array of rows', values[0], 'store a single step with add')
     lead, plain = (m,), np.ndarray
     return [v if v.__class__ is plain and v.dtype is f.dtype and v.shape==lead + f.shape else f.stacked(v, m)
             for f, v in zip(layout.fitters, values)], m
 
 def first_row(step) -> Any:
     "Return the first row of a step of stacked arrays, as an example step"
-    if not is_step(step):
-        raise TypeError(f'chunk: expected a NamedTuple of stacked arrays, got {type(step).__name__} {shown(step)}')
+    if not is_step(step): refuse('chunk', 'a NamedTuple of stacked arrays', typed(step), error=TypeError)
     for f, v in zip(step._fields, step):
         for leaf in tree_leaves(v):
             if hasattr(leaf, '__len__') and len(leaf) and not isinstance(leaf, str): continue
-            raise ValueError(f'{f}: expected one row or more, got {shown(leaf)}; a single step is not a chunk')
+            refuse(f, 'one row or more', leaf, 'a single step is not a chunk')
     return type(step)(*(tree_map(lambda a: a[0], v) for v in step))
 
 def stream_numbers(batch: Batch) -> np.ndarray:
@@ -520,18 +515,19 @@ def stream_numbers(batch: Batch) -> np.ndarray:
 def _checked_streams(streams, n):
     if streams is None: return None
     if isinstance(streams, str):
-        if streams!='one': raise ValueError(f"streams: expected 'one' or an int array, got {streams!r}")
+        if streams!='one': refuse('streams', "'one' or an int array", streams)
         return np.zeros(n, np.int64)
-    a = as_array('streams', streams)[0]
+    a = plain_array('streams', streams)[0]
     if a.dtype.kind not in 'iu' or a.shape!=(n,):
-        raise ValueError(f'streams: expected {n} whole numbers, one for each row, got {a.dtype} of shape {a.shape}')
+        refuse('streams', f'{n} whole numbers, one for each row', form(a))
     return a.astype(np.int64)
 
 def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | None:
     """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
-    order, from `streams` ('one', or an int array), `env_id`, `chunk.streams`; a list is one stream"""
+    order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one stream"""
     m, key = len(columns[0]), layout.stream_leaf
-    if streams is not None: return _checked_streams(streams, m)
+    if streams is not None: streams = _checked_streams(streams, m)
     if key is not None: return columns[key].astype(np.int64)
+    if streams is not None: return streams
     if isinstance(chunk, list): return np.zeros(m, np.int64)
     return chunk.streams if isinstance(chunk, Batch) else None

@@ -346,7 +346,7 @@ def contents(records):
     slots = np.arange(records.first_id, records.n_added) % records.max_sz
     rows = records.fetch(slots)
     assert (rows.next_state==rows.state + 1).all() and (rows.action==rows.state[:, 0]).all()
-    return [rows.ids.tolist(), rows.action.tolist(), *(records.neighbour(slots, back).tolist() for back in (True, False))]
+    return [rows.ids.tolist(), rows.action.tolist(), *(records.follow(slots, 2, back)[:, 1].tolist() for back in (True, False))]
 
 
 def stored(records, steps):

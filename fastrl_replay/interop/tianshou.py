@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..checks import Words, extra, refuse, whole
-from ..health import ids_in
+from ..kernels import ids_in
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
@@ -187,7 +187,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         if slots.size and (slots.min() < 0 or slots.max() >= len(self)):
             refuse('index', f'indices of the {len(self)} rows stored', index, error=IndexError)
         return slots
-    def _ids(self, slots): return ids_in(self.memory, slots)
+    def _ids(self, slots): return ids_in(slots, self.memory.n_added, self.memory.max_sz)
 
     def __getitem__(self, index: Any) -> Any:
         """Return the rows of an index, of a slice, or of an array of indices or bools; `[:]`: of all,

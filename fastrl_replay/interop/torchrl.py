@@ -20,7 +20,7 @@ import torch
 
 from ..checks import Words, extra, refuse, typed, whole
 from ..batch import Batch
-from ..health import ids_in
+from ..kernels import ids_in
 from ..memory import ReplayMemory
 from ..samplers.own import sampler_from
 from ..samplers.uniform import Uniform
@@ -123,7 +123,7 @@ class TensorDictRows:
             if slots.shape!=(n,):
                 refuse('mask', f'{n} values, one for each filled slot', Words(f'shape {slots.shape}'), error=IndexError)
             slots = np.flatnonzero(slots)
-        return ids_in(memory, slots)
+        return ids_in(slots, memory.n_added, memory.max_sz)
 
 class ReplayBuffer:
     """The newest `max_sz` transitions of TensorDicts, for use in place of a `TensorDictReplayBuffer`.
