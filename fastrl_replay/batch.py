@@ -21,7 +21,7 @@ from .steps import (
 
 # %% ../nbs/1_memory/03_batch.ipynb #2108dd11
 HEADER = {k: np.dtype(t) for k, t in dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?').items()}
-"The header's columns: all others are those of the leaves. `ids`, `mask` and `relabelled` are there for each step of a window"
+"The header's columns; the others are those of the leaves. A window has `ids`, `mask`, `relabelled` for each step"
 DRAWN, FETCHED = ('ids', 'probs', 'weights'), ('ids',)      # what the batches of a memory have
 N_HEADER, NONE = len(HEADER), (None,)*len(HEADER)
 
@@ -195,7 +195,7 @@ class Columns:
     def arrays(self) -> list:
         "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
         columns, unread = self._columns, self._trees.keys().isdisjoint(self.__dict__)
-        if unread and isinstance(columns[-1], ndarray): return columns[N_HEADER:]      # the list keeps each of them alive
+        if unread and isinstance(columns[-1], ndarray): return columns[N_HEADER:]      # a list keeps them alive
         return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, self._values()[N_HEADER:])]
 
     def _host(self):
@@ -265,7 +265,7 @@ def _checked_rows(name, v, n):
         if t.ndim==0 or len(t)!=n: refuse(name, f'{n} rows', Words(f'shape {tuple(t.shape)}'))
     return v
 
-# A compiled function doesn't trace how layouts are made: it has the class that belongs to the columns' shapes and dtypes
+# A compiled function doesn't trace how layouts are made: it has the class for the columns' shapes and dtypes
 
 _NUMPY: dict = {_torch_dtype(np.dtype(c)): np.dtype(c) for c in '?bhilBHILefdFD'}
 

@@ -139,7 +139,8 @@ def save_minari(memory: Memory, dataset_id: str, env: Any = None, **options: Any
     if not len(memory): raise ValueError('memory: expected an episode, got an empty memory')
     for f in _KNOWN[:6]:
         if f not in memory.layout.fields: raise ValueError(f'memory: a data set needs {f}, which its steps lack')
-    place, made, row = _new_place(dataset_id), gym.make(env) if isinstance(env, str) else env, memory.fetch([memory.first_id])[0]
+    place, row = _new_place(dataset_id), memory.fetch([memory.first_id])[0]
+    made = gym.make(env) if isinstance(env, str) else env
     for k, f in dict(observation_space='state', action_space='action').items():
         options[k] = options.get(k) or getattr(made, k, None) or _space(memory, f)
         value = tree_map(np.asarray, getattr(row, f))

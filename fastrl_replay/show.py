@@ -18,7 +18,7 @@ from .schedules import value_at
 from .protocol import Memory
 from .steps import Layout, readable, tree_leaves
 
-# %% ../nbs/5_looking/03_show.ipynb #4787c67d
+# %% ../nbs/5_looking/03_show.ipynb #b770fde3
 COLOUR, GREY = '#ff7f0e', '.6'
 STYLE: Any = {'font.size': 9, 'legend.fontsize': 9, 'legend.frameon': False, 'figure.facecolor': 'w',
               'axes.titlesize': 10, 'axes.spines.top': False, 'axes.spines.right': False}
@@ -158,8 +158,9 @@ def _ranges(ax, values):
         ax.plot(k, half, 'k_')
     ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(values.shape[1]), xlim=(-.5, values.shape[1] - .5))
 
+# %% ../nbs/5_looking/03_show.ipynb #166a4d27
 def _vectors(memory, ids):
-    "Names and values of the newest of these `ids`, float (n, numbers), of the states and actions that are of 2 to 16 numbers"
+    "Names and values, float (n, numbers), of states and actions of 2 to 16 numbers, for the newest of `ids`"
     layout = memory.layout
     for name in 'action', *_STATES:
         k = layout.leaf(name) if name in layout.fields else None

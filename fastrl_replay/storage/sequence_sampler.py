@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PHASE', 'PLACE', 'WAITING', 'NO_TREE', 'Sequence', 'put_leaf', 'close_up', 'enter_starts', 'write_windows',
-           'join_errors', 'SequenceSampler', 'consistent']
+           'join_errors', 'consistent', 'SequenceSampler']
 
 # %% ../../nbs/3_lasting/07_sequences.ipynb #0b84bdc9
 from dataclasses import asdict, dataclass
@@ -131,7 +131,17 @@ def join_errors(ids, errors, eta):
         if n: values[i] = eta*most + (1 - eta)*(total/n)
     return values
 
-# %% ../../nbs/3_lasting/07_sequences.ipynb #29a73337
+# %% ../../nbs/3_lasting/07_sequences.ipynb #27b061eb
+def consistent(rows: Any, starts: Any, size: int, n: int, sequence: Sequence) -> bool:
+    "Can these be the rows of a sampler with `size` filled slots, and its `n` starts?"
+    if not all(isinstance(o, np.ndarray) and o.dtype==np.int32 for o in (rows, starts)): return False
+    if rows.shape!=(size, 2) or starts.shape!=(n, 2): return False
+    inside = (rows[:, PHASE] < sequence.stride).all() and (rows >= (0, WAITING)).all()
+    slots, spans = starts.T
+    inside = inside and ((slots >= 0) & (slots < size) & (spans > 0) & (spans <= sequence.length)).all()
+    return bool(inside and (rows[:, PLACE] > 0).sum()==n and (rows[slots, PLACE]==np.arange(1, n + 1)).all())
+
+# %% ../../nbs/3_lasting/07_sequences.ipynb #953f6198
 class SequenceSampler(Sampler):
     """Draws sequences by their starts, and keeps the exact set of starts that can be drawn.
 
@@ -307,14 +317,5 @@ class SequenceSampler(Sampler):
         assert same, 'a priority differs from the one kept'
         if self.episodes is not None: self.episodes.check_valid()
         return self.base_sampler.check_valid() and super().check_valid()
-
-def consistent(rows: Any, starts: Any, size: int, n: int, sequence: Sequence) -> bool:
-    "Can these be the rows of a sampler with `size` filled slots, and its `n` starts?"
-    if not all(isinstance(o, np.ndarray) and o.dtype==np.int32 for o in (rows, starts)): return False
-    if rows.shape!=(size, 2) or starts.shape!=(n, 2): return False
-    inside = (rows[:, PHASE] < sequence.stride).all() and (rows >= (0, WAITING)).all()
-    slots, spans = starts.T
-    inside = inside and ((slots >= 0) & (slots < size) & (spans > 0) & (spans <= sequence.length)).all()
-    return bool(inside and (rows[:, PLACE] > 0).sum()==n and (rows[slots, PLACE]==np.arange(1, n + 1)).all())
 
 KINDS['SequenceSampler'] = SequenceSampler
