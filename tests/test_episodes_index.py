@@ -103,7 +103,7 @@ def test_the_index_knows_what_the_twin_knows(kind, pattern):
     for seed, max_sz in enumerate((1, 7, 64, 300)):
         rng, world, memory = np.random.default_rng(seed), World(seed, kind, 8. if seed % 2 else 60.), ReplayMemory(max_sz)
         index = along = None
-        for k in range(25):
+        for _ in range(25):
             m = int(rng.choice([1, 2, 30, max_sz, 2*max_sz + 3]))
             streams = PATTERNS[pattern](m, rng)
             memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
@@ -115,7 +115,7 @@ def test_the_index_knows_what_the_twin_knows(kind, pattern):
 
 def test_streams_that_grow_shrink_and_vanish():
     "Each dominates for a while and then trickles, so that rings double, are released, and run out"
-    max_sz, rng, world, memory = 500, np.random.default_rng(0), World(0, Flagged, 30.), ReplayMemory(500)
+    rng, world, memory = np.random.default_rng(0), World(0, Flagged, 30.), ReplayMemory(500)
     memory.extend([world.row(0)], streams=np.zeros(1, int))
     index, used, laid_out = Episodes(memory._storage), 0, 0
     for k in range(160):
@@ -167,8 +167,7 @@ def test_an_interrupted_write_is_left_out():
     slots = np.arange(33, 80) % 50
     before, _ = index.counts(slots)
     assert (index.window(slots, -before - 1)[np.arange(47), np.arange(47)]==-1).all() and index.check_valid()
-    rows = [o for o in np.concatenate([index.ids_of(s) for s in slots])]
-    assert min(rows)==33
+    assert min(np.concatenate([index.ids_of(s) for s in slots]))==33
     memory.extend([world.row(0) for _ in range(30)])
     check(index, world)
 

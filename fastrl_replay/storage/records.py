@@ -99,8 +99,8 @@ class Ring:
         "Undo an interrupted overwrite, and link all rows; a `CheckpointError` if the counters are damaged"
         n, first, entered, loading = self.counts[:4].tolist()
         oldest = max(0, n - self.max_sz)
-        require(not loading, f'{self.room.path}: a load into this memory was interrupted; load again, into a new folder',
-                CheckpointError)
+        require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
+                             'load again, into a new folder', CheckpointError)
         fits = 0 <= entered <= n < MOST and oldest <= first <= min(n, oldest + self.journal.rows)
         if not fits: self._refuse_counts()
         self.room.check_counts(self.counts)
@@ -116,7 +116,7 @@ class Ring:
         crc, block = 0, max(1, SCRATCH//self.size)
         for _, run in self._runs(a, end):
             for k in range(run.start, run.stop, block):
-                rows = self.rows[k:min(k + block, run.stop)].copy()
+                rows: Any = self.rows[k:min(k + block, run.stop)].copy()
                 links_of(rows)[:] = 0
                 crc = zlib.crc32(rows, crc)
         return crc
