@@ -198,7 +198,8 @@ class Saved(PlainMemory):
         require(not self._room.durable, 'a memory on disk cannot be copied or pickled; use save(folder)', RuntimeError)
         self._catch_up()
         own = dict(sampler=self._sampler, layout=self.layout, dtype=self._dtype, **self._counters())
-        return copy.deepcopy(own, memo) | dict(rows=convert(self._rows().pieces(), np.ndarray, array))
+        rows = [convert(o, np.ndarray, array) for o in self._rows().pieces()]
+        return copy.deepcopy(own, memo) | dict(rows=rows)
     def __setstate__(self, state):
         self._begin(state['max_sz'], Rng(0), state['options'], state['dtype'])
         self._set_counters(state)

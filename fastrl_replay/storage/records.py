@@ -188,6 +188,11 @@ def stored_layout(layout: Layout, tables: Any) -> Layout:
         for k, o in zip(t.leaves, t.references): leaves[k] = o
     return same_layout(layout.step_type, layout.trees, leaves) if tables else layout
 
+def _one_row(leaf, v):
+    "A value as a column of one row"
+    fits = v.__class__ is np.ndarray and v.dtype==leaf.dtype and v.shape==leaf.shape and leaf.bits_of is None
+    return (v if fits else encode(leaf, v))[None]
+
 class Writer(Ring):
     "A ring of records: steps are checked, packed and written. What `tables` keep is referred to"
     _kept = 'max_sz', 'size', 'layout'
@@ -205,6 +210,7 @@ class Writer(Ring):
         self._checks: list[Any] = []
         self.scratch = np.zeros(self.piece, stored.record)
         self._scratches: dict[int, Any] = {}
+        self._back = np.zeros(1, np.int32)
         self._scratch_links, self._streams_there = links_of(self.scratch.view(np.uint8).reshape(-1, self.size)), None
         words, at = self.rows.view(np.int32), stored.offsets()
         for t in self.tables: t.open(self.room, words, [*(at[k]//4 for k in t.leaves), 0])
@@ -281,11 +287,11 @@ class Writer(Ring):
         "Store a piece: `m` rows that fit into the scratch array, and before the ring's end"
         if self.tables: self._ensure(m)
         n = self._count[N_ADDED]
-        fields, data, numbers = self._scratch(m)
+        fields, data, numbers = self._scratches.get(m) or self._scratch(m)
         if streams is None: streams = numbers
         self.unsettled = True
         self.streams.link(streams, self._scratch_links, 0, self.links, n, self.max_sz)
-        if self.tables: columns = self._refer(columns, np.ascontiguousarray(self._scratch_links[:m, 0]), n)
+        if self.tables: columns = self._refer(columns, self._scratch_links[:m, 0].copy(), n)
         for field, column in zip(fields, columns): field[...] = column
         if self.key is None and streams is not self._streams_there:
             self._streams_there = None
@@ -294,17 +300,16 @@ class Writer(Ring):
         self._publish(data, n, m)
     def _scratch(self, m):
         "The first `m` scratch records: their fields, their bytes, their numbers"
-        if m not in self._scratches:
-            if len(self._scratches) > 64: self._scratches.clear()
-            part = self.scratch[:m]
-            fields = [self._field(part, o.path) for o in self.stored.leaves]
-            self._scratches[m] = fields, part.view(np.uint8).data, np.arange(m)
-        return self._scratches[m]
+        if len(self._scratches) > 64: self._scratches.clear()
+        part = self.scratch[:m]
+        fields = [self._field(part, o.path) for o in self.stored.leaves]
+        found = self._scratches[m] = fields, part.view(np.uint8).data, np.arange(m)
+        return found
 
     def _ensure(self, m):
         for t in self.tables: t.ensure(m, min(self.n_added, self.max_sz))
     def _refer(self, columns, back, n):
-        "The columns of the records of the rows from `n` on, which are `back` rows behind their streams' last ones"
+        "The columns of the records of the rows from `n` on, whose streams' last rows are `back` rows before them"
         columns = list(columns)
         for t in self.tables:
             for k, c in zip(t.leaves, t.refer([columns[k] for k in t.leaves], back, n)): columns[k] = c
@@ -314,10 +319,12 @@ class Writer(Ring):
         self._ensure(1)
         values, n, leaves = self.layout.values(step), self.n_added, self.layout.leaves
         stream = 0 if self.key is None else int(encode(leaves[self.key], values[self.key]))
-        back = np.array([min(n - self.streams.newest(stream), self.max_sz)], np.int32)
-        kept = {k: encode(leaves[k], values[k])[None] for t in self.tables for k in t.leaves}
-        columns = self._refer([kept.get(k) for k in range(len(values))], back, n)
-        return [v if c is None else c[0] for v, c in zip(values, columns)]
+        self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
+        for t in self.tables:
+            columns = [_one_row(leaves[k], values[k]) for k in t.leaves]
+            for k, c in zip(t.leaves, t.refer(columns, self._back, n)): values[k] = c[0]
+        return values
+
     def _references(self, table, slots): return [self.fields[k][slots] for k in table.leaves]
     def settle(self) -> None:
         "After an interrupted write or a load: link all living rows, and let the tables find out what these refer to"
