@@ -25,8 +25,7 @@ from ..storage.draw_counts import DrawCounts
 from ..storage.choice import (
     Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, storage_for)
 from ..storage.episodes import ENDINGS, Episodes
-from ..storage.sequence_sampler import SequenceSampler
-from ..storage.sequences import draw_anywhere, draw_sequences
+from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
 
 # %% ../../nbs/1_memory/15_memory.ipynb #77ab4af5
 _AT_ONCE = 65_536                  # rows that are read in one call
