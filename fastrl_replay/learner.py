@@ -188,13 +188,16 @@ _NAMES = dict(eps='ε', beta='β', lr='learning rate', samples_per_insert='sampl
 
 def _draw_returns(ax, steps, returns, evaluations, smooth, threshold):
     mean = _smooth(returns, smooth)
-    late = len(returns) - len(mean)                    # a mean is drawn at the middle of its window
+    late = len(returns) - len(mean)                    # a mean is drawn at the last of its episodes
     ax.plot(steps, returns, '.', ms=3, color=GREY, label='training episode')
-    ax.plot(steps[late//2:][:len(mean)], mean, color=COLOUR, label=f'mean of {late + 1}')
-    if len(evaluations): ax.plot(*zip(*evaluations), 'k.-', lw=.8, label=f'greedy, at last {evaluations[-1][1]:.4g}')
-    if threshold is not None: ax.axhline(threshold, color='k', lw=.8, ls=':', label=f'solved: {threshold:g}')
+    ax.plot(steps[late:], mean, color=COLOUR, label=f'mean of the last {late + 1}')
+    if len(evaluations):
+        best = max(evaluations, key=lambda o: o[1])
+        ax.plot(*zip(*evaluations), 'k.-', lw=.8, label='greedy')
+        ax.plot(*best, 'o', ms=9, mfc='none', color=COLOUR, label=f'the best: {best[1]:.4g}')
+    if threshold is not None: ax.axhline(threshold, color='k', lw=.8, ls=':', label=f'solved from {threshold:g}')
     ax.set_ylabel('return')
-    ax.legend()
+    ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=5, borderpad=0)
 
 def _draw_losses(ax, losses, history):
     "Over the transitions, where the history says how many there were at which batch"
@@ -206,11 +209,11 @@ def _draw_losses(ax, losses, history):
     ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
 
 def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
-    """Return a figure of the `returns` over `steps`, the transitions stored, with the mean of every
+    """Return a figure of the `returns` over `steps`, the transitions stored, with the mean of the last
     `smooth`; of the losses; and of what else changed in `history` (a `Learner`'s).
 
-    `evaluations`: pairs of transitions stored and mean return of greedy episodes. `threshold`: the
-    return that counts as solved."""
+    `evaluations`: pairs of transitions stored and mean return of greedy episodes; the best is marked.
+    `threshold`: the return that counts as solved."""
     import matplotlib.pyplot as plt
     series = {k: np.array(v).T for k, v in (history or {}).items() if k in _NAMES}
     moving = [k for k in _NAMES if k in series and np.ptp(series[k][1]) > 0]
@@ -407,15 +410,16 @@ class Learner:
         "The `GymStepper` at the beginning of the pipeline, or None"
         return next((o for o in upstream(self.replay) if hasattr(o, 'spec') and hasattr(o, 'agent')), None)
 
-    def plot(self, evaluations: Any = (), smooth: int = 20, title: str | None = None) -> Any:
+    def plot(self, evaluations: Any = (), smooth: int = 20, title: str | None = None,
+             threshold: float | None = None) -> Any:
         """Draw the learning curve, see `plot_training`. `title`: None says the environment, the replay and
-        the stepper's seed, as far as they are known"""
+        the stepper's seed, as far as they are known. `threshold`: None takes the environment's"""
         spec, seed = (getattr(self.stepper, k, None) for k in ('spec', 'seed'))
         seeded = None if seed is None else f'environment seed {seed}'
         known = [spec and spec.id, self.replay and type(self.replay).__name__, seeded]
         return plot_training(self.return_steps, self.returns, self.losses, evaluations, smooth, self.history,
                              ', '.join(filter(None, known)) if title is None else title,
-                             getattr(spec, 'reward_threshold', None))
+                             getattr(spec, 'reward_threshold', None) if threshold is None else threshold)
 
     def progress(self) -> dict[str, float]:
         """Return what is known of: `return` (mean of the last 20 episodes), `loss` (of the last 100

@@ -347,7 +347,7 @@ class ReplayMemory(Saved):
             storage, sampler = self._storage, self._sampler
             if storage is not None and self._room.durable: self._room.flush(closing=True)
             gone = _Gone('this memory was closed; open it again with ReplayMemory(..., path=…)')
-            self._storage = self._sampler = gone                 # before anything is released
+            self._storage, self._sampler, self._index = gone, gone, None         # before anything is released
             release(sampler)
             if storage is not None: storage.close()
             self._room.close()
