@@ -20,7 +20,6 @@ from fastrl_replay.storage import mapped
 from fastrl_replay.storage.mapped import Journal, MappedFolder, View
 from fastrl_replay.storage.records import FIRST_ID, LOADING, N_ADDED, TOLD, Records
 from hostile import rewrite
-from twins import read
 from watched import interrupted, moments, torn
 
 needs_proc = pytest.mark.skipif(not Path('/proc/self/maps').exists(), reason='needs /proc')
@@ -349,23 +348,14 @@ def contents(records):
     assert records.check_valid()
     if not records.n_added: return [[], []]
     slots = np.arange(records.first_id, records.n_added) % records.max_sz
-<<<<<<< HEAD
-    rows = read(records, slots)
-=======
     rows = fetched(records, slots)
->>>>>>> h_c
     assert (rows.next_state==rows.state + 1).all() and (rows.action==rows.state[:, 0]).all()
     return [rows.ids.tolist(), rows.action.tolist(), *(records.follow(slots, 2, back)[:, 1].tolist() for back in (True, False))]
 
 
 def stored(records, steps):
     if len(steps)==1: return records.add(steps[0])
-<<<<<<< HEAD
-    chunk = Batch.of_steps(steps, records.layout)
-    return records.put(records.accept(chunk))
-=======
     return records.put(records.accept(steps))
->>>>>>> h_c
 
 
 def released(records):
@@ -413,11 +403,7 @@ def test_a_write_interrupted_at_any_line_is_completed_or_never_was(kind, m, dura
         records = records_over(path, make) if durable else Records(8, Layout.of(make(0)))
         for k in range(11): records.add(make(k))
         again = interrupted(partial(stored, records, [make(11 + k) for k in range(m)]), line)
-<<<<<<< HEAD
-        read(records, np.arange(8))                    # as a sampler that knows nothing of it
-=======
         fetched(records, np.arange(8))                    # as a sampler that knows nothing of it
->>>>>>> h_c
         n = records.n_added
         assert n in (11, 11 + m) and contents(records)[1]==list(range(n - 8, n))
         records.add(make(n))
@@ -451,11 +437,7 @@ def test_impossible_counters_are_refused(wrong, tmp_path):
 def test_records_that_are_closed_hold_no_file(kind, tmp_path):
     records = records_over(tmp_path, LAYOUTS[kind])
     for k in range(20): records.add(LAYOUTS[kind](k))
-<<<<<<< HEAD
-    rows = read(records, np.arange(8))
-=======
     rows = fetched(records, np.arange(8))
->>>>>>> h_c
     released(records)
     assert held(tmp_path)==[] and len(rows)==8
     records = records_over(tmp_path, LAYOUTS[kind])
