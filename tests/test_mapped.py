@@ -21,7 +21,6 @@ from fastrl_replay.storage import mapped
 from fastrl_replay.storage.mapped import Journal, MappedFolder, View
 from fastrl_replay.storage.records import FIRST_ID, LOADING, N_ADDED, TOLD, Records
 from hostile import rewrite
-from twins import read
 from watched import interrupted, moments, torn
 
 needs_proc = pytest.mark.skipif(not Path('/proc/self/maps').exists(), reason='needs /proc')

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, first_row
-from ..checks import form, leave_out, refuse, require, shown, typed, whole
+from ..checks import form, ids_of, leave_out, refuse, require, typed, whole
 from ..health import Health, memory_health
 from ..samplers.rng import Rng
-from ..samplers.base import Sampler, as_ids, as_priorities
+from ..samplers.base import Sampler, as_priorities
 from ..samplers.own import as_sampler
 from ..samplers.uniform import Uniform
 from ..show import bytes_in_words, memory_figure, memory_table
@@ -25,8 +25,7 @@ from ..storage.draw_counts import DrawCounts
 from ..storage.choice import (
     Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, storage_for)
 from ..storage.episodes import ENDINGS, Episodes
-from ..storage.sequence_sampler import SequenceSampler
-from ..storage.sequences import draw_anywhere, draw_sequences
+from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
 
 # %% ../../nbs/1_memory/15_memory.ipynb #77ab4af5
 _AT_ONCE = 65_536                  # rows that are read in one call
@@ -291,7 +290,7 @@ class Drawn(Joined):
             self.n_stale += n_stale
             return changed
     def _slots(self, ids):
-        ids = as_ids(ids)
+        ids = ids_of('ids', ids)
         bad = (ids < self.first_id) | (ids >= self.n_added)
         if not bad.any(): return ids % self.max_sz
         held = f'{self.first_id} to {self.n_added - 1}' if len(self) else 'nothing'
@@ -363,7 +362,7 @@ class PlainMemory(Drawn):
             given = np.asarray(values)
             if given.shape not in ((), slots.shape): refuse(field, f'one value, or {len(slots)}', form(given))
             given = self.layout.fitters[k].stacked(np.array(np.broadcast_to(given, slots.shape)), len(slots))
-            self._forget(as_ids(ids))
+            self._forget(ids_of('ids', ids))
             column[slots] = given
             if field in ENDINGS: self._index = None
     def _forget(self, ids):

@@ -41,13 +41,6 @@ def check_beta(value: Any) -> Any:
     "Return `value` if it is None, a schedule, or a number from 0 to 1; else a `ValueError`"
     return value if value is None or callable(value) else number('beta', value, 0, 1)
 
-def as_ids(ids: Any) -> np.ndarray:
-    "`ids_of`, until its last caller is gone"
-    return ids_of('ids', ids)
-def check_number(name: str, value: Any, most: float = np.inf) -> float:
-    "`number`, until its last caller is gone"
-    return number(name, value, 0, most)
-
 def checked_draw(name: str, drawn: Any, bs: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     "Return the slots (int64[bs]) and probabilities (float64[bs]) of a `draw`, or a `ValueError`"
     if not isinstance(drawn, (tuple, list)) or len(drawn)!=2 or any(o is None for o in drawn):

@@ -382,6 +382,7 @@ class Records(Writer):
     def numbers(self, field) -> Any:
         """Return a view of a field that is one number, of all slots, to read and to correct; or None. '_prev': the
         distances back along the streams (0: none)"""
+        if self.unsettled: self.settle()
         if field=='_prev': return self.links[:, 0]
         k = self.layout.leaf(field)
         return None if k is None or self.layout.leaves[k].shape else self.fields[k]
