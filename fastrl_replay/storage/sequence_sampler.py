@@ -138,6 +138,7 @@ class SequenceSampler(Sampler):
     `sampler`: how they are drawn, a `Uniform` or a `Proportional`. A start enters the set when its
     window is complete, and leaves it when it is overwritten; both in O(1), amortised."""
     arrays: tuple[str, ...] = 'rows', 'starts', 'kept', 'episodes', 'columns'
+    base_sampler: Any = None       # draws among the starts
     rows: Any = None               # int32[max_sz, 2]: PHASE and PLACE of each slot
     starts: Any = None             # int32[max_sz, 2]: slot and span of each start that can be drawn
     kept: Any = None           # float64[max_sz + 1]: the priority of each slot's start; the largest
