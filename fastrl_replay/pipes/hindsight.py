@@ -48,7 +48,7 @@ def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: C
         if leaf.flag and leaf.path in new: new[leaf.path] = encode(leaf, new[leaf.path], (m,))
     for path, values in new.items(): at[path][rows] = values
     flags[rows] = True
-    made: HindsightBatch = as_kind(batch, HindsightBatch)
+    made: Any = as_kind(batch, HindsightBatch)
     made.relabelled = flags
     return made
 
