@@ -37,12 +37,6 @@ def _structured(dtype):
     if dtype.names is not None: return dtype
     refuse('dtype', "a structured dtype with the step's fields", dtype, error=TypeError)
 
-def _check_chunk(layout, chunk, priorities, streams):
-    "Raise what `extend` would, before a storage is made for its first chunk"
-    columns, m = chunk_columns(layout, chunk)
-    chunk_streams(layout, chunk, columns, streams)
-    if priorities is not None: as_priorities('priorities', priorities, m)
-
 def _field_names(fields):
     if fields is None or isinstance(fields, tuple): return fields
     if isinstance(fields, list): return tuple(fields)
@@ -56,6 +50,7 @@ class Joined:
     path: Any = None                 # the folder in which it is kept, of a `ReplayMemory` on disk
     layout: Any = None               # the layout of the steps; None before the first
     _room: Any                       # where storage and sampler allocate their arrays
+    _read_only = ''                  # why nothing may be written, of a `ReplayMemory` in a forked process
 
     def __init__(self, max_sz: int, sampler: Any = None, *, step: Any = None, dtype: Any = None,
                  dedup: str | None = 'auto', codec: str | None = None, path: str | Path | None = None,
@@ -101,9 +96,6 @@ class Joined:
         self.draws = DrawCounts(self.max_sz, 0 if storage is None else storage.n_added)
         self._storage, self._index = storage, None
         return storage
-
-    def _may_write(self):
-        "Raise an error where nothing may be written: see `ReplayMemory`"
 
     def _enter(self, storage):
         self._sampler.enter(storage, self._given)
@@ -184,7 +176,7 @@ class Drawn(Joined):
             try: lock.release()
             except RuntimeError: pass
     def _add(self, step, priority):
-        self._may_write()
+        if self._read_only: raise RuntimeError(self._read_only)
         if self._storage is None:
             layout = self._layout_of(step)
             for leaf, v in zip(layout.leaves, layout.values(step)): encode(leaf, v)    # it must fit
@@ -210,22 +202,26 @@ class Drawn(Joined):
         self._enter(storage)
         self._given = storage.n_added, given
     def _extend(self, chunk, priorities, streams):
-        self._may_write()
+        if self._read_only: raise RuntimeError(self._read_only)
         storage = self._storage
-        layout = None if storage is None else storage.layout
-        own = None if layout is None else layout.step_type
+        own = None if storage is None else storage.layout.step_type
         if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
         if len(chunk)==0: return np.empty(0, np.int64)
-        if layout is None: layout = self._chunk_layout(chunk)
-        if storage is None: _check_chunk(layout, chunk, priorities, streams)
-        if storage is None: storage = self._open(layout)
+        if storage is None: storage = self._open_for(chunk, priorities, streams)
         rows = storage.accept(chunk, streams)
-        m = len(rows)
+        m, lag = len(rows), self._sampler.max_lag
         if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
-        part = self._sampler.max_lag or m
-        first = storage.put(rows) if m <= part else self._put_parts(rows, part)
-        if priorities is not None or self._is_late(storage): self._enter(storage)
+        first = storage.put(rows) if not lag or m <= lag else self._put_parts(rows, lag)
+        if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)
         return np.arange(first, first + m)
+    def _open_for(self, chunk, priorities, streams):
+        "Make the storage for its first chunk, unless `extend` is to refuse that"
+        if isinstance(chunk, Batch) and self._dtype is None: layout = chunk.layout.strict
+        else: layout = self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
+        columns, m = chunk_columns(layout, chunk)
+        chunk_streams(layout, chunk, columns, streams)
+        if priorities is not None: as_priorities('priorities', priorities, m)
+        return self._open(layout)
     def _put_parts(self, rows, part):
         "Store a chunk in parts, each of which enters the sampler"
         storage, first = self._storage, self.n_added
@@ -236,9 +232,6 @@ class Drawn(Joined):
     def _is_late(self, storage):
         most = self._sampler.max_lag
         return most is not None and storage.n_added - self._sampler.n_entered > most
-    def _chunk_layout(self, chunk):
-        if isinstance(chunk, Batch) and self._dtype is None: return chunk.layout.strict
-        return self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
 
     def sample(self, bs: int, fields: Any = None) -> Batch:
         """Draw `bs` transitions as a `Batch`, in random order; `fields`: the names of its columns.
@@ -283,9 +276,11 @@ class Drawn(Joined):
         `ValueError` for an id never handed out, a wrong length, or an error that isn't finite
         changes nothing. (Schaul et al. 2016, algorithm 1, lines 11–12.)"""
         with self.lock:
-            self._may_write()
-            if self._storage is not None: self._enter(self._storage)
-            first_id, n_added = self._ask(_both, (0, 0))
+            if self._read_only: raise RuntimeError(self._read_only)
+            storage, first_id, n_added = self._storage, 0, 0
+            if storage is not None:
+                self._enter(storage)
+                first_id, n_added = storage.first_id, storage.n_added
             changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
             self.n_stale += n_stale
             return changed
@@ -354,7 +349,7 @@ class PlainMemory(Drawn):
         (m,). The next `save` writes every row. A `ValueError` or `TypeError` names what doesn't fit
         and changes nothing; so does a flag of steps that already form sequences"""
         with self.lock:
-            self._may_write()
+            if self._read_only: raise RuntimeError(self._read_only)
             slots, column, k = self._slots(ids), self._numbers(field), self.layout.leaf(field)
             if k==self.layout.stream_leaf: refuse(field, 'another field', field, 'rows are linked by this one')
             formed = self._sampler.sequence is not None and field in ENDINGS
