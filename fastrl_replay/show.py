@@ -392,7 +392,8 @@ def batch_table(batch) -> str:
 
 def memory_table(memory: Memory) -> str:
     "Return what a memory holds, and the fields of its steps, as HTML"
-    caption = f'<b>{html.escape(_title(memory))}</b><br>{html.escape(repr(memory))}; {html.escape(repr(memory.sampler))}'
+    title, *parts = (html.escape(o) for o in (_title(memory), repr(memory), repr(memory.sampler)))
+    caption = f'<b>{title}</b><br>{"; ".join(parts)}'
     if memory.layout is None: return _table([], [], caption + '; no step seen yet')
     leaves = memory.layout.leaves
     rows = [[html.escape(o.name), o.bits_of or o.dtype, list(o.shape) or '', f'{o.nbytes:,}'] for o in leaves]

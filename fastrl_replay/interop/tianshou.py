@@ -253,8 +253,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         "The ends of the ring: 0 and `maxsize`"
         return np.array([0, self.maxsize])
     def __len__(self) -> int: return len(self.memory)
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.memory!r}, buffer_num={self.buffer_num})'
+    def __repr__(self) -> str: return f'{type(self).__name__}({self.memory!r}, buffer_num={self.buffer_num})'
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #73e0c342
 class PrioritizedVectorReplayBuffer(VectorReplayBuffer):
