@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from fastcore.basics import patch
 from .batch import Batch
+from .checks import extra, number
 from .health import episode_returns, memory_health, newest, stored_priorities, trial_draws
 from .schedules import value_at
 from .protocol import Memory
@@ -159,7 +160,7 @@ def _ranges(ax, values):
     ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(values.shape[1]), xlim=(-.5, values.shape[1] - .5))
 
 def _vectors(memory, ids):
-    "Names and values of the newest of these `ids`, float (n, numbers), of the states and actions that are of 2 to 16 numbers"
+    "Names and newest values, float (n, numbers), of the states and actions that are of 2 to 16 numbers"
     layout = memory.layout
     for name in 'action', *_STATES:
         k = layout.leaf(name) if name in layout.fields else None
@@ -391,7 +392,8 @@ def batch_table(batch) -> str:
 
 def memory_table(memory: Memory) -> str:
     "Return what a memory holds, and the fields of its steps, as HTML"
-    caption = f'<b>{html.escape(_title(memory))}</b><br>{html.escape(repr(memory))}; {html.escape(repr(memory.sampler))}'
+    how = html.escape(f'{memory!r}; {memory.sampler!r}')
+    caption = f'<b>{html.escape(_title(memory))}</b><br>{how}'
     if memory.layout is None: return _table([], [], caption + '; no step seen yet')
     leaves = memory.layout.leaves
     rows = [[html.escape(o.name), o.bits_of or o.dtype, list(o.shape) or '', f'{o.nbytes:,}'] for o in leaves]
@@ -412,10 +414,8 @@ class TensorBoardLog:
     `every` batches. `also`: another callback, whose answer is handed on. A `ModuleNotFoundError`
     without tensorboard."""
     def __init__(self, folder, every=100, also=None) -> None:
-        if every < 1: raise ValueError(f'TensorBoardLog: every: expected a number ≥ 1, got {every!r}')
-        try: from torch.utils.tensorboard import SummaryWriter
-        except ImportError as e:
-            raise ModuleNotFoundError('TensorBoardLog needs tensorboard: pip install fastrl_replay[tensorboard]') from e
+        number('TensorBoardLog: every', every, 1)
+        with extra('TensorBoardLog', 'tensorboard'): from torch.utils.tensorboard import SummaryWriter
         self.every, self.also, self._writer = every, also, SummaryWriter(str(folder))
 
     def __call__(self, learn) -> bool:

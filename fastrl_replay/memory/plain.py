@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, first_row
-from ..checks import form, leave_out, refuse, require, shown, typed, whole
+from ..checks import form, ids_of, leave_out, refuse, require, typed, whole
 from ..health import Health, memory_health
 from ..samplers.rng import Rng
-from ..samplers.base import Sampler, as_ids, as_priorities
+from ..samplers.base import Sampler, as_priorities
 from ..samplers.own import as_sampler
 from ..samplers.uniform import Uniform
 from ..show import bytes_in_words, memory_figure, memory_table
@@ -109,8 +109,8 @@ class Joined:
         return self._sampler
 
     def _stocked(self):
-        if self._storage is None or not self._storage.n_added:
-            raise ValueError('the memory is empty: add steps before sampling')
+        there = self._storage is not None and self._storage.n_added
+        require(there, 'the memory is empty: add steps before sampling')
         return self._storage
     def _ask(self, question, default):
         "What `question` returns for the storage, of which another thread may be writing, loading or closing it"
@@ -208,8 +208,7 @@ class Drawn(Joined):
             if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)
             return np.arange(first, first + m)
     def _expect(self, storage, given):
-        if self._sampler.sequence is not None:
-            raise ValueError('priority: a sequence gets its priority from update_priorities; leave it out')
+        if self._sampler.sequence is not None: leave_out('priority', given, 'update_priorities gives a sequence its own', ValueError)
         self._enter(storage)
         self._given = storage.n_added, given
     def _open_for(self, chunk, priorities, streams):
@@ -278,7 +277,7 @@ class Drawn(Joined):
             self.n_stale += n_stale
             return changed
     def _slots(self, ids):
-        ids = as_ids(ids)
+        ids = ids_of('ids', ids)
         bad = (ids < self.first_id) | (ids >= self.n_added)
         if not bad.any(): return ids % self.max_sz
         held = f'{self.first_id} to {self.n_added - 1}' if len(self) else 'nothing'
@@ -304,7 +303,7 @@ class PlainMemory(Drawn):
         "Return the newest `k` transitions, oldest first; a `ValueError` if there are fewer"
         with self.lock:
             k = whole('k', k, 1)
-            if k > len(self): raise ValueError(f'k: expected at most the {len(self)} transitions stored, got {k}')
+            if k > len(self): refuse('k', f'at most the {len(self)} transitions stored', k)
             return self.fetch(np.arange(self.n_added - k, self.n_added), fields)
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before these in their streams, or episodes (int64 array); −1: none is stored"
@@ -346,7 +345,7 @@ class PlainMemory(Drawn):
             given = np.asarray(values)
             if given.shape not in ((), slots.shape): refuse(field, f'one value, or {len(slots)}', form(given))
             given = self.layout.fitters[k].stacked(np.array(np.broadcast_to(given, slots.shape)), len(slots))
-            self._forget(as_ids(ids))
+            self._forget(ids_of('ids', ids))
             column[slots] = given
     def _forget(self, ids):
         "Rows are about to change: whoever keeps something of them is to read them again"
