@@ -188,9 +188,9 @@ _NAMES = dict(eps='ε', beta='β', lr='learning rate', samples_per_insert='sampl
 
 def _draw_returns(ax, steps, returns, evaluations, smooth, threshold):
     mean = _smooth(returns, smooth)
-    late = len(returns) - len(mean)                    # a mean is drawn at the middle of its window
+    late = len(returns) - len(mean)                    # a mean is drawn at the end of its window
     ax.plot(steps, returns, '.', ms=3, color=GREY, label='training episode')
-    ax.plot(steps[late//2:][:len(mean)], mean, color=COLOUR, label=f'mean of {late + 1}')
+    ax.plot(steps[late:], mean, color=COLOUR, label=f'mean of {late + 1}')
     if len(evaluations): ax.plot(*zip(*evaluations), 'k.-', lw=.8, label=f'greedy, at last {evaluations[-1][1]:.4g}')
     if threshold is not None: ax.axhline(threshold, color='k', lw=.8, ls=':', label=f'solved: {threshold:g}')
     ax.set_ylabel('return')
@@ -202,7 +202,7 @@ def _draw_losses(ax, losses, history):
     at, late = np.arange(1, len(losses) + 1), len(losses) - len(mean)
     known = points[-1, 0] > 0
     if known: at = np.interp(at, points[:, 1], points[:, 0])
-    ax.plot(at[late//2:][:len(mean)], mean, color=COLOUR)
+    ax.plot(at[late:], mean, color=COLOUR)
     ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
 
 def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:

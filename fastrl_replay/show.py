@@ -229,8 +229,9 @@ def _arithmetic(rewards, gamma, terminated):
     "The n-step return written out"
     terms = [f'{gamma**k:.3g}·'*(k > 0) + f'{r:.3g}' for k, r in enumerate(rewards)]
     total = sum(gamma**k*r for k, r in enumerate(rewards))
-    rest = 'and the end' if terminated else f'then {gamma**len(rewards):.3g}·Q'
-    return f'{" + ".join(terms)} = {total:.3g}, {rest}'
+    return f'{" + ".join(terms)} = {total:.3g}, {_rest(gamma**len(rewards), terminated)}'
+
+def _rest(discount, terminated): return 'and the end' if terminated else f'then {discount:.3g}·Q'
 
 def _strip(fig, memory, rows, id, n, gamma, shift):
     "Pictures of a transition's steps, with the action taken and the reward earned"
@@ -242,7 +243,7 @@ def _strip(fig, memory, rows, id, n, gamma, shift):
     after, terminated = getattr(last, f'next_{name}', None), getattr(last, 'terminated', False)
     pictures = [getattr(o, name) for o in steps] + [after]*(after is not None)
     _row_of_pictures(fig, pictures, [*map(_caption, steps), 'end' if terminated else 'and so on'])
-    if summed: words = f'stored: {steps[0].reward:.3g}, then {steps[0].discount:.3g}·Q'
+    if summed: words = f'stored: {steps[0].reward:.3g}, {_rest(steps[0].discount, terminated)}'
     else: words = _arithmetic([float(getattr(o, 'reward', 0.)) for o in steps], gamma, terminated)
     fig.suptitle(f'transition {id + shift}: {words}', fontsize=10)
 
@@ -296,6 +297,16 @@ def _head(fig, height, title, lines):
         at = .4 + .2*sum(o.count('\n') + 1 for o in lines[:k])
         fig.text(.012, 1 - at/height, text, va='top', color='C3' if text.startswith('Warning') else 'k')
 
+def _draw_panels(fig, panels, n_rows):
+    "Two or three panels in a row, so that none is left alone in the last"
+    grid, at = fig.add_gridspec(n_rows, 6), 0
+    for row, line in enumerate(np.array_split(np.arange(len(panels)), n_rows)):
+        for k, (title, draw) in enumerate(panels[at:(at := at + len(line))]):
+            wide = 6//len(line)
+            ax = fig.add_subplot(grid[row, wide*k:wide*(k + 1)])
+            ax.set_title(title)
+            draw(ax)
+
 def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: float = .99, shift: int = 0,
                   source: str = '') -> Any:
     """See `ReplayMemory.show`, which holds the lock meanwhile. `shift`: what to add to the ids, for the copy of
@@ -307,14 +318,12 @@ def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: floa
             health, images = memory_health(memory), image_leaf(memory.layout) is not None
             panels, lines = [list(f(memory, rows, health, shift)) for f in (_panels, _in_words)]
         head, n_rows = .6 + .2*sum(o.count('\n') + 1 for o in lines), -(-len(panels)//3)
-        heights = [head] + [2.3*n_rows]*bool(panels) + [2.5]*images
+        heights = [head] + [2.5*n_rows]*bool(panels) + [2.5]*images
         fig = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
+        fig.get_layout_engine().set(h_pad=.1)            # labels of a row stay clear of the next row's titles
         parts: Any = fig.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         _head(parts[0], head, source + _title(memory), lines)
-        for k, (title, draw) in enumerate(panels):
-            ax = parts[1].add_subplot(n_rows, 3, k + 1)
-            ax.set_title(title)
-            draw(ax)
+        if panels: _draw_panels(parts[1], panels, n_rows)
         if images: _strip(parts[-1], memory, rows, id, n, gamma, shift)
         return fig
 
