@@ -128,7 +128,8 @@ class Requests:
     def get(self, n: int, fields: Any = None, header: tuple = DRAWN, length: int | None = None) -> Request:
         "Return a request, no part of which is in use, for `n` rows or windows; `fields`: their names (None: all)"
         kind = n, fields, header, length
-        queue, looks = self._queues.get(kind, ()), 0
+        queue: Any = self._queues.get(kind, ())
+        looks = 0
         for found in queue:
             looks -= 1
             if found.is_free():
