@@ -24,7 +24,7 @@ from torch.func import functional_call, grad
 from torch.optim.adam import adam
 from .pipes.agents import evaluate, move_towards
 from .pipes.base import upstream
-from .steps import whole_number
+from .checks import Words, number, refuse, require, whole
 from .saving import SavedState, save_state
 from .schedules import check_schedule, value_at
 from .steps import tree_map
@@ -124,7 +124,7 @@ def _next_batches(dl, n):
         for item in islice(dl, n):
             yield item[0] if type(item) in (tuple, list) else item       # return_idxs yields pairs
             left -= 1
-        if left==n: raise ValueError('fit: the loader gave no batch; its source is empty, or ends before min_sz steps')
+        require(left < n, 'fit: the loader gave no batch; its source is empty, or ends before min_sz steps')
         n = left
 
 # %% ../nbs/2_learning/04_learner.ipynb #b609ab97
@@ -152,8 +152,8 @@ def _first_layers(space):
     "What makes rows of numbers of the observations, and how many numbers"
     if isinstance(space, gym.spaces.Discrete): return [OneHot(int(space.n), int(space.start))], int(space.n)
     if not isinstance(space, gym.spaces.Box):
-        raise TypeError(f'q_network: expected Box or Discrete observations, got {space}; '
-                        'wrap the environment in FlattenObservation')
+        refuse('q_network', 'Box or Discrete observations', Words(space), 'wrap the environment in FlattenObservation',
+               TypeError)
     axes = space.shape if len(space.shape)==3 else (0, 0, 0)
     last = axes[2] <= axes[0]
     c, h, w = (axes[2], *axes[:2]) if last else axes
@@ -206,7 +206,7 @@ def _draw_losses(ax, losses, history):
     at, late = np.arange(1, len(losses) + 1), len(losses) - len(mean)
     known = points[-1, 0] > 0
     if known: at = np.interp(at, points[:, 1], points[:, 0])
-    ax.plot(at[late//2:][:len(mean)], mean, color=COLOUR)
+    ax.plot(at[late:], mean, color=COLOUR)
     ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
 
 def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
@@ -565,12 +565,12 @@ class _Graph:
     def __init__(self, learn):
         optimizer = learn.optimizer
         if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-            raise TypeError(f'compile: expected Adam or AdamW as the optimizer, got {type(optimizer).__name__}; '
-                            'leave optimizer out, or compile')
+            got, hint = Words(type(optimizer).__name__), 'leave optimizer out, or compile'
+            refuse('compile', 'Adam or AdamW as the optimizer', got, hint, TypeError)
         self.names = {p: f'model.{k}' for k, p in learn.model.named_parameters()}
-        if not {p for group in optimizer.param_groups for p in group['params']} <= {*self.names}:
-            raise ValueError('compile: expected an optimizer of parameters of the model, got others too; '
-                             'make them attributes of the model, or leave compile out')
+        own = {p for group in optimizer.param_groups for p in group['params']} <= {*self.names}
+        require(own, 'compile: expected an optimizer of parameters of the model, got others too; '
+                'make them attributes of the model, or leave compile out')
         _check_compiler(learn.device)
         self.both = _Both(learn.loss, learn.model, learn.target)
         self.has_buffers = any(True for _ in self.both.buffers())
