@@ -128,7 +128,7 @@ class Requests:
     def get(self, n: int, fields: Any = None, header: tuple = DRAWN, length: int | None = None) -> Request:
         "Return a request, no part of which is in use, for `n` rows or windows; `fields`: their names (None: all)"
         kind = n, fields, header, length
-        queue = self._queues.get(kind, ())
+        queue: Any = self._queues.get(kind, ())
         for k, found in enumerate(queue, 1):
             if found.is_free():
                 queue.rotate(-k)
