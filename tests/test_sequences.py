@@ -15,7 +15,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.show import memory_figure
 from fastrl_replay.steps import Transition

@@ -285,7 +285,7 @@ class ReplayMemory(Saved):
                                  layout=layout.to_plain(), dedup=self._options['dedup']))
 
     def _resume(self):
-        self.power_cut, path = self._room.power_cut, self._room.inner('state')
+        self.power_cut, path = self._room.power_cut, self._room.subfolder('state')
         if not path.is_dir(): return
         with SavedState(path, 'memory on disk') as saved, saved.sense('a memory on disk'):
             state = saved.state()
@@ -332,7 +332,7 @@ class ReplayMemory(Saved):
             if not self._room.durable or self._storage is None: return
             self._catch_up()
             state = self._counters() | dict(n_batches=self._sampler.n_batches)
-            save_state(self._room.inner('state'), state, 'memory on disk')   # not in a mapped file
+            save_state(self._room.subfolder('state'), state, 'memory on disk')   # not in a mapped file
             self._storage.flush()
 
     def close(self) -> None:
@@ -344,7 +344,7 @@ class ReplayMemory(Saved):
             storage, sampler = self._storage, self._sampler
             if storage is not None and self._room.durable: self._room.flush(closing=True)
             gone = _Gone('this memory was closed; open it again with ReplayMemory(..., path=…)')
-            self._storage = self._sampler = gone                 # before anything is released
+            self._storage, self._sampler, self._index = gone, gone, None         # before anything is released
             release(sampler)
             if storage is not None: storage.close()
             self._room.close()

@@ -20,15 +20,15 @@ from ..samplers.own import as_sampler
 from ..samplers.uniform import Uniform
 from ..show import bytes_in_words, memory_figure, memory_table
 from ..steps import Layout, derived_type, encode, same_layout
-from ..storage.base import Ram, follow_episode
+from ..storage.base import Ram
 from ..storage.draw_counts import DrawCounts
 from ..storage.choice import (
     Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, storage_for)
+from ..storage.episodes import ENDINGS, Episodes
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
 
 # %% ../../nbs/1_memory/15_memory.ipynb #77ab4af5
 _AT_ONCE = 65_536                  # rows that are read in one call
-_ENDINGS = 'terminated', 'truncated', 'step_n', 'episode_n'
 
 def _structured(dtype):
     if dtype is None: return None
@@ -72,6 +72,7 @@ class Joined:
         self.draws = DrawCounts(max_sz)  # how often each transition was drawn
         self.n_stale = 0                 # priority updates that came too late and were dropped
         self._storage: Any = None        # once a step has shown what a record is
+        self._index: Any = None          # of its episodes, once somebody asks
         self._given: Any = None          # for rows that have not entered the sampler: first id, priorities
         self._ref = weakref.ref(self)    # which its batches get
         self._room = Ram()
@@ -93,7 +94,7 @@ class Joined:
         "Use this storage, or none, from now on"
         self.layout = None if storage is None else storage.layout
         self.draws = DrawCounts(self.max_sz, 0 if storage is None else storage.n_added)
-        self._storage = storage
+        self._storage, self._index = storage, None
         return storage
 
     def _enter(self, storage):
@@ -208,7 +209,8 @@ class Drawn(Joined):
             if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)
             return np.arange(first, first + m)
     def _expect(self, storage, given):
-        if self._sampler.sequence is not None: leave_out('priority', given, 'update_priorities gives a sequence its own', ValueError)
+        formed = self._sampler.sequence is not None
+        require(not formed, 'priority: a sequence gets its priority from update_priorities; leave it out')
         self._enter(storage)
         self._given = storage.n_added, given
     def _open_for(self, chunk, priorities, streams):
@@ -258,7 +260,11 @@ class Drawn(Joined):
         replacement from any memory; any step may be first. A `ValueError` if there are hardly any"""
         with self.lock:
             bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
-            return self._counted(draw_anywhere(self._stocked(), bs, length, self.rng))
+            return self._counted(draw_anywhere(self._indexed(), bs, length, self.rng))
+
+    def _indexed(self):
+        if self._index is None: self._index = Episodes(self._stocked())
+        return self._index
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
         """Set new priorities from TD errors; return how many distinct living transitions changed.
@@ -307,18 +313,22 @@ class PlainMemory(Drawn):
             return self.fetch(np.arange(self.n_added - k, self.n_added), fields)
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before these in their streams, or episodes (int64 array); −1: none is stored"
-        with self.lock:
-            return self._with_episodes(within_episode).neighbour(self._slots(ids), True, within_episode)
+        with self.lock: return self._beside(ids, -1, within_episode)
     def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps after these in their streams, or episodes (int64 array); −1: there is none yet"
+        with self.lock: return self._beside(ids, 1, within_episode)
+    def _beside(self, ids, by, within_episode):
+        storage, index = self._stocked(), self.episode_index() if within_episode else None
+        slots = self._slots(ids)
+        return storage.follow(slots, 2, by < 0)[:, 1] if index is None else index.window(slots, (by,))[:, 0]
+    def episode_index(self) -> Episodes:
+        """Return the index of what is stored; hold the `lock` while you use it, and don't keep it. A `ValueError`
+        where nothing tells the end of an episode"""
         with self.lock:
-            return self._with_episodes(within_episode).neighbour(self._slots(ids), False, within_episode)
-    def _with_episodes(self, asked=True):
-        storage = self._stocked()
-        names = storage.layout.fields
-        if not asked or 'episode_n' in names or {'terminated', 'truncated'} <= set(names): return storage
-        raise ValueError('episode: expected steps with episode_n, or with terminated and truncated; '
-                         f'got the fields {names}')
+            names = self._stocked().layout.fields
+            if 'episode_n' in names or {'terminated', 'truncated'} <= set(names): return self._indexed()
+            raise ValueError('episode: expected steps with episode_n, or with terminated and truncated; '
+                             f'got the fields {names}')
 
     def _numbers(self, field):
         "A view of a field that is one number, to write to"
@@ -340,13 +350,14 @@ class PlainMemory(Drawn):
             if self._read_only: raise RuntimeError(self._read_only)
             slots, column, k = self._slots(ids), self._numbers(field), self.layout.leaf(field)
             if k==self.layout.stream_leaf: refuse(field, 'another field', field, 'rows are linked by this one')
-            formed = self._sampler.sequence is not None and field in _ENDINGS
+            formed = self._sampler.sequence is not None and field in ENDINGS
             require(not formed, f'{field}: sequences have been formed by it, so it cannot be changed in this memory')
             given = np.asarray(values)
             if given.shape not in ((), slots.shape): refuse(field, f'one value, or {len(slots)}', form(given))
             given = self.layout.fitters[k].stacked(np.array(np.broadcast_to(given, slots.shape)), len(slots))
             self._forget(ids_of('ids', ids))
             column[slots] = given
+            if field in ENDINGS: self._index = None
     def _forget(self, ids):
         "Rows are about to change: whoever keeps something of them is to read them again"
 
@@ -371,24 +382,15 @@ class PlainMemory(Drawn):
         with self.lock:
             if id < self.first_id: return None
             ids = self.episode_ids(id)
-            begins = self.previous(ids[:1])[0] >= 0 or self._storage.linked()[ids[0] % self.max_sz, 0]==0
-            rows = self.fetch(ids)
+            rows, begins = self.fetch(ids), self._index.begins(ids[0] % self.max_sz)
             if not begins and 'step_n' in rows.layout.fields: begins = rows.step_n[0]==0
             return rows if begins and ids[-1]==id else None
 
     def episode_ids(self, id: int) -> np.ndarray:
         "Return ids of the stored part of the episode with transition `id`, oldest first (int64 array)"
         with self.lock:
-            slots = self._slots([id])
-            before, after = (self._along(slots, back) for back in (True, False))
-            return np.concatenate([before[:0:-1], after])
-    def _along(self, slots, back):
-        "Ids of the episode's steps from that in one slot on, in one direction"
-        storage, length = self._with_episodes(), 64
-        while True:
-            [ids] = follow_episode(storage, slots, length, back)
-            if ids[-1] < 0: return ids[ids >= 0]
-            length *= 2
+            [slot] = self._slots([id])
+            return self.episode_index().ids_of(slot)
 
     def __getitem__(self, k: Any) -> Any:
         with self.lock:
