@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
 from fastrl_replay.storage.sequences import SequenceBatch

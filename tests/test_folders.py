@@ -16,7 +16,7 @@ from fastrl_replay import saving
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError, read_manifest
 from fastrl_replay.steps import SimpleStep

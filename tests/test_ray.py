@@ -301,7 +301,8 @@ def test_one_shard_draws_what_one_memory_draws_by_law():
         ids = m.extend(chunk(range(130)))
         m.update_priorities(ids[-50:], np.linspace(0, 3, 50))
         m.add(Step(500, False, False, 0), 7.)
-    chances = [{v: (p, w) for b in m.take(m.ask(200, 64)) for v, p, w in zip(*(o.tolist() for o in b.columns('value', 'probs', 'weights')))} for m in (ray, one)]
+    batches = ray.take(ray.ask(200, 64)), [one.sample(64) for _ in range(200)]
+    chances = [{v: (p, w) for b in drawn for v, p, w in zip(*(o.tolist() for o in b.columns('value', 'probs', 'weights')))} for drawn in batches]
     both = chances[0].keys() & chances[1].keys()
     assert len(both) > 90
     assert all(abs(chances[0][v][0]/chances[1][v][0] - 1) < 1e-5 for v in both)
@@ -361,7 +362,7 @@ def test_saved_and_loaded_it_draws_the_same(tmp_path, shards, sampler):
         for name in ('value', 'ids', 'probs', 'weights'): assert (getattr(a, name) == getattr(b, name)).all()
         a.update_priorities(np.ones(30)), b.update_priorities(np.ones(30))
     assert again.check_valid() and again.n_added == memory.n_added
-    with pytest.raises(ValueError, match='this memory has 3 of 26'): RayMemory(3, 77, place='here').restore(tmp_path)
+    with pytest.raises(ValueError, match='expected 3 shards of 26'): RayMemory(3, 77, place='here').restore(tmp_path)
     for other in (Proportional(beta=.8), RankBased()):              # not what was saved
         with pytest.raises(ValueError, match='^sampler.*: the saved one'): RayMemory.load(tmp_path, other, place='here')
 

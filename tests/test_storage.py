@@ -10,7 +10,7 @@ import pytest
 from fastrl_replay.batch import DRAWN, FETCHED, HEADER, Batch, as_kind
 from fastrl_replay.steps import Layout, SimpleStep, Transition
 from fastrl_replay.storage.base import Storage
-from fastrl_replay.storage.frames import storage_for
+from fastrl_replay.storage.choice import storage_for
 from fastrl_replay.storage.mapped import MappedFolder
 from fastrl_replay.storage.sequences import WINDOWED, SequenceBatch
 from naive_storage import NaiveStorage

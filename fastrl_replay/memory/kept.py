@@ -57,9 +57,9 @@ class Saved(PlainMemory):
         """Continue from what `saved` returned, and the pieces of its rows: all of it or, with a
         `ValueError` that says what differs, nothing"""
         with self.lock:
-            self._may_write()
-            if state['max_sz']!=self.max_sz:
-                raise ValueError(f'max_sz: this memory has {self.max_sz}, the saved one {state["max_sz"]!r}')
+            if self._read_only: raise RuntimeError(self._read_only)
+            there = state['max_sz']
+            require(there==self.max_sz, f'max_sz: this memory has {self.max_sz}, the saved one {there!r}')
             before = self._counters()
             self._set_counters(state)
             try: self._adopt(self._storage_of(iter(pieces)), state['sampler'])
@@ -235,10 +235,7 @@ class ReplayMemory(Saved):
 
     def _begin(self, *made):
         super()._begin(*made)
-        self._inherited = False              # by a forked child, which can only read it
         _memories[next(_numbers)] = self
-    def _may_write(self):
-        if self._inherited: _refuse()
     def _forget(self, ids):
         super()._forget(ids)
         if self._room.durable: self._room.forget(ids)
@@ -347,7 +344,7 @@ class ReplayMemory(Saved):
             storage, sampler = self._storage, self._sampler
             if storage is not None and self._room.durable: self._room.flush(closing=True)
             gone = _Gone('this memory was closed; open it again with ReplayMemory(..., path=…)')
-            self._storage = self._sampler = gone                 # before anything is released
+            self._storage, self._sampler, self._index = gone, gone, None         # before anything is released
             release(sampler)
             if storage is not None: storage.close()
             self._room.close()
@@ -359,9 +356,10 @@ class ReplayMemory(Saved):
         "In a forked child: can it be read there?"
         self.lock = threading.RLock()
         if isinstance(self._storage, _Gone): return
-        self._inherited = was_idle and not self._room.durable
-        if not self._inherited: self._storage = self._sampler = _Gone(_ELSEWHERE if self._room.durable else _BUSY)
-        elif self._storage is not None: self._storage.add = _refuse      # so that `add` need not look
+        durable = self._room.durable
+        if was_idle and not durable: self._read_only = _INHERITED
+        else: self._storage = self._sampler = _Gone(_ELSEWHERE if durable else _BUSY)
+        if self._read_only and self._storage is not None: self._storage.add = _refuse    # so that `add` need not look
     def __reduce_ex__(self, protocol):
         if get_spawning_popen() is not None: return _Gone, (_ELSEWHERE,)     # useless in a worker
         return super().__reduce_ex__(protocol)

@@ -108,6 +108,14 @@ class RayActors(IterDataPipe):
         crew, self._crew = self._crew, {}
         for actor, *_ in crew.values(): ray_library().kill(actor)
 
+def _actors_of(pipe):
+    "The `RayActors` that push for a replay after `pipe`; a `ValueError` for some further upstream"
+    found = [o for o in upstream(pipe) if isinstance(o, RayActors) and o.n]
+    if found and found[0] is not pipe:
+        raise ValueError(f'ray_actors: {type(pipe).__name__} comes after it, and would run in the learner; '
+                         'put .ray_actors just before .ray_replay')
+    return found[0] if found else None
+
 # %% ../../nbs/4_processes/07_ray_replay.ipynb #d3531a0a
 def dealt(infos: list[Info], sent: list[dict[int, int]], total: int) -> dict[int, int]:
     """Caps on the `n_added` of shards, by number: together at most `total`, and the same room for
@@ -299,14 +307,6 @@ class RayReplay(ExperienceReplay):
         self.memory.close(everything)
     def __enter__(self) -> 'RayReplay': return self
     def __exit__(self, *_: object) -> None: self.close()
-
-def _actors_of(pipe):
-    "The `RayActors` that push for a replay after `pipe`; a `ValueError` for some further upstream"
-    found = [o for o in upstream(pipe) if isinstance(o, RayActors) and o.n]
-    if found and found[0] is not pipe:
-        raise ValueError(f'ray_actors: {type(pipe).__name__} comes after it, and would run in the learner; '
-                         'put .ray_actors just before .ray_replay')
-    return found[0] if found else None
 
 # %% ../../nbs/4_processes/07_ray_replay.ipynb #73dac1f7
 class Board:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
-from ..kernels import ids_in
 from ..saving import CheckpointError, naming
 from ..steps import Layout, encode, same_layout
-from .base import Accepted, Ram, Streams, follow_episode, follow_links, to_ids
+from .base import Accepted, Ram, Streams, follow_links, to_ids
 from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
@@ -100,8 +99,8 @@ class Ring:
         "Undo an interrupted overwrite, and link all rows; a `CheckpointError` if the counters are damaged"
         n, first, entered, loading = self.counts[:4].tolist()
         oldest = max(0, n - self.max_sz)
-        require(not loading, f'{self.room.path}: a load into this memory was interrupted; load again, into a new folder',
-                CheckpointError)
+        require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
+                             'load again, into a new folder', CheckpointError)
         fits = 0 <= entered <= n < MOST and oldest <= first <= min(n, oldest + self.journal.rows)
         if not fits: self._refuse_counts()
         self.room.check_counts(self.counts)
@@ -117,7 +116,7 @@ class Ring:
         crc, block = 0, max(1, SCRATCH//self.size)
         for _, run in self._runs(a, end):
             for k in range(run.start, run.stop, block):
-                rows = self.rows[k:min(k + block, run.stop)].copy()
+                rows: Any = self.rows[k:min(k + block, run.stop)].copy()
                 links_of(rows)[:] = 0
                 crc = zlib.crc32(rows, crc)
         return crc
@@ -383,6 +382,7 @@ class Records(Writer):
     def numbers(self, field) -> Any:
         """Return a view of a field that is one number, of all slots, to read and to correct; or None. '_prev': the
         distances back along the streams (0: none)"""
+        if self.unsettled: self.settle()
         if field=='_prev': return self.links[:, 0]
         k = self.layout.leaf(field)
         return None if k is None or self.layout.leaves[k].shape else self.fields[k]
@@ -413,31 +413,3 @@ class Records(Writer):
         slots = np.arange(self.first_id, self.n_added) % self.max_sz
         for t in self.tables: t.check_valid(self._references(t, slots))
         return super().check_valid()
-
-    # Until nobody calls them any more
-    def ids_of(self, slots) -> np.ndarray:
-        "Return the ids of the rows in these slots"
-        return ids_in(slots, self.n_added, self.max_sz)
-    def neighbour(self, slots, back=False, within_episode=False) -> np.ndarray:
-        "Return ids of the next (`back`: the previous) row in the stream or episode of each (int64[m]); −1: none"
-        return follow_episode(self, slots, 2, back)[:, 1] if within_episode else self.follow(slots, 2, back)[:, 1]
-    def linked(self) -> np.ndarray:
-        "Return the distances back and ahead along the streams of all slots (int32[max_sz, 2]; 0: none)"
-        if self.unsettled: self.settle()
-        return self.links
-    def column(self, field) -> Any:
-        "Return a view of a field in all slots; None: no such field. A `ValueError` unless it is a number"
-        found = self.numbers(field)
-        if found is not None or field not in self.layout.fields: return found
-        raise ValueError(f'{field}: expected one number a step, got {self.layout}')
-    def correct(self, ids, field, values) -> None:
-        "Write `values` (one, or m) into a field that is one number, of the rows `ids` (int64[m]), which are stored"
-        column, k = self.column(field), self.layout.leaf(field)
-        if k is None: raise ValueError(f'{field}: no such field in {self.layout}')
-        if k==self.key: raise ValueError(f'{field}: rows are linked by it, so it cannot be changed')
-        values = np.asarray(values)
-        if values.shape not in ((), ids.shape):
-            raise ValueError(f'{field}: expected one value, or {len(ids)}, got shape {values.shape}')
-        values = self.layout.fitters[k].stacked(np.array(np.broadcast_to(values, ids.shape)), len(ids))
-        if self.room.durable: self.room.forget(ids)
-        column[ids % self.max_sz] = values
