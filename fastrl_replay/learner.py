@@ -206,7 +206,7 @@ def _draw_losses(ax, losses, history):
     at, late = np.arange(1, len(losses) + 1), len(losses) - len(mean)
     known = points[-1, 0] > 0
     if known: at = np.interp(at, points[:, 1], points[:, 0])
-    ax.plot(at[late:], mean, color=COLOUR)
+    ax.plot(at[late//2:][:len(mean)], mean, color=COLOUR)
     ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
 
 def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
