@@ -206,7 +206,7 @@ def _draw_losses(ax, losses, history):
     at, late = np.arange(1, len(losses) + 1), len(losses) - len(mean)
     known = points[-1, 0] > 0
     if known: at = np.interp(at, points[:, 1], points[:, 0])
-    ax.plot(at[late:], mean, color=COLOUR)
+    ax.plot(at[late//2:][:len(mean)], mean, color=COLOUR)
     ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
 
 def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
@@ -379,14 +379,14 @@ class Learner(Training):
                  max_norm: float | None = 10., optimizer: Callable[..., Any] | None = None, device: Any = None,
                  shared: Any = None, publish_every: int = 4, compile: bool = False) -> None:
         super().__init__(dl)
-        if not 0 < tau <= 1: raise ValueError(f'tau: expected a number above 0, at most 1, got {tau!r}')
+        number('tau', tau, 0, 1, above=True)
         if device is not None: model.to(device)
         self.device = next((p.device for p in model.parameters()), torch.device(device or 'cpu'))
         self.model, self.target = model, copy.deepcopy(model).requires_grad_(False)
         self.loss, self.lr = loss, None if lr is None else check_schedule('lr', lr)
         sync = (250 if tau==1 else 1) if target_sync is None else target_sync
-        self.target_sync = whole_number('target_sync', sync, 1)
-        self.gradient_steps, self.tau, self.max_norm = whole_number('gradient_steps', gradient_steps, 1), tau, max_norm
+        self.target_sync = whole('target_sync', sync, 1)
+        self.gradient_steps, self.tau, self.max_norm = whole('gradient_steps', gradient_steps, 1), tau, max_norm
         self.shared, self.publish_every = shared, publish_every
         if optimizer is None: optimizer = partial(torch.optim.Adam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
@@ -489,8 +489,8 @@ class Learner(Training):
         replay = self.replay
         with SavedState(folder, 'learner') as saved, saved.sense('this learner'):
             state = saved.state()
-            if replay is None and 'pipe' in state: raise ValueError('it holds a replay, this learner has none')
-            if replay is not None and 'pipe' not in state: raise ValueError('it holds no replay, this learner has one')
+            require(replay is not None or 'pipe' not in state, 'it holds a replay, this learner has none')
+            require(replay is None or 'pipe' in state, 'it holds no replay, this learner has one')
             parts = dict(learner=self) | ({} if watch is None or state['best'] is None else dict(best=watch))
             before = {k: copy.deepcopy(o.state_dict()) for k, o in parts.items()}
             try:

@@ -62,7 +62,8 @@ def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: An
     if not hasattr(dataset, 'iterate_episodes'):
         refuse('dataset', 'a MinariDataset or the id of one', dataset, error=TypeError)
     used = path is not None and Path(path).exists() and any(Path(path).iterdir())
-    require(not used, f'path: {path} is not empty, and a data set needs a new memory; give another folder', FileExistsError)
+    full = f'path: {path} is not empty, and a data set needs a new memory; give another folder'
+    require(not used, full, FileExistsError)
     require(dataset.total_steps, f'dataset: {dataset.id} holds no steps')
     memory = make(**dict(max_sz=dataset.total_steps) | options, path=path)
     counted = 'env_id' in getattr(step_type, '_fields', ())

@@ -209,7 +209,8 @@ class Drawn(Joined):
             if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)
             return np.arange(first, first + m)
     def _expect(self, storage, given):
-        if self._sampler.sequence is not None: leave_out('priority', given, 'update_priorities gives a sequence its own', ValueError)
+        formed = self._sampler.sequence is not None
+        require(not formed, 'priority: a sequence gets its priority from update_priorities; leave it out')
         self._enter(storage)
         self._given = storage.n_added, given
     def _open_for(self, chunk, priorities, streams):

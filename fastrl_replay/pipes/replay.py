@@ -78,7 +78,8 @@ def _check_saved(replay, state):
     require(n_saved==n_here, f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}', CheckpointError)
     disk, memory = state.get('disk'), check_memory(replay.memory, Lasting, _NOT_KEPT)
     how = 'path: the replay was saved with its memory'
-    if disk is None: return require(memory.path is None, f'{how} in the checkpoint; make it without a path', CheckpointError)
+    if disk is None: require(memory.path is None, f'{how} in the checkpoint; make it without a path', CheckpointError)
+    if disk is None: return
     require(memory.path is not None, f'{how} on disk, in {disk["path"]}; make it with that path', CheckpointError)
     here, there = memory.n_added, state['pipe']['ids'][1]
     require(here >= there, f'path: the memory in {memory.path} has {here} steps, the checkpoint has {there}: '
@@ -150,7 +151,8 @@ class ExperienceReplay(IterDataPipe):
         self._check_thawed()
         return self.memory.extend(chunk, priorities, streams)
     def _check_thawed(self):
-        require(not self.freeze_memory, 'the memory is frozen: set freeze_memory=False to store steps again', RuntimeError)
+        frozen = 'the memory is frozen: set freeze_memory=False to store steps again'
+        require(not self.freeze_memory, frozen, RuntimeError)
     def sample(self, bs: int | None = None) -> Any:
         "Draw `bs` (None: the pipe's) now, with slots if `return_idxs`; this batch isn't counted"
         batch = self.memory.sample(self.bs if bs is None else bs)

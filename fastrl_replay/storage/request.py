@@ -158,4 +158,3 @@ class Requests:
         "Beyond the budget: drop one more free request"
         if queue[0] is not found and queue[0].is_free(): self.nbytes -= queue.popleft().nbytes
         return found
-
