@@ -342,6 +342,7 @@ def _ranges(ax, values):
         ax.plot(k, half, 'k_')
     ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(values.shape[1]), xlim=(-.5, values.shape[1] - .5))
 
+# %% ../nbs/5_looking/03_show.ipynb #d5000002
 def _vectors(memory, ids):
     "Names and newest values, float (n, numbers), of the states and actions that are of 2 to 16 numbers"
     layout = memory.layout
