@@ -321,7 +321,7 @@ def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: floa
             panels, lines = [list(f(memory, rows, health, shift)) for f in (_panels, _in_words)]
         head, n_rows = .6 + .2*sum(o.count('\n') + 1 for o in lines), -(-len(panels)//3)
         heights = [head] + [2.5*n_rows]*bool(panels) + [2.5]*images
-        fig = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
+        fig: Any = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
         fig.get_layout_engine().set(h_pad=.1)            # labels of a row stay clear of the next row's titles
         parts: Any = fig.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         _head(parts[0], head, source + _title(memory), lines)
@@ -402,8 +402,8 @@ def batch_table(batch) -> str:
 
 def memory_table(memory: Memory) -> str:
     "Return what a memory holds, and the fields of its steps, as HTML"
-    title, *parts = (html.escape(o) for o in (_title(memory), repr(memory), repr(memory.sampler)))
-    caption = f'<b>{title}</b><br>{"; ".join(parts)}'
+    how = html.escape(f'{memory!r}; {memory.sampler!r}')
+    caption = f'<b>{html.escape(_title(memory))}</b><br>{how}'
     if memory.layout is None: return _table([], [], caption + '; no step seen yet')
     leaves = memory.layout.leaves
     rows = [[html.escape(o.name), o.bits_of or o.dtype, list(o.shape) or '', f'{o.nbytes:,}'] for o in leaves]

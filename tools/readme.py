@@ -3,9 +3,9 @@
     python tools/readme.py           write README.md
     python tools/readme.py --print   write it to standard output instead
 
-Nothing is executed. A drawing shown by `SVG('images/x.svg')` becomes a link to that file, or to
-`images/x.gif` where there is one: an animation moves everywhere as a GIF. Obeyed are `#| hide`, `#| echo: false`, `#| output: false`, `#| include: false` and a leading front matter cell or `# Title` with its
-`> description`.
+Nothing is executed. A drawing shown by `SVG('images/x.svg')` becomes a link to that file, or to `images/x.gif` where
+there is one: animations move everywhere as a GIF. Obeyed are `#| hide`, `#| echo: false`, `#| output: false`,
+`#| include: false` and a leading front matter cell or `# Title` with its `> description`.
 """
 import json, re, sys
 from pathlib import Path

@@ -26,6 +26,52 @@ from ..storage.base import Ram
 from ..storage.mapped import MappedFolder, View
 from ..storage.records import TOLD
 
+# %% ../../nbs/3_lasting/03b_kept.ipynb #5c0e9b3d
+_INHERITED = ('this memory was made before this process was forked, so what is written here would not reach the '
+              'process that made it: write to it there, or to a copy.deepcopy of it; reading works here too')
+_ELSEWHERE = 'this memory is in another process: iterate the replay in the process that made it'
+_BUSY = ('another thread was using this memory while this process was forked, for longer than a second, so what '
+         'is here may be half-written: use it in the process that made it, or fork when no call is under way')
+
+class _Gone:
+    "Replaces the storage and the sampler of a memory that can no longer be used"
+    def __init__(self, why): self._why = why
+    def __getattr__(self, name): raise RuntimeError(self._why)
+def _refuse(*_): raise RuntimeError(_INHERITED)
+
+_PATIENCE, _IN_ALL = 1., 10.       # seconds that a fork waits for a memory, and for all of them
+_numbers: Iterator[int] = itertools.count()
+_memories: weakref.WeakValueDictionary = weakref.WeakValueDictionary()         # in the order in which they were made
+def _living(): return [o for ref in _memories.valuerefs() if (o := ref()) is not None]
+
+class _Forks(threading.local):
+    "The forks that a thread has begun: of each, the memories, and whether it has got their locks"
+    def __init__(self) -> None: self.begun: list[dict] = []
+    def end(self): return self.begun.pop() if self.begun else {}
+_forks = _Forks()
+
+def _before_fork():
+    "Wait until no other thread is in the middle of a call"
+    got: dict[Any, bool] = {}
+    end = time.monotonic() + _IN_ALL
+    _forks.begun.append(got)
+    for memory in _living():
+        if memory._room.durable: continue                    # of no use in a child anyway
+        got[memory] = False
+        got[memory] = memory.lock.acquire(timeout=max(0., min(_PATIENCE, end - time.monotonic())))
+
+def _in_parent():
+    for memory in _forks.end():
+        try: memory.lock.release()
+        except RuntimeError: pass                            # not got, or interrupted before
+
+def _in_child():
+    got = _forks.end()
+    for memory in _living(): memory._after_fork(got.get(memory, False))
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+
 # %% ../../nbs/3_lasting/03b_kept.ipynb #d0000009
 class Saved(PlainMemory):
     "A memory that can be saved and loaded, copied and pickled"
@@ -162,52 +208,6 @@ class Saved(PlainMemory):
         if storage is not None: self._take(storage)
         elif self.layout is not None: self._open(self.layout)
         self._sampler.n_entered = self.n_added
-
-# %% ../../nbs/3_lasting/03b_kept.ipynb #5c0e9b3d
-_INHERITED = ('this memory was made before this process was forked, so what is written here would not reach the '
-              'process that made it: write to it there, or to a copy.deepcopy of it; reading works here too')
-_ELSEWHERE = 'this memory is in another process: iterate the replay in the process that made it'
-_BUSY = ('another thread was using this memory while this process was forked, for longer than a second, so what '
-         'is here may be half-written: use it in the process that made it, or fork when no call is under way')
-
-class _Gone:
-    "Replaces the storage and the sampler of a memory that can no longer be used"
-    def __init__(self, why): self._why = why
-    def __getattr__(self, name): raise RuntimeError(self._why)
-def _refuse(*_): raise RuntimeError(_INHERITED)
-
-_PATIENCE, _IN_ALL = 1., 10.       # seconds that a fork waits for a memory, and for all of them
-_numbers: Iterator[int] = itertools.count()
-_memories: weakref.WeakValueDictionary = weakref.WeakValueDictionary()         # in the order in which they were made
-def _living(): return [o for ref in _memories.valuerefs() if (o := ref()) is not None]
-
-class _Forks(threading.local):
-    "The forks that a thread has begun: of each, the memories, and whether it has got their locks"
-    def __init__(self) -> None: self.begun: list[dict] = []
-    def end(self): return self.begun.pop() if self.begun else {}
-_forks = _Forks()
-
-def _before_fork():
-    "Wait until no other thread is in the middle of a call"
-    got: dict[Any, bool] = {}
-    end = time.monotonic() + _IN_ALL
-    _forks.begun.append(got)
-    for memory in _living():
-        if memory._room.durable: continue                    # of no use in a child anyway
-        got[memory] = False
-        got[memory] = memory.lock.acquire(timeout=max(0., min(_PATIENCE, end - time.monotonic())))
-
-def _in_parent():
-    for memory in _forks.end():
-        try: memory.lock.release()
-        except RuntimeError: pass                            # not got, or interrupted before
-
-def _in_child():
-    got = _forks.end()
-    for memory in _living(): memory._after_fork(got.get(memory, False))
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 # %% ../../nbs/3_lasting/03b_kept.ipynb #d0000010
 def _described(sampler): return dict(kind=sampler.kind, options=sampler.options())
