@@ -14,7 +14,7 @@ import numpy as np
 from .kernels import ids_in, kernel
 from .protocol import Memory
 from .schedules import value_at
-from .steps import tree_leaves
+from .steps import ending_columns, goes_on, tree_leaves
 
 # %% ../nbs/5_looking/02_health.ipynb #949fd2e2
 _MOST, _BYTES = 1_000_000, 64 << 20       # rows whose numbers are read; bytes of larger fields
@@ -82,10 +82,10 @@ def episode_returns(rows) -> tuple[np.ndarray, np.ndarray]:
 
 def _last_of_each(rows, at):
     "Of the rows `at`, which end an episode, the last of each: n-step transitions end n at a time"
-    discount, before = rows.columns.get('discount'), rows.before[at]
+    before = rows.before[at]
+    *_, episode, discount, step = ending_columns(rows.columns.get)
     if discount is None: return at
-    episode = rows.columns.get('episode_n', np.zeros(len(rows.ids)))
-    same = (discount[at] > discount[before]) | (discount[at]==1) & (episode[at]==episode[before])
+    same = goes_on(True, *((0, 0) if a is None else (a[before], a[at]) for a in (episode, discount, step)))
     return np.setdiff1d(at, before[same & np.isin(before, at)])
 
 # %% ../nbs/5_looking/02_health.ipynb #2a18df0c

@@ -24,7 +24,7 @@ from torch.func import functional_call, grad
 from torch.optim.adam import adam
 from .pipes.agents import evaluate, move_towards
 from .pipes.base import upstream
-from .steps import whole_number
+from .checks import Words, number, refuse, require, whole
 from .saving import SavedState, save_state
 from .schedules import check_schedule, value_at
 from .steps import tree_map
@@ -124,7 +124,7 @@ def _next_batches(dl, n):
         for item in islice(dl, n):
             yield item[0] if type(item) in (tuple, list) else item       # return_idxs yields pairs
             left -= 1
-        if left==n: raise ValueError('fit: the loader gave no batch; its source is empty, or ends before min_sz steps')
+        require(left < n, 'fit: the loader gave no batch; its source is empty, or ends before min_sz steps')
         n = left
 
 # %% ../nbs/2_learning/04_learner.ipynb #b609ab97
@@ -152,8 +152,8 @@ def _first_layers(space):
     "What makes rows of numbers of the observations, and how many numbers"
     if isinstance(space, gym.spaces.Discrete): return [OneHot(int(space.n), int(space.start))], int(space.n)
     if not isinstance(space, gym.spaces.Box):
-        raise TypeError(f'q_network: expected Box or Discrete observations, got {space}; '
-                        'wrap the environment in FlattenObservation')
+        refuse('q_network', 'Box or Discrete observations', Words(space), 'wrap the environment in FlattenObservation',
+               TypeError)
     axes = space.shape if len(space.shape)==3 else (0, 0, 0)
     last = axes[2] <= axes[0]
     c, h, w = (axes[2], *axes[:2]) if last else axes
@@ -379,14 +379,14 @@ class Learner(Training):
                  max_norm: float | None = 10., optimizer: Callable[..., Any] | None = None, device: Any = None,
                  shared: Any = None, publish_every: int = 4, compile: bool = False) -> None:
         super().__init__(dl)
-        if not 0 < tau <= 1: raise ValueError(f'tau: expected a number above 0, at most 1, got {tau!r}')
+        number('tau', tau, 0, 1, above=True)
         if device is not None: model.to(device)
         self.device = next((p.device for p in model.parameters()), torch.device(device or 'cpu'))
         self.model, self.target = model, copy.deepcopy(model).requires_grad_(False)
         self.loss, self.lr = loss, None if lr is None else check_schedule('lr', lr)
         sync = (250 if tau==1 else 1) if target_sync is None else target_sync
-        self.target_sync = whole_number('target_sync', sync, 1)
-        self.gradient_steps, self.tau, self.max_norm = whole_number('gradient_steps', gradient_steps, 1), tau, max_norm
+        self.target_sync = whole('target_sync', sync, 1)
+        self.gradient_steps, self.tau, self.max_norm = whole('gradient_steps', gradient_steps, 1), tau, max_norm
         self.shared, self.publish_every = shared, publish_every
         if optimizer is None: optimizer = partial(torch.optim.Adam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
@@ -489,8 +489,8 @@ class Learner(Training):
         replay = self.replay
         with SavedState(folder, 'learner') as saved, saved.sense('this learner'):
             state = saved.state()
-            if replay is None and 'pipe' in state: raise ValueError('it holds a replay, this learner has none')
-            if replay is not None and 'pipe' not in state: raise ValueError('it holds no replay, this learner has one')
+            require(replay is not None or 'pipe' not in state, 'it holds a replay, this learner has none')
+            require(replay is None or 'pipe' in state, 'it holds no replay, this learner has one')
             parts = dict(learner=self) | ({} if watch is None or state['best'] is None else dict(best=watch))
             before = {k: copy.deepcopy(o.state_dict()) for k, o in parts.items()}
             try:
@@ -565,12 +565,12 @@ class _Graph:
     def __init__(self, learn):
         optimizer = learn.optimizer
         if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-            raise TypeError(f'compile: expected Adam or AdamW as the optimizer, got {type(optimizer).__name__}; '
-                            'leave optimizer out, or compile')
+            got, hint = Words(type(optimizer).__name__), 'leave optimizer out, or compile'
+            refuse('compile', 'Adam or AdamW as the optimizer', got, hint, TypeError)
         self.names = {p: f'model.{k}' for k, p in learn.model.named_parameters()}
-        if not {p for group in optimizer.param_groups for p in group['params']} <= {*self.names}:
-            raise ValueError('compile: expected an optimizer of parameters of the model, got others too; '
-                             'make them attributes of the model, or leave compile out')
+        own = {p for group in optimizer.param_groups for p in group['params']} <= {*self.names}
+        require(own, 'compile: expected an optimizer of parameters of the model, got others too; '
+                'make them attributes of the model, or leave compile out')
         _check_compiler(learn.device)
         self.both = _Both(learn.loss, learn.model, learn.target)
         self.has_buffers = any(True for _ in self.both.buffers())

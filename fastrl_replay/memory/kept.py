@@ -104,8 +104,8 @@ class Saved(PlainMemory):
         `ValueError` that says what differs, nothing"""
         with self.lock:
             if self._read_only: raise RuntimeError(self._read_only)
-            if state['max_sz']!=self.max_sz:
-                raise ValueError(f'max_sz: this memory has {self.max_sz}, the saved one {state["max_sz"]!r}')
+            there = state['max_sz']
+            require(there==self.max_sz, f'max_sz: this memory has {self.max_sz}, the saved one {there!r}')
             before = self._counters()
             self._set_counters(state)
             try: self._adopt(self._storage_of(iter(pieces)), state['sampler'])

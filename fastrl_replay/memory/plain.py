@@ -110,8 +110,8 @@ class Joined:
         return self._sampler
 
     def _stocked(self):
-        if self._storage is None or not self._storage.n_added:
-            raise ValueError('the memory is empty: add steps before sampling')
+        there = self._storage is not None and self._storage.n_added
+        require(there, 'the memory is empty: add steps before sampling')
         return self._storage
     def _ask(self, question, default):
         "What `question` returns for the storage, of which another thread may be writing, loading or closing it"
@@ -195,25 +195,24 @@ class Drawn(Joined):
         `Batch`; else a list is one stream in the order of time, and stacked arrays are one row of
         each stream. `priorities`: one for each row, finite and ≥ 0. Of a chunk longer than the
         memory the newest rows stay. With an error, nothing is stored."""
-        with self.lock: return self._extend(chunk, priorities, streams)
+        with self.lock:
+            if self._read_only: raise RuntimeError(self._read_only)
+            storage = self._storage
+            own = None if storage is None else storage.layout.step_type
+            if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
+            if len(chunk)==0: return np.empty(0, np.int64)
+            if storage is None: storage = self._open_for(chunk, priorities, streams)
+            rows = storage.accept(chunk, streams)
+            m, lag = len(rows), self._sampler.max_lag
+            if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
+            first = storage.put(rows) if not lag or m <= lag else self._put_parts(rows, lag)
+            if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)
+            return np.arange(first, first + m)
     def _expect(self, storage, given):
-        if self._sampler.sequence is not None:
-            raise ValueError('priority: a sequence gets its priority from update_priorities; leave it out')
+        formed = self._sampler.sequence is not None
+        require(not formed, 'priority: a sequence gets its priority from update_priorities; leave it out')
         self._enter(storage)
         self._given = storage.n_added, given
-    def _extend(self, chunk, priorities, streams):
-        if self._read_only: raise RuntimeError(self._read_only)
-        storage = self._storage
-        own = None if storage is None else storage.layout.step_type
-        if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
-        if len(chunk)==0: return np.empty(0, np.int64)
-        if storage is None: storage = self._open_for(chunk, priorities, streams)
-        rows = storage.accept(chunk, streams)
-        m, lag = len(rows), self._sampler.max_lag
-        if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
-        first = storage.put(rows) if not lag or m <= lag else self._put_parts(rows, lag)
-        if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)
-        return np.arange(first, first + m)
     def _open_for(self, chunk, priorities, streams):
         "Make the storage for its first chunk, unless `extend` is to refuse that"
         if isinstance(chunk, Batch) and self._dtype is None: layout = chunk.layout.strict
@@ -240,22 +239,21 @@ class Drawn(Joined):
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = whole('bs', bs, 1)
         if fields is not None: fields = _field_names(fields)
         with self.lock:
-            storage = self._storage
-            if storage is None or self._sampler.n_entered!=storage.n_added: storage = self._caught_up()
-            if self._sampler.sequence is not None:
-                return self._counted(draw_sequences(storage, self._sampler, bs, self.rng, fields))
+            storage, sampler = self._storage, self._sampler
+            if storage is None: storage = self._stocked()
+            n_added = storage.n_added
+            if sampler.n_entered!=n_added: self._enter(storage)
+            if sampler.sequence is not None:
+                return self._counted(draw_sequences(storage, sampler, bs, self.rng, fields))
             request = storage.ask(bs, fields)
-            self._sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
-            self.draws.count(request.slots, storage.n_added)
+            sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
+            self.draws.count(request.slots, n_added)
             return came_from(storage.read(request), self._ref)
     def _counted(self, batch):
         "A batch of sequences, after its draw has been counted"
         ids = batch.ids.numpy()[batch.mask.numpy()]
         self.draws.count(ids % self.max_sz, self.n_added)
         return came_from(batch, self._ref)
-    def _caught_up(self):
-        self._enter(self._stocked())
-        return self._storage
 
     def sample_sequences(self, bs: int, length: int) -> Batch:
         """Return a `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn uniformly with
@@ -279,8 +277,8 @@ class Drawn(Joined):
             if self._read_only: raise RuntimeError(self._read_only)
             storage, first_id, n_added = self._storage, 0, 0
             if storage is not None:
-                self._enter(storage)
                 first_id, n_added = storage.first_id, storage.n_added
+                if self._given is not None or self._sampler.n_entered!=n_added: self._enter(storage)
             changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
             self.n_stale += n_stale
             return changed
@@ -311,7 +309,7 @@ class PlainMemory(Drawn):
         "Return the newest `k` transitions, oldest first; a `ValueError` if there are fewer"
         with self.lock:
             k = whole('k', k, 1)
-            if k > len(self): raise ValueError(f'k: expected at most the {len(self)} transitions stored, got {k}')
+            if k > len(self): refuse('k', f'at most the {len(self)} transitions stored', k)
             return self.fetch(np.arange(self.n_added - k, self.n_added), fields)
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before these in their streams, or episodes (int64 array); −1: none is stored"

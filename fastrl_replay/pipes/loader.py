@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.nodes import BaseNode, IterableWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
-from ..steps import whole_number
+from ..checks import leave_out, require, whole
 
 # %% ../../nbs/2_learning/02c_loader.ipynb #70776115
 _END = object()
@@ -97,15 +97,13 @@ def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, devic
     `stateful=True`: a torchdata `StatefulDataLoader`, whose state is the pipe's.
 
     Raises `ValueError` for workers, a batch size, or a state with batches drawn ahead."""
-    prefetch = whole_number('prefetch', prefetch)
+    prefetch = whole('prefetch', prefetch)
     for name in ('batch_size', 'shuffle', 'sampler', 'batch_sampler', 'drop_last'):
-        if name in kw: raise ValueError(f'{name}: a replay yields whole batches already; set bs on the replay')
-    if kw.pop('num_workers', 0):
-        raise ValueError("num_workers: a replay lives in the learner's process, where priorities come back; each "
-                         'worker would fill and sample a copy of its own. Leave num_workers at 0')
+        require(name not in kw, f'{name}: a replay yields whole batches already; set bs on the replay')
+    require(not kw.pop('num_workers', 0), "num_workers: a replay lives in the learner's process, where priorities come "
+            'back; each worker would fill and sample a copy of its own. Leave num_workers at 0')
     options: dict[str, Any] = dict(collate_fn=unchanged, generator=torch.Generator().manual_seed(0)) | kw
-    if prefetch and stateful:
-        raise ValueError('prefetch: batches drawn ahead are not in the state; leave prefetch out where stateful=True')
+    if stateful: leave_out('prefetch', prefetch or None, 'batches drawn ahead are not in the state', ValueError)
     finish = _finisher(pin_memory, device)
     items = None if finish is None and not prefetch else Ahead(pipe, prefetch, finish)
     return (StatefulDataLoader if stateful else DataLoader)(Facade(pipe, items), batch_size=None, **options)

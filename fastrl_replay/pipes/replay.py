@@ -13,11 +13,11 @@ from numbers import Rational
 from typing import Any
 from torch.utils.data import DataLoader
 from ..batch import Batch
+from ..checks import leave_out, refuse, require, whole
 from ..health import memory_health
 from ..memory import ReplayMemory
 from ..protocol import Lasting, Memory, check_memory
 from ..show import memory_figure, replay_table
-from ..steps import whole_number
 from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
                                       state_upstream, upstream)
 from .loader import make_loader
@@ -32,7 +32,7 @@ def as_ratio(steps_per_batch: Any) -> Fraction:
     v = steps_per_batch
     try: ratio = Fraction(v) if isinstance(v, Rational) else Fraction(str(v))
     except (ValueError, ZeroDivisionError): ratio = Fraction(0)
-    if ratio <= 0: raise ValueError(f'steps_per_batch: expected a number above 0, got {v!r}')
+    if ratio <= 0: refuse('steps_per_batch', 'a number above 0', v)
     return ratio
 
 def batches_due(n: int, min_sz: int, ratio: Fraction) -> int:
@@ -44,8 +44,7 @@ def _check_given(memory, options):
     "Raise a `TypeError` unless `memory` is one, and no option of a new one is given"
     check_memory(memory)
     if options['max_sz'] in (100, memory.max_sz): del options['max_sz']        # 100 is the default
-    given = [k for k, v in options.items() if v is not None and v is not False]
-    if given: raise TypeError(f'{given[0]}: an option of a new memory, but memory= is given; leave one out')
+    for k, v in options.items(): leave_out(k, v, 'an option of a new memory, but memory= is given')
 
 # Options that some pipes have and others lack
 _OWN = dict(prioritized_replay='alpha beta eps normalize',
@@ -76,17 +75,15 @@ def _windows(replay):
 def _check_saved(replay, state):
     "Raise a `CheckpointError` if the pipeline in `state` is made differently from this one"
     n_saved, n_here = len(state['waiting']), len(_windows(replay))
-    if n_saved!=n_here: raise CheckpointError(f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}')
+    require(n_saved==n_here, f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}', CheckpointError)
     disk, memory = state.get('disk'), check_memory(replay.memory, Lasting, _NOT_KEPT)
-    if disk is None and memory.path is not None:
-        raise CheckpointError('path: the replay was saved with its memory in the checkpoint; make it without a path')
+    how = 'path: the replay was saved with its memory'
+    if disk is None: require(memory.path is None, f'{how} in the checkpoint; make it without a path', CheckpointError)
     if disk is None: return
-    if memory.path is None:
-        raise CheckpointError('path: the replay was saved with its memory on disk, '
-                              f'in {disk["path"]}; make it with that path')
-    if memory.n_added < (n := state['pipe']['ids'][1]):
-        raise CheckpointError(f'path: the memory in {memory.path} has {memory.n_added} steps, '
-                              f'the checkpoint has {n}: it is another memory')
+    require(memory.path is not None, f'{how} on disk, in {disk["path"]}; make it with that path', CheckpointError)
+    here, there = memory.n_added, state['pipe']['ids'][1]
+    require(here >= there, f'path: the memory in {memory.path} has {here} steps, the checkpoint has {there}: '
+            'it is another memory', CheckpointError)
 
 # %% ../../nbs/2_learning/02b_replay.ipynb #cf3408a4
 @datapipe('experience_replay')
@@ -107,8 +104,8 @@ class ExperienceReplay(IterDataPipe):
                  steps_per_batch: Any = 1, replace: bool = False, seed: Any = None, freeze_memory: bool = False,
                  sampler: Any = None, **memory_options: Any) -> None:
         self.source_datapipe, self.return_idxs, self.freeze_memory = source_datapipe, return_idxs, freeze_memory
-        self.bs = whole_number('bs', bs, 1)
-        self.min_sz = whole_number('min_sz', bs if min_sz is None else min_sz, 1)
+        self.bs = whole('bs', bs, 1)
+        self.min_sz = whole('min_sz', bs if min_sz is None else min_sz, 1)
         self.steps_per_batch = as_ratio(steps_per_batch)
         options = dict(max_sz=max_sz, replace=replace, seed=seed, sampler=sampler) | memory_options
         if memory is not None: _check_given(memory, options)
@@ -120,8 +117,8 @@ class ExperienceReplay(IterDataPipe):
     def _make_memory(self, max_sz, replace, seed, sampler, **options):
         options = refuse_options('experience_replay', options, {})
         if sampler is not None:
-            if replace: raise ValueError('replace: a sampler of your own decides this itself; leave replace out')
-        elif not replace and self.bs > (room := min(self.min_sz, whole_number('max_sz', max_sz, 1))):
+            leave_out('replace', replace, 'a sampler of your own decides this itself', ValueError)
+        elif not replace and self.bs > (room := min(self.min_sz, whole('max_sz', max_sz, 1))):
             raise ValueError(f'bs: a batch of {self.bs} without replacement can\'t be drawn from {room} transitions '
                              f'(min_sz {self.min_sz}, max_sz {max_sz}); make them larger, or draw with replace=True')
         return ReplayMemory(max_sz, Uniform(replace) if sampler is None else sampler, seed=seed, **options)
@@ -154,8 +151,8 @@ class ExperienceReplay(IterDataPipe):
         self._check_thawed()
         return self.memory.extend(chunk, priorities, streams)
     def _check_thawed(self):
-        if self.freeze_memory:
-            raise RuntimeError('the memory is frozen: set freeze_memory=False to store steps again')
+        frozen = 'the memory is frozen: set freeze_memory=False to store steps again'
+        require(not self.freeze_memory, frozen, RuntimeError)
     def sample(self, bs: int | None = None) -> Any:
         "Draw `bs` (None: the pipe's) now, with slots if `return_idxs`; this batch isn't counted"
         batch = self.memory.sample(self.bs if bs is None else bs)
@@ -185,9 +182,9 @@ class ExperienceReplay(IterDataPipe):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from a `state_dict`; a `ValueError` unless the memory holds the same ids"
         here = [self.memory.first_id, self.memory.n_added]
-        if list(state['ids'])!=here:
-            raise ValueError(f'state: expected a memory of ids {state["ids"][0]} to {state["ids"][1] - 1}, '
-                             f'got one of {here[0]} to {here[1] - 1}; load the memory first')
+        there = list(state['ids'])
+        require(here==there, f'state: expected a memory of ids {there[0]} to {there[1] - 1}, '
+                f'got one of {here[0]} to {here[1] - 1}; load the memory first')
         self._load_counters(state)
 
     def _load_counters(self, state):
@@ -263,7 +260,7 @@ class ExperienceReplay(IterDataPipe):
 # %% ../../nbs/2_learning/02b_replay.ipynb #505ad564
 def _refuse_for(pipe, made, options, **instead):
     "Refuse what doesn't go with a pipe that draws by priorities, with a sampler `made` by itself"
-    if 'replace' in options: raise TypeError(f'replace: {pipe} always draws with replacement; leave it out')
+    leave_out('replace', options.get('replace'), f'{pipe} always draws with replacement')
     return refuse_options(pipe, options, instead | dict(
         sampler=f'makes a {made}; pass another sampler to experience_replay(sampler=...)',
         memory=f'makes its own memory; use experience_replay(memory=ReplayMemory(..., {made}(...)))'))

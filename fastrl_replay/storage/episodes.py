@@ -291,4 +291,5 @@ class Episodes:
         assert (found==np.where(there, earlier, -1)).all(), 'a previous step is wrong'
         assert ((before > 0)==there).all(), 'an episode begins at a wrong step'
         assert (after[earlier[there] - first]==after[there] + 1).all(), 'following steps are miscounted'
+        assert max(self._counts[EPISODES], self._counts[STREAMS]) <= max_sz, 'numbers are not given back'
         return True

@@ -153,6 +153,7 @@ class SequenceSampler(Sampler):
     kept: Any = None           # float64[max_sz + 1]: the priority of each slot's start; the largest
     episodes: Any = None           # the index of episodes (of streams, if windows run across)
     columns: Any = None            # what the kernel reads: of the index, the storage, and options
+    base_sampler: Any = None       # draws among the starts
     known: int | None = None       # ids below this were kept by an earlier process
     ends_early = False          # loaded from a version for which an episode ended at its first flag
 
