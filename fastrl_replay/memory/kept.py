@@ -213,16 +213,11 @@ class Saved(PlainMemory):
 def _described(sampler): return dict(kind=sampler.kind, options=sampler.options())
 
 class ReplayMemory(Saved):
-    """The newest `max_sz` transitions, and a sampler (default: `Uniform()`) that draws batches.
+    """The newest `max_sz` transitions, and a sampler that draws batches; with a `sequence`, a `SequenceBatch`.
 
-    The layout of records is inferred from the first step, or given: `step` is an example, `dtype` a
-    structured numpy dtype. Everything random comes from `seed`. `first_id ≤ id < n_added` are the
-    ids of what is stored; slot = id % max_sz.
-
-    `dedup`: store once what transitions share, by 'frames' of a stack or by 'next_state'; 'auto'
-    decides by the observation, None keeps plain records. `codec='lz4'` compresses frames.
-
-    `sequence`: a `Sequence`; batches are then sequences of steps, a `SequenceBatch`.
+    The layout of records is inferred from the first step, or given by `step` or `dtype`. With `dedup='auto'`
+    the observation decides what is stored once; None keeps plain records. `first_id ≤ id < n_added` are
+    the ids of what is stored; slot = id % max_sz.
 
     Any thread may call any method. A forked child can read a memory in RAM, not write to it.
 
@@ -295,7 +290,8 @@ class ReplayMemory(Saved):
     @classmethod
     def open(cls, path: str | Path, sampler: Any = None, step: Any = None, seed: int | None = None) -> Self:
         """Return the memory in the folder `path`, opened for writing, with its options. Pass a `sampler`
-        of your own again. A `CheckpointError` if there is no memory, or a damaged one"""
+        of your own again; `seed`: of the draws, if it was not closed. A `CheckpointError` if there is no
+        memory, or a damaged one"""
         room = MappedFolder(path, writable=False)
         there = room.memory()
         room.close()
@@ -312,7 +308,7 @@ class ReplayMemory(Saved):
         return load_minari(cls, dataset, step_type, **options)
 
     def to_minari(self, dataset_id: str, env: Any = None, **options: Any) -> Any:
-        """Write all that is stored as a new Minari data set; return its `MinariDataset`.
+        """Write all that is stored as a new Minari data set, `dataset_id`; return its `MinariDataset`.
 
         Episodes are written in the order in which they begin, each as far as it is stored, with
         unchanged flags. `env` (or its id) gives the spaces; else they come from the layout.

@@ -23,16 +23,13 @@ from .episodes import EPISODE, GONE, Episodes, column_of, enter_rows, place_of, 
 @dataclass(frozen=True)
 class Sequence:
     """The sequences of a memory: `length` steps, the first `burn_in` of which only warm up a
-    recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps (None: length − burn_in).
-
-    `across_episodes`: may one continue into the next episode? `pad`: is one that an episode's end
-    cuts short padded with zeros? `eta`: its priority is eta · max|δ| + (1 − eta) · mean|δ|."""
-    length: int
-    burn_in: int = 0
-    stride: int | None = None
-    across_episodes: bool = False
-    pad: bool = True
-    eta: float = .9
+    recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps."""
+    length: int                     # steps in a sequence, burn-in included
+    burn_in: int = 0                # the first of them, which only warm up a recurrent state
+    stride: int | None = None       # from one start to the next (None: `length` − `burn_in`)
+    across_episodes: bool = False   # may a sequence continue into its stream's next episode?
+    pad: bool = True                # are sequences that an episode cuts short filled up with zeros?
+    eta: float = .9                 # its priority is eta · max|δ| + (1 − eta) · mean|δ|
 
     def __post_init__(self) -> None:
         length, burn_in = whole('length', self.length, 1), whole('burn_in', self.burn_in)
