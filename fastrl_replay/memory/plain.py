@@ -20,7 +20,7 @@ from ..samplers.own import as_sampler
 from ..samplers.uniform import Uniform
 from ..show import bytes_in_words, memory_figure, memory_table
 from ..steps import Layout, derived_type, encode, same_layout
-from ..storage.base import Ram
+from ..storage.rooms import Ram
 from ..storage.draw_counts import DrawCounts
 from ..storage.choice import (
     Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, storage_for)

@@ -11,7 +11,7 @@ import copy
 from typing import Any, NamedTuple
 from ..checks import one_of, refuse, require, typed
 from ..steps import Layout, SimpleStep, is_step, readable
-from .base import Ram, free_memory
+from .rooms import Ram, free_memory
 from .frames import FrameTable, PackedFrames, interned, lz4_block, shared_pairs
 from .records import Records, stored_layout
 

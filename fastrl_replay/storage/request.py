@@ -12,7 +12,7 @@ from sys import getrefcount
 from typing import Any
 import numpy as np
 from ..batch import DRAWN, N_HEADER, Batch, Plan, aligned, batch_type, header_shapes, made_of
-from ..kernels import compiled_module
+from ..kernel_cache import compiled_module
 from ..steps import Layout, same_layout
 
 # %% ../../nbs/1_memory/05_request.ipynb #3c006171
