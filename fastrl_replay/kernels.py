@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from .kernel_cache import cached, package_key
 from llvmlite import ir
-from numba import njit as plain_njit, types
+from numba import config, njit as plain_njit, types
 from numba.extending import intrinsic
 njit: Any = plain_njit             # Numba makes its names at run time
 _all_ = ['package_key']            # the name of the folder, which other programs ask here
