@@ -562,10 +562,10 @@ def home(browser, server):
     ('replaymemory', 'reference/memory/kept.html#replaymemory'), ('gymstepper', 'reference/pipes/stepper.html#gymstepper'), ('dataloader', 'start/faq.html#can-i-use-dataloader-workers'),
     ('pytorch', 'start/install.html'), ('lunarlander', 'tutorials/beside_learners.html'), ('d4rl', 'lasting/offline.html'), ('nstep', 'reference/pipes/n_step.html#nstep'),
     ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory/kept.html#replaymemory.estimate'), ('out of memory', 'reference/memory/kept.html#replaymemory.estimate'), ('clear', 'empty'),
-    ('delete', ''), ('PPO', 'start/faq.html#does-it-serve-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory/kept.html#replaymemory'),
-    ('github', ''), ('multi-GPU', 'start/compared.html#features'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', ''), ('mixing offline data', 'tutorials/offline.html'),
-    ('how do I mix offline and online data', 'start/faq.html#how-do-i-mix'), ('several GPUs', 'start/faq.html#how-do-i-use-several-gpus'), ('how to keep only the best weights', 'looking/runs.html#keeping-the-best-weights'),
-    ('does it serve PPO', ''), ('how do I delete an episode', 'episode'), ('why are my weights all 1', '')])
+    ('delete', 'start/faq.html#how-do-i-delete-an-episode'), ('PPO', 'start/faq.html#does-it-serve-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory/kept.html#replaymemory'),
+    ('github', ''), ('multi-GPU', 'start/faq.html#how-do-i-use-several-gpus'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', 'start/faq.html#why-are-all-my-weights-1'), ('mixing offline data', 'start/faq.html#how-do-i-mix-offline-and-online-data'),
+    ('how do I mix offline and online data', 'start/faq.html#how-do-i-mix-offline-and-online-data'), ('several GPUs', 'start/faq.html#how-do-i-use-several-gpus'), ('how to keep only the best weights', 'start/faq.html#how-do-i-keep-only-the-best-weights'),
+    ('does it serve PPO', 'start/faq.html#does-it-serve-ppo'), ('how do I delete an episode', 'start/faq.html#how-do-i-delete-an-episode'), ('why are my weights all 1', 'start/faq.html#why-are-all-my-weights-1')])
 def test_search_finds_what_people_type(home, query, wanted):
     found = home.eval(f"""(async box => {{
         box.value = {json.dumps(query)};
