@@ -222,7 +222,7 @@ class Columns:
         return self._each(f) if block is None else made_over(self._kind, self._plan, f(block), **self._kept())
 
     def to(self, device: Any, non_blocking: bool = False) -> Any:
-        "Return the batch on another device: one copy for all columns"
+        "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
         device = torch.device(device)
         if all(v is None or _is_on(v, device) for v in self._values()): return self
         return self._moved(lambda t: t.to(device, non_blocking=non_blocking))
@@ -303,15 +303,15 @@ class Batch(Columns):
 
     @classmethod
     def of_steps(cls, steps, layout=None, streams=None) -> 'Batch':
-        """Return a batch of a list of steps, copied: one stream, unless `streams` or `env_id` say otherwise;
-        a `ValueError` or `TypeError` names the step and field that don't fit"""
+        """Return a batch of a list of steps, copied, in this `layout` (None: the first step's): one stream, unless
+        `streams` or `env_id` say otherwise; a `ValueError` or `TypeError` names the step and field that don't fit"""
         layout = Layout.of(steps[0]) if layout is None else layout
         if streams is None and layout.stream_leaf is None: streams = np.zeros(len(steps), np.int64)
         return cls.empty(layout, len(steps), streams)._filled(columns_of_steps(layout, steps))
 
     @classmethod
     def empty(cls, layout, n, streams=None) -> 'Batch':
-        "Return a batch of `n` rows of zeros, to be filled through `arrays()`"
+        "Return a batch of `n` rows of zeros in this `layout`, to be filled through `arrays()`"
         plan = Plan.of(layout, n)
         return made_over(cls, plan, aligned(plan.nbytes, np.zeros), streams=_checked_streams(streams, n))
     def _filled(self, columns):
@@ -319,13 +319,13 @@ class Batch(Columns):
         return self
     @classmethod
     def of_arrays(cls, layout, arrays, streams=None) -> 'Batch':
-        "Return a batch over one array for each leaf, of the stored dtype and shape (n, …), without a copy"
+        "Return a batch over `arrays`, one for each leaf of the `layout`, as it is stored, (n, …), without a copy"
         return made_of(batch_type(cls, layout), dict(_n=len(arrays[0]), _columns=[*NONE, *arrays], streams=streams))
 
     @classmethod
     def of_tensors(cls, layout: Layout, tensors: Any, *, streams: Any = None, max_sz: int | None = None,
                    **header: Any) -> 'Batch':
-        """Return a batch over one tensor for each leaf, (n, …), on any device, without a copy, in a compiled
+        """Return a batch over `tensors`, one a leaf of `layout`, (n, …), on any device, without a copy, in a compiled
         function too. `header`: those of `ids`, `probs`, `weights` … that it has, (n, …); `max_sz`: that of the
         memory, for `idxs`. A `ValueError` names one with another number of rows"""
         n, leaves = len(tensors[0]), layout.leaves
@@ -337,7 +337,7 @@ class Batch(Columns):
 
     @classmethod
     def concat(cls, batches) -> 'Batch':
-        "Return one batch of the rows of several chunks of one layout"
+        "Return one batch of the rows of several `batches` of one layout"
         if len(batches)==1: return batches[0]
         layout = batches[0].layout
         streams = None if layout.stream_leaf is not None else np.concatenate([stream_numbers(o) for o in batches])
@@ -375,7 +375,7 @@ class Batch(Columns):
         return part
 
     def columns(self, *names) -> tuple:
-        "Return the columns with these names, as a tuple; a `KeyError` names one that doesn't exist"
+        "Return the columns with these `names`, as a tuple; a `KeyError` names one that doesn't exist"
         where = {k: k for k in (*self._header, 'idxs')} | self._names
         for o in names:
             if o not in where: raise KeyError(f'{o!r}: no such column; there are {tuple(where)}')
@@ -392,7 +392,7 @@ class Batch(Columns):
         return [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
 
     def replace(self, **columns) -> 'Batch':
-        "Return a batch with other columns for these fields; it keeps ids, weights and its memory"
+        "Return a batch with other `columns` for these fields; it keeps ids, weights and its memory"
         made = copy.copy(self)
         for name, v in columns.items():
             if name not in self._names:
@@ -406,7 +406,7 @@ class Batch(Columns):
         return made_of(type(self), self._kept() | dict(_n=self._n, _columns=columns, _type=_unsqueezed(self._type)))
 
     def update_priorities(self, td_errors) -> int:
-        "Send new TD errors (bs,) to its memory: see `ReplayMemory.update_priorities`"
+        "Send new `td_errors` (bs,) to its memory: see `ReplayMemory.update_priorities`"
         memory = self.memory
         if memory is None:
             raise RuntimeError('update_priorities: this batch was not drawn from a memory that is in this process; '

@@ -352,13 +352,18 @@ def _train(o):
         figure = learn.plot(best.history, title=title, threshold=o['goal'])
         _write(out/'learning_curve.png', partial(figure.savefig, dpi=120))
         _write(out/'result.json', lambda p: p.write_text(json.dumps(result, indent=1) + '\n'))
+    _tell(result, out)
+    return result
+
+def _tell(result, out):
+    "Print what a training has reached, and where its files are"
+    returns = result['returns']
     print(f'{result["steps"]:,} steps, {result["batches"]:,} batches, {result["seconds"]:.0f} s')
-    low, high = returns.min(), returns.max()
-    print(f'mean evaluation return: {returns.mean():.1f} ({o["episodes"]} episodes, {low:g} to {high:g})')
+    print(f'mean evaluation return: {result["mean_return"]:.1f} ({len(returns)} episodes, '
+          f'{min(returns):g} to {max(returns):g})')
     print(f'learning curve: {out/"learning_curve.png"}')
     print(f'weights: {out/"model.safetensors"}; in Python: fastrl_replay.cli.load_model({str(out)!r})')
     print(f'watch it play: fastrl_replay play {out}')
-    return result
 
 # %% ../nbs/5_looking/05_cli.ipynb #5e4d7c00
 def _options(folder):

@@ -164,14 +164,18 @@ def _first_layers(space):
         c, h, w = n, (h - size)//stride + 1, (w - size)//stride + 1
     return [*layers, nn.Flatten()], c*h*w
 
-def q_network(observation_space, n_actions, hidden=128, seed=None) -> nn.Sequential:
+def q_network(
+    observation_space,  # a `Box` or a `Discrete`
+    n_actions,          # how many Q-values there are
+    hidden=128,         # units of the hidden layer
+    seed=None,          # determines the first weights (None: torch's generator does)
+) -> nn.Sequential:
     """Return a network with one hidden layer, for `Box` observations of any shape or `Discrete` ones.
 
     Images (three axes, at least 8 pixels high and wide) first go through convolutions: from 36
     pixels on those of Mnih et al. 2015 (Methods; `hidden=512` there), else 16 of 3 × 3. Channels
     are the shorter of the first and the last axis, the last if both are alike; uint8 is divided by
-    255. Other shapes are flattened. With `seed`, nothing else determines the weights. A `TypeError`
-    for other spaces."""
+    255. Other shapes are flattened. A `TypeError` for other spaces."""
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None: torch.manual_seed(seed)
         first, n = _first_layers(observation_space)
@@ -363,21 +367,29 @@ class Learner(Training):
     `loss(batch, model, target)`: the loss of each row, (bs,) (over further axes the mean is taken),
     or the pair (losses, TD errors); without TD errors the losses are the priorities. Importance
     weights are applied here. A loss of no axes is taken as it is, and changes no priorities. The
-    target is a copy of the model that moves by `tau` of the way to it every `target_sync` batches
-    (None: 250, or 1 if `tau` is below 1). `lr`: a number, or a schedule of the batches learned from
-    (None: the optimizer's own). `optimizer`: a function of the parameters (None: Adam).
-    `gradient_steps`: on each batch. `max_norm`: the norm to which gradients are clipped (None: they
-    aren't). `device`: where to move the model (None: it stays). `shared`: a `SharedParams` to which
-    the weights are published when a fit begins and after every `publish_every` batches. `compile`:
-    whether a gradient step, the loss included, is one graph made by `torch.compile`: the first
+    target is a copy of the model that moves by `tau` every `target_sync` batches (None: 250, or 1 if
+    `tau` is below 1). Weights are published when a fit begins too.
+
+    `compile`: a gradient step, the loss included, is one graph made by `torch.compile`: the first
     batch takes half a minute and a C++ compiler, the others a fraction of the time. Needs Adam or
     AdamW, a `Batch`, and a loss that traces; gradients are not kept. `history`: pairs of
     transitions stored and value, from every 100th batch, for each number in `progress()` and for
     `n_batches`. A `TypeError` or `RuntimeError` says what stands in the way of `compile`."""
-    def __init__(self, model: nn.Module, dl: Any, loss: Callable[..., Any], lr: Any = None,
-                 target_sync: int | None = None, tau: float = 1., gradient_steps: int = 1,
-                 max_norm: float | None = 10., optimizer: Callable[..., Any] | None = None, device: Any = None,
-                 shared: Any = None, publish_every: int = 4, compile: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module,        # is trained, in place
+        dl: Any,                       # the batches: a replay's `loader()`, or any iterable
+        loss: Callable[..., Any],      # of a batch, the model and the target: the loss of each row
+        lr: Any = None,  # a number, or a schedule of the batches (None: the optimizer's own)
+        target_sync: int | None = None,  # batches between updates of the target (None: by `tau`)
+        tau: float = 1.,  # how far each update moves the target towards the model; 1: all the way
+        gradient_steps: int = 1,       # on each batch
+        max_norm: float | None = 10.,  # the norm to which gradients are clipped (None: none)
+        optimizer: Callable[..., Any] | None = None,  # a function of the parameters (None: Adam)
+        device: Any = None,            # where to move the model (None: it stays)
+        shared: Any = None,            # a `SharedParams` to publish the weights to
+        publish_every: int = 4,        # batches between two publications
+        compile: bool = False,         # is a gradient step one graph?
+    ) -> None:
         super().__init__(dl)
         number('tau', tau, 0, 1, above=True)
         if device is not None: model.to(device)
@@ -472,7 +484,7 @@ class Learner(Training):
         self.episodes.found = {(env, k): (n, r) for (env, k, n), r in found}
 
     def save(self, folder: Any, watch: Any = None, **notes: Any) -> int:
-        """Save the learner in `folder`, with its replay and its callback (a `BestWeights`), if any.
+        """Save the learner in `folder`, with its replay and its callback `watch` (a `BestWeights`), if any.
 
         All or nothing; `notes` are plain data of your own. Returns the number of bytes written."""
         state = dict(learner=self.state_dict(), best=None if watch is None else watch.state_dict(), notes=notes)
@@ -482,7 +494,7 @@ class Learner(Training):
             return save_state(folder, state | more, 'learner', rows)
 
     def load(self, folder: Any, watch: Any = None) -> dict[str, Any]:
-        """Continue from what `save` wrote, with a model, replay and callback made in the same way.
+        """Continue from what `save` wrote, with a model, a replay and a callback `watch` made in the same way.
 
         Returns the notes. A `CheckpointError` names the file that is missing or damaged, or says
         what differs; nothing has changed then."""
@@ -507,11 +519,17 @@ class Learner(Training):
 class DQNLearner(Learner):
     """A double DQN: a `Learner` whose `loss`, unless given, is `dqn_loss` with `gamma` and `double`.
 
-    A batch needs state, action, reward, next_state and terminated. `model`: states (bs, …) →
-    Q-values (bs, n_actions). All other arguments, `options` included, are those of `Learner`."""
-    def __init__(self, model: nn.Module, dl: Any, gamma: float = .99, lr: Any = None, double: bool = True,
-                 target_sync: int | None = None, device: Any = None, *, loss: Callable[..., Any] | None = None,
-                 **options: Any) -> None:
+    A batch needs state, action, reward, next_state and terminated."""
+    def __init__(
+        self, model: nn.Module,  # from states (bs, …) to Q-values (bs, n_actions)
+        dl: Any,
+        gamma: float = .99,      # the discount factor, unless the batch has `discount`
+        lr: Any = None,
+        double: bool = True,     # the model chooses the next action; False: the target
+        target_sync: int | None = None, device: Any = None,
+        *, loss: Callable[..., Any] | None = None,  # (None: `dqn_loss`)
+        **options: Any,          # the other arguments of `Learner`
+    ) -> None:
         if loss is None: loss = partial(dqn_loss, gamma=gamma, double=double)
         super().__init__(model, dl, loss, lr, target_sync, device=device, **options)
     def evaluate(self, env_id: Any, episodes: int = 20, seed: int = 0) -> np.ndarray:

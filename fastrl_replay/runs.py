@@ -31,10 +31,18 @@ class BestWeights:
     plays `confirm` more; the mean of all is the new score, if it is still higher. The fit ends
     when the `score` is at least `goal` and the last `patience` evaluations (0: never) brought no
     higher one. `history`: transitions stored and mean return, for each evaluation; of two rounds, the
-    mean of both, so that the weights kept are those of its highest. `also`: another callback, called
-    after each batch."""
-    def __init__(self, env_id, every=250, episodes=20, confirm=80, seed=1, average=.005,
-                 goal=-np.inf, patience=0, also=None) -> None:
+    mean of both, so that the weights kept are those of its highest."""
+    def __init__(
+        self, env_id,  # an id, a spec, or a function that makes an environment
+        every=250,     # batches between two evaluations
+        episodes=20,   # greedy episodes in each
+        confirm=80,    # further ones for weights that may be the best so far (0: none)
+        seed=1,        # determines their first states, the same in each evaluation
+        average=.005,  # share of the newest weights in the running average (0: no average)
+        goal=-np.inf,  # the score that counts as solved
+        patience=0,    # evaluations without a better score before the fit ends (0: it goes on)
+        also=None,     # another callback, called after each batch; True from it ends the fit
+    ) -> None:
         self.env_id, self.seed, self.average = env_id, seed, number('BestWeights: average', average, 0, 1)
         self.every, self.episodes = whole('BestWeights: every', every, 1), whole('BestWeights: episodes', episodes, 1)
         self.confirm = confirm

@@ -17,9 +17,9 @@ from .checks import is_number, number, refuse, require
 # %% ../nbs/1_memory/09_schedules.ipynb #cee25823
 @dataclass(frozen=True)
 class _Schedule:
-    start: float
-    end: float
-    n: int
+    start: float   # the value at 0
+    end: float     # the value from `n` on
+    n: int         # the count at which `end` is reached, ≥ 1
 
     def __post_init__(self) -> None:
         name = type(self).__name__

@@ -202,189 +202,6 @@ def _panels_of_draws(memory, health):
         yield 'importance weights', partial(_weights, weights=weights, beta=health['beta'])
     if health['n_drawn']: yield 'times sampled', partial(_times, memory=memory)
 
-# %% ../nbs/5_looking/03_show.ipynb #4787c67d
-COLOUR, GREY = '#ff7f0e', '.6'
-STYLE: Any = {'font.size': 9, 'legend.fontsize': 9, 'legend.frameon': False, 'figure.facecolor': 'w',
-              'axes.titlesize': 10, 'axes.spines.top': False, 'axes.spines.right': False}
-_BARS, _FEW, _MOST = 50, 12, 16         # bars; values drawn one by one; numbers of a vector
-_STATES = 'state', 'obs', 'observation'
-_OVER: Any = dict(frameon=True, framealpha=.8, edgecolor='none')  # a legend that may lie over marks
-
-def _edges(values):
-    "Limits of bars over positive values, and the kind of axis: logarithmic if they span two decades"
-    low, high = values.min(), values.max()
-    wide = high > 100*low
-    return (np.geomspace if wide else np.linspace)(low, high, _BARS + 1), 'log' if wide else 'linear'
-
-def _note(ax, text, y=.95, **how):
-    ax.text(.97, y, text, transform=ax.transAxes, ha='right', va='top' if y > .5 else 'bottom', **how)
-
-def _shades(*colours):
-    from matplotlib.colors import LinearSegmentedColormap
-    return LinearSegmentedColormap.from_list('', colours)
-
-def _ages(ax, ages, n):
-    edges = np.linspace(0, n, min(_BARS, n) + 1)
-    share = np.histogram(ages, edges)[0]/len(ages)
-    ax.stairs(share/(np.diff(edges)/n), edges, fill=True, baseline=0, color=COLOUR)
-    ax.axhline(1, color='k', lw=.8, ls=':')
-    ax.set(xlabel='transitions stored since', ylabel='times uniform')
-
-def _lorenz(ax, probs, n, words):
-    "Each draw of a row with probability P stands for 1/(n·P) of the rows"
-    probs = np.sort(probs.astype(float))[::-1]
-    rows = np.minimum(100, np.cumsum(100/probs)/(n*len(probs)))
-    ax.plot([0, *rows, 100], [*np.linspace(0, 100, len(probs) + 1), 100], color=COLOUR)
-    ax.plot([0, 100], [0, 100], 'k:', lw=.8)
-    ax.set(xlabel='%, most sampled first', ylabel='% of draws')
-    _note(ax, f'effective sample size:\n{words}', .05)
-
-def _times(ax, memory):
-    counts, n = memory.draws, memory.n_added
-    gone, (_, now) = counts.evicted(n), counts.living(memory.first_id, n)
-    top = max([1, *now, *np.flatnonzero(gone)])
-    edges = np.arange(0, top + 1 + (step := -(-top//_BARS)), step)
-    for label, values, times, how in (('stored, so far', now, np.ones(len(now)), dict(fill=True, color=COLOUR)),
-                                      ('overwritten, in all', np.arange(len(gone)), gone, dict(color='k'))):
-        found = np.histogram(values, edges, weights=times)[0]
-        if found.any(): ax.stairs(100*found/found.sum(), edges, label=label, **how)
-    ax.set(xlabel='times' + f' ({len(gone) - 1}: or more)'*bool(gone[-1]), ylabel='% of transitions')
-    ax.legend(**_OVER)
-
-def _priorities_by_age(ax, ages, p):
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import LogLocator
-    edges, scale = _edges(p[p > 0])
-    image = ax.hist2d(ages[p > 0], p[p > 0], [min(_BARS, len(p)), edges], cmin=1, norm=LogNorm(),
-                      cmap=_shades('#ffe8d0', COLOUR, '#401c00'))[3]
-    ticks = LogLocator(subs=(1, 2, 5))
-    ax.figure.colorbar(image, ax=ax, label='transitions', ticks=ticks, format='%d').ax.minorticks_off()
-    ax.set(xlabel='transitions stored since', ylabel='priority', yscale=scale)
-
-def _priorities(ax, p, fresh):
-    "`fresh`: which were never updated"
-    edges, scale = _edges(p[p > 0])
-    shares = [np.full(k.sum(), 100/len(p)) for k in (~fresh, fresh)]
-    names = ['', 'never updated']
-    ax.hist([p[~fresh], p[fresh]], edges, stacked=True, weights=shares, color=[COLOUR, GREY], label=names)
-    half, most = np.quantile(p, [.5, .99])
-    for v in half, most: ax.axvline(v, color='k', lw=.8, ls=':')
-    zero = f', {(p==0).mean():.1%} are 0'*bool((p==0).any())
-    ax.set(xlabel=f'priority (median {half:.2g}, 99 % below {most:.2g}{zero})', ylabel='% of transitions', xscale=scale)
-    if fresh.any(): ax.legend()
-
-def _never_updated(memory, ids):
-    "Of those ids whose draws were all counted since they were stored: which they are, and which were not drawn"
-    if not memory.draws.n_rows or memory.sampler.sequence is not None: return ids >= 0, ids < 0
-    watched, drawn = memory.draws.living(memory.first_id, memory.n_added)
-    known = np.isin(ids, watched)
-    return known, np.isin(ids[known], watched[drawn==0])
-
-def _weights(ax, weights, beta):
-    "Quantiles at the present beta; at another, b, they are these to the power b/beta"
-    b = np.linspace(0, 1, 50)
-    low, few, half = (np.quantile(weights, q)**(b/beta) for q in (0, .05, .5))
-    ax.fill_between(b, low, half, color=COLOUR, alpha=.3, label='smallest to median')
-    ax.plot(b, few, color=COLOUR, label='5 % are below')
-    ax.plot([beta, beta], [0, np.quantile(weights, .5)], 'k:', lw=.8, label=f'now: β = {beta:.3g}')
-    ax.set(xlabel='β', ylabel='weight', ylim=(0, 1.02))
-    ax.legend()
-
-def _episodes(ax, ids, values, cut, what):
-    k = len(ids)//10
-    for which, mark, label in (~cut, '.', 'terminated'), (cut, 'x', 'truncated'):
-        if which.any(): ax.plot(ids[which], values[which], mark, ms=4, color=GREY, label=label)
-    if k > 1: ax.plot(ids[k - 1:], np.convolve(values, np.ones(k)/k, 'valid'), color=COLOUR, label=f'mean of {k}')
-    ax.set(xlabel='id of the last step', ylabel=what, ymargin=.3)          # room for the legend
-    ax.legend(**_OVER)
-
-def _finite(ax, values):
-    "The finite values; the others are named in the panel"
-    bad = {'NaN': np.isnan(values).sum(), 'infinite': np.isinf(values).sum()}
-    _note(ax, ', '.join(f'{n:,} {what}' for what, n in bad.items() if n), color='C3', weight='bold')
-    return values[np.isfinite(values)]
-
-def _values(ax, values):
-    "Bars of counts; dots on a logarithmic axis, where some are rare"
-    values = _finite(ax, values)
-    at, counts = np.unique(values, return_counts=True)
-    if not len(at): return
-    last, few = at[np.argmax(np.abs(at))], len(at) <= _FEW
-    if few:
-        ax.set(xticks=range(len(at)), xticklabels=[f'{v:.3g}' for v in at])
-        at = np.arange(len(at))
-    else: at, counts = _binned(ax, values, last)
-    rare = counts.max() > 100*counts.min()
-    if rare: ax.plot(at, counts, 'o', ms=4, color=COLOUR)
-    else: ax.bar(at, counts, .9*(np.diff(at).min() if len(at) > 1 else 1), color=COLOUR)
-    if rare and (n := (values==last).sum())*100 < len(values): _note(ax, f'{n:,} × {last:.4g}', .85)
-    ax.set(ylabel='transitions', yscale='log' if rare else 'linear')
-
-def _binned(ax, values, last):
-    "Middles of bars and counts; where the `last` value is far from the others, on an axis that is logarithmic far out"
-    usual = np.median(np.abs(values[values!=0]))
-    far = abs(last) > 100*usual
-    counts, edges = np.histogram(np.arcsinh(values/usual) if far else values, _BARS)
-    middle = (edges[:-1] + edges[1:])/2
-    if not far: return middle[counts > 0], counts[counts > 0]
-    ax.set_xscale('asinh', linear_width=usual)
-    ax.set_xticks([0, last], ['0', f'{last:.4g}'], minor=False)
-    return np.sinh(middle[counts > 0])*usual, counts[counts > 0]
-
-def _ranges(ax, values):
-    "Of each dimension, a thin line from the least to the greatest, a thick one from 5 % to 95 %, the median"
-    _finite(ax, values)
-    for k, v in enumerate(v[np.isfinite(v)] for v in values.T):
-        if not len(v): continue
-        low, few, half, most, high = np.quantile(v, [0, .05, .5, .95, 1])
-        ax.vlines(k, low, high, color=GREY)
-        ax.vlines(k, few, most, color=COLOUR, lw=5)
-        ax.plot(k, half, 'k_')
-    ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(values.shape[1]), xlim=(-.5, values.shape[1] - .5))
-
-# %% ../nbs/5_looking/03_show.ipynb #d5000002
-def _vectors(memory, ids):
-    "Names and newest values, float (n, numbers), of the states and actions that are of 2 to 16 numbers"
-    layout = memory.layout
-    for name in 'action', *_STATES:
-        k = layout.leaf(name) if name in layout.fields else None
-        if k is None or not 1 < np.prod(layout.leaves[k].shape) <= _MOST: continue
-        values, = memory.fetch(ids[-10_000:], fields=[name]).numpy()
-        yield name, values.reshape(len(values), -1).astype(float)
-
-def _panels(memory, rows, health, shift):
-    "Pairs of a title and a function that draws on an axis: of the panels that have something to show"
-    if memory.draws is not None: yield from _panels_of_draws(memory, health)
-    ids, returns = episode_returns(rows)
-    if len(ids):
-        at = ids - rows.ids[0]
-        known = dict(ids=ids + shift, cut=rows.columns['truncated'][at]!=0)
-        yield 'returns of stored episodes', partial(_episodes, values=returns, what='return', **known)
-        lengths = rows.columns.get('step_n', np.zeros(len(rows.ids)))[at] + 1
-        apart = np.ptp(lengths) and (lengths!=returns).any()
-        if apart: yield 'lengths of stored episodes', partial(_episodes, values=lengths, what='steps', **known)
-    for name in 'reward', 'action':
-        values = rows.columns.get(name, np.empty(0)).astype(float)
-        title = 'n-step '*('discount' in rows.columns and name=='reward') + name + 's'
-        if len(np.unique(values)) > 1: yield title, partial(_values, values=values)
-    for name, vectors in _vectors(memory, rows.ids): yield f'{name}s', partial(_ranges, values=vectors)
-
-def _panels_of_draws(memory, health):
-    (drawn, probs, weights), n, n_choices = trial_draws(memory), len(memory), len(memory.sampler)
-    ids, p = stored_priorities(memory)
-    what = 'transitions' if memory.sampler.sequence is None else 'sequences'
-    words = '{effective:,.0f} of {n_choices:,} {what}'.format(**health, n_choices=n_choices, what=what)
-    if len(drawn) and abs(health['effective_share'] - 1) > .001:
-        yield 'sampling probability by age (now)', partial(_ages, ages=memory.n_added - 1 - drawn, n=n)
-        yield f'draws by share of {what} (now)', partial(_lorenz, probs=probs, n=n_choices, words=words)
-    if len(p) and p.max() > p[p > 0].min(initial=np.inf):
-        known, fresh = _never_updated(memory, ids)
-        yield 'priorities by age', partial(_priorities_by_age, ages=memory.n_added - 1 - ids, p=p)
-        if known.any(): yield 'priorities', partial(_priorities, p=p[known], fresh=fresh)
-    if len(weights) and np.ptp(weights) and health['beta'] > 0:
-        yield 'importance weights', partial(_weights, weights=weights, beta=health['beta'])
-    if health['n_drawn']: yield 'times sampled', partial(_times, memory=memory)
-
 # %% ../nbs/5_looking/03_show.ipynb #7c1bc30c
 def image_leaf(layout) -> str | None:
     "Return name of the field of observations, if these are images, at least 8 pixels wide and high"
@@ -414,8 +231,9 @@ def _arithmetic(rewards, gamma, terminated):
     "The n-step return written out"
     terms = [f'{gamma**k:.3g}·'*(k > 0) + f'{r:.3g}' for k, r in enumerate(rewards)]
     total = sum(gamma**k*r for k, r in enumerate(rewards))
-    rest = 'and the end' if terminated else f'then {gamma**len(rewards):.3g}·Q'
-    return f'{" + ".join(terms)} = {total:.3g}, {rest}'
+    return f'{" + ".join(terms)} = {total:.3g}, {_rest(gamma**len(rewards), terminated)}'
+
+def _rest(discount, terminated): return 'and the end' if terminated else f'then {discount:.3g}·Q'
 
 def _strip(fig, memory, rows, id, n, gamma, shift):
     "Pictures of a transition's steps, with the action taken and the reward earned"
@@ -427,7 +245,7 @@ def _strip(fig, memory, rows, id, n, gamma, shift):
     after, terminated = getattr(last, f'next_{name}', None), getattr(last, 'terminated', False)
     pictures = [getattr(o, name) for o in steps] + [after]*(after is not None)
     _row_of_pictures(fig, pictures, [*map(_caption, steps), 'end' if terminated else 'and so on'])
-    if summed: words = f'stored: {steps[0].reward:.3g}, then {steps[0].discount:.3g}·Q'
+    if summed: words = f'stored: {steps[0].reward:.3g}, {_rest(steps[0].discount, terminated)}'
     else: words = _arithmetic([float(getattr(o, 'reward', 0.)) for o in steps], gamma, terminated)
     fig.suptitle(f'transition {id + shift}: {words}', fontsize=10)
 
@@ -481,6 +299,16 @@ def _head(fig, height, title, lines):
         at = .4 + .2*sum(o.count('\n') + 1 for o in lines[:k])
         fig.text(.012, 1 - at/height, text, va='top', color='C3' if text.startswith('Warning') else 'k')
 
+def _draw_panels(fig, panels, n_rows):
+    "Two or three panels in a row, so that none is left alone in the last"
+    grid, at = fig.add_gridspec(n_rows, 6), 0
+    for row, line in enumerate(np.array_split(np.arange(len(panels)), n_rows)):
+        for k, (title, draw) in enumerate(panels[at:(at := at + len(line))]):
+            wide = 6//len(line)
+            ax = fig.add_subplot(grid[row, wide*k:wide*(k + 1)])
+            ax.set_title(title)
+            draw(ax)
+
 def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: float = .99, shift: int = 0,
                   source: str = '') -> Any:
     """See `ReplayMemory.show`, which holds the lock meanwhile. `shift`: what to add to the ids, for the copy of
@@ -492,14 +320,12 @@ def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: floa
             health, images = memory_health(memory), image_leaf(memory.layout) is not None
             panels, lines = [list(f(memory, rows, health, shift)) for f in (_panels, _in_words)]
         head, n_rows = .6 + .2*sum(o.count('\n') + 1 for o in lines), -(-len(panels)//3)
-        heights = [head] + [2.3*n_rows]*bool(panels) + [2.5]*images
-        fig = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
+        heights = [head] + [2.5*n_rows]*bool(panels) + [2.5]*images
+        fig: Any = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
+        fig.get_layout_engine().set(h_pad=.1)            # labels of a row stay clear of the next row's titles
         parts: Any = fig.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         _head(parts[0], head, source + _title(memory), lines)
-        for k, (title, draw) in enumerate(panels):
-            ax = parts[1].add_subplot(n_rows, 3, k + 1)
-            ax.set_title(title)
-            draw(ax)
+        if panels: _draw_panels(parts[1], panels, n_rows)
         if images: _strip(parts[-1], memory, rows, id, n, gamma, shift)
         return fig
 
@@ -576,8 +402,8 @@ def batch_table(batch) -> str:
 
 def memory_table(memory: Memory) -> str:
     "Return what a memory holds, and the fields of its steps, as HTML"
-    title, *parts = (html.escape(o) for o in (_title(memory), repr(memory), repr(memory.sampler)))
-    caption = f'<b>{title}</b><br>{"; ".join(parts)}'
+    how = html.escape(f'{memory!r}; {memory.sampler!r}')
+    caption = f'<b>{html.escape(_title(memory))}</b><br>{how}'
     if memory.layout is None: return _table([], [], caption + '; no step seen yet')
     leaves = memory.layout.leaves
     rows = [[html.escape(o.name), o.bits_of or o.dtype, list(o.shape) or '', f'{o.nbytes:,}'] for o in leaves]

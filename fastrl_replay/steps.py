@@ -24,26 +24,26 @@ from .checks import plain_array as as_array, whole as whole_number     # noqa: F
 # %% ../nbs/1_memory/02_steps.ipynb #93fc642a
 class Transition(NamedTuple):
     "What Q-learning needs of a step: *(s, a, r, s′)*, and whether and how the episode ended"
-    state: Any
-    action: Any
-    reward: Any
-    next_state: Any
-    terminated: Any
-    truncated: Any
+    state: Any        # the observation before the action: an array, or a dict or tuple
+    action: Any       # a number, an array, or a dict or tuple
+    reward: Any       # stored as float32
+    next_state: Any   # the observation after it, in the form of `state`
+    terminated: Any   # the task ended: the next state is worth nothing
+    truncated: Any    # a time limit ended it: the next state keeps its value
 
 class SimpleStep(NamedTuple):
     "One step of one environment, with numbers that identify it: stream, process, step, episode"
-    state: Any
-    action: Any
-    next_state: Any
-    terminated: Any = False     # the task ended: the next state is worth nothing
-    truncated: Any = False      # a time limit ended it: the next state keeps its value
-    reward: Any = 0.
-    total_reward: Any = 0.      # of the episode so far, this step included
-    env_id: Any = 0             # the stream: one copy of an environment
-    proc_id: Any = 0            # the worker process that made the step
-    step_n: Any = 0             # within its episode, from 0
-    episode_n: Any = 0          # within its stream, from 0
+    state: Any                # the observation before the action: an array, or a dict or tuple
+    action: Any               # a number, an array, or a dict or tuple
+    next_state: Any           # the observation after it, in the form of `state`
+    terminated: Any = False   # the task ended: the next state is worth nothing
+    truncated: Any = False    # a time limit ended it: the next state keeps its value
+    reward: Any = 0.          # stored as float32
+    total_reward: Any = 0.    # of the episode so far, this step included
+    env_id: Any = 0           # the stream: one copy of an environment
+    proc_id: Any = 0          # the worker process that made the step
+    step_n: Any = 0           # within its episode, from 0
+    episode_n: Any = 0        # within its stream, from 0
 
 # %% ../nbs/1_memory/02_steps.ipynb #e08aa286
 LOOSE = frozenset({'reward', 'total_reward', 'discount'})

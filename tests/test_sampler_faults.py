@@ -161,6 +161,45 @@ def test_what_was_kept_is_recovered(make):
         room.check()
 
 
+# ---- rows enter
+
+@pytest.mark.parametrize('make', [Proportional, RankBased])
+def test_rows_enter_once_each_with_its_priority(make):
+    """Late, in any numbers, with priorities for the last of them: as if each had been told of at once. A priority counts as seen
+    even if its row was overwritten before it entered"""
+    sampler, chance, n, largest, want = make(), np.random.default_rng(0), 0, 1., {}
+    sampler.attach(7)
+    for _ in range(300):
+        start = n + int(chance.integers(0, 12))
+        p = chance.random(int(chance.integers(0, 12)))*largest*1.2 if chance.random() < .6 else None
+        first_new, n = n, start + (0 if p is None else len(p))
+        for id in range(first_new, n):
+            want[id % 7] = largest if id < start else p[id - start]
+            largest = max(largest, want[id % 7])
+        sampler.enter(SimpleNamespace(n_added=n, first_id=max(0, n - 7)), None if p is None else (start, p))
+        assert sampler.n_entered==n and sampler.largest==largest and sampler.check_valid()
+        assert sampler.priorities.tolist()==[want[k] for k in range(len(want))]
+
+
+def test_an_object_is_told_of_each_row_once_after_a_reopening():
+    class Noting(Own):
+        def __init__(self):
+            super().__init__()
+            self.slots = []
+        def on_add(self, slots, priorities):
+            super().on_add(slots, priorities)
+            self.slots += [int(o) for o in slots]
+    room, counter, sampler = Room(), np.zeros(1, np.int64), as_sampler(Noting())
+    sampler.attach(50, room, counter)
+    sampler.enter(SimpleNamespace(n_added=0, first_id=0))
+    sampler.enter(SimpleNamespace(n_added=20, first_id=0))
+    again = as_sampler(Noting())
+    again.attach(50, Room(room.known), counter)
+    again.enter(SimpleNamespace(n_added=26, first_id=0))         # six rows came before the process died
+    again.enter(SimpleNamespace(n_added=30, first_id=0))
+    assert again.inner.slots==list(range(30)) and counter[0]==30
+
+
 # ---- interrupts
 
 class Interrupted(BaseException): pass

@@ -26,6 +26,52 @@ from ..storage.base import Ram
 from ..storage.mapped import MappedFolder, View
 from ..storage.records import TOLD
 
+# %% ../../nbs/3_lasting/03b_kept.ipynb #5c0e9b3d
+_INHERITED = ('this memory was made before this process was forked, so what is written here would not reach the '
+              'process that made it: write to it there, or to a copy.deepcopy of it; reading works here too')
+_ELSEWHERE = 'this memory is in another process: iterate the replay in the process that made it'
+_BUSY = ('another thread was using this memory while this process was forked, for longer than a second, so what '
+         'is here may be half-written: use it in the process that made it, or fork when no call is under way')
+
+class _Gone:
+    "Replaces the storage and the sampler of a memory that can no longer be used"
+    def __init__(self, why): self._why = why
+    def __getattr__(self, name): raise RuntimeError(self._why)
+def _refuse(*_): raise RuntimeError(_INHERITED)
+
+_PATIENCE, _IN_ALL = 1., 10.       # seconds that a fork waits for a memory, and for all of them
+_numbers: Iterator[int] = itertools.count()
+_memories: weakref.WeakValueDictionary = weakref.WeakValueDictionary()         # in the order in which they were made
+def _living(): return [o for ref in _memories.valuerefs() if (o := ref()) is not None]
+
+class _Forks(threading.local):
+    "The forks that a thread has begun: of each, the memories, and whether it has got their locks"
+    def __init__(self) -> None: self.begun: list[dict] = []
+    def end(self): return self.begun.pop() if self.begun else {}
+_forks = _Forks()
+
+def _before_fork():
+    "Wait until no other thread is in the middle of a call"
+    got: dict[Any, bool] = {}
+    end = time.monotonic() + _IN_ALL
+    _forks.begun.append(got)
+    for memory in _living():
+        if memory._room.durable: continue                    # of no use in a child anyway
+        got[memory] = False
+        got[memory] = memory.lock.acquire(timeout=max(0., min(_PATIENCE, end - time.monotonic())))
+
+def _in_parent():
+    for memory in _forks.end():
+        try: memory.lock.release()
+        except RuntimeError: pass                            # not got, or interrupted before
+
+def _in_child():
+    got = _forks.end()
+    for memory in _living(): memory._after_fork(got.get(memory, False))
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+
 # %% ../../nbs/3_lasting/03b_kept.ipynb #d0000009
 class Saved(PlainMemory):
     "A memory that can be saved and loaded, copied and pickled"
@@ -163,66 +209,15 @@ class Saved(PlainMemory):
         elif self.layout is not None: self._open(self.layout)
         self._sampler.n_entered = self.n_added
 
-# %% ../../nbs/3_lasting/03b_kept.ipynb #5c0e9b3d
-_INHERITED = ('this memory was made before this process was forked, so what is written here would not reach the '
-              'process that made it: write to it there, or to a copy.deepcopy of it; reading works here too')
-_ELSEWHERE = 'this memory is in another process: iterate the replay in the process that made it'
-_BUSY = ('another thread was using this memory while this process was forked, for longer than a second, so what '
-         'is here may be half-written: use it in the process that made it, or fork when no call is under way')
-
-class _Gone:
-    "Replaces the storage and the sampler of a memory that can no longer be used"
-    def __init__(self, why): self._why = why
-    def __getattr__(self, name): raise RuntimeError(self._why)
-def _refuse(*_): raise RuntimeError(_INHERITED)
-
-_PATIENCE, _IN_ALL = 1., 10.       # seconds that a fork waits for a memory, and for all of them
-_numbers: Iterator[int] = itertools.count()
-_memories: weakref.WeakValueDictionary = weakref.WeakValueDictionary()         # in the order in which they were made
-def _living(): return [o for ref in _memories.valuerefs() if (o := ref()) is not None]
-
-class _Forks(threading.local):
-    "The forks that a thread has begun: of each, the memories, and whether it has got their locks"
-    def __init__(self) -> None: self.begun: list[dict] = []
-    def end(self): return self.begun.pop() if self.begun else {}
-_forks = _Forks()
-
-def _before_fork():
-    "Wait until no other thread is in the middle of a call"
-    got: dict[Any, bool] = {}
-    end = time.monotonic() + _IN_ALL
-    _forks.begun.append(got)
-    for memory in _living():
-        if memory._room.durable: continue                    # of no use in a child anyway
-        got[memory] = False
-        got[memory] = memory.lock.acquire(timeout=max(0., min(_PATIENCE, end - time.monotonic())))
-
-def _in_parent():
-    for memory in _forks.end():
-        try: memory.lock.release()
-        except RuntimeError: pass                            # not got, or interrupted before
-
-def _in_child():
-    got = _forks.end()
-    for memory in _living(): memory._after_fork(got.get(memory, False))
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
-
 # %% ../../nbs/3_lasting/03b_kept.ipynb #d0000010
 def _described(sampler): return dict(kind=sampler.kind, options=sampler.options())
 
 class ReplayMemory(Saved):
-    """The newest `max_sz` transitions, and a sampler (default: `Uniform()`) that draws batches.
+    """The newest `max_sz` transitions, and a sampler that draws batches; with a `sequence`, a `SequenceBatch`.
 
-    The layout of records is inferred from the first step, or given: `step` is an example, `dtype` a
-    structured numpy dtype. Everything random comes from `seed`. `first_id ≤ id < n_added` are the
-    ids of what is stored; slot = id % max_sz.
-
-    `dedup`: store once what transitions share, by 'frames' of a stack or by 'next_state'; 'auto'
-    decides by the observation, None keeps plain records. `codec='lz4'` compresses frames.
-
-    `sequence`: a `Sequence`; batches are then sequences of steps, a `SequenceBatch`.
+    The layout of records is inferred from the first step, or given by `step` or `dtype`. With `dedup='auto'`
+    the observation decides what is stored once; None keeps plain records. `first_id ≤ id < n_added` are
+    the ids of what is stored; slot = id % max_sz.
 
     Any thread may call any method. A forked child can read a memory in RAM, not write to it.
 
@@ -295,7 +290,8 @@ class ReplayMemory(Saved):
     @classmethod
     def open(cls, path: str | Path, sampler: Any = None, step: Any = None, seed: int | None = None) -> Self:
         """Return the memory in the folder `path`, opened for writing, with its options. Pass a `sampler`
-        of your own again. A `CheckpointError` if there is no memory, or a damaged one"""
+        of your own again; `seed`: of the draws, if it was not closed. A `CheckpointError` if there is no
+        memory, or a damaged one"""
         room = MappedFolder(path, writable=False)
         there = room.memory()
         room.close()
@@ -312,7 +308,7 @@ class ReplayMemory(Saved):
         return load_minari(cls, dataset, step_type, **options)
 
     def to_minari(self, dataset_id: str, env: Any = None, **options: Any) -> Any:
-        """Write all that is stored as a new Minari data set; return its `MinariDataset`.
+        """Write all that is stored as a new Minari data set, `dataset_id`; return its `MinariDataset`.
 
         Episodes are written in the order in which they begin, each as far as it is stored, with
         unchanged flags. `env` (or its id) gives the spaces; else they come from the layout.

@@ -440,6 +440,7 @@ class PlainMemory(Drawn):
         flushed and are still there are compared with their checksums"""
         with self.lock:
             if self._storage is not None: self._storage.check_valid()
+            if self._index is not None: self._index.check_valid()
             self._catch_up()
             filled = min(self.n_added, self.max_sz)
             assert self._sampler.size==filled, f'the sampler has {self._sampler.size} slots, of {filled} filled'

@@ -29,9 +29,13 @@ class EpsilonGreedy:
 
     `model` maps n stacked states, or a dict or tuple of them, to Q-values (n, n_actions). It is
     evaluated without gradients, on the device and in the dtype of its parameters, always with its
-    current weights. `eps`: a number in [0, 1], or a schedule of `n_steps`, the number of states
-    seen before. A `ValueError` or `TypeError` for a wrong `eps` or Q-values of a wrong shape."""
-    def __init__(self, model: Any, eps: Any, seed: Any = None) -> None:
+    current weights. `n_steps` counts the states seen before. A `ValueError` or `TypeError` for a wrong `eps`
+    or Q-values of a wrong shape."""
+    def __init__(
+        self, model: Any,  # from stacked states to Q-values (n, n_actions)
+        eps: Any,  # the probability of a random action, or a schedule of the states seen before
+        seed: Any = None,  # determines the random actions (None: different ones each time)
+    ) -> None:
         if not callable(check_schedule('eps', eps)): number('eps', eps, 0, 1)
         self.model, self.eps, self.rng = model, eps, Rng(seed)
         self.n_steps, self.n_actions = 0, 0
@@ -76,14 +80,17 @@ class EpsilonGreedy:
     def __repr__(self): return f'EpsilonGreedy({type(self.model).__name__}, eps={self.eps}, n_steps={self.n_steps})'
 
 # %% ../../nbs/2_learning/03_agents.ipynb #55e26f42
-def evaluate(policy, env_id, episodes=20, seed=0, max_steps=27_000) -> np.ndarray:
+def evaluate(
+    policy,            # a module that gives Q-values, or a function from states to actions
+    env_id,            # an id, a spec, or a function that makes an environment
+    episodes=20,       # how many to play
+    seed=0,            # determines their first states
+    max_steps=27_000,  # ends an episode that nothing else ends
+) -> np.ndarray:
     """Return undiscounted returns of `policy`, float64 (episodes,).
 
-    `policy`: a module that gives Q-values (it plays greedily, in evaluation mode), or a function of
-    stacked states that returns as many actions. `env_id`: an id (a `ValueError` if gymnasium
-    doesn't know it), a spec, or a function that makes an environment. Episode k begins with the
-    k-th number of `np.random.SeedSequence(seed)`, whatever `episodes` is. `max_steps` ends an
-    episode that nothing else ends."""
+    A module plays greedily, in evaluation mode. Episode k begins with the k-th number of
+    `np.random.SeedSequence(seed)`, whatever `episodes` is. A `ValueError` for an unknown id."""
     agent = EpsilonGreedy(copy.deepcopy(policy).eval(), 0.) if isinstance(policy, torch.nn.Module) else policy
     make = env_id if callable(env_id) else partial(gym.make, env_id, disable_env_checker=True)
     try: envs = [make() for _ in range(episodes)]

@@ -72,9 +72,16 @@ class HindsightReplay(ExperienceReplay):
 
     Raises `ValueError` for steps without goals, n-step transitions, or wrong answers of the two
     functions, and `TypeError` for a memory without `episode_index`."""
-    def __init__(self, source_datapipe: Any, compute_reward: Callable[..., Any], k: float = 4,
-                 strategy: str = 'future', *, compute_terminated: Callable[..., Any] | None = None,
-                 goal: str = 'desired_goal', achieved: str = 'achieved_goal', **kw: Any) -> None:
+    def __init__(
+        self, source_datapipe: Any,
+        compute_reward: Callable[..., Any],  # achieved, desired, info → rewards
+        k: float = 4,                        # rows with another goal for each as it was stored
+        strategy: str = 'future',            # which goal: 'future', 'final' or 'episode'
+        *, compute_terminated: Callable[..., Any] | None = None,  # the same for flags (None: kept)
+        goal: str = 'desired_goal',          # the part of a state that is the desired goal
+        achieved: str = 'achieved_goal',     # the part that is the goal achieved
+        **kw: Any,                           # of `ExperienceReplay`
+    ) -> None:
         of_type('compute_reward', compute_reward, Callable, 'a function of (achieved, desired, info)')
         instead = 'draws single steps, whose goals it replaces; use sequence_replay for sequences'
         kw = refuse_options('hindsight_replay', kw, dict(sequence=instead))

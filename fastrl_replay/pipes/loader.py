@@ -127,5 +127,5 @@ class PipeNode(BaseNode):
         return self.pipe.state_dict() if hasattr(self.pipe, 'state_dict') else {}
 
 def as_node(pipe: Any) -> BaseNode[Any]:
-    "Return an iterable of steps or batches as a `torchdata.nodes` node, whose state is the pipe's"
+    "Return `pipe`, an iterable of steps or batches, as a `torchdata.nodes` node, whose state is the pipe's"
     return PipeNode(pipe)

@@ -319,7 +319,11 @@ class NStep(IterDataPipe):
     where gaps close more than a tenth of the windows, a `UserWarning` names possible causes, once.
 
     Raises `ValueError` for n < 1, gamma outside [0, 1], steps that lack a field; or `TypeError`."""
-    def __init__(self, source_datapipe: Any, n: int, gamma: float) -> None:
+    def __init__(
+        self, source_datapipe: Any,  # an iterable of steps, lists of steps or `Batch`es
+        n: int,                      # the most steps that a return sums, ≥ 1
+        gamma: float,                # the discount factor, from 0 to 1
+    ) -> None:
         self.source_datapipe = source_datapipe
         self.n, self.gamma = whole('n_step: n', n, 1), number('n_step: gamma', gamma, 0, 1)
         self._forget()
@@ -367,7 +371,7 @@ class NStep(IterDataPipe):
         rows = self._rows.closed()
         return [*self._steps.closed(), *([] if rows is None else [rows])]
     def in_worker(self, number: int) -> None:
-        "Start over as the copy in a worker of `.actors()`: open windows belong to the parent"
+        "Start over as the copy in worker `number` of `.actors()`: open windows belong to the parent"
         self._forget()
     def _check_saved(self, state):
         if (state['n'], state['gamma'])==(self.n, self.gamma): return
@@ -393,7 +397,7 @@ class NStep(IterDataPipe):
         return list(items_from(state['items']))
 
     def take_waiting(self, items: Iterable[Any]) -> None:
-        "Yield these items first, and forget what the windows hold"
+        "Yield these `items` first, and forget what the windows hold"
         items = list(items)
         self._ready.clear()
         self._ready.extend(items)

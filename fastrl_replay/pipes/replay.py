@@ -88,21 +88,28 @@ def _check_saved(replay, state):
 # %% ../../nbs/2_learning/02b_replay.ipynb #cf3408a4
 @datapipe('experience_replay')
 class ExperienceReplay(IterDataPipe):
-    """Stores the steps of `source_datapipe` (steps, lists or `Batch`es of them) and yields
-    `Batch`es of `bs`, drawn uniformly.
+    """Stores the steps of `source_datapipe` and yields `Batch`es of `bs`, drawn uniformly.
 
-    The first batch comes after `min_sz` steps (default: `bs`), then one every `steps_per_batch`
-    (a fraction may be given). `replace`: may a batch hold a transition twice? `return_idxs`:
-    yield `(batch, idxs)`. `freeze_memory`: draw forever from what is stored, without pulling the
-    source. `learn`, if given, gets this pipe as `learn.experience_replay`. `memory`: use this
-    one. Otherwise a `ReplayMemory(max_sz, sampler, seed=seed, **memory_options)` is made.
+    The first batch comes after `min_sz` steps, then one every `steps_per_batch`. Without a `memory`,
+    a `ReplayMemory(max_sz, sampler, seed=seed, **memory_options)` is made.
 
     Raises `ValueError` for a batch that could never be drawn, `TypeError` for options that don't
     go with `memory`."""
-    def __init__(self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
-                 return_idxs: bool = False, *, memory: Memory[Any] | None = None, min_sz: int | None = None,
-                 steps_per_batch: Any = 1, replace: bool = False, seed: Any = None, freeze_memory: bool = False,
-                 sampler: Any = None, **memory_options: Any) -> None:
+    def __init__(
+        self, source_datapipe: Any,            # an iterable of steps, lists of steps or `Batch`es
+        learn: Any = None,                     # gets this pipe as `learn.experience_replay`
+        bs: int = 1,                           # transitions in a batch
+        max_sz: int = 100,                     # transitions in the memory; the newest stay
+        return_idxs: bool = False,             # yield pairs `(batch, idxs)`
+        *, memory: Memory[Any] | None = None,  # use this one (None: a new `ReplayMemory`)
+        min_sz: int | None = None,             # steps stored before the first batch (None: `bs`)
+        steps_per_batch: Any = 1,              # steps for each batch after that; may be a fraction
+        replace: bool = False,                 # may a batch hold a transition twice?
+        seed: Any = None,                      # of all draws (None: different each time)
+        freeze_memory: bool = False,           # draw forever from what is stored; the source rests
+        sampler: Any = None,                   # chooses what is drawn (None: `Uniform(replace)`)
+        **memory_options: Any,                 # of the new memory, such as `dedup` or `path`
+    ) -> None:
         self.source_datapipe, self.return_idxs, self.freeze_memory = source_datapipe, return_idxs, freeze_memory
         self.bs = whole('bs', bs, 1)
         self.min_sz = whole('min_sz', bs if min_sz is None else min_sz, 1)
@@ -205,7 +212,7 @@ class ExperienceReplay(IterDataPipe):
         return state | dict(memory=contents), rows
 
     def restore(self, state: dict[str, Any], pieces: Any = ()) -> None:
-        "Continue from what `saved` returned: all of it or, with an error, nothing"
+        "Continue from the `state` and the `pieces` that `saved` returned: all of it or, with an error, nothing"
         with self.memory.lock:
             _check_saved(self, state)
             taken = [(o, o.read_waiting(w)) for o, w in zip(_windows(self), state['waiting'])]
@@ -268,14 +275,16 @@ def _refuse_for(pipe, made, options, **instead):
 @datapipe('prioritized_replay')
 class PrioritizedReplay(ExperienceReplay):
     """An `ExperienceReplay` that draws in proportion to p^alpha, p = |td error| + eps (Schaul et al.
-    2016, section 3.3).
-
-    `beta`, a number or a schedule of the batches drawn so far, shapes the importance weights
-    (`normalize`: by the largest of the 'batch' or of the 'memory').
-    `batch.update_priorities(td_errors)` sends the errors back."""
-    def __init__(self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
-                 return_idxs: bool = False, *, alpha: float = .6, beta: Any = .4, eps: float = 1e-6,
-                 normalize: str = 'batch', **kw: Any) -> None:
+    2016, section 3.3). `batch.update_priorities(td_errors)` sends the errors back."""
+    def __init__(
+        self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
+        return_idxs: bool = False,
+        *, alpha: float = .6,      # how much errors decide, ≥ 0: 0 nothing, 1 in proportion
+        beta: Any = .4,            # how far weights correct for that: 0 to 1, or a schedule
+        eps: float = 1e-6,         # added to each |TD error|, so that none has probability zero
+        normalize: str = 'batch',  # divides weights by the largest of the 'batch' or the 'memory'
+        **kw: Any,                 # of `ExperienceReplay`, but `replace` and `sampler`
+    ) -> None:
         kw = _refuse_for('prioritized_replay', 'Proportional', kw)
         sampler = Proportional(alpha=alpha, beta=beta, eps=eps, normalize=normalize)
         super().__init__(source_datapipe, learn, bs, max_sz, return_idxs, sampler=sampler, **kw)
@@ -285,10 +294,14 @@ class RankReplay(ExperienceReplay):
     """An `ExperienceReplay` that draws in proportion to rank^-alpha, by exact ranks (Schaul et al.
     2016, section 3.3).
 
-    The transition with the largest |td error| has rank 1; of two equals the older comes first.
-    `beta`: as in `PrioritizedReplay`."""
-    def __init__(self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
-                 return_idxs: bool = False, *, alpha: float = .7, beta: Any = .5, **kw: Any) -> None:
+    The transition with the largest |td error| has rank 1; of two equals the older comes first."""
+    def __init__(
+        self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
+        return_idxs: bool = False,
+        *, alpha: float = .7,  # how much ranks decide, ≥ 0: 0 nothing
+        beta: Any = .5,        # how far weights correct for that: 0 to 1, or a schedule
+        **kw: Any,             # of `ExperienceReplay`, but `replace` and `sampler`
+    ) -> None:
         instead = dict(sequence='draws single steps; use sequence_replay(alpha=...)')
         kw = _refuse_for('rank_replay', 'RankBased', kw, **instead)
         sampler = RankBased(alpha=alpha, beta=beta)

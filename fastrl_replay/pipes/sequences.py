@@ -24,12 +24,23 @@ class SequenceReplay(ExperienceReplay):
     """`ExperienceReplay` whose batches are sequences of `length` steps (a `SequenceBatch`), which begin
     every `stride` steps (None: length − burn_in) of an episode (Kapturowski et al. 2019, section 3).
 
-    `max_sz` and `min_sz` count steps. `burn_in`, `across_episodes`, `pad`, `eta`: as in `Sequence`. `alpha`:
-    None draws uniformly, a number in proportion to p^alpha with importance weights by `beta`. Batches that
-    are due before there are enough sequences are skipped. The rest: as in `ExperienceReplay`."""
-    def __init__(self, source_datapipe: Any, bs: int, max_sz: int, length: int, burn_in: int = 0,
-                 stride: int | None = None, *, across_episodes: bool = False, pad: bool = True,
-                 alpha: float | None = None, beta: Any = .4, eta: float = .9, replace: bool = False, **kw: Any) -> None:
+    `min_sz` counts steps. Batches that are due before there are enough sequences are skipped. The rest: as in
+    `ExperienceReplay`, and, of sequences, in `Sequence`."""
+    def __init__(
+        self, source_datapipe: Any,
+        bs: int,                           # sequences in a batch
+        max_sz: int,                       # steps in the memory; the newest stay
+        length: int,                       # steps in a sequence, burn-in included
+        burn_in: int = 0,                  # the first steps, which only warm up a recurrent state
+        stride: int | None = None,         # from one start to the next (None: `length` − `burn_in`)
+        *, across_episodes: bool = False,  # may a sequence continue into its stream's next episode?
+        pad: bool = True,  # are sequences that an episode cuts short filled up with zeros?
+        alpha: float | None = None,        # how much errors decide, ≥ 0 (None: uniform draws)
+        beta: Any = .4,                    # how far weights correct for that: 0 to 1, or a schedule
+        eta: float = .9,                   # the largest error's share in a priority
+        replace: bool = False,             # may a uniform batch hold a sequence twice?
+        **kw: Any,                         # of `ExperienceReplay`
+    ) -> None:
         kw = refuse_options('sequence_replay', kw, _INSTEAD)
         if alpha is not None and replace:
             raise TypeError('replace: with alpha, sequence_replay always draws with replacement; leave it out')

@@ -380,8 +380,14 @@ class GymStepper(IterDataPipe):
 
     Raises `ValueError` for an unknown id, an empty source, or actions that don't fit; `TypeError`
     for an item that is not an environment."""
-    def __init__(self, source_datapipe: Any, agent: Callable[[Any], Any] | None = None, seed: Any = None,
-                 n_envs: int = 1, step_type: Any = SimpleStep, first_env_id: int = 0) -> None:
+    def __init__(
+        self, source_datapipe: Any,  # ids, specs, environments, or functions that make one
+        agent: Callable[[Any], Any] | None = None,  # from states to actions (None: random)
+        seed: Any = None,       # of environments and random actions (None: different each time)
+        n_envs: int = 1,        # copies of each environment; above 1, they are stepped together
+        step_type: Any = SimpleStep,  # the `NamedTuple` class of the steps
+        first_env_id: int = 0,  # the `env_id` of the first stream
+    ) -> None:
         if isinstance(source_datapipe, str):
             hint = f'put it in a list: [{source_datapipe!r}]'
             refuse('gym_stepper', 'an iterable of environments', source_datapipe, hint, TypeError)

@@ -237,7 +237,7 @@ class Sampler(Stateful):
         return number('beta', beta(self.n_batches), 0, 1) if callable(beta) else beta
 
     def draw(self, bs: int, rng: Any) -> tuple[np.ndarray, np.ndarray]:
-        "Return `bs` ≥ 1 slots (int64[bs]) and their probabilities (float32[bs]), in random order"
+        "Return `bs` ≥ 1 slots (int64[bs]) and their probabilities (float32[bs]), in random order, by `rng`"
         if type(self).draw_into is Sampler.draw_into:
             raise NotImplementedError(f'{self.name} has neither draw nor draw_into')
         bs = operator.index(bs)
@@ -247,7 +247,7 @@ class Sampler(Stateful):
         return slots, probs
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        "Fill int64[bs], float32[bs], float32[bs]: slots, probabilities, importance weights"
+        "Fill `slots` (int64[bs]), their `probs` and importance `weights` (float32[bs]) by `rng`, a numpy `Generator`"
         beta = self._beta_now()
         drawn, chances = checked_draw(self.name, self.draw(len(slots), rng), len(slots), self.size)
         if beta is None: self._warn_once(chances)
@@ -266,7 +266,7 @@ class Sampler(Stateful):
         raise ValueError(f'nothing to draw from: the memory is empty (a batch of {bs} was requested)')
 
     def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:
-        """`update` by id; return how many distinct living ids (`first_id` … `n_added−1`) changed, how
+        """`update` by `ids`, `td_errors`; return how many distinct living ids (`first_id` … `n_added−1`) changed, how
         many entries were stale. A `ValueError`, and no change, for what `resolve` rejects"""
         if not self.prioritized:
             ids = ids_of('ids', ids)
@@ -276,7 +276,7 @@ class Sampler(Stateful):
         if len(slots): self.update(slots, td)
         return len(slots), n_stale
     def update(self, slots: Any, td_errors: Any) -> None:
-        "Take new TD errors (float[k]) for `slots` (int64[k]); without priorities, ignore them"
+        "Take new `td_errors` (float[k]) for `slots` (int64[k]); without priorities, ignore them"
 
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError` that says what is broken"
@@ -303,7 +303,7 @@ class Prioritized(Sampler):
         raise NotImplementedError
     @staticmethod
     def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> Any:
-        "Return the priorities of `slots` in the bytes allocated as 'priorities' (float64[k]), and the largest"
+        "Return the priorities of `slots` (float64[k]) in `kept`, bytes for `max_sz` slots, and the largest"
         raise NotImplementedError
     @property
     def alpha(self) -> float:
@@ -312,7 +312,7 @@ class Prioritized(Sampler):
     @alpha.setter
     def alpha(self, value: float) -> None: self.set_alpha(number('alpha', value))
     def note_largest(self, priority: float) -> None:
-        "Note a priority seen elsewhere (≥ 0): new transitions get at least this one"
+        "Note a `priority` seen elsewhere (≥ 0): new transitions get at least this one"
         priority = number('priority', priority)
         if self.max_sz and priority > self.largest: self.set_largest(priority)
 
@@ -350,7 +350,7 @@ class Prioritized(Sampler):
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | dict(largest=self.largest, priorities=self.priorities)
     def priorities_in(self, state, size):
-        "Return the priorities (float64[size]) and the largest seen in a state, checked"
+        "Return the priorities (float64) of `size` slots and the largest seen in a state, checked"
         largest, priorities = take(state, 'largest', 'priorities')
         if priorities is None: raise ValueError('state: priorities: expected numbers, got None')
         priorities = as_priorities('state: priorities', priorities, size)

@@ -42,7 +42,7 @@ class Combined(Latest):
     "Draws the newest transition in every batch, the others uniformly, none twice (Zhang & Sutton 2017, section 5)"
     def __init__(self) -> None: super().__init__()
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        "Fill `slots` (int64[bs]), `probs` (1 for the newest, 1/(n−1) for each of the others), `weights` with 1"
+        "Fill `slots` (int64[bs]), `probs` (1 for the newest, 1/(n−1) for the others), `weights` with 1, by `rng`"
         super().draw_into(slots, probs, weights, rng)
         if not (slots==self.newest).any(): slots[int(below(words_of(rng), np.uint64(len(slots))))] = self.newest
         probs[:] = np.where(slots==self.newest, 1., 1/max(self.size - 1, 1))
@@ -56,7 +56,11 @@ class ERE(Latest):
     c_min: int
     period: int
 
-    def __init__(self, eta: float = .996, c_min: int = 5000, period: int = 1000) -> None:
+    def __init__(
+        self, eta: float = .996,  # how fast the window narrows: small is fast, 1 not at all
+        c_min: int = 5000,        # draws come from at least this many of the newest transitions
+        period: int = 1000,       # the draws over which the window narrows; then it is whole again
+    ) -> None:
         super().__init__(replace=True)
         self._adopt(self._check_options(eta, c_min, period))
     def options(self) -> dict[str, Any]: return dict(eta=self.eta, c_min=self.c_min, period=self.period)
@@ -70,7 +74,7 @@ class ERE(Latest):
         return max(1, min(self.size, max(int(self.size * self.eta**(1000*k/self.period)), self.c_min)))
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/window, `weights` with 1"
+        "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/window, `weights` with 1, by `rng`"
         if not len(slots) or not self.size: self._refuse(len(slots))
         draw_repeating(slots, probs, weights, words_of(rng), self.window)       # ages, 0 the newest
         slots[:] = (self.newest - slots) % self.size

@@ -106,10 +106,7 @@ def lay_down(tree, lows, priorities, largest, alpha):
 # %% ../../nbs/1_memory/13_proportional.ipynb #9fffb63c
 class Proportional(Prioritized):
     """P(i) = p_i^alpha / Σ p^alpha with p = |TD error| + eps (Schaul et al. 2016, 3.3), stratified,
-    with replacement.
-
-    `alpha` ≥ 0; `beta` in [0, 1], a number or a schedule of the batches drawn; `eps` ≥ 0; `normalize`: weights are
-    divided by the largest of the 'batch' or of the whole 'memory'. A `ValueError` names what is out of range."""
+    with replacement. A `ValueError` names an option that is out of range."""
     arrays: tuple[str, ...] = 'tree', 'flat', 'lows', 'lines', 'values'
     tree: Any = None                    # of `new_tree`: leaves, priorities, sums
     flat: Any = None                    # the same in one dimension
@@ -122,7 +119,12 @@ class Proportional(Prioritized):
     allocated = False                   # does the tree outlive the process?
     was_empty = True                    # was there none in the bytes allocated for it?
 
-    def __init__(self, alpha: float = .6, beta: Any = .4, eps: float = 1e-6, normalize: str = 'batch') -> None:
+    def __init__(
+        self, alpha: float = .6,   # how much priorities decide, ≥ 0: 0 nothing, 1 in proportion
+        beta: Any = .4,            # how far weights correct for that: 0 to 1, or a schedule
+        eps: float = 1e-6,         # added to each |TD error|, so that none has probability zero
+        normalize: str = 'batch',  # divides weights by the largest of the 'batch' or the 'memory'
+    ) -> None:
         self._adopt(self._check_options(alpha, beta, eps, normalize))
     def _check_options(self, alpha, beta, eps, normalize):
         return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta), eps=number('eps', eps, 0, 1e100),

@@ -305,8 +305,8 @@ def keys_of(priorities):
 class RankBased(Prioritized):
     """P(i) = rank(i)^-alpha / Σ rank^-alpha, rank 1 the largest |TD error|; Schaul et al. 2016, 3.3.
 
-    Ranks are always exact, ties broken by age, the older first; draws are stratified. `alpha` ≥ 0;
-    `beta` in [0, 1], a number or a schedule of the batches drawn; else a `ValueError`."""
+    Ranks are always exact, ties broken by age, the older first; draws are stratified. A
+    `ValueError` names an option that is out of range."""
     arrays: tuple[str, ...] = 'blocks', 'keys', 'slots', 'table', 'directory', 'cumulated', 'own'
     blocks: Any = None             # keys, slots, table, directory: see `empty_blocks`
     keys: Any = None
@@ -317,7 +317,11 @@ class RankBased(Prioritized):
     own: Any = None  # the largest priority, then those of slots, in lasting bytes
     width = 128                    # entries in a block
 
-    def __init__(self, alpha: float = .7, beta: Any = .5) -> None: self._adopt(self._check_options(alpha, beta))
+    def __init__(
+        self, alpha: float = .7,  # how much ranks decide, ≥ 0: 0 nothing
+        beta: Any = .5,           # how far weights correct for that: 0 to 1, or a schedule
+    ) -> None:
+        self._adopt(self._check_options(alpha, beta))
     def _check_options(self, alpha, beta): return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta))
     def options(self) -> dict[str, Any]: return dict(alpha=self._alpha, beta=schedule_state(self.beta))
     def _new_arrays(self, max_sz, allocate):

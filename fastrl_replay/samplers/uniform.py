@@ -75,7 +75,7 @@ class Uniform(Sampler):
         if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/n, `weights` with one; O(bs)"
+        "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/n, `weights` with one, by `rng`; O(bs)"
         n, bs = self.size, len(slots)
         if not bs or n < (1 if self.replace else bs): self._refuse(bs)
         if self.replace: draw_repeating(slots, probs, weights, words_of(rng), n)

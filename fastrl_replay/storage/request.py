@@ -128,12 +128,14 @@ class Requests:
     def get(self, n: int, fields: Any = None, header: tuple = DRAWN, length: int | None = None) -> Request:
         "Return a request, no part of which is in use, for `n` rows or windows; `fields`: their names (None: all)"
         kind = n, fields, header, length
-        queue = self._queues.get(kind, ())
-        for k, found in enumerate(queue, 1):
+        queue: Any = self._queues.get(kind, ())
+        looks = 0
+        for found in queue:
+            looks -= 1
             if found.is_free():
-                queue.rotate(-k)
+                queue.rotate(looks)
                 return found if self.nbytes <= self.BUDGET else self._tidy(queue, found)
-            if k==self.LOOKS: break
+            if looks==-self.LOOKS: break
         return self._make(kind)
 
     def _make(self, kind):
@@ -156,4 +158,3 @@ class Requests:
         "Beyond the budget: drop one more free request"
         if queue[0] is not found and queue[0].is_free(): self.nbytes -= queue.popleft().nbytes
         return found
-

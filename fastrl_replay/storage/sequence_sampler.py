@@ -23,16 +23,13 @@ from .episodes import EPISODE, GONE, Episodes, column_of, enter_rows, place_of, 
 @dataclass(frozen=True)
 class Sequence:
     """The sequences of a memory: `length` steps, the first `burn_in` of which only warm up a
-    recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps (None: length − burn_in).
-
-    `across_episodes`: may one continue into the next episode? `pad`: is one that an episode's end
-    cuts short padded with zeros? `eta`: its priority is eta · max|δ| + (1 − eta) · mean|δ|."""
-    length: int
-    burn_in: int = 0
-    stride: int | None = None
-    across_episodes: bool = False
-    pad: bool = True
-    eta: float = .9
+    recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps."""
+    length: int                     # steps in a sequence, burn-in included
+    burn_in: int = 0                # the first of them, which only warm up a recurrent state
+    stride: int | None = None       # from one start to the next (None: `length` − `burn_in`)
+    across_episodes: bool = False   # may a sequence continue into its stream's next episode?
+    pad: bool = True                # are sequences that an episode cuts short filled up with zeros?
+    eta: float = .9                 # its priority is eta · max|δ| + (1 − eta) · mean|δ|
 
     def __post_init__(self) -> None:
         length, burn_in = whole('length', self.length, 1), whole('burn_in', self.burn_in)
@@ -153,6 +150,7 @@ class SequenceSampler(Sampler):
     kept: Any = None           # float64[max_sz + 1]: the priority of each slot's start; the largest
     episodes: Any = None           # the index of episodes (of streams, if windows run across)
     columns: Any = None            # what the kernel reads: of the index, the storage, and options
+    base_sampler: Any = None       # draws among the starts
     known: int | None = None       # ids below this were kept by an earlier process
     ends_early = False          # loaded from a version for which an episode ended at its first flag
 
