@@ -437,3 +437,46 @@ class TensorBoardLog:
     def close(self) -> None:
         "Finish the file"
         self._writer.close()
+
+# %% ../nbs/5_looking/03_show.ipynb #d5000002
+def _vectors(memory, ids):
+    "Names and newest values, float (n, numbers), of the states and actions that are of 2 to 16 numbers"
+    layout = memory.layout
+    for name in 'action', *_STATES:
+        k = layout.leaf(name) if name in layout.fields else None
+        if k is None or not 1 < np.prod(layout.leaves[k].shape) <= _MOST: continue
+        values, = memory.fetch(ids[-10_000:], fields=[name]).numpy()
+        yield name, values.reshape(len(values), -1).astype(float)
+
+def _panels(memory, rows, health, shift):
+    "Pairs of a title and a function that draws on an axis: of the panels that have something to show"
+    if memory.draws is not None: yield from _panels_of_draws(memory, health)
+    ids, returns = episode_returns(rows)
+    if len(ids):
+        at = ids - rows.ids[0]
+        known = dict(ids=ids + shift, cut=rows.columns['truncated'][at]!=0)
+        yield 'returns of stored episodes', partial(_episodes, values=returns, what='return', **known)
+        lengths = rows.columns.get('step_n', np.zeros(len(rows.ids)))[at] + 1
+        apart = np.ptp(lengths) and (lengths!=returns).any()
+        if apart: yield 'lengths of stored episodes', partial(_episodes, values=lengths, what='steps', **known)
+    for name in 'reward', 'action':
+        values = rows.columns.get(name, np.empty(0)).astype(float)
+        title = 'n-step '*('discount' in rows.columns and name=='reward') + name + 's'
+        if len(np.unique(values)) > 1: yield title, partial(_values, values=values)
+    for name, vectors in _vectors(memory, rows.ids): yield f'{name}s', partial(_ranges, values=vectors)
+
+def _panels_of_draws(memory, health):
+    (drawn, probs, weights), n, n_choices = trial_draws(memory), len(memory), len(memory.sampler)
+    ids, p = stored_priorities(memory)
+    what = 'transitions' if memory.sampler.sequence is None else 'sequences'
+    words = '{effective:,.0f} of {n_choices:,} {what}'.format(**health, n_choices=n_choices, what=what)
+    if len(drawn) and abs(health['effective_share'] - 1) > .001:
+        yield 'sampling probability by age (now)', partial(_ages, ages=memory.n_added - 1 - drawn, n=n)
+        yield f'draws by share of {what} (now)', partial(_lorenz, probs=probs, n=n_choices, words=words)
+    if len(p) and p.max() > p[p > 0].min(initial=np.inf):
+        known, fresh = _never_updated(memory, ids)
+        yield 'priorities by age', partial(_priorities_by_age, ages=memory.n_added - 1 - ids, p=p)
+        if known.any(): yield 'priorities', partial(_priorities, p=p[known], fresh=fresh)
+    if len(weights) and np.ptp(weights) and health['beta'] > 0:
+        yield 'importance weights', partial(_weights, weights=weights, beta=health['beta'])
+    if health['n_drawn']: yield 'times sampled', partial(_times, memory=memory)

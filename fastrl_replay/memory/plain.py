@@ -52,9 +52,17 @@ class Joined:
     _room: Any                       # where storage and sampler allocate their arrays
     _read_only = ''                  # why nothing may be written, of a `ReplayMemory` in a forked process
 
-    def __init__(self, max_sz: int, sampler: Any = None, *, step: Any = None, dtype: Any = None,
-                 dedup: str | None = 'auto', codec: str | None = None, path: str | Path | None = None,
-                 seed: int | None = None, sequence: Any = None) -> None:
+    def __init__(
+        self, max_sz: int,               # how many transitions it holds: the newest
+        sampler: Any = None,  # chooses what is drawn (None: `Uniform()`, or that of the folder)
+        *, step: Any = None,             # an example step (None: the first one stored)
+        dtype: Any = None,               # the structured dtype of a record (None: by the step)
+        dedup: str | None = 'auto',      # what is stored once: 'frames' of a stack, or 'next_state'
+        codec: str | None = None,        # 'lz4', to compress frames that are stored once
+        path: str | Path | None = None,  # a folder to keep everything in (None: in RAM)
+        seed: int | None = None,         # of all draws (None: different each time)
+        sequence: Any = None,            # a `Sequence`, to draw sequences of steps
+    ) -> None:
         check_storage_options(dedup, codec, path is not None)
         self._begin(whole('max_sz', max_sz, 1), Rng(seed), dict(dedup=dedup, codec=codec), _structured(dtype))
         layout = None if step is None else self._layout_of(step)
@@ -312,10 +320,10 @@ class PlainMemory(Drawn):
             if k > len(self): refuse('k', f'at most the {len(self)} transitions stored', k)
             return self.fetch(np.arange(self.n_added - k, self.n_added), fields)
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return ids of the steps before these in their streams, or episodes (int64 array); −1: none is stored"
+        "Return ids of the steps before `ids` in their streams, or `within_episode` (int64 array); −1: none is stored"
         with self.lock: return self._beside(ids, -1, within_episode)
     def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return ids of the steps after these in their streams, or episodes (int64 array); −1: there is none yet"
+        "Return ids of the steps after `ids` in their streams, or `within_episode` (int64 array); −1: there is none yet"
         with self.lock: return self._beside(ids, 1, within_episode)
     def _beside(self, ids, by, within_episode):
         storage, index = self._stocked(), self.episode_index() if within_episode else None
