@@ -1,6 +1,5 @@
 "The package is exactly what the notebooks export, and the notebooks are clean"
 import __future__, importlib, inspect, os, shutil, subprocess, sys, types
-from pathlib import Path
 
 import pytest
 

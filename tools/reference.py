@@ -146,7 +146,7 @@ def comments(obj):
 
 
 def described_in(entry):
-    "What describes the parameters of an entry, the nearest first: a function, or a method of its class and of the bases"
+    "What describes the parameters of an entry, nearest first: a function, or a method of its class and of its bases"
     cls = entry.owner or (entry.obj if entry.kind == 'class' else None)
     if cls is None: return [entry.obj]
     method, bases = entry.name.partition('.')[2] or '__init__', [c for c in cls.__mro__ if ours(c)]
