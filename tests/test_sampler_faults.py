@@ -111,11 +111,14 @@ def test_a_copy_that_was_never_attached_serves_any_memory(make, how, allocated):
 @pytest.mark.parametrize('how', COPIES.values(), ids=COPIES.keys())
 @pytest.mark.parametrize('allocated', [False, True])
 def test_a_copy_of_one_that_serves_lives_its_own_life(make, how, allocated):
-    room, sampler = Room(), make()
-    sampler.attach(50, room if allocated else None)
+    room, sampler, counter = Room(), make(), np.full(1, 9)
+    sampler.attach(50, *((room, counter) if allocated else ()))
+    if not allocated: sampler.n_entered = 9
     live(sampler, Rng(1), 50, 0, 5)
     twin, before, there = how(sampler), plain(sampler.get_state()), {k: v.copy() for k, v in room.known.items()}
     assert plain(twin.get_state())==before and twin.check_valid() and repr(twin).split(' at 0x')[0]==repr(sampler).split(' at 0x')[0]
+    twin.n_entered += 1
+    assert (twin.n_entered, sampler.n_entered, counter[0])==(10, 9, 9)
     drawn = live(twin, Rng(2), 50, 77, 5)
     assert plain(sampler.get_state())==before and all((there[k]==v).all() for k, v in room.known.items())
     assert live(sampler, Rng(2), 50, 77, 5)==drawn
@@ -420,8 +423,9 @@ def test_mass_least_priority_and_largest(make):
         assert np.isclose(sampler.mass(), leaves.sum(), rtol=1e-12, atol=0)
         assert ranked or np.isclose(sampler.least_priority(), leaves[leaves > 0].min(), rtol=1e-12, atol=0)
     for priority in (0., 77.):
+        before = sampler.largest
         sampler.note_largest(priority)
-        assert sampler.largest==max(priority, sampler.largest)
+        assert sampler.largest==max(priority, before) > 0
     sampler.add_run(40, 1)
     assert sampler.priorities[40]==77 and sampler.check_valid()
     for bad in (-1, np.nan, np.inf, 'a'):
