@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 from .checks import BITS, Words, plain_array, refuse, shown, some_of, typed, values_of
-from .checks import plain_array as as_array, whole as whole_number     # noqa: F401  (for a while)
 
 # %% ../nbs/1_memory/03_steps.ipynb #93fc642a
 class Transition(NamedTuple):
