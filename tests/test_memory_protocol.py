@@ -43,6 +43,7 @@ class NaiveMemory:
         layout = self.layout or Layout.of(chunk[0])
         columns, m = chunk_columns(layout, chunk)
         streams, self.layout, first = chunk_streams(layout, chunk, columns, streams), layout, self.n_added
+        if streams is None: streams = range(m)                       # one row of each
         with self.lock:
             for i in range(m):
                 id, stream = first + i, int(streams[i])

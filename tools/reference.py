@@ -58,10 +58,9 @@ def kind_of(cls, name):
     if isinstance(raw, classmethod | staticmethod) or inspect.isfunction(raw): return 'method'
 
 
-def own_methods(cls):
-    "Names of the public methods and properties that a class defines, or has from a private base"
-    bases = [c for c in cls.__mro__ if ours(c) and (c is cls or c.__name__.startswith('_'))]
-    names = dict.fromkeys(n for c in bases for n in c.__dict__ if not n.startswith('_'))
+def methods_of(cls, bases):
+    "Names of the public methods and properties that a class has from these of its bases, the lowest first"
+    names = dict.fromkeys(n for c in reversed(bases) for n in c.__dict__ if not n.startswith('_'))
     return [n for n in names if kind_of(cls, n)]
 
 
@@ -146,7 +145,7 @@ def comments(obj):
 
 
 def described_in(entry):
-    "What describes the parameters of an entry, nearest first: a function, or a method of its class and of its bases"
+    "What describes the parameters of an entry, the nearest first: its function, that of a base, or the fields"
     cls = entry.owner or (entry.obj if entry.kind == 'class' else None)
     if cls is None: return [entry.obj]
     method, bases = entry.name.partition('.')[2] or '__init__', [c for c in cls.__mro__ if ours(c)]
@@ -189,6 +188,7 @@ class Reference:
         self.chapters, self.left_out = chapters, {}
         self.modules = dict(self._load())
         self.chosen = self.modules['all'].__all__
+        self.users = [o for o in map(vars(self.modules['all']).get, self.chosen) if inspect.isclass(o)]
         pipes = self.modules['pipes.base'].IterDataPipe.functions
         self.forms = {getattr(form, '__wrapped__', None): name for name, form in pipes.items()}
         self.entries, self.by_module = {}, {}
@@ -210,8 +210,16 @@ class Reference:
             obj = getattr(module, o)
             kind = 'class' if inspect.isclass(obj) else 'function' if callable(obj) else 'constant'
             entry = Entry(o, obj, name, kind, page=place)
-            if kind == 'class' and ours(obj): entry.methods = [self._method(entry, m) for m in own_methods(obj)]
+            if kind == 'class' and ours(obj):
+                bases = [c for c in obj.__mro__ if ours(c) and (obj in self.described_with(c) or c.__name__[0] == '_')]
+                entry.methods = [self._method(entry, m) for m in methods_of(obj, bases)]
             yield entry
+
+    def described_with(self, cls):
+        "The classes with which the methods of `cls` are described: those for users that it is a part of, or itself"
+        if cls in self.users: return [cls]
+        whole = [o for o in self.users if cls in o.__mro__]
+        return [o for o in whole if not any(b in whole for b in o.__mro__[1:])] or [cls]
 
     def _method(self, entry, name):
         raw = inspect.getattr_static(entry.obj, name)
@@ -290,10 +298,13 @@ class Reference:
     def _members(self, e, level):
         "The methods of a class, and links to those of its bases"
         if len(e.methods) > 1: yield 'Methods: ' + ' · '.join(self._short(m, e.page) for m in e.methods)
+        own = {m.name.partition('.')[2] for m in e.methods}
+        whole = [self.link(self.entries[o.__name__][0], e.page) for o in self.described_with(e.obj) if o is not e.obj]
+        if whole: yield f'A part of {", ".join(whole)}, with which its methods are described'
         for base in getattr(e.obj, '__mro__', ())[1:]:
             found = [o for o in self.entries.get(base.__name__, []) if o.obj is base]
             for b in found:
-                rest = [self._short(m, e.page) for m in b.methods if m.name.partition('.')[2] not in e.obj.__dict__]
+                rest = [self._short(m, e.page) for m in b.methods if m.name.partition('.')[2] not in own]
                 if rest: yield f'From {self.link(b, e.page)}: ' + ' · '.join(rest)
         for m in e.methods: yield from self.entry(m, level + 1)
 
