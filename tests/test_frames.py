@@ -12,7 +12,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.steps import Layout, SimpleStep, Transition
-from fastrl_replay.storage import base, choice
+from fastrl_replay.storage import choice, rooms
 from fastrl_replay.storage.choice import check_fits, check_storage_options, kept_how, storage_for, tables_for
 from fastrl_replay.storage.frames import interned, stack_axis
 from harness import seen, through_torch
@@ -343,7 +343,7 @@ def test_an_interrupt_at_any_moment_is_forgotten(where, codec, monkeypatch):
         pair.extend()
         pair.check()
 
-class Small(base.Ram):
+class Small(rooms.Ram):
     "Memory of a few bytes"
     allowed = 10**9
     def extend(self, name, upto):
