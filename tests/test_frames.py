@@ -523,6 +523,17 @@ def test_a_state_in_pieces_is_loaded_as_it_was(world, codec):
             if k % 4==0: pair.storage = fresh                       # and it goes on from there
             pair.check()
 
+def test_a_piece_that_is_missing_is_noticed():
+    storage, world = filled(calm(), 5, 50), calm(1)
+    pieces = [taken(storage.get_state())]
+    for _ in range(2):
+        for step in world.steps(3): storage.add(step)
+        pieces.append(taken(storage.get_state(pieces[-1]['n_added'])))
+    fresh = storage_for(storage.layout, 50)
+    with pytest.raises(ValueError, match='expected rows from 5 on, got rows from 8'): fresh.set_state(pieces[::2])
+    fresh.set_state(pieces)
+    assert digest(fresh)==digest(storage)
+
 def test_a_piece_holds_no_more_than_is_new():
     storage, world = filled(calm(), 500, 1000), calm(1)
     whole = storage.get_state()['frames']['0']['frames'].nbytes
