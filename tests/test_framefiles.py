@@ -296,7 +296,8 @@ def test_a_frame_that_changed_since_the_flush_is_noticed_by_the_checksums(tmp_pa
     memory = filled(tmp_path, 45)
     memory.flush()
     [table] = memory._storage.tables
-    table.frames[memory._storage.records['next_state'][(memory.n_added - 1) % memory.max_sz, -1] - 1] ^= 1      # no other row has it
+    records = memory._storage.records
+    table.frames[np.setdiff1d(records['next_state'], records['state'])[0] - 1] ^= 1      # a frame that is in no state
     table.prints[:] = 0
     with pytest.raises(AssertionError, match='not what they were at the last flush'): memory.check_valid()
     memory.close()

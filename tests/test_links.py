@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.steps import Transition
 from fastrl_replay.storage.base import Streams, find_place
@@ -46,9 +47,11 @@ SPREAD = dict(small=lambda k: k, below=lambda k: -1 - k, far=lambda k: k << 32, 
 
 
 def test_an_array_of_streams_may_be_used_again():
-    memory, streams = ReplayMemory(9), np.array([0, 1])
-    for k in range(3):
-        memory.extend(Plain(np.full((2, 3), k, np.float32)), streams=streams)
+    memory, chunk = ReplayMemory(9), Batch.of(Plain(np.zeros((2, 3), np.float32)))
+    chunk.streams = np.array([0, 1])
+    streams = chunk.streams
+    for _ in range(3):
+        memory.extend(chunk)
         streams[:] = streams[::-1].copy()
     assert memory.previous(np.arange(6)).tolist()==[-1, -1, 1, 0, 3, 2] and memory.check_valid()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.steps import Layout, SimpleStep, Transition
 from fastrl_replay.storage import mapped
@@ -430,6 +431,15 @@ def test_impossible_counters_are_refused(wrong, tmp_path):
     counts.tofile(tmp_path/'counts.map')
     with pytest.raises(CheckpointError, match='interrupted' if LOADING in wrong else 'counts.map'):
         records_over(tmp_path, LAYOUTS['plain'], 4)
+
+
+@needs_proc
+def test_a_closed_memory_that_is_still_there_holds_no_file(tmp_path):
+    memory = ReplayMemory(8, path=tmp_path)
+    for k in range(20): memory.add(LAYOUTS['plain'](k))
+    room, sampler = memory._room, memory.sampler
+    memory.close()
+    assert held(tmp_path)==[] and room.closed and sampler.n_entered==20
 
 
 @needs_proc
