@@ -3,7 +3,7 @@
 `Reference()` imports the modules of the package. `pages()` gives one page of Markdown for each module, and an index of
 all names; `link(name)` says where an entry is, for the links in the rest of the site.
 """
-import importlib, inspect, re, textwrap
+import importlib, inspect, re, sys, textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,9 +74,19 @@ def kind_of(cls, name):
     if isinstance(raw, classmethod | staticmethod) or inspect.isfunction(raw): return 'method'
 
 
+def is_part(base, cls):
+    """Is `base` a part of a class that is written in several: private, in its module, or in a folder that stands for
+    the class? A base that is for users has an entry of its own"""
+    if base.__name__.startswith('_'): return True
+    if base.__name__ in vars(sys.modules[f'{LIB}.all'])['__all__']: return False
+    folder = cls.__module__.rpartition('.')[0]
+    whole = vars(sys.modules[folder]).get(cls.__name__) is cls
+    return base.__module__ == cls.__module__ or whole and base.__module__.startswith(folder + '.')
+
+
 def own_methods(cls):
-    "Names of the public methods and properties that a class defines, or has from a private base"
-    bases = [c for c in cls.__mro__ if ours(c) and (c is cls or c.__name__.startswith('_'))]
+    "Names of the public methods and properties that a class defines, or has from its parts"
+    bases = [c for c in cls.__mro__ if ours(c) and (c is cls or is_part(c, cls))]
     names = dict.fromkeys(n for c in bases for n in c.__dict__ if not n.startswith('_'))
     return [n for n in names if kind_of(cls, n)]
 
@@ -270,6 +280,8 @@ class Reference:
         pipes = self.modules['pipes.base'].IterDataPipe.functions
         self.forms = {getattr(form, '__wrapped__', None): name for name, form in pipes.items()}
         self.entries, self.by_module = {}, {}
+        classes = [o for m in self.modules.values() for n in m.__all__ if inspect.isclass(o := getattr(m, n)) and ours(o)]
+        self.parts = {b for c in classes for b in c.__mro__[1:] if ours(b) and is_part(b, c)}    # shown with the whole
         for name, module in self.modules.items(): self.by_module[name] = [*self._entries(name, module)]
         self._settle()
 
@@ -288,7 +300,8 @@ class Reference:
             obj = getattr(module, o)
             kind = 'class' if inspect.isclass(obj) else 'function' if callable(obj) else 'constant'
             entry = Entry(o, obj, name, kind, page=place)
-            if kind == 'class' and ours(obj): entry.methods = [self._method(entry, m) for m in own_methods(obj)]
+            if kind == 'class' and ours(obj) and obj not in self.parts:
+                entry.methods = [self._method(entry, m) for m in own_methods(obj)]
             yield entry
 
     def _method(self, entry, name):
