@@ -673,13 +673,22 @@ class RayMemory(Watched):
 
     Ids are `shard number << 44 | id in the shard`, so `n_added` is a count. `sampler`: a pattern,
     of which each shard has a copy; one that ranks all transitions is refused, unless
-    `rank='shard'`. `path`: a folder for each shard, from which it is started again when it dies.
-    `name`: what others find the memory by. Nothing waits longer than `timeout` seconds. If a shard
-    is lost: 'go_on' draws from the others until it is replaced, 'wait' waits for it as long,
-    'raise' raises `ShardLost`. `options`: those of `ReplayMemory`."""
-    def __init__(self, shards: int = 4, max_sz: int = 100_000, sampler: Any = None, *, step: Any = None,
-                 path: Any = None, name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on',
-                 timeout: float = 60., rank: str | None = None, place: str = 'SPREAD', **options: Any) -> None:
+    `rank='shard'`. Nothing waits longer than `timeout` seconds. If a shard is lost, 'go_on' draws from the
+    others until it is replaced, 'wait' waits for it as long, 'raise' raises `ShardLost`."""
+    def __init__(
+        self, shards: int = 4,    # Ray actors that hold it (0: this process does)
+        max_sz: int = 100_000,    # transitions in all shards together
+        sampler: Any = None,      # a pattern, which each shard copies (None: `Uniform()`)
+        *, step: Any = None,      # an example step (None: the first one stored)
+        path: Any = None,         # a folder for the shards, which start again from it
+        name: str = 'replay',     # what others find it by
+        seed: int | None = None,  # determines what is drawn
+        on_loss: str = 'go_on',   # of a shard: 'go_on' with the others, 'wait', or 'raise'
+        timeout: float = 60.,     # the most seconds to wait for an answer
+        rank: str | None = None,  # 'shard': may a sampler rank within each shard?
+        place: str = 'SPREAD',    # of the shards: 'SPREAD', 'DEFAULT' or 'here'
+        **options: Any,           # those of `ReplayMemory`
+    ) -> None:
         self.n_shards = n = whole('shards', shards)
         one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)

@@ -91,12 +91,14 @@ def as_batch(chunk: Any, layout: Layout | None = None) -> Batch:
 class RayPusher:
     """Sends chunks to the memory called `name`, from any process of the Ray cluster: each is stored
     exactly once as long as this process lives. All go to one shard, the one with the fewest
-    pushers. Where a learner limits the steps, `push` waits until they are wanted.
-
-    `in_flight`: chunks under way before `push` waits; `place`: a shard that was assigned already. A
-    `ShardLost` if the shard doesn't answer for `timeout` seconds."""
-    def __init__(self, name: str = 'replay', in_flight: int = 3, timeout: float = 60.,
-                 place: int | None = None) -> None:
+    pushers. Where a learner limits the steps, `push` waits until they are wanted. A `ShardLost` if the shard
+    does not answer."""
+    def __init__(
+        self, name: str = 'replay',  # of the memory
+        in_flight: int = 3,          # chunks under way before `push` waits
+        timeout: float = 60.,        # seconds without an answer that raise a `ShardLost`
+        place: int | None = None,    # a shard that was assigned already
+    ) -> None:
         self.directory, self.timeout, self.assigned = named_actor(name, timeout), timeout, place is None
         self.place: int = self._ask('assign')[0] if place is None else place
         self.sender = Sender(self._connect, in_flight, timeout, limited=True)
