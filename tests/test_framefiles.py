@@ -222,6 +222,20 @@ def test_a_small_disk(tmp_path):
         assert not blocks(tmp_path/'b')
 
 
+def test_a_chunk_in_pieces_for_which_there_is_no_room_is_not_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(MappedFolder, 'JOURNAL', 1)
+    monkeypatch.setattr(MappedFolder, 'LEAST', 16)
+    pair = OnDisk(tmp_path, wild(), 0, 300)
+    for _ in range(5): pair.add()
+    def full(*args): raise OSError(28, 'No space left on device')
+    before, chunk = digest(pair.storage), pair.storage.accept(pair.world.steps(250))
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped, '_allocate_blocks', full)
+        with pytest.raises(OSError): pair.storage.put(chunk)
+    assert digest(pair.storage)==before and pair.storage.n_added==5 and pair.storage.check_valid()
+    released(pair.storage)
+
+
 def test_a_chunk_longer_than_the_journal(tmp_path, monkeypatch):
     "It goes in piece by piece, once there is room for all of it"
     monkeypatch.setattr(MappedFolder, 'JOURNAL', 1)

@@ -45,6 +45,14 @@ SPREAD = dict(small=lambda k: k, below=lambda k: -1 - k, far=lambda k: k << 32, 
               both=lambda k: (k << 32) + k)
 
 
+def test_an_array_of_streams_may_be_used_again():
+    memory, streams = ReplayMemory(9), np.array([0, 1])
+    for k in range(3):
+        memory.extend(Plain(np.full((2, 3), k, np.float32)), streams=streams)
+        streams[:] = streams[::-1].copy()
+    assert memory.previous(np.arange(6)).tolist()==[-1, -1, 1, 0, 3, 2] and memory.check_valid()
+
+
 def test_a_chunk_with_more_new_streams_than_the_table_has_room_for():
     memory, x = ReplayMemory(1000), np.zeros((128, 4), np.float32)
     flags = np.zeros(128, bool)

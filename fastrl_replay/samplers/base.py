@@ -152,10 +152,12 @@ class Stateful:
     def __repr__(self) -> str:
         options = ', '.join(f'{k}={getattr(self, k, v)!r}' for k, v in self.options().items())
         return f'{self.kind}({options}): {self.size:,} slots filled, {self.n_batches:,} batches drawn'
-    def __getstate__(self) -> dict[str, Any]:
+    def _plain(self):
+        "What a copy has of it besides the arrays"
         plain = {k: v for k, v in vars(self).items() if k not in self.arrays}
-        state = self.get_state() if self.arrays and self.max_sz else None
-        return dict(plain=plain | dict(_entered=[self.n_entered], _reopened=False), state=state)
+        return plain | dict(_entered=[self.n_entered], _reopened=False)
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(plain=self._plain(), state=self.get_state() if self.arrays and self.max_sz else None)
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         # a copy has arrays of its own in this process's memory, wherever the original's are

@@ -75,7 +75,7 @@ class OwnSampler(Sampler):
         return super().check_valid() and fine() is not False
     def __repr__(self) -> str:
         return f'OwnSampler({self.inner!r}): {self.size:,} slots filled, {self.n_batches:,} batches drawn'
-    def __getstate__(self): return dict(plain={k: v for k, v in vars(self).items() if k not in self.arrays})
+    def __getstate__(self): return dict(plain=self._plain())
     def __setstate__(self, pickled): self._adopt(pickled['plain'])
     def __copy__(self): return copy.deepcopy(self)      # two samplers must not share the object
 
