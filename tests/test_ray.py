@@ -81,11 +81,16 @@ def check_resend(image, stored, key, seq, rows, rng, folder):
     assert [o for o in stored if o[:2] == (key, seq)] == rows
 
 
-def test_the_pusher_silent_for_longest_is_forgotten():
-    ledger = Ledger(places=3)
-    for n, key in enumerate((1, 2, 3, 1, 4)): ledger.begin(key, 1 + (n == 3), n, 1, 0)
-    assert set(ledger.known) == {1, 3, 4}
-    assert ledger.wants(1, 2) == (3, 0) and ledger.wants(2, 9) == (9, 0)
+@pytest.mark.parametrize('mapped', [False, True])
+def test_no_pusher_is_forgotten(mapped, tmp_path):
+    "A ledger that is full grows, also in its file; what it knows is there when it is opened again, and in what it saves"
+    file = tmp_path/'ledger' if mapped else None
+    ledger = Ledger(0, file, places=3)
+    for n in range(3000): ledger.begin(n + 1, 1 + n % 5, n, 1, 0)
+    other = Ledger(places=2)
+    other.set_state(ledger.get_state())
+    for o in (ledger, other, Ledger(3000, file, places=3) if mapped else ledger):
+        assert len(o.known) == 3000 and all(o.wants(n + 1, 1)[0] == 2 + n % 5 for n in range(3000))
     assert ledger.wants(1, 9) == (9, 0)            # a load took back what the pusher knows to be stored
 
 
