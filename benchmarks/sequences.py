@@ -12,7 +12,7 @@ from timing import begin, errors, interleaved, repeat, table
 
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
 

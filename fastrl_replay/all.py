@@ -20,7 +20,7 @@ from .samplers.uniform import Uniform
 from .samplers.proportional import Proportional
 from .samplers.rank import RankBased
 from .samplers.more import ERE, LAP, Combined
-from .samplers.sequence import Sequence
+from .storage.sequence_sampler import Sequence
 from .saving import CheckpointError
 from .memory import ReplayMemory
 from .pipes.base import IterDataPipe, datapipe

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'N_HEADER', 'NONE', 'T', 'header_shapes', 'aligned', 'Plan', 'as_tensor', 'Column',
-           'Nested', 'header_column', 'batch_type', 'made_of', 'made_over', 'Columns', 'Batch', 'untouched',
-           'came_from', 'as_kind', 'as_chunk', 'convert', 'columns_of_steps', 'chunk_columns', 'first_row',
-           'stream_numbers', 'chunk_streams']
+           'Nested', 'batch_type', 'made_of', 'made_over', 'Columns', 'Batch', 'came_from', 'as_kind', 'as_chunk',
+           'convert', 'columns_of_steps', 'chunk_columns', 'first_row', 'stream_numbers', 'chunk_streams']
 
 # %% ../nbs/1_memory/03_batch.ipynb #62b90cd6
 import copy
@@ -16,12 +15,13 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import from_numpy
-from .steps import (LOOSE, Layout, SimpleStep, Transition, as_array, children, is_step, same_layout, shown,
-                                 tree_leaves, tree_map)
+from .checks import Words, form, one_of, plain_array, refuse, typed
+from .steps import (
+    LOOSE, Layout, SimpleStep, Transition, children, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/03_batch.ipynb #2108dd11
 HEADER = {k: np.dtype(t) for k, t in dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?').items()}
-"The header's columns: all others are those of the leaves. `ids`, `mask` and `relabelled` are there for each step of a window"
+"The header's columns; the others are those of the leaves. A window has `ids`, `mask`, `relabelled` for each step"
 DRAWN, FETCHED = ('ids', 'probs', 'weights'), ('ids',)      # what the batches of a memory have
 N_HEADER, NONE = len(HEADER), (None,)*len(HEADER)
 
@@ -80,9 +80,10 @@ def as_tensor(a: Any, bits: torch.dtype | None = None) -> torch.Tensor:
     return t if bits is None or t.dtype==bits else t.view(bits)
 
 class Column(Generic[T]):
-    "Column number `k` of a batch as a tensor, which is made when it is first read; None where there is none"
-    def __init__(self, k: Any, doc: str = '') -> None: self.k, self.name, self.__doc__ = k, '', doc
-    def __set_name__(self, owner: Any, name: str) -> None: self.name = name
+    "Column `k` of a batch (None: that of its name in the header) as a tensor, made when it is first read; or None"
+    def __init__(self, k: Any = None) -> None: self.k, self.name = k, ''
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.name, self.k = name, list(HEADER).index(name) if self.k is None else self.k
     def __get__(self, batch: Any, owner: Any = None) -> T:
         if batch is None: return cast(Any, self)
         known = batch.__dict__
@@ -102,10 +103,6 @@ class Nested(Column):
         made = batch.__dict__[self.name] = tree_map(lambda k: as_tensor(columns[k], bits[k]), self.k)
         return made
 
-def header_column(name: str, doc: str) -> Any:
-    "Return the descriptor of a column of the header"
-    return Column(list(HEADER).index(name), doc)
-
 def batch_type(kind: Any, layout: Layout) -> Any:
     "Return the class of batches of this layout: `kind` (`Batch`, or a class derived from it), with its fields"
     kind = kind._kind or kind
@@ -124,25 +121,24 @@ def _make_type(kind, layout):
         more = dict(_kind=kind, _layout=layout, _names=names, _trees={f: tree_leaves(o) for f, o in trees.items()})
         known[kind] = type(kind.__name__, (kind,), columns | more)
 
-def made_of(of_type: Any, n: int, columns: list, **known: Any) -> Any:
-    "Return a batch of this `batch_type` with `n` rows and these `columns`: header and leaves, as arrays or tensors"
+def made_of(of_type: Any, known: dict) -> Any:
+    "Return a batch of this `batch_type` that has the attributes `known`: those of another batch, or new ones"
     made = object.__new__(of_type)
-    made.__dict__.update(known, _n=n, _columns=columns)
+    made.__dict__.update(known)
     return made
 
 def made_over(kind: Any, plan: Plan, raw: Any, **known: Any) -> Any:
     "Return a batch over a buffer `raw`, a uint8 array or tensor"
-    return made_of(batch_type(kind, plan.layout), plan.n, plan.carve(raw), _plan=plan, _raw=raw, **known)
+    known |= dict(_n=plan.n, _columns=plan.carve(raw), _plan=plan, _raw=raw)
+    return made_of(batch_type(kind, plan.layout), known)
 
 # %% ../nbs/1_memory/03_batch.ipynb #b0000003
 class Columns:
     "The columns of a batch, and how they are assigned, moved, copied and pickled; what comes out is of the same kind"
     streams: np.ndarray | None = None
-    ids: Column[torch.Tensor | None] = header_column('ids', 'The ids (int64 tensor); None unless from a memory')
-    probs: Column[torch.Tensor | None] = header_column(
-        'probs', 'The probability with which each row was drawn (float32 tensor); None unless it was')
-    weights: Column[torch.Tensor | None] = header_column(
-        'weights', 'The importance weight of each row (float32 tensor; uniform: ones); None unless it was drawn')
+    ids: Column[torch.Tensor | None] = Column()
+    probs: Column[torch.Tensor | None] = Column()
+    weights: Column[torch.Tensor | None] = Column()
     _header: tuple = DRAWN           # what a batch of this kind has of the header
     _kind: Any = None                # the class whose fields these are
     _own: frozenset = frozenset()    # names that are not fields
@@ -199,7 +195,7 @@ class Columns:
     def arrays(self) -> list:
         "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
         columns, unread = self._columns, self._trees.keys().isdisjoint(self.__dict__)
-        if unread and isinstance(columns[-1], ndarray): return columns[N_HEADER:]      # the list keeps each of them alive
+        if unread and isinstance(columns[-1], ndarray): return columns[N_HEADER:]      # a list keeps them alive
         return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, self._values()[N_HEADER:])]
 
     def _host(self):
@@ -212,7 +208,7 @@ class Columns:
     def _each(self, f, n=None):
         "The same batch with `f` applied to every tensor (and then of `n` rows)"
         columns = [None if t is None else f(t) for t in self._tensors()]
-        return made_of(type(self), self._n if n is None else n, columns, **self._kept())
+        return made_of(type(self), self._kept() | dict(_n=self._n if n is None else n, _columns=columns))
 
     def _block(self):
         "The buffer as a tensor, if all columns still lie in it"
@@ -239,7 +235,7 @@ class Columns:
         block = self._block()
         if block is not None: return self._plan, block.cpu().numpy()
         header, leaves = self._values()[:N_HEADER], self.arrays()
-        header = [None if v is None else as_array('header', v)[0] for v in header]
+        header = [None if v is None else plain_array('header', v)[0] for v in header]
         plan = Plan.of(self._type._layout, self._n, tuple(None if a is None else a.shape for a in header))
         raw = aligned(plan.nbytes)
         for out, a in zip(plan.carve(raw), [*header, *leaves]):
@@ -251,16 +247,14 @@ class Columns:
         return _unpickled, (self._kind, plan.layout, plan.n, plan.shapes, raw, known)
     def __copy__(self):
         self._tensors()                      # both have the same ones
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        return made
+        return made_of(type(self), self.__dict__)
 
 _KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
 
 def _unpickled(kind, layout, n, shapes, raw, known):
     return made_over(kind, Plan.of(layout, n, shapes), raw if raw.flags.writeable else raw.copy(), **known)
 
-def _as_stored(leaf, v): return v if isinstance(v, np.ndarray) else as_array(leaf.name, v)[0]
+def _as_stored(leaf, v): return v if isinstance(v, np.ndarray) else plain_array(leaf.name, v)[0]
 def _is_on(v, device):
     if isinstance(v, np.ndarray): return device.type=='cpu'
     return v.device.type==device.type and (device.index is None or v.device.index==device.index)
@@ -268,10 +262,10 @@ def _is_on(v, device):
 def _checked_rows(name, v, n):
     v = tree_map(torch.as_tensor, v)
     for t in tree_leaves(v):
-        if t.ndim==0 or len(t)!=n: raise ValueError(f'{name}: expected {n} rows, got shape {tuple(t.shape)}')
+        if t.ndim==0 or len(t)!=n: refuse(name, f'{n} rows', Words(f'shape {tuple(t.shape)}'))
     return v
 
-# A compiled function doesn't trace how layouts are made: it has the class that belongs to the columns' shapes and dtypes
+# A compiled function doesn't trace how layouts are made: it has the class for the columns' shapes and dtypes
 
 _NUMPY: dict = {_torch_dtype(np.dtype(c)): np.dtype(c) for c in '?bhilBHILefdFD'}
 
@@ -295,16 +289,17 @@ class Batch(Columns):
 
     Assigning one (`batch.reward = clipped`) replaces it everywhere; a `ValueError` names a wrong
     number of rows, an `AttributeError` a name that isn't a field. `streams` (int64 array or None):
-    the stream of each row, where steps have no `env_id`. `Batch.of` makes a batch by hand."""
+    the stream of each row, where steps have no `env_id`. `Batch.of` makes a batch by hand.
+
+    `ids` (int64 tensor): of rows that come from a memory; `probs` and `weights` (float32 tensors): with
+    which probability each was drawn, and its importance weight (uniform: ones). Else they are None."""
     @classmethod
     def of(cls, step, streams=None) -> 'Batch':
         "Return a batch of a step of stacked arrays, copied; `ValueError` or `TypeError` if they don't fit"
         layout = Layout.of(first_row(step))
         values = layout.values(step)
         n = len(values[0])
-        made = cls.empty(layout, n, _checked_streams(streams, n))
-        for a, fitter, v in zip(made.arrays(), layout.fitters, values): a[...] = fitter.stacked(v, n)
-        return made
+        return cls.empty(layout, n, streams)._filled(f.stacked(v, n) for f, v in zip(layout.fitters, values))
 
     @classmethod
     def of_steps(cls, steps, layout=None, streams=None) -> 'Batch':
@@ -312,32 +307,33 @@ class Batch(Columns):
         a `ValueError` or `TypeError` names the step and field that don't fit"""
         layout = Layout.of(steps[0]) if layout is None else layout
         if streams is None and layout.stream_leaf is None: streams = np.zeros(len(steps), np.int64)
-        made = cls.empty(layout, len(steps), _checked_streams(streams, len(steps)))
-        for a, v in zip(made.arrays(), columns_of_steps(layout, steps)): a[...] = v
-        return made
+        return cls.empty(layout, len(steps), streams)._filled(columns_of_steps(layout, steps))
 
     @classmethod
     def empty(cls, layout, n, streams=None) -> 'Batch':
         "Return a batch of `n` rows of zeros, to be filled through `arrays()`"
         plan = Plan.of(layout, n)
-        return made_over(cls, plan, aligned(plan.nbytes, np.zeros), streams=streams)
+        return made_over(cls, plan, aligned(plan.nbytes, np.zeros), streams=_checked_streams(streams, n))
+    def _filled(self, columns):
+        for a, v in zip(self.arrays(), columns): a[...] = v
+        return self
     @classmethod
     def of_arrays(cls, layout, arrays, streams=None) -> 'Batch':
         "Return a batch over one array for each leaf, of the stored dtype and shape (n, …), without a copy"
-        return made_of(batch_type(cls, layout), len(arrays[0]), [*NONE, *arrays], streams=streams)
+        return made_of(batch_type(cls, layout), dict(_n=len(arrays[0]), _columns=[*NONE, *arrays], streams=streams))
 
     @classmethod
-    def of_tensors(cls, layout: Layout, tensors: Any, *, ids: Any = None, probs: Any = None, weights: Any = None,
-                   streams: Any = None, max_sz: int | None = None) -> 'Batch':
+    def of_tensors(cls, layout: Layout, tensors: Any, *, streams: Any = None, max_sz: int | None = None,
+                   **header: Any) -> 'Batch':
         """Return a batch over one tensor for each leaf, (n, …), on any device, without a copy, in a compiled
-        function too. `ids` (int64), `probs`, `weights` (float32): tensors (n,), or None; `max_sz`: that of the
+        function too. `header`: those of `ids`, `probs`, `weights` … that it has, (n, …); `max_sz`: that of the
         memory, for `idxs`. A `ValueError` names one with another number of rows"""
         n, leaves = len(tensors[0]), layout.leaves
-        if len(tensors)!=len(leaves): raise ValueError(f'tensors: expected {len(leaves)}, one a leaf, got {len(tensors)}')
-        header = dict(ids=ids, probs=probs, weights=weights)
+        if len(tensors)!=len(leaves): refuse('tensors', f'{len(leaves)}, one for each leaf', len(tensors))
+        for o in header: one_of('header', o, HEADER)
         columns = [None if header.get(o) is None else _checked_rows(o, header[o], n) for o in HEADER]
         columns += [_checked_rows(o.name, t, n) for o, t in zip(leaves, tensors)]
-        return made_of(batch_type(cls, layout), n, columns, streams=streams, _max_sz=max_sz)
+        return made_of(batch_type(cls, layout), dict(_n=n, _columns=columns, _max_sz=max_sz, streams=streams))
 
     @classmethod
     def concat(cls, batches) -> 'Batch':
@@ -407,7 +403,7 @@ class Batch(Columns):
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
         columns = [t.unsqueeze(-1) if k and t is not None and t.ndim==1 else t for k, t in enumerate(self._tensors())]
-        return made_of(type(self), self._n, columns, **(self._kept() | dict(_type=_unsqueezed(self._type))))
+        return made_of(type(self), self._kept() | dict(_n=self._n, _columns=columns, _type=_unsqueezed(self._type)))
 
     def update_priorities(self, td_errors) -> int:
         "Send new TD errors (bs,) to its memory: see `ReplayMemory.update_priorities`"
@@ -431,12 +427,6 @@ class Batch(Columns):
         fields = ', '.join(f'{o.name} {o}' for o in self.layout.leaves)
         return f'Batch({self.step_type.__name__}, {self._n} rows, {kind}: {fields})'
 
-def untouched(batch: Batch) -> Batch:
-    "Return a new batch over the same columns, of which nothing was read yet, if nothing of `batch` was"
-    made = object.__new__(batch.__class__)
-    made.__dict__.update(batch.__dict__)
-    return made
-
 def came_from(batch: Batch, memory: Any) -> Batch:
     "Note in a batch the weak reference to the `memory` that it comes from, and return it"
     batch.__dict__['_memory'] = memory
@@ -444,9 +434,7 @@ def came_from(batch: Batch, memory: Any) -> Batch:
 
 def as_kind(batch: Batch, kind: Any, **extra: Any) -> Any:
     "Return the same batch as one of another class, derived from `Batch`; `extra`: what that adds"
-    made = object.__new__(batch_type(kind, batch.layout))
-    made.__dict__.update(batch.__dict__, _extra=extra)
-    return made
+    return made_of(batch_type(kind, batch.layout), batch.__dict__ | dict(_extra=extra))
 
 # %% ../nbs/1_memory/03_batch.ipynb #d0000014
 def as_chunk(chunk, step_type=None) -> Any:
@@ -457,20 +445,17 @@ def as_chunk(chunk, step_type=None) -> Any:
         chunk = {k: v for k, v in chunk.to_dict().items() if k in own or k not in ('ids', 'probs', 'weights')}
     if isinstance(chunk, dict): return _step_of(chunk, step_type)
     try: chunk = list(chunk)
-    except TypeError:
-        got = f'{type(chunk).__name__} {shown(chunk)}'
-        raise TypeError(f'chunk: expected a Batch or a list of steps, got {got}') from None
+    except TypeError: refuse('chunk', 'a Batch or a list of steps', typed(chunk), error=TypeError)
     if not chunk or is_step(chunk[0]): return chunk
-    got = f'{type(chunk[0]).__name__} {shown(chunk[0])}'
-    raise TypeError(f'chunk: expected a list of NamedTuples, got one of {got}')
+    refuse('chunk', 'a list of NamedTuples', Words(f'one of {typed(chunk[0])}'), error=TypeError)
 
 def _step_of(columns, step_type):
     "The step of stacked arrays whose fields are the keys of a dict"
     known = (Transition, SimpleStep) if step_type is None else (step_type,)
     for o in known:
         if set(o._fields)==set(columns): return o(**columns)
-    raise TypeError(f'chunk: expected a dict of {" or ".join(str(o._fields) for o in known)}, '
-                    f'got one of {tuple(columns)}; make it a step of stacked arrays')
+    wanted = f'a dict of {" or ".join(str(o._fields) for o in known)}'
+    refuse('chunk', wanted, Words(f'one of {tuple(columns)}'), 'make it a step of stacked arrays', TypeError)
 
 def convert(v: Any, kind: Any, f: Any) -> Any:
     "`f` of all values of this kind in nested dicts"
@@ -494,21 +479,18 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
     else:
         values = layout.values(chunk)
         try: m = len(values[0])
-        except TypeError:
-            raise ValueError(f'{layout.leaves[0].name}: expected an array of rows, got {shown(values[0])}; '
-                             'store a single step with add') from None
+        except TypeError: refuse(layout.leaves[0].name, 'an array of rows', values[0], 'store a single step with add')
     lead, plain = (m,), np.ndarray
     return [v if v.__class__ is plain and v.dtype is f.dtype and v.shape==lead + f.shape else f.stacked(v, m)
             for f, v in zip(layout.fitters, values)], m
 
 def first_row(step) -> Any:
     "Return the first row of a step of stacked arrays, as an example step"
-    if not is_step(step):
-        raise TypeError(f'chunk: expected a NamedTuple of stacked arrays, got {type(step).__name__} {shown(step)}')
+    if not is_step(step): refuse('chunk', 'a NamedTuple of stacked arrays', typed(step), error=TypeError)
     for f, v in zip(step._fields, step):
         for leaf in tree_leaves(v):
             if hasattr(leaf, '__len__') and len(leaf) and not isinstance(leaf, str): continue
-            raise ValueError(f'{f}: expected one row or more, got {shown(leaf)}; a single step is not a chunk')
+            refuse(f, 'one row or more', leaf, 'a single step is not a chunk')
     return type(step)(*(tree_map(lambda a: a[0], v) for v in step))
 
 def stream_numbers(batch: Batch) -> np.ndarray:
@@ -520,18 +502,19 @@ def stream_numbers(batch: Batch) -> np.ndarray:
 def _checked_streams(streams, n):
     if streams is None: return None
     if isinstance(streams, str):
-        if streams!='one': raise ValueError(f"streams: expected 'one' or an int array, got {streams!r}")
+        if streams!='one': refuse('streams', "'one' or an int array", streams)
         return np.zeros(n, np.int64)
-    a = as_array('streams', streams)[0]
+    a = plain_array('streams', streams)[0]
     if a.dtype.kind not in 'iu' or a.shape!=(n,):
-        raise ValueError(f'streams: expected {n} whole numbers, one for each row, got {a.dtype} of shape {a.shape}')
+        refuse('streams', f'{n} whole numbers, one for each row', form(a))
     return a.astype(np.int64)
 
 def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | None:
     """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
-    order, from `streams` ('one', or an int array), `env_id`, `chunk.streams`; a list is one stream"""
+    order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one stream"""
     m, key = len(columns[0]), layout.stream_leaf
-    if streams is not None: return _checked_streams(streams, m)
+    if streams is not None: streams = _checked_streams(streams, m)
     if key is not None: return columns[key].astype(np.int64)
+    if streams is not None: return streams
     if isinstance(chunk, list): return np.zeros(m, np.int64)
     return chunk.streams if isinstance(chunk, Batch) else None

@@ -227,9 +227,9 @@ def _run(o, learn, best):
             learn.episodes.memory = None      # what has been learned from it is known; it ends here
             learn.replay.close()
         elif o['actors']: learn.replay.source_datapipe.close()
-    at = f'at batch {learn.n_batches:,} of {n:,}, stopping early' if learn.n_batches < n else f'in {n:,} batches'
-    not_ = 'not '*(best.score < best.goal)
-    if o['goal'] is not None: _say(f'{not_}solved: {o["goal"]:g} {not_}reached {at} (best score: {best.score:.1f})')
+    ended = f'; stopped early, after {learn.n_batches:,} of {n:,} batches' if learn.n_batches < n else ''
+    solved, than = ('solved', 'at least') if best.score >= best.goal else ('not solved', 'below')
+    if o['goal'] is not None: _say(f'{solved}: the best score, {best.score:.1f}, is {than} {o["goal"]:g}{ended}')
     best.restore(learn)
 
 def _begun(o):
@@ -347,16 +347,23 @@ def _train(o):
     with _writing(out):
         _write(out/'model.safetensors', lambda p: p.write_bytes(save(learn.model.state_dict())))
         _write(out/'learning_curve.csv', lambda p: p.write_text(_curve(learn, best)))
-        title = f'{o["env"]}, {o["memory"]} memory, seed {o["seed"]}'
-        _write(out/'learning_curve.png', partial(learn.plot(best.history, title=title).savefig, dpi=120))
+        title = (f'{o["env"]}, {o["memory"]} memory, seed {o["seed"]}: '
+                 f'the best weights reach {returns.mean():.1f} on average in {o["episodes"]} new episodes')
+        figure = learn.plot(best.history, title=title, threshold=o['goal'])
+        _write(out/'learning_curve.png', partial(figure.savefig, dpi=120))
         _write(out/'result.json', lambda p: p.write_text(json.dumps(result, indent=1) + '\n'))
+    _tell(result, out)
+    return result
+
+def _tell(result, out):
+    "Print what a training has reached, and where its files are"
+    returns = result['returns']
     print(f'{result["steps"]:,} steps, {result["batches"]:,} batches, {result["seconds"]:.0f} s')
-    low, high = returns.min(), returns.max()
-    print(f'mean evaluation return: {returns.mean():.1f} ({o["episodes"]} episodes, {low:g} to {high:g})')
+    print(f'mean evaluation return: {result["mean_return"]:.1f} ({len(returns)} episodes, '
+          f'{min(returns):g} to {max(returns):g})')
     print(f'learning curve: {out/"learning_curve.png"}')
     print(f'weights: {out/"model.safetensors"}; in Python: fastrl_replay.cli.load_model({str(out)!r})')
     print(f'watch it play: fastrl_replay play {out}')
-    return result
 
 # %% ../nbs/5_looking/05_cli.ipynb #5e4d7c00
 def _options(folder):

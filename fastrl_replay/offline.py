@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 import gymnasium as gym
 import numpy as np
-from .checks import extra, refuse, shown
+from .checks import Words, extra, refuse, require, shown
 from .protocol import Memory
 from .steps import tree_leaves, tree_map
 
@@ -61,9 +61,10 @@ def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: An
     if isinstance(dataset, str): dataset = _minari().load_dataset(dataset)
     if not hasattr(dataset, 'iterate_episodes'):
         refuse('dataset', 'a MinariDataset or the id of one', dataset, error=TypeError)
-    if path is not None and Path(path).exists() and any(Path(path).iterdir()):
-        raise FileExistsError(f'path: {path} is not empty, and a data set needs a new memory; give another folder')
-    if not dataset.total_steps: raise ValueError(f'dataset: {dataset.id} holds no steps')
+    used = path is not None and Path(path).exists() and any(Path(path).iterdir())
+    full = f'path: {path} is not empty, and a data set needs a new memory; give another folder'
+    require(not used, full, FileExistsError)
+    require(dataset.total_steps, f'dataset: {dataset.id} holds no steps')
     memory = make(**dict(max_sz=dataset.total_steps) | options, path=path)
     counted = 'env_id' in getattr(step_type, '_fields', ())
     try:
@@ -130,16 +131,18 @@ def _new_place(dataset_id):
     if not (isinstance(dataset_id, str) and re.fullmatch(r'([-\w][-\w/]*[-\w]/)?[-\w]+-v\d+', dataset_id)):
         refuse('dataset_id', "a name such as 'cartpole/mixed-v0'", dataset_id, _why_refused(str(dataset_id)))
     place = get_dataset_path(dataset_id)
-    if place.exists(): raise FileExistsError(f'dataset_id: {dataset_id} exists already, in {place}; take another name')
+    taken = f'dataset_id: {dataset_id} exists already, in {place}; take another name'
+    require(not place.exists(), taken, FileExistsError)
     return place
 
 def save_minari(memory: Memory, dataset_id: str, env: Any = None, **options: Any) -> Any:
     "Write the contents of `memory` as a new data set: see `ReplayMemory.to_minari`"
     minari = _minari()
-    if not len(memory): raise ValueError('memory: expected an episode, got an empty memory')
+    if not len(memory): refuse('memory', 'an episode', Words('an empty memory'))
     for f in _KNOWN[:6]:
-        if f not in memory.layout.fields: raise ValueError(f'memory: a data set needs {f}, which its steps lack')
-    place, made, row = _new_place(dataset_id), gym.make(env) if isinstance(env, str) else env, memory.fetch([memory.first_id])[0]
+        require(f in memory.layout.fields, f'memory: a data set needs {f}, which its steps lack')
+    place, made = _new_place(dataset_id), gym.make(env) if isinstance(env, str) else env
+    row = memory.fetch([memory.first_id])[0]
     for k, f in dict(observation_space='state', action_space='action').items():
         options[k] = options.get(k) or getattr(made, k, None) or _space(memory, f)
         value = tree_map(np.asarray, getattr(row, f))

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from fastcore.basics import patch
 from .batch import Batch
+from .checks import extra, number
 from .health import episode_returns, memory_health, newest, stored_priorities, trial_draws
 from .schedules import value_at
 from .protocol import Memory
 from .steps import Layout, readable, tree_leaves
 
-# %% ../nbs/5_looking/03_show.ipynb #4787c67d
+# %% ../nbs/5_looking/03_show.ipynb #b770fde3
 COLOUR, GREY = '#ff7f0e', '.6'
 STYLE: Any = {'font.size': 9, 'legend.fontsize': 9, 'legend.frameon': False, 'figure.facecolor': 'w',
               'axes.titlesize': 10, 'axes.spines.top': False, 'axes.spines.right': False}
@@ -158,8 +159,9 @@ def _ranges(ax, values):
         ax.plot(k, half, 'k_')
     ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(values.shape[1]), xlim=(-.5, values.shape[1] - .5))
 
+# %% ../nbs/5_looking/03_show.ipynb #166a4d27
 def _vectors(memory, ids):
-    "Names and values of the newest of these `ids`, float (n, numbers), of the states and actions that are of 2 to 16 numbers"
+    "Names and values, float (n, numbers), of states and actions of 2 to 16 numbers, for the newest of `ids`"
     layout = memory.layout
     for name in 'action', *_STATES:
         k = layout.leaf(name) if name in layout.fields else None
@@ -229,8 +231,9 @@ def _arithmetic(rewards, gamma, terminated):
     "The n-step return written out"
     terms = [f'{gamma**k:.3g}·'*(k > 0) + f'{r:.3g}' for k, r in enumerate(rewards)]
     total = sum(gamma**k*r for k, r in enumerate(rewards))
-    rest = 'and the end' if terminated else f'then {gamma**len(rewards):.3g}·Q'
-    return f'{" + ".join(terms)} = {total:.3g}, {rest}'
+    return f'{" + ".join(terms)} = {total:.3g}, {_rest(gamma**len(rewards), terminated)}'
+
+def _rest(discount, terminated): return 'and the end' if terminated else f'then {discount:.3g}·Q'
 
 def _strip(fig, memory, rows, id, n, gamma, shift):
     "Pictures of a transition's steps, with the action taken and the reward earned"
@@ -242,7 +245,7 @@ def _strip(fig, memory, rows, id, n, gamma, shift):
     after, terminated = getattr(last, f'next_{name}', None), getattr(last, 'terminated', False)
     pictures = [getattr(o, name) for o in steps] + [after]*(after is not None)
     _row_of_pictures(fig, pictures, [*map(_caption, steps), 'end' if terminated else 'and so on'])
-    if summed: words = f'stored: {steps[0].reward:.3g}, then {steps[0].discount:.3g}·Q'
+    if summed: words = f'stored: {steps[0].reward:.3g}, {_rest(steps[0].discount, terminated)}'
     else: words = _arithmetic([float(getattr(o, 'reward', 0.)) for o in steps], gamma, terminated)
     fig.suptitle(f'transition {id + shift}: {words}', fontsize=10)
 
@@ -296,6 +299,16 @@ def _head(fig, height, title, lines):
         at = .4 + .2*sum(o.count('\n') + 1 for o in lines[:k])
         fig.text(.012, 1 - at/height, text, va='top', color='C3' if text.startswith('Warning') else 'k')
 
+def _draw_panels(fig, panels, n_rows):
+    "Two or three panels in a row, so that none is left alone in the last"
+    grid, at = fig.add_gridspec(n_rows, 6), 0
+    for row, line in enumerate(np.array_split(np.arange(len(panels)), n_rows)):
+        for k, (title, draw) in enumerate(panels[at:(at := at + len(line))]):
+            wide = 6//len(line)
+            ax = fig.add_subplot(grid[row, wide*k:wide*(k + 1)])
+            ax.set_title(title)
+            draw(ax)
+
 def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: float = .99, shift: int = 0,
                   source: str = '') -> Any:
     """See `ReplayMemory.show`, which holds the lock meanwhile. `shift`: what to add to the ids, for the copy of
@@ -307,14 +320,12 @@ def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: floa
             health, images = memory_health(memory), image_leaf(memory.layout) is not None
             panels, lines = [list(f(memory, rows, health, shift)) for f in (_panels, _in_words)]
         head, n_rows = .6 + .2*sum(o.count('\n') + 1 for o in lines), -(-len(panels)//3)
-        heights = [head] + [2.3*n_rows]*bool(panels) + [2.5]*images
-        fig = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
+        heights = [head] + [2.5*n_rows]*bool(panels) + [2.5]*images
+        fig: Any = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
+        fig.get_layout_engine().set(h_pad=.1)            # labels of a row stay clear of the next row's titles
         parts: Any = fig.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         _head(parts[0], head, source + _title(memory), lines)
-        for k, (title, draw) in enumerate(panels):
-            ax = parts[1].add_subplot(n_rows, 3, k + 1)
-            ax.set_title(title)
-            draw(ax)
+        if panels: _draw_panels(parts[1], panels, n_rows)
         if images: _strip(parts[-1], memory, rows, id, n, gamma, shift)
         return fig
 
@@ -391,7 +402,8 @@ def batch_table(batch) -> str:
 
 def memory_table(memory: Memory) -> str:
     "Return what a memory holds, and the fields of its steps, as HTML"
-    caption = f'<b>{html.escape(_title(memory))}</b><br>{html.escape(repr(memory))}; {html.escape(repr(memory.sampler))}'
+    how = html.escape(f'{memory!r}; {memory.sampler!r}')
+    caption = f'<b>{html.escape(_title(memory))}</b><br>{how}'
     if memory.layout is None: return _table([], [], caption + '; no step seen yet')
     leaves = memory.layout.leaves
     rows = [[html.escape(o.name), o.bits_of or o.dtype, list(o.shape) or '', f'{o.nbytes:,}'] for o in leaves]
@@ -412,10 +424,8 @@ class TensorBoardLog:
     `every` batches. `also`: another callback, whose answer is handed on. A `ModuleNotFoundError`
     without tensorboard."""
     def __init__(self, folder, every=100, also=None) -> None:
-        if every < 1: raise ValueError(f'TensorBoardLog: every: expected a number ≥ 1, got {every!r}')
-        try: from torch.utils.tensorboard import SummaryWriter
-        except ImportError as e:
-            raise ModuleNotFoundError('TensorBoardLog needs tensorboard: pip install fastrl_replay[tensorboard]') from e
+        number('TensorBoardLog: every', every, 1)
+        with extra('TensorBoardLog', 'tensorboard'): from torch.utils.tensorboard import SummaryWriter
         self.every, self.also, self._writer = every, also, SummaryWriter(str(folder))
 
     def __call__(self, learn) -> bool:

@@ -302,7 +302,7 @@ def _gather(tree, v, name, out):
     for k, sub in children(tree): _gather(sub, v[k], f'{name}.{k}', out)
 
 
-# %% ../nbs/1_memory/02_steps.ipynb #ba1498c9
+# %% ../nbs/1_memory/02_steps.ipynb #5b2b5fe2
 def _ceil(n, to): return -(-n // to) * to
 
 def _struct(parts):
@@ -328,6 +328,7 @@ def _padded(size):
 _LINKS = np.dtype([('_prev', np.int32), ('_next', np.int32)])
 _LINKS_AND_STREAM = np.dtype([*_LINKS.descr, ('_stream', np.int64)])
 
+# %% ../nbs/1_memory/02_steps.ipynb #f8476a35
 class Layout:
     "How steps of one type are laid out in a record and in the columns of a batch"
     def __init__(self, step_type, trees, leaves):
@@ -491,6 +492,7 @@ class Layout:
 
 _layouts: dict = {}
 
+# %% ../nbs/1_memory/02_steps.ipynb #831f8428
 def same_layout(step_type, trees, leaves) -> Layout:
     "Return the one `Layout` of equal layouts of one step type, so that comparing them is fast"
     layout = Layout(step_type, trees, leaves)

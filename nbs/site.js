@@ -95,7 +95,7 @@
   const scoreOfTerm = (e, { word, meant }) => Math.max(word && scoreOfWord(e, word), ...meant.map((all) => .8 * Math.min(...all.map((o) => scoreOfWord(e, o)))));
 
   const search = (text) => {
-    const query = text.trim().toLowerCase().replace(/\(\)$/, ""), all = split(text.toLowerCase());
+    const query = text.trim().toLowerCase().replace(/\(\)$/, "").replace(/out of (memory|ram)/, "oom"), all = split(query);
     const telling = all.filter((o) => !COMMON.has(o));
     const terms = (telling.length ? telling : all).map((typed) => {
       const [only, said] = (SYNONYMS[typed] || "").match(/^(= )?(.*)/).slice(1), parts = split(typed, /_+/);
@@ -186,7 +186,7 @@
     input.focus();
   });
   instead("input", show);
-  instead("focus", show);
+  instead("focus", () => { load(); show(); });
   instead("keydown", (event) => {
     if (!keys[event.key]) return;
     event.preventDefault();

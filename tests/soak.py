@@ -27,7 +27,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 
 MAX_SZ, LENGTH, STREAM = 400, 12, 12 << 28         # rows; steps of an episode; serials of stream k begin at k·STREAM
 PATIENCE = 60                                      # seconds that a child may take

@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
+from fastrl_replay.storage.sequences import SequenceBatch
 from twins import KINDS, Brain, Odd, Only, column_bytes, row_bytes, as_row, stacked, step_bytes
 
 
@@ -353,6 +354,67 @@ def test_batch_of():
         with pytest.raises((ValueError, TypeError)): Batch.of(bad)
 
 
+@pytest.mark.parametrize('kind', ['transition', 'nested', 'brain', 'odd'])
+def test_batch_of_tensors(kind):
+    "One tensor for each leaf, which the batch shares: on the CPU, or on another device"
+    rng, world = np.random.default_rng(0), {}
+    memory = ReplayMemory(20, seed=0)
+    memory.extend([KINDS[kind](rng, world) for _ in range(20)])
+    batch, layout = memory.sample(6), memory.layout
+    tensors = [t.clone() for v in batch.astuple() for t in _tensors(v)]
+    made = Batch.of_tensors(layout, tensors, ids=batch.ids, probs=batch.probs, weights=batch.weights, max_sz=20)
+    assert column_bytes(made)==column_bytes(batch) and made.layout is layout and len(made)==6
+    assert all(torch.equal(getattr(made, o), getattr(batch, o)) for o in ('ids', 'idxs', 'probs', 'weights'))
+    assert all(t is o for t, o in zip((t for v in made.astuple() for t in _tensors(v)), tensors))
+    for copied in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made), made.to('meta')): assert copied.layout is layout and len(copied)==6
+    assert column_bytes(pickle.loads(pickle.dumps(made)))==column_bytes(batch)
+    memory.extend(made)
+    assert column_bytes(memory.recent(6))==column_bytes(batch)
+    far = Batch.of_tensors(layout, [t.to('meta') for t in tensors])
+    assert far.ids is None and all(t.device.type=='meta' for v in far.astuple() for t in _tensors(v))
+    for wrong in (tensors[:-1], [tensors[0][:3], *tensors[1:]]) if len(tensors) > 1 else ():
+        with pytest.raises(ValueError, match='tensors: expected|expected . rows'): Batch.of_tensors(layout, wrong)
+    with pytest.raises(ValueError, match='ids: expected 6 rows'): Batch.of_tensors(layout, tensors, ids=batch.ids[:2])
+    with pytest.raises(ValueError, match='header: expected'): Batch.of_tensors(layout, tensors, speed=batch.ids)
+
+def _tensors(v): return [v] if isinstance(v, torch.Tensor) else [t for o in (v.values() if isinstance(v, dict) else v) for t in _tensors(o)]
+
+
+def test_columns_become_tensors_one_by_one():
+    "What was not read stays an array; the buffer is in use as long as a batch has any column, assigned ones or not"
+    memory = filled()
+    batch = memory.sample(8)
+    assert batch.reward is batch.reward and not {'state', 'ids', 'weights'} & vars(batch).keys()
+    want, address = batch.ids.tolist(), batch.state.data_ptr()
+    batch.reward = batch.reward + 1
+    del batch
+    seen = {memory.sample(8).state.data_ptr() for _ in range(10)}
+    assert address in seen
+    kept = memory.sample(8)
+    want = kept.ids.tolist()
+    kept.action, kept.reward = kept.action*0, kept.reward*0
+    for _ in range(10): memory.sample(8).state.fill_(-1)
+    assert kept.state[:, 0].tolist()==want and kept.next_state[:, 0].tolist()==[-o for o in want]
+
+
+def test_all_kinds_of_copies_are_of_the_same_kind():
+    "Moved, copied, pickled, sliced: windows stay windows, and the columns of the header come along"
+    memory = ReplayMemory(60, sequence=Sequence(4, burn_in=1), seed=0)
+    memory.extend([transition(i) for i in range(60)])
+    batch = memory.sample(5)
+    assigned = batch.replace(reward=batch.reward*2)
+    moved = [assigned.to('meta'), batch.to('meta'), batch.time_first().to('meta')]
+    same = [copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch[:], pickle.loads(pickle.dumps(assigned)).replace(reward=batch.reward)]
+    turned = pickle.loads(pickle.dumps(batch.time_first()))
+    for o in (*moved, *same, turned): assert isinstance(o, SequenceBatch) and o.burn_in==1 and o.mask.dtype==torch.bool
+    for o in same:
+        assert column_bytes(o)==column_bytes(batch)
+        for name in ('ids', 'probs', 'weights', 'mask', 'idxs'): assert torch.equal(getattr(o, name), getattr(batch, name)), name
+    assert torch.equal(turned.ids, batch.ids.T) and torch.equal(turned.first('reward'), batch.first('reward')) and torch.equal(turned.weights, batch.weights)
+    assert not hasattr(filled().sample(3), 'mask') and 'mask' not in filled().sample(3).as_tensordict().keys()
+    assert torch.equal(batch.as_tensordict()['mask'], batch.mask)
+
+
 def test_bfloat16_columns():
     steps = [KINDS['brain'](np.random.default_rng(i), {}) for i in range(8)]
     memory = ReplayMemory(8, seed=0)
@@ -405,7 +467,18 @@ COMPILED = {     # what one may do in a compiled function with a batch of which 
     'replace': lambda b: b.replace(reward=b.reward.clamp(max=2.)).reward*b.weights,
     'replace, then the header': lambda b: b.replace(reward=b.reward*2).weights.detach() + b.replace(reward=b.reward*2).ids,
     'a copy without gradients': lambda b: b.weights.detach().clone().requires_grad,
+    'unsqueezed twice': lambda b: b.unsqueezed().unsqueezed().weights, 'replaced and unsqueezed': lambda b: b.replace(reward=b.reward*2).unsqueezed().reward,
+    'unsqueezed and replaced': lambda b: b.unsqueezed().replace(reward=b.reward).weights, 'a slice': lambda b: b.unsqueezed()[:3].ids*b[:3].idxs[:, None],
+    'assigned where it was made': lambda b: _assigned(b.unsqueezed(), b.reward)['reward'],
+    'made of tensors': lambda b: (lambda m: m.weights*m.reward + m['action'] + m.idxs)(_of_tensors(b)),
+    'made of tensors, and used': lambda b: (lambda m: m.replace(reward=m.reward*2).unsqueezed()[:3].reward + len(m))(_of_tensors(b)),
 }
+def _assigned(batch, reward):
+    batch.reward = reward
+    return batch
+def _of_tensors(b):
+    columns = [b.state*2, b.action, b.reward, b.next_state, b.terminated, b.truncated]
+    return Batch.of_tensors(b.layout, columns, ids=b.ids, weights=b.weights, max_sz=60)
 METHODS = {
     'unsqueeze': lambda t: t.unsqueeze(-1), 'detach': lambda t: t.detach(), 'to': lambda t: t.to(torch.float64), 'float': lambda t: t.float(),
     'log': lambda t: t.float().abs().log1p(), 'mean': lambda t: t.float().mean(), 'sum': lambda t: t.sum(), 'arithmetic': lambda t: 2*t + t/3 - t**2,
@@ -440,6 +513,19 @@ def test_compiled_functions_read_every_name(what, sampler): assert compiled_alik
 @pytest.mark.parametrize('method', METHODS)
 def test_in_compiled_functions_the_header_is_tensors(name, method):
     assert compiled_alike(lambda b: METHODS[method](getattr(b, name)), Proportional, n=3)==1
+
+
+@pytest.mark.parametrize('read', [(), ('ids',), ('weights', 'reward'), ('ids', 'probs', 'weights', 'state')], ids='-'.join)
+def test_a_compiled_function_gets_batches_of_which_some_columns_were_read(read):
+    def f(b): return b.unsqueezed().ids, b.unsqueezed().weights, b.replace(reward=b.reward*2).ids, b.unsqueezed().state, b.unsqueezed()
+    torch._dynamo.reset()
+    compiled, memory = torch.compile(f, fullgraph=True, backend='eager'), filled(sampler=Proportional())
+    for _ in range(3):
+        batch = memory.sample(8)
+        for o in read: getattr(batch, o)
+        *found, made = compiled(batch)
+        assert all(map(torch.equal, found, f(batch)[:-1])) and made.layout is f(batch)[-1].layout
+    torch._dynamo.reset()
 
 
 def test_a_compiled_function_may_assign_and_fetch():

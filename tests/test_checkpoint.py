@@ -9,7 +9,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
-from fastrl_replay.samplers.sequence import Sequence, SequenceSampler
+from fastrl_replay.storage.sequence_sampler import Sequence, SequenceSampler
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError, SavedState, save_state
 from fastrl_replay.schedules import LinearSchedule

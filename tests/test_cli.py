@@ -68,7 +68,7 @@ def test_a_run_says_how_it_went_and_where_the_picture_lies(ran):
     assert '\r' not in run.stdout and len(lines) == 9
     assert lines[0].startswith('training CartPole-v1 for at most 400 steps (150 batches of 16), prioritized memory, seed 3, into ')
     assert re.fullmatch(r'batch 150  step 39\d  return [\d.]+  greedy [\d.]+  best [\d.]+  loss [\d.]+', lines[1]), lines[1]
-    assert re.fullmatch(r'not solved: 475 not reached in 150 batches \(best score: [\d.]+\)', lines[2]), lines[2]
+    assert re.fullmatch(r'not solved: the best score, [\d.]+, is below 475', lines[2]), lines[2]
     assert lines[3] == 'evaluating the best weights: 3 episodes of at most 500 steps'
     assert lines[7] == f'weights: {folder/"model.safetensors"}; in Python: fastrl_replay.cli.load_model({str(folder)!r})'
     assert lines[8] == f'watch it play: fastrl_replay play {folder}'
@@ -324,7 +324,7 @@ def test_an_early_stop_is_explained(tmp_path, capfd):
     assert run.returncode == 0, run.stderr
     stopped, = (o for o in run.stdout.splitlines() if o.startswith('solved: '))
     batches = json.loads((tmp_path/'result.json').read_text())['batches']
-    assert stopped.startswith(f'solved: 1 reached at batch {batches:,} of 150, stopping early (best score: ')
+    assert re.fullmatch(rf'solved: the best score, [\d.]+, is at least 1; stopped early, after {batches:,} of 150 batches', stopped)
     assert sum(o.startswith('batch ') for o in run.stdout.splitlines()) == batches//20
 
 
@@ -522,7 +522,7 @@ def test_on_a_terminal_the_bar_ends_full_and_leaves_no_tail(tmp_path):
     bar, = (o for o in shown if '|' in o)
     n = json.loads((tmp_path/'result.json').read_text())['batches']
     assert f'100.00% [{n}/{n} ' in bar and bar.endswith(']') and len(bar) < 80
-    assert shown[shown.index(bar) + 1].startswith(f'solved: 1 reached at batch {n} of 150, stopping early')
+    assert shown[shown.index(bar) + 1].endswith(f' is at least 1; stopped early, after {n} of 150 batches')
     assert not [o for o in shown if o.startswith('batch ')]
 
 

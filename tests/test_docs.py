@@ -289,7 +289,7 @@ def test_pages_are_light(site, pages):
 
 def test_rules_for_what_no_page_has_are_left_out():
     css = '@charset "x";/* y */a,.on,.off>b{c:d}.on:not(.off){e:f}@media print{.off{g:h}.on i{j:k}}@media screen{.off{l:m}}:is(.on,.off) n{o:p}@keyframes q{to{r:s}}'
-    assert finish.pruned(css, {'on'}) == 'a,.on{c:d}.on:not(.off){e:f}@media print{.on i{j:k}}:is(.on,.off) n{o:p}@keyframes q{to{r:s}}'.replace('@keyframes q{to{r:s}}', '@keyframes q{to{r:s}}')
+    assert finish.pruned(css, {'on'}) == 'a,.on{c:d}.on:not(.off){e:f}@media print{.on i{j:k}}:is(.on,.off) n{o:p}@keyframes q{to{r:s}}'
 
 
 def test_a_picture_of_a_game_is_no_plot():
@@ -537,7 +537,7 @@ def home(browser, server):
 @pytest.mark.parametrize('query,wanted', [
     ('replaymemory', 'reference/memory.html#replaymemory'), ('gymstepper', 'reference/pipes/stepper.html#gymstepper'), ('dataloader', 'start/faq.html#can-i-use-dataloader-workers'),
     ('pytorch', 'start/install.html'), ('lunarlander', 'tutorials/beside_learners.html'), ('d4rl', 'lasting/offline.html'), ('nstep', 'reference/pipes/n_step.html#nstep'),
-    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory.html#replaymemory.estimate'), ('clear', 'empty'),
+    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory.html#replaymemory.estimate'), ('out of memory', 'reference/memory.html#replaymemory.estimate'), ('clear', 'empty'),
     ('delete', ''), ('PPO', 'index.html#what-it-does-not-do'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory.html#replaymemory'),
     ('github', ''), ('multi-GPU', 'start/compared.html#features'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', ''), ('mixing offline data', 'tutorials/offline.html'),
     ('how do I mix offline and online data', 'tutorials/offline.html'), ('several GPUs', 'howto/gpu.html'), ('how to keep only the best weights', 'looking/runs.html#keeping-the-best-weights'),

@@ -16,7 +16,7 @@ from fastrl_replay import saving
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError, read_manifest
 from fastrl_replay.steps import SimpleStep
@@ -80,10 +80,10 @@ def test_what_an_earlier_version_left_of_an_opening_is_refused_in_words(tmp_path
 
 def test_files_that_appear_between_the_opening_and_the_first_step_stay(tmp_path):
     memory = ReplayMemory(20, path=tmp_path)
-    (tmp_path/'counts.map').write_bytes(b'not yours')
-    with pytest.raises(FileExistsError, match='counts.map'): memory.add(step_of(0))
+    (tmp_path/'records.map').write_bytes(b'not yours')
+    with pytest.raises(FileExistsError, match='records.map'): memory.add(step_of(0))
     memory.close()
-    assert files_in(tmp_path).keys()=={'lock', 'counts.map'} and (tmp_path/'counts.map').read_bytes()==b'not yours'
+    assert files_in(tmp_path).keys()=={'lock', 'records.map'} and (tmp_path/'records.map').read_bytes()==b'not yours'
 
 
 CALLS = ('open', 'unlink', 'remove', 'replace', 'fsync', 'truncate', 'ftruncate', 'posix_fallocate', 'write', 'mkdir', 'rename')

@@ -18,7 +18,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.saving import save_state
 from fastrl_replay.steps import SimpleStep
 

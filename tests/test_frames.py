@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastrl_replay.batch import FETCHED, Batch
+from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.stepper import GymStepper
@@ -16,7 +16,7 @@ from fastrl_replay.storage import base, choice
 from fastrl_replay.storage.choice import check_fits, check_storage_options, kept_how, storage_for, tables_for
 from fastrl_replay.storage.frames import interned, stack_axis
 from harness import seen, through_torch
-from twins import Twin, column_bytes, stacked
+from twins import Twin, column_bytes, read, stacked
 
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
@@ -105,10 +105,7 @@ def extend(storage, chunk):
     return list(range(storage.put(storage.accept(chunk)), storage.n_added))
 
 def slots_of(storage, ids): return np.asarray(ids) % storage.max_sz
-def fetched(storage, ids, fields=None):
-    request = storage.ask(len(ids), fields, FETCHED)
-    request.slots[:] = slots_of(storage, ids)
-    return storage.read(request)
+def fetched(storage, ids, fields=None): return read(storage, slots_of(storage, ids), fields)
 def ids_in(storage): return np.arange(storage.first_id, storage.n_added)
 def recent(storage, k): return fetched(storage, ids_in(storage)[-k:])
 

@@ -25,7 +25,7 @@ from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.pipes.weights import SharedParams
 from fastrl_replay.runs import BestWeights
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition, derived_type
@@ -775,21 +775,22 @@ def test_returns_that_were_overwritten_are_lost_quietly():
 def test_the_plot_has_what_there_is():
     history = dict(n_batches=[(10, 1), (210, 100)], eps=[(10, 1.), (210, .5)], beta=[(10, .4), (210, .4)])
     for args, labels in ((([], [], []), ['transitions']), (([10, 20], [1., 2.], [.5]), ['transitions', 'batches']),
-                         (([10], [1.], [.5]*200, [(5, 1.), (9, 2.)], 20, history), ['transitions']*3)):
+                         (([10], [1.], [.5]*200, [(5, 1.), (7, 3.), (9, 2.)], 20, history), ['transitions']*3)):
         fig = plot_training(*args)
         assert [ax.get_xlabel() for ax in fig.axes] == labels
         assert len({ax.get_xlim() for ax in fig.axes if ax.get_xlabel()=='transitions'})==1
         fig.canvas.draw()
         plt.close(fig)
     assert fig._suptitle.get_text()=='β 0.4' and fig.axes[2].get_title()=='ε'
-    assert 'greedy, at last 2' in [o.get_text() for o in fig.axes[0].get_legend().get_texts()]
+    assert 'the best: 3' in [o.get_text() for o in fig.axes[0].get_legend().get_texts()]
+    assert [(*o.get_xdata(), *o.get_ydata()) for o in fig.axes[0].lines if o.get_label().startswith('the best')] == [(7, 3.)]
 
 
 def test_means_and_losses_are_drawn_where_they_belong():
     steps, returns = list(range(10, 410, 10)), [float(k) for k in range(40)]
     fig = plot_training(steps, returns, [float(k) for k in range(1, 201)], smooth=5, history=dict(n_batches=[(50, 1), (448, 200)]), threshold=30., title='it')
     x, y = fig.axes[0].lines[1].get_data()
-    assert all(steps[int(v)]==at for at, v in zip(x, y)), 'the mean of a straight line lies on it'
+    assert x[-1]==steps[-1] and np.allclose([steps.index(at) for at in x], y + 2), 'a mean is drawn at the last of its episodes'
     x, y = fig.axes[1].lines[0].get_data()
     assert np.allclose(x, 48 + 2*(y - .5)) and fig.axes[0].lines[-1].get_ydata()[0]==30 and fig._suptitle.get_text()=='it'
     plt.close(fig)
@@ -810,7 +811,7 @@ def test_the_picture_says_what_was_learned_where_and_how_it_was_set():
     fig = learn.plot()
     assert fig._suptitle.get_text()=='CartPole-v1, PrioritizedReplay, environment seed 5'
     assert [ax.get_title() for ax in fig.axes][2:]==['ε', 'β', 'learning rate', 'samples per insert', 'effective sample size']
-    assert 'solved: 475' in [o.get_text() for o in fig.axes[0].get_legend().get_texts()]
+    assert 'solved from 475' in [o.get_text() for o in fig.axes[0].get_legend().get_texts()]
     plt.close(fig)
     assert learn.plot(title='mine')._suptitle.get_text()=='mine'
     plt.close('all')

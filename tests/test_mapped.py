@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastrl_replay.batch import Batch
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.steps import Layout, SimpleStep, Transition
 from fastrl_replay.storage import mapped
@@ -339,20 +338,24 @@ def records_over(path, make, max_sz=8):
     return records
 
 
+def fetched(records, slots):
+    request = records.ask(len(slots))
+    request.slots[:] = slots
+    return records.read(request)
+
 def contents(records):
     "All rows with their ids and links, once they have been found to be in order"
     assert records.check_valid()
     if not records.n_added: return [[], []]
     slots = np.arange(records.first_id, records.n_added) % records.max_sz
-    rows = records.fetch(slots)
+    rows = fetched(records, slots)
     assert (rows.next_state==rows.state + 1).all() and (rows.action==rows.state[:, 0]).all()
-    return [rows.ids.tolist(), rows.action.tolist(), *(records.neighbour(slots, back).tolist() for back in (True, False))]
+    return [rows.ids.tolist(), rows.action.tolist(), *(records.follow(slots, 2, back)[:, 1].tolist() for back in (True, False))]
 
 
 def stored(records, steps):
     if len(steps)==1: return records.add(steps[0])
-    chunk = Batch.of_steps(steps, records.layout)
-    return records.put(chunk.arrays(), len(steps), chunk.streams)
+    return records.put(records.accept(steps))
 
 
 def released(records):
@@ -400,7 +403,7 @@ def test_a_write_interrupted_at_any_line_is_completed_or_never_was(kind, m, dura
         records = records_over(path, make) if durable else Records(8, Layout.of(make(0)))
         for k in range(11): records.add(make(k))
         again = interrupted(partial(stored, records, [make(11 + k) for k in range(m)]), line)
-        records.fetch(np.arange(8))                    # as a sampler that knows nothing of it
+        fetched(records, np.arange(8))                    # as a sampler that knows nothing of it
         n = records.n_added
         assert n in (11, 11 + m) and contents(records)[1]==list(range(n - 8, n))
         records.add(make(n))
@@ -434,7 +437,7 @@ def test_impossible_counters_are_refused(wrong, tmp_path):
 def test_records_that_are_closed_hold_no_file(kind, tmp_path):
     records = records_over(tmp_path, LAYOUTS[kind])
     for k in range(20): records.add(LAYOUTS[kind](k))
-    rows = records.fetch(np.arange(8))
+    rows = fetched(records, np.arange(8))
     released(records)
     assert held(tmp_path)==[] and len(rows)==8
     records = records_over(tmp_path, LAYOUTS[kind])

@@ -9,7 +9,7 @@ import torch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep
 from twins import CHUNKS, KINDS, Odd, Only, Twin, as_row, column_bytes, dressed, row_bytes, stacked

@@ -218,8 +218,8 @@ def test_what_is_not_stored_is_refused(memory):
 
 
 def test_draws_are_of_what_is_stored_and_are_counted(memory):
-    world, twin, rng = World(), {}, np.random.default_rng(2)
-    for turn in range(40):
+    world, twin = World(), {}
+    for _ in range(40):
         store(memory, world, twin, 5)
         alive = set(living(memory, twin))
         batch = memory.sample(4)

@@ -15,7 +15,7 @@ from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.ray.replay import RayReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
 

@@ -32,6 +32,13 @@ def test_links_of_the_readme_lead_somewhere(root):
     assert not [o for o in links if not (root/o).exists()]
 
 
+def test_the_readme_shows_the_animation_first(root):
+    text = (root/'README.md').read_text(encoding='utf-8')
+    first = re.search(r'!\[(.*?)\]\((.*?)\)', text)
+    assert first[2]=='nbs/images/replay.gif' and first.start() < text.index('```'), 'a GIF moves on every page'
+    assert f'<title>{first[1]}</title>' in (root/'nbs'/'images'/'replay.svg').read_text(encoding='utf-8')
+
+
 def test_the_sampler_of_contributing_works(root):
     from fastrl_replay.samplers.own import as_sampler
     code = re.search(r'```python\n(.*?)```', (root/'CONTRIBUTING.md').read_text(encoding='utf-8'), re.S)[1]

@@ -16,6 +16,7 @@ from fastrl_replay.pipes.loader import Facade
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from harness import seen
 from test_harness import Own, Stream
+from test_memory_protocol import NaiveMemory
 from twins import Only, column_bytes, stacked
 
 
@@ -375,34 +376,13 @@ def test_a_memory_of_ones_own_beside_the_pipe():
     assert seen(list(replay))==seen(want)
 
 
-class Plain:
-    "As little of a memory as a pipe needs: a list"
-    def __init__(self): self.steps, self.told, self.rng = [], [], np.random.default_rng(0)
-    n_added = property(lambda self: len(self.steps))
-    first_id = 0
-    def __len__(self): return len(self.steps)
-    def add(self, step, priority=None):
-        self.steps.append(step)
-        return len(self.steps) - 1
-    def extend(self, chunk, priorities=None, streams=None): return np.array([self.add(o) for o in chunk], np.int64)
-    def sample(self, bs, fields=None):
-        ids = np.random.default_rng(len(self.steps)).integers(0, len(self.steps), bs)
-        batch = batch_of([self.steps[i] for i in ids])
-        batch.ids = torch.from_numpy(ids)
-        return batch
-    def update_priorities(self, ids, td_errors):
-        self.told.append(ids)
-        return len(ids)
-
-
 def test_any_memory_serves():
-    memory = Plain()
-    del memory.rng
+    memory = NaiveMemory(500, 0)
     replay = ExperienceReplay(Stream('only', chunk=3), bs=4, memory=memory, min_sz=9, steps_per_batch=2)
     for batch, _ in zip(replay.loader(prefetch=2), range(20)):
-        assert len(batch)==4 and replay.update_priorities(batch.ids, torch.ones(4))==4
-    assert replay.memory is memory and len(memory.told)==20 and replay.n_batches==1 + 2 + 20 and len(replay)==memory.n_added
-    assert replay.add(only(1))==memory.n_added - 1 and replay.state_dict()['rng'] is None
+        assert len(batch)==4 and replay.update_priorities(batch.ids, torch.ones(4))==0
+    assert replay.memory is memory and replay.n_batches==1 + 2 + 20 and len(replay)==memory.n_added
+    assert replay.add(only(1))==memory.n_added - 1 and replay.state_dict()['rng']==memory.rng.get_state()
     replay.load_state_dict(replay.state_dict())
     replay.freeze_memory, n = True, memory.n_added
     next(iter(replay))

@@ -15,7 +15,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.show import memory_figure
 from fastrl_replay.steps import Transition
@@ -345,6 +345,26 @@ def test_a_memory_on_disk_is_found_again(prioritized, kind, tmp_path):
             check_all(again, twin)
     with ReplayMemory.open(tmp_path/'m', seed=0) as again: live(again, twin, rng, 20)
     with pytest.raises(ValueError, match='sequence'): ReplayMemory(50, path=tmp_path/'m', sequence=Sequence(4))
+
+
+@pytest.mark.parametrize('prioritized', [False, True])
+def test_the_file_of_starts_is_read_as_every_version_writes_it(prioritized, tmp_path):
+    "Four int32 a slot, the second of them the phase, then the priorities: what else earlier versions kept there is not read"
+    import shutil
+    memory, twin, rng = made(Proportional() if prioritized else Uniform(), kind=Flagged, path=tmp_path/'m', sequence=Sequence(5, stride=3))
+    if prioritized: change(memory, twin, rng)
+    check_all(memory, twin)
+    n = len(twin.steps)
+    shutil.copytree(tmp_path/'m', tmp_path/'killed')                 # as after a kill: no checksum of this file
+    raw = np.memmap(tmp_path/'killed'/'starts.map', np.uint8, 'r+')
+    rows = raw[:16*50].view(np.int32).reshape(50, 4)
+    phases = {id: twin.steps[id][2] % 3 for id in range(n - 50, n)}
+    assert [rows[id % 50, 1] for id in phases]==[*phases.values()]
+    rows[:, 0], rows[:, 2] = 77, -3
+    raw.flush()
+    with ReplayMemory.open(tmp_path/'killed') as again:
+        assert again.check_valid()
+        check_all(again, twin)
 
 
 def test_frames_are_read_like_any_rows():

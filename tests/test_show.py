@@ -178,6 +178,16 @@ def test_the_strip_follows_the_transition_asked_for():
     with pytest.raises(ValueError, match='99 is not in the memory'): memory.show(99)
 
 
+def test_an_n_step_transition_that_ended_has_no_next_value():
+    memory = ReplayMemory(8)
+    steps = [SimpleStep(np.full((8, 9), k, np.uint8), 0, np.full((8, 9), k + 1, np.uint8), k==2, False, 1., step_n=k) for k in range(3)]
+    for s in NStep(steps, 2, .5): memory.add(s)
+    for id, words in (0, 'stored: 1.5, then 0.25·Q'), (1, 'stored: 1.5, and the end'):
+        fig = memory.show(id)
+        assert fig.subfigs[-1]._suptitle.get_text()==f'transition {id}: {words}'
+        plt.close(fig)
+
+
 def test_not_a_number_is_found():
     memory = dict(memories())['infinite']
     assert memory.health()['not_finite'] == {'state': 20, 'reward': 20}
@@ -282,7 +292,22 @@ def test_tensorboard_gets_what_the_bar_shows(tmp_path):
         loss=np.mean(learn.losses), lr=1e-3, beta=.25, samples_per_insert=.5, effective=1/np.mean([o.item() for o in learn.probs]), **used))
 
 
-# ---- what the panels say
+# ---- where the panels are, and what they say
+
+def test_no_panel_is_left_alone_in_its_row():
+    memory, rng = ReplayMemory(200, Proportional(), seed=0), np.random.default_rng(0)
+    for k in range(300): memory.add(SimpleStep(rng.normal(size=3), k % 2, rng.normal(size=3), k % 9==8, reward=k % 3, step_n=k % 9, episode_n=k//9))
+    for _ in range(20): memory.sample(16).update_priorities(rng.exponential(size=16))
+    fig = memory.show()
+    tops = [ax.get_subplotspec().rowspan.start for ax in fig.get_axes() if ax.get_title()]
+    assert min(map(tops.count, tops)) > 1 and max(map(tops.count, tops)) < 4, tops
+    fig.canvas.draw()
+    boxes = [ax.get_tightbbox() for ax in fig.get_axes() if ax.get_title()]
+    for k, a in enumerate(boxes):
+        for b in boxes[k + 1:]: assert not a.overlaps(b), 'a label runs into another panel'
+    plt.close(fig)
+
+
 
 def panel(fig, title):
     found = [ax for ax in fig.get_axes() if ax.get_title()==title]

@@ -15,7 +15,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
-from fastrl_replay.samplers.sequence import Sequence
+from fastrl_replay.storage.sequence_sampler import Sequence
 
 
 class Told(NamedTuple):

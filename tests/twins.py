@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastrl_replay.batch import Batch
+from fastrl_replay.batch import FETCHED, Batch
 from fastrl_replay.steps import SimpleStep, Transition
 
 LOOSE = ('reward', 'total_reward', 'discount')
@@ -235,3 +235,10 @@ class Twin:
         mass = {i: rank**-self.alpha for rank, i in enumerate(order, 1)} if self.ranked else {i: self.priority[i]**self.alpha for i in order}
         total = sum(mass.values())
         return {i: m/total if total else 1/len(mass) for i, m in mass.items()}
+
+
+def read(storage, slots, fields=None):
+    "A batch of the rows in these slots of a storage"
+    request = storage.ask(len(slots), fields, FETCHED)
+    request.slots[:] = slots
+    return storage.read(request)

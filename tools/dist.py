@@ -1,8 +1,8 @@
 """Build a wheel and a source archive in dist/, and try both: `python tools/dist.py`, with --version as a tag names it.
 
-What is checked: the two are whole and have valid metadata; the version is everywhere the same; neither brings anything along that
-is not the library's. Then the wheel is installed, with all that it asks for, into an empty environment, where a run uses the
-library with nothing of the checkout in sight; and the source archive in its place.
+What is checked: the two are whole and have valid metadata; the version is everywhere the same; neither brings anything
+along that is not the library's. Then the wheel is installed, with all that it asks for, into an empty environment,
+where a run uses the library with nothing of the checkout in sight; and the source archive in its place.
 
     python tools/dist.py --notes 0.1.0      prints what CHANGELOG.md says of this version, and does nothing else
 """
@@ -12,12 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NAME = 'fastrl_replay'
 IN_WHEEL = re.compile(NAME + r'(/.*\.pyi?|/py\.typed|-[\d.]+\.dist-info/.*)')
-IN_SOURCES = re.compile(NAME + r'(/.*\.pyi?|/py\.typed|\.egg-info/.*)|PKG-INFO|LICENSE|README\.md|pyproject\.toml|setup\.cfg|CITATION\.cff|CHANGELOG\.md')
+IN_SOURCES = re.compile(NAME + r'(/.*\.pyi?|/py\.typed|\.egg-info/.*)|PKG-INFO|LICENSE|pyproject\.toml|setup\.cfg|'
+                        r'MANIFEST\.in|CITATION\.cff|(README|CHANGELOG)\.md')
 
 
 def run(*args, **kw):
     "Run a command; a `SystemExit` if it fails"
-    if subprocess.run([str(o) for o in args], **kw).returncode: raise SystemExit(f'failed: {" ".join(map(str, args))[:200]}')
+    words = [str(o) for o in args]
+    if subprocess.run(words, **kw).returncode: raise SystemExit(f'failed: {" ".join(words)[:200]}')
 
 
 def found(file, pattern):
@@ -30,7 +32,8 @@ def found(file, pattern):
 def versions():
     "The version, wherever it is written"
     return {'fastrl_replay/__init__.py': found('fastrl_replay/__init__.py', r"""^__version__ = ["'](.+)["']"""),
-            'settings.ini': found('settings.ini', r'^version = (.+)$'), 'CITATION.cff': found('CITATION.cff', r'^version: (.+)$'),
+            'settings.ini': found('settings.ini', r'^version = (.+)$'),
+            'CITATION.cff': found('CITATION.cff', r'^version: (.+)$'),
             'CHANGELOG.md': found('CHANGELOG.md', r'^## ([\d.]+)')}
 
 
@@ -56,23 +59,25 @@ def build(out):
 def check_contents(wheel, sources):
     "Neither has a file that is not the library's, and both have all of the library's"
     with zipfile.ZipFile(wheel) as f: in_wheel = {o for o in f.namelist() if not o.endswith('/')}
-    with tarfile.open(sources) as f: in_sources = {o.name.split('/', 1)[1] for o in f if o.isfile()} - {'MANIFEST.in'}
-    ours = {p.relative_to(ROOT).as_posix() for p in (ROOT/NAME).rglob('*') if p.suffix in ('.py', '.pyi', '.typed') or p.name == 'py.typed'}
+    with tarfile.open(sources) as f: in_sources = {o.name.split('/', 1)[1] for o in f if o.isfile()}
+    ours = {p.relative_to(ROOT).as_posix() for p in (ROOT/NAME).rglob('*') if p.suffix in ('.py', '.pyi', '.typed')}
     for path, names, allowed in (wheel, in_wheel, IN_WHEEL), (sources, in_sources, IN_SOURCES):
         strange, gone = [o for o in names if not allowed.fullmatch(o)], ours - names
-        if strange or gone: raise SystemExit(f'{path.name}: unexpected {sorted(strange)}, missing {sorted(gone)}')
+        if strange or gone:
+            raise SystemExit(f'{path.name}: unexpected {sorted(strange)}, missing {sorted(gone)}')
 
 
 def try_out(archives, folder):
     "Install them, one after the other, into an environment that is empty at first, and use the library there"
     run(sys.executable, '-m', 'venv', folder/'venv')
     python = folder/'venv'/('Scripts' if os.name == 'nt' else 'bin')/'python'
-    pip = python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-input', '-c', ROOT/'constraints.txt'
-    env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'} | dict(NUMBA_CACHE_DIR=str(folder/'cache'), OMP_NUM_THREADS='1')
+    pip = python, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '-c', ROOT/'constraints.txt'
+    env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
+    env |= dict(NUMBA_CACHE_DIR=str(folder/'cache'), OMP_NUM_THREADS='1')
     for k, archive in enumerate(archives):
         print(f'installing {archive.name}' + ', and what the library needs'*(k == 0), flush=True)
         run(*pip, *['--force-reinstall', '--no-deps']*(k > 0), archive, cwd=folder)
-        where = 'import fastrl_replay, sys; assert fastrl_replay.__file__.startswith(sys.prefix), fastrl_replay.__file__'
+        where = 'import fastrl_replay as f, sys; assert f.__file__.startswith(sys.prefix), f.__file__'
         run(python, '-c', where, cwd=folder, env=env)
         run(python, ROOT/'tools'/'smoke.py', cwd=folder, env=env)
 
@@ -81,11 +86,12 @@ def main():
     "Build, check, try"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--version', help='what the version must be')
-    parser.add_argument('--notes', metavar='VERSION', help='print what the changelog says of a version, and do nothing else')
+    parser.add_argument('--notes', metavar='VERSION', help='print what the changelog says of it, and do nothing else')
     o = parser.parse_args()
     if o.notes: return print(notes(o.notes))
-    found = versions()
-    if len({*found.values(), o.version or found['settings.ini']}) > 1: raise SystemExit(f'expected one version, {o.version or "anywhere"}: {found}')
+    written = versions()
+    if len({*written.values(), o.version or written['settings.ini']}) > 1:
+        raise SystemExit(f'expected one version{", " + o.version if o.version else ""}: {written}')
     out = ROOT/'dist'
     shutil.rmtree(out, ignore_errors=True)
     archives = build(out)

@@ -7,7 +7,7 @@
 They are as wide as a phone, and have the colour of the text around them. Orange is this library and what it does; all
 else is grey.
 """
-import base64, hashlib, io, math, random, sys
+import base64, hashlib, math, random, sys
 from html import escape
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class Drawing:
         self.height, self.title, self.kind, self.data, self.parts = height, title, kind, data, []
 
     def put(self, tag, body=None, inside='', **attributes):
-        "An element; `_` in an attribute's name is `-`, numbers are rounded to a tenth; `inside`: elements in it"
+        "An element; `_` in an attribute's name is `-`, numbers are rounded; `inside`: elements in it"
         def plain(v): return f'{v:.2f}'.rstrip('0').removesuffix('.') if isinstance(v, (int, float)) else v
         named = ' '.join(f'{k.rstrip("_").replace("_", "-")}="{escape(plain(v))}"' for k, v in attributes.items())
         within = inside + (escape(body) if body is not None else '')
@@ -51,7 +51,8 @@ class Drawing:
     def line(self, *points, ours=False, arrow=True, **more):
         "Straight lines from point to point, with an arrow's head at the end"
         way = 'M' + 'L'.join(f'{x:g} {y:g}' for x, y in points)
-        look = dict(fill='none', stroke=OURS if ours else INK, stroke_opacity=1 if ours else .55, stroke_width=1.6) | more
+        colour, opacity = (OURS, 1) if ours else (INK, .55)
+        look = dict(fill='none', stroke=colour, stroke_opacity=opacity, stroke_width=1.6) | more
         if arrow: look['marker_end'] = f'url(#{"ours" if ours else "grey"})'
         self.put('path', d=way, **look)
 
@@ -64,10 +65,12 @@ class Drawing:
         "The whole file; a page may have several drawings, so what is named in one bears the drawing's name"
         heads = ''.join(HEAD.format(name=f'{name}-{kind}', colour=colour, opacity=opacity)
                         for kind, colour, opacity in (('ours', OURS, 1), ('grey', INK, .55)))
-        size = f'width="{WIDTH}" height="{self.height}"' + ''.join(f' data-{k}="{v}"' for k, v in self.data.items())
-        top = f'<svg xmlns="http://www.w3.org/2000/svg" class="{self.kind}" {size} viewBox="0 0 {WIDTH} {self.height}" role="img" {FONT}>'
+        size = f'width="{WIDTH}" height="{self.height}" viewBox="0 0 {WIDTH} {self.height}" role="img"'
+        data = ''.join(f' data-{k}="{v}"' for k, v in self.data.items())
+        top = f'<svg xmlns="http://www.w3.org/2000/svg" class="{self.kind}" {size}{data} {FONT}>'
         parts = [o.replace('url(#', f'url(#{name}-') for o in self.parts]
-        return '\n'.join([top, f'<title>{escape(self.title)}</title>', STYLE, f'<defs>{heads}</defs>', *parts, '</svg>']) + '\n'
+        said = f'<title>{escape(self.title)}</title>'
+        return '\n'.join([top, said, STYLE, f'<defs>{heads}</defs>', *parts, '</svg>']) + '\n'
 
 
 def flow():
@@ -75,7 +78,8 @@ def flow():
     d = Drawing(424, 'Environments make steps, NStep adds up rewards, the replay stores steps in a memory and draws '
                      'batches, the loader hands them to the learner, which returns TD errors to the sampler and '
                      'weights to the agent')
-    stages = [('agent', 'states → actions', 'learning/agents.html'), ('GymStepper', 'makes steps', 'learning/stepper.html'),
+    stages = [('agent', 'states → actions', 'learning/agents.html'),
+              ('GymStepper', 'makes steps', 'learning/stepper.html'),
               ('NStep', 'n-step returns', 'learning/n_step.html'),
               ('PrioritizedReplay', 'one batch is due', 'learning/replay.html'),
               ('loader', 'hands over', 'learning/loader.html'), ('DQNLearner', 'learns', 'learning/learner.html')]
@@ -174,8 +178,8 @@ def ring():
     d.line((a + 10, 312), (a, b), ours=True)
     d.text(8, 330, 'The next step goes to slot 29 % 12 = 5 and replaces', SMALL, 'start')
     d.text(8, 348, 'id 17. Priorities sent for 17 from then on are dropped.', SMALL, 'start')
-    words = [('n_added = 29', 'steps were ever stored: the next is id 29'), ('first_id = 17', 'is the oldest id stored'),
-             ('len = 12', 'ids are alive: 17 to 28')]
+    words = [('n_added = 29', 'steps were ever stored: the next is id 29'),
+             ('first_id = 17', 'is the oldest id stored'), ('len = 12', 'ids are alive: 17 to 28')]
     for k, (name, meaning) in enumerate(words):
         d.text(8, 380 + 24*k, name, SMALL, 'start', **MONO)
         d.text(112, 380 + 24*k, meaning, SMALL, 'start', **SOFT)
@@ -214,7 +218,8 @@ def frames():
     "Records hold numbers of frames, and each frame is stored once"
     d = Drawing(398, 'Three records, each with the numbers of the four frames of its state and of its next state; '
                      'lines lead from the numbers to eight frames, each stored once')
-    records = [(8, 22, 'transition 7', (4, 5, 6, 7), (5, 6, 7, 8)), (186, 22, 'transition 8', (5, 6, 7, 8), (6, 7, 8, 9)),
+    records = [(8, 22, 'transition 7', (4, 5, 6, 7), (5, 6, 7, 8)),
+               (186, 22, 'transition 8', (5, 6, 7, 8), (6, 7, 8, 9)),
                (97, 318, 'transition 9: a new episode', (10, 10, 10, 10), (10, 10, 10, 11))]
     def place(number): return 26 + 44*(number - 4)
     for left, y, name, *sides in records:
@@ -290,10 +295,10 @@ PER_MOMENT = .4            # seconds
 
 
 def moments():
-    """What happens to a memory of ten slots, moment by moment: (words, ids in the slots, their priorities, slots that are drawn).
+    """What happens to a memory of ten slots, in moments: (words, ids in the slots, their priorities, slots drawn).
 
-    Ten steps are added, then three times a batch is drawn and repriced and two more steps replace the oldest. A new step
-    gets the largest priority so far, which is the 1 that a memory begins with."""
+    Ten steps are added, then three times a batch is drawn and repriced and two more steps replace the oldest. A new
+    step gets the largest priority so far, which is the 1 that a memory begins with."""
     rng, ids, priorities, told = random.Random(5), [None]*SLOTS, [0.]*SLOTS, []
     def say(words, drawn=()): told.append((words, [*ids], [*priorities], tuple(drawn)))
     def add(id):
@@ -318,7 +323,7 @@ def draw(weights, target):
 
 
 def animated(attribute, values, takes=0):
-    "An element that gives an attribute one value for each moment; a change takes this share of it. Nothing where it stays the same"
+    "An element that gives an attribute one value for each moment; a change takes this share of it"
     n, keys = len(values), [(0, values[0])]
     for k in range(1, n):
         if values[k] == values[k - 1]: continue
@@ -328,38 +333,44 @@ def animated(attribute, values, takes=0):
     if takes: keys.append((1, values[-1]))
     times, listed = (';'.join(f'{o:.4g}' for o in column) for column in zip(*keys))
     mode = 'linear' if takes else 'discrete'
-    return (f'<animate attributeName="{attribute}" dur="{n*PER_MOMENT:g}s" repeatCount="indefinite" calcMode="{mode}" '
-            f'keyTimes="{times}" values="{listed}"/>')
+    return (f'<animate attributeName="{attribute}" dur="{n*PER_MOMENT:g}s" repeatCount="indefinite" '
+            f'calcMode="{mode}" keyTimes="{times}" values="{listed}"/>')
+
+
+def slot_at_work(d, told, slot, x, y, inner, longest):
+    "A slot of the ring: its cell, its priority as a bar, and the ids that it holds one after the other"
+    turn, fill = (slot + .5)/SLOTS, .08
+    (a, b), (e, f) = around(x, y, inner, turn), around(x, y, inner + longest, turn)
+    mark = [.6 if slot in o[3] else .25 if o[1][slot] is not None else fill for o in told]
+    d.put('path', d=segment(x, y, inner - 30, inner - 2, slot/SLOTS + .004, (slot + 1)/SLOTS - .004),
+          fill=OURS, fill_opacity=fill, inside=animated('fill-opacity', mark))
+    hidden = [longest*(1 - o[2][slot]) + .5 for o in told]
+    drawn = animated('stroke-opacity', [.95 if slot in o[3] else .5 for o in told])
+    d.put('path', d=f'M{a:.1f} {b:.1f}L{e:.1f} {f:.1f}', stroke=OURS, stroke_width=22, stroke_opacity=.5,
+          stroke_dasharray=f'{longest} {2*longest}', stroke_dashoffset=hidden[0],
+          inside=animated('stroke-dashoffset', hidden, .7) + drawn)
+    a, b = around(x, y, inner - 16, turn)
+    for id in sorted({o[1][slot] for o in told} - {None}):
+        appear(d, a, b + 4.5, str(id), [o[1][slot] == id for o in told], SMALL)
+
+
+def appear(d, x, y, words, when, size=SIZE, **more):
+    "Words that are seen in some of the moments"
+    d.text(x, y, words, size, opacity=int(when[0]), inside=animated('opacity', [int(o) for o in when]), **more)
 
 
 def replay():
     "A ring fills, is drawn from, and is repriced"
-    told, x, y, inner, longest = moments(), 180, 172, 76, 78
+    told, x, y = moments(), 180, 172
     still = next(k for k, o in enumerate(told) if o[3] and o[1][0]) + .9      # a second batch: the bars differ
-    d = Drawing(372, 'An animation: ten steps fill the slots of a ring, with priorities as bars; batches of three are drawn, '
-                     'longer bars more often, and get new priorities; further steps replace the oldest', 'drawing moving',
-                still=f'{still*PER_MOMENT:.2f}')
-    for slot in range(SLOTS):
-        turn = (slot + .5)/SLOTS
-        (a, b), (e, f) = around(x, y, inner, turn), around(x, y, inner + longest, turn)
-        drawn = [.95 if slot in o[3] else .5 for o in told]
-        lengths = [longest*(1 - o[2][slot]) + .5 for o in told]
-        d.put('path', d=segment(x, y, inner - 30, inner - 2, slot/SLOTS + .004, (slot + 1)/SLOTS - .004), fill=OURS, fill_opacity=.08,
-              inside=animated('fill-opacity', [.6 if slot in o[3] else .25 if o[1][slot] is not None else .08 for o in told]))
-        d.put('path', d=f'M{a:.1f} {b:.1f}L{e:.1f} {f:.1f}', stroke=OURS, stroke_width=22, stroke_opacity=.5,
-              stroke_dasharray=f'{longest} {2*longest}', stroke_dashoffset=lengths[0],
-              inside=animated('stroke-dashoffset', lengths, .7) + animated('stroke-opacity', drawn))
-        a, b = around(x, y, inner - 16, turn)
-        for id in sorted({o[1][slot] for o in told} - {None}):
-            seen = [int(o[1][slot] == id) for o in told]
-            d.text(a, b + 4.5, str(id), SMALL, opacity=0, inside=animated('opacity', seen))
-    for k, words in enumerate(dict.fromkeys(o[0] for o in told)):
-        d.text(x, 358, words, SIZE, opacity=int(not k), inside=animated('opacity', [int(o[0] == words) for o in told]), **MONO)
-    batches = dict.fromkeys((o[3], tuple(o[1][s] for s in o[3])) for o in told if o[3])
-    d.text(x, y - 8, 'batch', SMALL, opacity=0, inside=animated('opacity', [int(bool(o[3])) for o in told]), **SOFT)
-    for slots, ids in batches:
-        seen = [int((o[3], tuple(o[1][s] for s in o[3])) == (slots, ids)) for o in told]
-        d.text(x, y + 11, ' '.join(map(str, ids)), SIZE, opacity=0, inside=animated('opacity', seen))
+    d = Drawing(372, 'An animation: ten steps fill the slots of a ring, with priorities as bars; batches of three are '
+                     'drawn, longer bars more often, and get new priorities; further steps replace the oldest',
+                'drawing moving', still=f'{still*PER_MOMENT:.2f}')
+    for slot in range(SLOTS): slot_at_work(d, told, slot, x, y, 76, 78)
+    for words in dict.fromkeys(o[0] for o in told): appear(d, x, 358, words, [o[0] == words for o in told], **MONO)
+    batches = [' '.join(str(ids[slot]) for slot in drawn) for _, ids, _, drawn in told]
+    appear(d, x, y - 8, 'batch', [bool(o) for o in batches], SMALL, **SOFT)
+    for batch in dict.fromkeys(filter(None, batches)): appear(d, x, y + 11, batch, [o == batch for o in batches])
     return d
 
 
@@ -368,7 +379,7 @@ DRAWINGS = [flow, concepts, ring, sum_tree, frames, disk, n_step, replay]
 
 # ---- pictures for where no SVG can be
 
-def shots(page, size, times, still):
+def shots(page, size, times):
     "Pictures of a drawing in a page of so many pixels, at these seconds of its animation"
     from PIL import Image
     sys.path.insert(0, str(ROOT/'tests'))
@@ -378,12 +389,10 @@ def shots(page, size, times, still):
         browser.size(*(2*o for o in size))
         browser.open('data:text/html;base64,' + base64.b64encode(html.encode()).decode())
         for seconds in times:
-            browser.eval(f'(o => {{ o.pauseAnimations(); o.setCurrentTime({seconds}) }})(document.querySelector("svg"))')
-            browser.screenshot(still)
-            yield Image.open(io.BytesIO(still.read_bytes())).convert('RGB').resize(size, Image.Resampling.LANCZOS)
-    finally:
-        browser.close()
-        still.unlink(missing_ok=True)
+            browser.eval('document.querySelector("svg").pauseAnimations()')
+            browser.eval(f'document.querySelector("svg").setCurrentTime({seconds})')
+            yield browser.picture().resize(size, Image.Resampling.LANCZOS)
+    finally: browser.close()
 
 
 def digest(text): return hashlib.sha256(text.encode()).hexdigest()
@@ -393,7 +402,7 @@ def write_gif(path):
     "The animation, for a README"
     svg, told = replay().svg('replay'), moments()
     per = [PER_MOMENT*(k + part) for k in range(len(told)) for part in (.3, .8)]
-    first, *rest = (o.quantize(48) for o in shots(svg, (WIDTH, replay().height), per, path.with_suffix('.tmp')))
+    first, *rest = (o.quantize(48) for o in shots(svg, (WIDTH, replay().height), per))
     first.save(path, save_all=True, append_images=rest, duration=int(500*PER_MOMENT), loop=0, comment=digest(svg))
 
 
@@ -407,7 +416,7 @@ def write_card(path):
     info = PngInfo()
     info.add_text('Comment', digest(svg))
     times = [float(replay().data['still'])]
-    for o in shots(words, (1200, 630), times, path.with_suffix('.tmp')): o.quantize(64).save(path, optimize=True, pnginfo=info)
+    for o in shots(words, (1200, 630), times): o.quantize(64).save(path, optimize=True, pnginfo=info)
 
 
 def made_from(path):

@@ -1,5 +1,5 @@
-"""The last touches to the rendered site: pages are light and reach every reader, nothing comes from other hosts, search knows
-what matters, no link is dead."""
+"""The last touches to the rendered site: pages are light and reach every reader, nothing comes from other hosts, search
+knows what matters, no link is dead."""
 import base64, html, io, json, posixpath, re, shutil, zipfile
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -25,7 +25,7 @@ COLOURS = 64                # of a plot: they look the same, and take a quarter 
 def with_pictures(page, path):
     """A page whose pictures lie beside it, and are loaded when they come into sight.
 
-    They say how wide they should be at least, for styles.css: an inch of a figure is 203 pixels, and should be 62 points wide."""
+    For styles.css they say how wide they should be at least: an inch of a figure is 203 pixels, and should be 62."""
     folder = path.with_name(f'{path.stem}_files')
     def beside(m):
         folder.mkdir(exist_ok=True)
@@ -34,12 +34,13 @@ def with_pictures(page, path):
         file = folder/f'{len([*folder.iterdir()]) + 1}.png'
         made.save(file, optimize=True)
         size = f'width="{found.width}" height="{found.height}" style="--figure: {found.width*62//203}px"'
-        return f'<img class="{"photo" if is_photo(made) else "plot"}" loading="lazy" {size} {m[1]}src="{folder.name}/{file.name}"'
+        kind = 'photo' if is_photo(made) else 'plot'
+        return f'<img class="{kind}" loading="lazy" {size} {m[1]}src="{folder.name}/{file.name}"'
     return PICTURE.sub(beside, page)
 
 
 def is_photo(picture):
-    "Does a picture show what is dark in itself, such as a game? A dark page shows plots in dark, and leaves these as they are"
+    "Does a picture show what is dark in itself, such as a game? A dark page leaves it as it is"
     tones = picture.convert('RGB').getcolors()
     dark = sum(n for n, tone in tones if max(tone) < 128 and max(tone) - min(tone) < 24)
     return dark > .06*picture.width*picture.height
@@ -56,18 +57,20 @@ def with_drawings(page, path):
 # What the theme loads and this site does not use, and what a keyboard can't reach
 UNUSED = re.compile(r'<link[^>]*bootstrap-icons[^>]*>|<script src="[^"]*/(?:bootstrap\.bundle|fuse)\.min\.js"></script>'
                     r'|<button class="navbar-toggler".*?</button>')
-SECTION = re.compile(r'<a class="sidebar-item-text[^>]*data-bs-target="#([^"]*)"[^>]*aria-expanded="(\w+)">(.*?)</a>'
-                     r'<a class="sidebar-item-toggle.*?</a>')
+SECTION = re.compile(r'<a class="sidebar-item-text[^>]*data-bs-target="#([^"]*)"[^>]*aria-expanded="(\w+)">'
+                     r'(.*?)</a><a class="sidebar-item-toggle.*?</a>')
 SCHEME = re.compile(r'<a class="(quarto-color-scheme-toggle nav-link)"[^>]*>(.*?)</a>')
+OPENS = (r'<button type="button" class="sidebar-item-text sidebar-link" aria-controls="\1" aria-expanded="\2">'
+         r'\3</button>')
+TURNS = (r'<button type="button" class="\1" aria-label="Light or dark" title="Light or dark" '
+         r'onclick="smalldocsToggleScheme()">\2</button>')
 
 
 def reachable(page):
     "A page whose sections of the sidebar, and whose switch of the scheme, are buttons; without what is not used"
     page = UNUSED.sub('', page).replace('class="collapse navbar-collapse"', 'class="navbar-collapse"')
     page = page.replace('id="quarto-document-content"', 'id="quarto-document-content" tabindex="-1"')
-    page = SECTION.sub(r'<button type="button" class="sidebar-item-text sidebar-link" aria-controls="\1" aria-expanded="\2">\3</button>', page)
-    return SCHEME.sub(r'<button type="button" class="\1" aria-label="Light or dark" title="Light or dark" onclick="smalldocsToggleScheme()">\2</button>',
-                      page)
+    return SCHEME.sub(TURNS, SECTION.sub(OPENS, page))
 
 
 OUTPUT = re.compile(r'(<div class="cell-output[^>]*>\s*)<pre>(.*?)</pre>', re.S)
@@ -102,7 +105,7 @@ def with_source(page, path, source, root):
     copy = path.with_suffix('.zip' if data else source.suffix)
     if data:
         with zipfile.ZipFile(copy, 'w', zipfile.ZIP_DEFLATED) as archive:
-            for o in [source, *data]: archive.writestr(zipfile.ZipInfo(o.relative_to(root).as_posix()), o.read_bytes(), zipfile.ZIP_DEFLATED)
+            for o in [source, *data]: archive.write(o, o.relative_to(root))
     else: shutil.copy(source, copy)
     return SOURCE.sub(rf'<a href="{copy.name}" download>\1{", with its data" if data else ""}</a>', page)
 
@@ -161,7 +164,7 @@ def search_entry(entry, ref, groups):
 
 
 WORD = re.compile(r'\w+')
-SHOWN, SHORT = 240, 120     # characters of a text that a result may show; of an entry of the reference that only the inside needs
+SHOWN, SHORT = 240, 120     # characters of a text that a result may show; and where only the inside needs it
 
 
 def brief(entry):
@@ -188,7 +191,8 @@ def write_search(site, ref, groups):
         if page not in said: said[page] = texts((site/page).read_text(encoding='utf-8'))
         e['text'] = said[page].get(place, e['text'])
     made = [brief(search_entry(e, ref, groups)) for e in entries]
-    (site/'search.js').write_text('window.searchIndex = ' + json.dumps(made, ensure_ascii=False, separators=(',', ':')) + '\n', encoding='utf-8')
+    text = json.dumps(made, ensure_ascii=False, separators=(',', ':'))
+    (site/'search.js').write_text(f'window.searchIndex = {text}\n', encoding='utf-8')
     path.unlink()
 
 
@@ -200,13 +204,12 @@ RULE = re.compile(r'([^{}]*)\{((?:[^{}]|\{[^{}]*\})*)\}')
 def pruned(css, used):
     "A style sheet without the rules for classes that no page has"
     def kept(selector):
-        return {*re.findall(r'\.([a-zA-Z][\w-]*)', re.sub(r':not\([^)]*\)|:(?:is|where)\([^)]*\)', '', selector))} <= used
+        return {*re.findall(r'\.([a-zA-Z][\w-]*)', re.sub(r':(?:not|is|where)\([^)]*\)', '', selector))} <= used
     def parts(text):
         for head, body in RULE.findall(text):
-            if head.startswith('@'):
-                if head.startswith(('@media', '@supports')): body = ''.join(parts(body))
-                if body: yield f'{head}{{{body}}}'
-            elif wanted := [o for o in re.split(r',(?![^(]*\))', head) if kept(o)]: yield f'{",".join(wanted)}{{{body}}}'
+            if head.startswith(('@media', '@supports')): body = ''.join(parts(body))
+            if not head.startswith('@'): head = ','.join(filter(kept, re.split(r',(?![^(]*\))', head)))
+            if head and body: yield f'{head}{{{body}}}'
     return ''.join(parts(re.sub(r'/\*.*?\*/|@charset[^;]*;', '', css, flags=re.S)))
 
 
@@ -218,10 +221,10 @@ def lighten(site):
     script.write_text(script.read_text(encoding='utf-8') + own.read_text(encoding='utf-8'), encoding='utf-8')
     own.unlink()
     pages = ' '.join(p.read_text(encoding='utf-8') for p in site.rglob('*.html'))
-    used = {*' '.join(re.findall(r'class="([^"]*)"', pages)).split()} | {*re.findall(r'[\w-]+', script.read_text(encoding='utf-8'))}
-    for p in libs.rglob('*.css'):
-        text = IMPORT.sub('', p.read_text(encoding='utf-8'))      # a theme's web font; the reader's own sans-serif serves as well
-        p.write_text(pruned(text, used), encoding='utf-8')
+    used = {*' '.join(re.findall(r'class="([^"]*)"', pages)).split()}
+    used |= {*re.findall(r'[\w-]+', script.read_text(encoding='utf-8'))}
+    for p in libs.rglob('*.css'):       # without a theme's web font: the reader's own sans-serif serves as well
+        p.write_text(pruned(IMPORT.sub('', p.read_text(encoding='utf-8')), used), encoding='utf-8')
 
 
 # ---- for a site with an address
@@ -237,11 +240,13 @@ def write_map(site, url):
     "For search engines: where the map of the site is, and a map without the page for addresses that lead nowhere"
     (site/'robots.txt').write_text(f'User-agent: *\nAllow: /\nSitemap: {url}/sitemap.xml\n', encoding='utf-8')
     path = site/'sitemap.xml'
-    path.write_text(re.sub(r'\s*<url>\s*<loc>[^<]*/404\.html</loc>.*?</url>', '', path.read_text(encoding='utf-8'), flags=re.S), encoding='utf-8')
+    lost = re.compile(r'\s*<url>\s*<loc>[^<]*/404\.html</loc>.*?</url>', re.S)
+    path.write_text(lost.sub('', path.read_text(encoding='utf-8')), encoding='utf-8')
 
 
 def finish(site, sources, ref, groups, root, url=''):
-    "All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar; `url`: where it will be, if known"
+    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar; `url`: where it
+    will be, if that is known."""
     write_search(site, ref, groups)
     for p in site.rglob('*.html'):
         name = p.relative_to(site).as_posix().removesuffix('.html')

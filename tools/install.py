@@ -3,8 +3,8 @@
     python tools/install.py                the library and what it needs
     python tools/install.py test           with the extra `test`
 
-pip works under the versions of constraints.txt. What it downloads is printed, with its size, as it comes; what it says itself
-is shown only if it fails, and its exit status is that of this script.
+pip works under the versions of constraints.txt. What it downloads is printed, with its size, as it comes; what it
+says itself is shown only if it fails, and its exit status is that of this script.
 """
 import re, subprocess, sys, sysconfig, threading, time
 from pathlib import Path

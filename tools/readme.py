@@ -3,9 +3,9 @@
     python tools/readme.py           write README.md
     python tools/readme.py --print   write it to standard output instead
 
-Nothing is executed. A drawing shown by `SVG('images/x.svg')` becomes a link to that file. Obeyed are `#| hide`,
-`#| echo: false`, `#| output: false`, `#| include: false` and a leading front matter cell or `# Title` with its
-`> description`.
+Nothing is executed. A drawing shown by `SVG('images/x.svg')` becomes a link to that file, or to `images/x.gif` where
+there is one: animations move everywhere as a GIF. Obeyed are `#| hide`, `#| echo: false`, `#| output: false`,
+`#| include: false` and a leading front matter cell or `# Title` with its `> description`.
 """
 import json, re, sys
 from pathlib import Path
@@ -25,10 +25,15 @@ def hidden(options):
     return ('hide' in options or options.get('include') == 'false' or 'default_exp' in options)
 
 
+def linked(text):
+    "Text with links to notebooks and pictures pointing into nbs/, where a reader of the repository finds them"
+    return re.sub(r'\]\((?!https?://|#|\.\./)([^)]+\.(?:ipynb|png|svg))', r'](nbs/\1', text).replace('](../', '](')
+
+
 def output_text(out):
     "One stored output as Markdown; None where it has no text"
     data = out.get('data', {})
-    if 'text/markdown' in data: return ''.join(data['text/markdown']).strip()
+    if 'text/markdown' in data: return linked(''.join(data['text/markdown']).strip())
     text = ''.join(out.get('text') or data.get('text/plain') or '').rstrip()
     if text.startswith('<Figure'): return None      # a picture, which only the site can show
     return '\n'.join(('    ' + line).rstrip() for line in text.splitlines()) or None
@@ -38,9 +43,10 @@ def drawing(code):
     "The picture in Markdown that a cell of code `SVG('images/x.svg')` shows, with the drawing's title; else None"
     shown = re.fullmatch(r"SVG\('(images/[^']+\.svg)'\)", code)
     if not shown: return None
-    path = f'nbs/{shown[1]}'
-    title = re.search('<title>(.*)</title>', (ROOT/path).read_text(encoding='utf-8'))[1]
-    return f'![{title}]({path})'
+    path = ROOT/'nbs'/shown[1]
+    title = re.search('<title>(.*)</title>', path.read_text(encoding='utf-8'))[1]
+    moving = path.with_suffix('.gif')
+    return f'![{title}]({(moving if moving.exists() else path).relative_to(ROOT).as_posix()})'
 
 
 def code_cell(cell):
@@ -53,17 +59,11 @@ def code_cell(cell):
     if options.get('output') != 'false': yield from filter(None, map(output_text, cell.get('outputs', [])))
 
 
-def prose_cell(cell):
-    "Markdown with links to notebooks and pictures pointing into nbs/, where a reader of the repository finds them"
-    text = ''.join(cell['source']).strip()
-    yield re.sub(r'\]\((?!https?://|#|\.\./)([^)]+\.(?:ipynb|png|svg))', r'](nbs/\1', text).replace('](../', '](')
-
-
 def readme(nb):
     "The whole page"
     parts = []
     for cell in nb['cells']:
-        if cell['cell_type'] == 'markdown': parts += prose_cell(cell)
+        if cell['cell_type'] == 'markdown': parts.append(linked(''.join(cell['source']).strip()))
         elif cell['cell_type'] == 'code': parts += code_cell(cell)
     title, _, rest = parts[0].partition('\n')
     return '\n\n'.join(filter(None, [title, NOTE, rest.strip(), *parts[1:]])) + '\n'

@@ -1,7 +1,7 @@
 """What a user does, in one run of half a minute: `python tools/smoke.py`. It needs the library, and no extra.
 
-A pipeline from CartPole to a learner, a memory saved, loaded and kept on disk, its health and its picture, sequences, the command
-line. `make lowest` runs it with the lowest versions allowed, `make dist` with what it has built.
+A pipeline from CartPole to a learner, a memory saved, loaded and kept on disk, its health and its picture, sequences,
+the command line. `make lowest` runs it with the lowest versions allowed, `make dist` with what it has built.
 """
 import tempfile
 from pathlib import Path

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import from_numpy
 from ..checks import Words, extra, of_type, refuse, whole
 from ..batch import Batch
-from ..health import ids_in
+from ..kernels import ids_in
 from ..kernels import kernel
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
@@ -187,7 +187,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _ids(self, slots):
         "The ids of the rows in these slots: time·n_envs + environment"
-        return ids_in(self.memory, slots)
+        return ids_in(slots, self.memory.n_added, self.memory.max_sz)
     def _correct(self, field, slots, values):
         stored = slots < len(self.memory)
         self.memory.correct(self._ids(slots[stored]), field, values[stored])

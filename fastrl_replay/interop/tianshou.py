@@ -7,13 +7,14 @@ __all__ = ['VectorReplayBuffer', 'PrioritizedVectorReplayBuffer']
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #f79e00b9
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..checks import Words, extra, refuse, whole
-from ..health import ids_in
+from ..checks import Words, extra, refuse, require, whole
+from ..kernels import ids_in
 from ..memory import ReplayMemory
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
@@ -52,6 +53,9 @@ def _step(batch, envs, keep):
         if key not in batch.get(part, ()): raise ValueError(f'keep: {part}.{key} is missing in a batch')
         values.setdefault(part, {})[key] = _arrays(batch[part][key])
     return derived_type('TianshouStep', values)(**values)
+
+def _padded(n, a): return np.concatenate([a, np.zeros((n - len(a), *a.shape[1:]), a.dtype)])
+
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #6dccc952
 _STACKS = "stack frames by gymnasium's FrameStackObservation; each frame is stored once"
@@ -117,8 +121,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         ids = np.arange(self.memory.first_id, self.memory.n_added)
         slots, envs = ids % self.maxsize, self.memory.column('env_id')[ids % self.maxsize]
         if envs.max() >= self.buffer_num:
-            wanted = f'more than {envs.max()}, an environment in {self.memory.path}'
-            refuse('buffer_num', wanted, self.buffer_num)
+            refuse('buffer_num', f'more than {envs.max()}, an environment in {self.memory.path}', self.buffer_num)
         self._newest[envs] = ids
         self._ended[slots] = (self.terminated | self.truncated)[slots]
         running = self.unfinished_index()
@@ -130,9 +133,9 @@ class VectorReplayBuffer(ReplayBufferManager):
         there are rows on disk"""
         kept = self._returns, self._lengths
         if len(self):
-            if self.memory.path is not None:
-                raise ValueError(f'reset: there are rows in {self.memory.path}; pass reset_buffer=False to '
-                                 "the collector's reset, or delete the folder first")
+            where = self.memory.path
+            require(where is None, f'reset: there are rows in {where}; delete the folder first, or pass '
+                                   "reset_buffer=False to the collector's reset")
             self.memory = self._new_memory()
         self._begin()
         if keep_statistics: self._returns, self._lengths = kept
@@ -187,7 +190,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         if slots.size and (slots.min() < 0 or slots.max() >= len(self)):
             refuse('index', f'indices of the {len(self)} rows stored', index, error=IndexError)
         return slots
-    def _ids(self, slots): return ids_in(self.memory, slots)
+    def _ids(self, slots): return ids_in(slots, self.memory.n_added, self.memory.max_sz)
 
     def __getitem__(self, index: Any) -> Any:
         """Return the rows of an index, of a slice, or of an array of indices or bools; `[:]`: of all,
@@ -213,8 +216,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         where nothing is stored"""
         if key in ('rew', 'terminated', 'truncated'): return self.memory.column(key)
         rows = getattr(self.memory[:].numpy(), _FIELDS.get(key, key))
-        free = self.maxsize - len(self)
-        whole = tree_map(lambda a: np.concatenate([a, np.zeros((free, *a.shape[1:]), a.dtype)]), rows)
+        whole = tree_map(partial(_padded, self.maxsize), rows)
         return _batch(whole) if isinstance(whole, dict) else whole
     @property
     def done(self) -> np.ndarray:
@@ -251,8 +253,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         "The ends of the ring: 0 and `maxsize`"
         return np.array([0, self.maxsize])
     def __len__(self) -> int: return len(self.memory)
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.memory!r}, buffer_num={self.buffer_num})'
+    def __repr__(self) -> str: return f'{type(self).__name__}({self.memory!r}, buffer_num={self.buffer_num})'
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #73e0c342
 class PrioritizedVectorReplayBuffer(VectorReplayBuffer):

@@ -20,7 +20,7 @@ import torch
 
 from ..checks import Words, extra, refuse, typed, whole
 from ..batch import Batch
-from ..health import ids_in
+from ..kernels import ids_in
 from ..memory import ReplayMemory
 from ..samplers.own import sampler_from
 from ..samplers.uniform import Uniform
@@ -84,9 +84,7 @@ def as_tensordict(batch: Batch, **more: Any) -> TensorDict:
         into[key] = v[:, None] if is_number and v.ndim==1 else v
     return TensorDict(more, torch.Size([len(batch)]))
 
-# %% ../../nbs/6_elsewhere/02_torchrl.ipynb #7e624be0
-_DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
-
+# %% ../../nbs/6_elsewhere/02_torchrl.ipynb #0cb185ca
 class TensorDictRows:
     """The rows in a memory as TensorDicts, without transforms: what TorchRL's code reads as `storage`. A number, slice
     or mask (bool[len]) counts slots; a tensor, array or list of numbers has ids"""
@@ -123,7 +121,10 @@ class TensorDictRows:
             if slots.shape!=(n,):
                 refuse('mask', f'{n} values, one for each filled slot', Words(f'shape {slots.shape}'), error=IndexError)
             slots = np.flatnonzero(slots)
-        return ids_in(memory, slots)
+        return ids_in(slots, memory.n_added, memory.max_sz)
+
+# %% ../../nbs/6_elsewhere/02_torchrl.ipynb #8aad98ed
+_DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
 
 class ReplayBuffer:
     """The newest `max_sz` transitions of TensorDicts, for use in place of a `TensorDictReplayBuffer`.

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, first_row
-from ..checks import form, leave_out, refuse, require, shown, typed, whole
+from ..checks import form, ids_of, leave_out, refuse, require, typed, whole
 from ..health import Health, memory_health
 from ..samplers.rng import Rng
-from ..samplers.base import Sampler, as_ids, as_priorities
+from ..samplers.base import Sampler, as_priorities
 from ..samplers.own import as_sampler
 from ..samplers.uniform import Uniform
 from ..show import bytes_in_words, memory_figure, memory_table
 from ..steps import Layout, derived_type, encode, same_layout
-from ..storage.base import Ram, follow_episode
+from ..storage.base import Ram
 from ..storage.draw_counts import DrawCounts
 from ..storage.choice import (
     Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, storage_for)
+from ..storage.episodes import ENDINGS, Episodes
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
 
 # %% ../../nbs/1_memory/15_memory.ipynb #77ab4af5
 _AT_ONCE = 65_536                  # rows that are read in one call
-_ENDINGS = 'terminated', 'truncated', 'step_n', 'episode_n'
 
 def _structured(dtype):
     if dtype is None: return None
@@ -36,12 +36,6 @@ def _structured(dtype):
     except TypeError as e: refuse('dtype', 'a structured dtype', dtype, str(e), TypeError)
     if dtype.names is not None: return dtype
     refuse('dtype', "a structured dtype with the step's fields", dtype, error=TypeError)
-
-def _check_chunk(layout, chunk, priorities, streams):
-    "Raise what `extend` would, before a storage is made for its first chunk"
-    columns, m = chunk_columns(layout, chunk)
-    chunk_streams(layout, chunk, columns, streams)
-    if priorities is not None: as_priorities('priorities', priorities, m)
 
 def _field_names(fields):
     if fields is None or isinstance(fields, tuple): return fields
@@ -56,6 +50,7 @@ class Joined:
     path: Any = None                 # the folder in which it is kept, of a `ReplayMemory` on disk
     layout: Any = None               # the layout of the steps; None before the first
     _room: Any                       # where storage and sampler allocate their arrays
+    _read_only = ''                  # why nothing may be written, of a `ReplayMemory` in a forked process
 
     def __init__(self, max_sz: int, sampler: Any = None, *, step: Any = None, dtype: Any = None,
                  dedup: str | None = 'auto', codec: str | None = None, path: str | Path | None = None,
@@ -77,6 +72,7 @@ class Joined:
         self.draws = DrawCounts(max_sz)  # how often each transition was drawn
         self.n_stale = 0                 # priority updates that came too late and were dropped
         self._storage: Any = None        # once a step has shown what a record is
+        self._index: Any = None          # of its episodes, once somebody asks
         self._given: Any = None          # for rows that have not entered the sampler: first id, priorities
         self._ref = weakref.ref(self)    # which its batches get
         self._room = Ram()
@@ -98,11 +94,8 @@ class Joined:
         "Use this storage, or none, from now on"
         self.layout = None if storage is None else storage.layout
         self.draws = DrawCounts(self.max_sz, 0 if storage is None else storage.n_added)
-        self._storage = storage
+        self._storage, self._index = storage, None
         return storage
-
-    def _may_write(self):
-        "Raise an error where nothing may be written: see `ReplayMemory`"
 
     def _enter(self, storage):
         self._sampler.enter(storage, self._given)
@@ -117,8 +110,8 @@ class Joined:
         return self._sampler
 
     def _stocked(self):
-        if self._storage is None or not self._storage.n_added:
-            raise ValueError('the memory is empty: add steps before sampling')
+        there = self._storage is not None and self._storage.n_added
+        require(there, 'the memory is empty: add steps before sampling')
         return self._storage
     def _ask(self, question, default):
         "What `question` returns for the storage, of which another thread may be writing, loading or closing it"
@@ -183,7 +176,7 @@ class Drawn(Joined):
             try: lock.release()
             except RuntimeError: pass
     def _add(self, step, priority):
-        self._may_write()
+        if self._read_only: raise RuntimeError(self._read_only)
         if self._storage is None:
             layout = self._layout_of(step)
             for leaf, v in zip(layout.leaves, layout.values(step)): encode(leaf, v)    # it must fit
@@ -202,29 +195,32 @@ class Drawn(Joined):
         `Batch`; else a list is one stream in the order of time, and stacked arrays are one row of
         each stream. `priorities`: one for each row, finite and ≥ 0. Of a chunk longer than the
         memory the newest rows stay. With an error, nothing is stored."""
-        with self.lock: return self._extend(chunk, priorities, streams)
+        with self.lock:
+            if self._read_only: raise RuntimeError(self._read_only)
+            storage = self._storage
+            own = None if storage is None else storage.layout.step_type
+            if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
+            if len(chunk)==0: return np.empty(0, np.int64)
+            if storage is None: storage = self._open_for(chunk, priorities, streams)
+            rows = storage.accept(chunk, streams)
+            m, lag = len(rows), self._sampler.max_lag
+            if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
+            first = storage.put(rows) if not lag or m <= lag else self._put_parts(rows, lag)
+            if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)
+            return np.arange(first, first + m)
     def _expect(self, storage, given):
-        if self._sampler.sequence is not None:
-            raise ValueError('priority: a sequence gets its priority from update_priorities; leave it out')
+        formed = self._sampler.sequence is not None
+        require(not formed, 'priority: a sequence gets its priority from update_priorities; leave it out')
         self._enter(storage)
         self._given = storage.n_added, given
-    def _extend(self, chunk, priorities, streams):
-        self._may_write()
-        storage = self._storage
-        layout = None if storage is None else storage.layout
-        own = None if layout is None else layout.step_type
-        if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
-        if len(chunk)==0: return np.empty(0, np.int64)
-        if layout is None: layout = self._chunk_layout(chunk)
-        if storage is None: _check_chunk(layout, chunk, priorities, streams)
-        if storage is None: storage = self._open(layout)
-        rows = storage.accept(chunk, streams)
-        m = len(rows)
-        if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
-        part = self._sampler.max_lag or m
-        first = storage.put(rows) if m <= part else self._put_parts(rows, part)
-        if priorities is not None or self._is_late(storage): self._enter(storage)
-        return np.arange(first, first + m)
+    def _open_for(self, chunk, priorities, streams):
+        "Make the storage for its first chunk, unless `extend` is to refuse that"
+        if isinstance(chunk, Batch) and self._dtype is None: layout = chunk.layout.strict
+        else: layout = self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
+        columns, m = chunk_columns(layout, chunk)
+        chunk_streams(layout, chunk, columns, streams)
+        if priorities is not None: as_priorities('priorities', priorities, m)
+        return self._open(layout)
     def _put_parts(self, rows, part):
         "Store a chunk in parts, each of which enters the sampler"
         storage, first = self._storage, self.n_added
@@ -235,9 +231,6 @@ class Drawn(Joined):
     def _is_late(self, storage):
         most = self._sampler.max_lag
         return most is not None and storage.n_added - self._sampler.n_entered > most
-    def _chunk_layout(self, chunk):
-        if isinstance(chunk, Batch) and self._dtype is None: return chunk.layout.strict
-        return self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
 
     def sample(self, bs: int, fields: Any = None) -> Batch:
         """Draw `bs` transitions as a `Batch`, in random order; `fields`: the names of its columns.
@@ -246,29 +239,32 @@ class Drawn(Joined):
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = whole('bs', bs, 1)
         if fields is not None: fields = _field_names(fields)
         with self.lock:
-            storage = self._storage
-            if storage is None or self._sampler.n_entered!=storage.n_added: storage = self._caught_up()
-            if self._sampler.sequence is not None:
-                return self._counted(draw_sequences(storage, self._sampler, bs, self.rng, fields))
+            storage, sampler = self._storage, self._sampler
+            if storage is None: storage = self._stocked()
+            n_added = storage.n_added
+            if sampler.n_entered!=n_added: self._enter(storage)
+            if sampler.sequence is not None:
+                return self._counted(draw_sequences(storage, sampler, bs, self.rng, fields))
             request = storage.ask(bs, fields)
-            self._sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
-            self.draws.count(request.slots, storage.n_added)
+            sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
+            self.draws.count(request.slots, n_added)
             return came_from(storage.read(request), self._ref)
     def _counted(self, batch):
         "A batch of sequences, after its draw has been counted"
         ids = batch.ids.numpy()[batch.mask.numpy()]
         self.draws.count(ids % self.max_sz, self.n_added)
         return came_from(batch, self._ref)
-    def _caught_up(self):
-        self._enter(self._stocked())
-        return self._storage
 
     def sample_sequences(self, bs: int, length: int) -> Batch:
         """Return a `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn uniformly with
         replacement from any memory; any step may be first. A `ValueError` if there are hardly any"""
         with self.lock:
             bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
-            return self._counted(draw_anywhere(self._stocked(), bs, length, self.rng))
+            return self._counted(draw_anywhere(self._indexed(), bs, length, self.rng))
+
+    def _indexed(self):
+        if self._index is None: self._index = Episodes(self._stocked())
+        return self._index
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
         """Set new priorities from TD errors; return how many distinct living transitions changed.
@@ -278,14 +274,16 @@ class Drawn(Joined):
         `ValueError` for an id never handed out, a wrong length, or an error that isn't finite
         changes nothing. (Schaul et al. 2016, algorithm 1, lines 11–12.)"""
         with self.lock:
-            self._may_write()
-            if self._storage is not None: self._enter(self._storage)
-            first_id, n_added = self._ask(_both, (0, 0))
+            if self._read_only: raise RuntimeError(self._read_only)
+            storage, first_id, n_added = self._storage, 0, 0
+            if storage is not None:
+                first_id, n_added = storage.first_id, storage.n_added
+                if self._given is not None or self._sampler.n_entered!=n_added: self._enter(storage)
             changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
             self.n_stale += n_stale
             return changed
     def _slots(self, ids):
-        ids = as_ids(ids)
+        ids = ids_of('ids', ids)
         bad = (ids < self.first_id) | (ids >= self.n_added)
         if not bad.any(): return ids % self.max_sz
         held = f'{self.first_id} to {self.n_added - 1}' if len(self) else 'nothing'
@@ -311,22 +309,26 @@ class PlainMemory(Drawn):
         "Return the newest `k` transitions, oldest first; a `ValueError` if there are fewer"
         with self.lock:
             k = whole('k', k, 1)
-            if k > len(self): raise ValueError(f'k: expected at most the {len(self)} transitions stored, got {k}')
+            if k > len(self): refuse('k', f'at most the {len(self)} transitions stored', k)
             return self.fetch(np.arange(self.n_added - k, self.n_added), fields)
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before these in their streams, or episodes (int64 array); −1: none is stored"
-        with self.lock:
-            return self._with_episodes(within_episode).neighbour(self._slots(ids), True, within_episode)
+        with self.lock: return self._beside(ids, -1, within_episode)
     def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps after these in their streams, or episodes (int64 array); −1: there is none yet"
+        with self.lock: return self._beside(ids, 1, within_episode)
+    def _beside(self, ids, by, within_episode):
+        storage, index = self._stocked(), self.episode_index() if within_episode else None
+        slots = self._slots(ids)
+        return storage.follow(slots, 2, by < 0)[:, 1] if index is None else index.window(slots, (by,))[:, 0]
+    def episode_index(self) -> Episodes:
+        """Return the index of what is stored; hold the `lock` while you use it, and don't keep it. A `ValueError`
+        where nothing tells the end of an episode"""
         with self.lock:
-            return self._with_episodes(within_episode).neighbour(self._slots(ids), False, within_episode)
-    def _with_episodes(self, asked=True):
-        storage = self._stocked()
-        names = storage.layout.fields
-        if not asked or 'episode_n' in names or {'terminated', 'truncated'} <= set(names): return storage
-        raise ValueError('episode: expected steps with episode_n, or with terminated and truncated; '
-                         f'got the fields {names}')
+            names = self._stocked().layout.fields
+            if 'episode_n' in names or {'terminated', 'truncated'} <= set(names): return self._indexed()
+            raise ValueError('episode: expected steps with episode_n, or with terminated and truncated; '
+                             f'got the fields {names}')
 
     def _numbers(self, field):
         "A view of a field that is one number, to write to"
@@ -345,16 +347,17 @@ class PlainMemory(Drawn):
         (m,). The next `save` writes every row. A `ValueError` or `TypeError` names what doesn't fit
         and changes nothing; so does a flag of steps that already form sequences"""
         with self.lock:
-            self._may_write()
+            if self._read_only: raise RuntimeError(self._read_only)
             slots, column, k = self._slots(ids), self._numbers(field), self.layout.leaf(field)
             if k==self.layout.stream_leaf: refuse(field, 'another field', field, 'rows are linked by this one')
-            formed = self._sampler.sequence is not None and field in _ENDINGS
+            formed = self._sampler.sequence is not None and field in ENDINGS
             require(not formed, f'{field}: sequences have been formed by it, so it cannot be changed in this memory')
             given = np.asarray(values)
             if given.shape not in ((), slots.shape): refuse(field, f'one value, or {len(slots)}', form(given))
             given = self.layout.fitters[k].stacked(np.array(np.broadcast_to(given, slots.shape)), len(slots))
-            self._forget(as_ids(ids))
+            self._forget(ids_of('ids', ids))
             column[slots] = given
+            if field in ENDINGS: self._index = None
     def _forget(self, ids):
         "Rows are about to change: whoever keeps something of them is to read them again"
 
@@ -379,24 +382,15 @@ class PlainMemory(Drawn):
         with self.lock:
             if id < self.first_id: return None
             ids = self.episode_ids(id)
-            begins = self.previous(ids[:1])[0] >= 0 or self._storage.linked()[ids[0] % self.max_sz, 0]==0
-            rows = self.fetch(ids)
+            rows, begins = self.fetch(ids), self._index.begins(ids[0] % self.max_sz)
             if not begins and 'step_n' in rows.layout.fields: begins = rows.step_n[0]==0
             return rows if begins and ids[-1]==id else None
 
     def episode_ids(self, id: int) -> np.ndarray:
         "Return ids of the stored part of the episode with transition `id`, oldest first (int64 array)"
         with self.lock:
-            slots = self._slots([id])
-            before, after = (self._along(slots, back) for back in (True, False))
-            return np.concatenate([before[:0:-1], after])
-    def _along(self, slots, back):
-        "Ids of the episode's steps from that in one slot on, in one direction"
-        storage, length = self._with_episodes(), 64
-        while True:
-            [ids] = follow_episode(storage, slots, length, back)
-            if ids[-1] < 0: return ids[ids >= 0]
-            length *= 2
+            [slot] = self._slots([id])
+            return self.episode_index().ids_of(slot)
 
     def __getitem__(self, k: Any) -> Any:
         with self.lock:

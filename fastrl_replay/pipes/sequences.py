@@ -10,7 +10,7 @@ from typing import Any
 from .base import datapipe
 from .replay import ExperienceReplay, refuse_options
 from ..samplers.proportional import Proportional
-from ..samplers.sequence import Sequence
+from ..storage.sequence_sampler import Sequence
 from ..samplers.uniform import Uniform
 
 # %% ../../nbs/3_lasting/09_sequence_replay.ipynb #ceae873b

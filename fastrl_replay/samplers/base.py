@@ -41,10 +41,6 @@ def check_beta(value: Any) -> Any:
     "Return `value` if it is None, a schedule, or a number from 0 to 1; else a `ValueError`"
     return value if value is None or callable(value) else number('beta', value, 0, 1)
 
-# until their last callers are gone
-def as_ids(ids): return ids_of('ids', ids)
-def check_number(name, value, most=np.inf): return number(name, value, 0, most)
-
 def checked_draw(name: str, drawn: Any, bs: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     "Return the slots (int64[bs]) and probabilities (float64[bs]) of a `draw`, or a `ValueError`"
     if not isinstance(drawn, (tuple, list)) or len(drawn)!=2 or any(o is None for o in drawn):
@@ -58,7 +54,8 @@ def checked_draw(name: str, drawn: Any, bs: int, size: int) -> tuple[np.ndarray,
     if slots.dtype.kind not in 'iu' or slots.min() < 0 or slots.max() >= size:
         refuse(f'{name}.draw', f'whole numbers from 0 to {size - 1}, the filled slots', slots)
     if probs.dtype.kind not in 'iuf' or not ((probs > 0) & (probs < np.inf)).all():
-        refuse(f'{name}.draw', 'finite probabilities above 0', probs, 'a slot was drawn whose probability is not above 0')
+        hint = 'a slot was drawn whose probability is not above 0'
+        refuse(f'{name}.draw', 'finite probabilities above 0', probs, hint)
     return slots.astype(np.int64), probs.astype(np.float64)
 
 # %% ../../nbs/1_memory/10_samplers.ipynb #d2c8dddc

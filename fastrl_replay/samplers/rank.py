@@ -369,7 +369,8 @@ class RankBased(Prioritized):
         slots = np.arange(first_slot, first_slot + m) % self.max_sz
         wanted = np.full(m, self.directory[HEAD, FIRST]) if priorities is None else keys_of(priorities)
         change(*self.blocks, slots, wanted, True, self.own)
-        if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)    # last: a counted slot has an entry at any time
+        # last: a counted slot has an entry at any time
+        if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)
     def write(self, ids, values, first_id, n_added, fresh):
         values = np.ascontiguousarray(values, np.float64)
         return write_ids(*self.blocks, self.own, ids, values, first_id, n_added, fresh)

@@ -163,7 +163,7 @@ _SHIFT = 6755399441055744.  # 1.5·2⁵²: x + _SHIFT has round(x) in its low bi
 
 @inner(error_model='numpy', forceinline=True)
 def power(x, exponent):
-    "Return x^exponent (x, exponent ≥ 0) to about 14 digits, within 2⁻¹⁰⁰⁰ … 2⁹⁸⁰ for x > 0; 0⁰ = 1"
+    "Return x^exponent (both ≥ 0) to about 14 digits, within 2⁻¹⁰⁰⁰ … 2⁹⁸⁰ for x > 0; 0⁰ = 1"
     bits = np.float64(x if x > 1e-300 else 1e-300).view(np.int64)
     whole = (bits - 0x3FE6A09E667F3BCD) >> 52  # x = m·2^whole, √½ ≤ m < √2
     m = np.int64(bits - (whole << 52)).view(np.float64)

@@ -45,7 +45,8 @@ def estimate(layout, max_sz) -> Estimate:
     once, frames, auto = (shared_pairs(layout, o) for o in ('next_state', 'frames', 'auto'))
     chosen = 'frames' if any(o.stack > 1 for o in auto) else 'next_state' if auto else 'plain'
     kinds = dict(plain=(), next_state=once, frames=frames) | {chosen: auto}
-    return Estimate(max_sz, **{k: bytes_for(layout, max_sz, tables_for(layout, o)) for k, o in kinds.items()}, chosen=chosen)
+    nbytes = {k: bytes_for(layout, max_sz, tables_for(layout, o)) for k, o in kinds.items()}
+    return Estimate(max_sz, **nbytes, chosen=chosen)
 
 def example_step(env_or_step) -> Any:
     "Return a step as it is, or a `SimpleStep` of an environment (or a vector of them); else raise a `TypeError`"

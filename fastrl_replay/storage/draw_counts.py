@@ -8,7 +8,7 @@ __all__ = ['ALL', 'SOME', 'LEAST', 'BINS', 'SEEN', 'SINCE', 'ROWS', 'DRAWS', 'HI
 
 # %% ../../nbs/5_looking/01_draw_counts.ipynb #6e430277
 import numpy as np
-from ..kernels import inner, kernel
+from ..kernels import ids_in, inner, kernel
 
 # %% ../../nbs/5_looking/01_draw_counts.ipynb #51a7ac71
 ALL, SOME, LEAST = 4096, 1024, 11      # all slots are watched up to ALL; else some; least stride
@@ -88,7 +88,7 @@ class DrawCounts:
         "Return the ids of stored watched rows, in order, and their numbers of draws: int64 arrays"
         self.evicted(n_added)
         slots = np.arange(0, self.max_sz, self.stride)
-        ids = slots + (n_added - 1 - slots)//self.max_sz*self.max_sz
+        ids = ids_in(slots, n_added, self.max_sz)
         here = np.flatnonzero(ids >= max(first_id, self.since))
         here = here[np.argsort(ids[here])]
         return ids[here], self._counts[COUNTS:][here]

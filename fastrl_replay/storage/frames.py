@@ -204,7 +204,8 @@ class Table(Protocol):
     def open(self, room, records, at) -> None:
         """Allocate, in a room, what rows need. `records` (int32[max_sz, k]): all rows; `at`: where in a row the
         references of each leaf begin, and the distance back along the stream"""
-    def ensure(self, m, filled) -> None: "Make room for `m` rows; after a `MemoryError` or `OSError` nothing has changed"
+    def ensure(self, m, filled) -> None:
+        "Make room for `m` rows, of all `filled`; after a `MemoryError` or `OSError` nothing has changed"
     def refer(self, columns, back, first) -> list:
         "Store what is new in columns, for the rows from id `first` on, `back` from their last ones; return references"
     def fill(self, references, columns) -> None: "Write what these refer to into columns (None: not wanted)"
@@ -252,6 +253,7 @@ class FrameTable:
         return f'{self.leaf.name} by {what}' + (f', {self.codec}' if self.codec else '')
 
     def open(self, room, records, at):
+        "Allocate frames for these records (int32[max_sz, k]); `at`: as in `Table`"
         self.room, self.words, self.at, S = room, records, np.array(at), self.pair.stack
         self.columns = np.concatenate([np.arange(S) + at[0], np.arange(S) + at[1]])
         self.capacity, self.ready = _room(self.pair, len(records))[0], 0
@@ -296,7 +298,8 @@ class FrameTable:
 
     def refer(self, columns, back, first):
         "Store the new frames of two columns, and return a column of numbers for each"
-        numbers, S = self._intern(*map(self._planes, columns), back, first), self.pair.stack
+        (states, next_states), S = map(self._planes, columns), self.pair.stack
+        numbers = self._intern(states, next_states, back, first)
         return numbers[:, :S], numbers[:, S:]
     def _intern(self, states, next_states, back, first):
         known = self.prints, self.counts, self.free
@@ -333,6 +336,7 @@ class FrameTable:
         assert not held[free].any(), f'{name}: a free number is held'
 
     def checksum(self, references, crc):
+        "Continue a crc32 with the frames that these numbers refer to, each once"
         rows = np.unique(np.concatenate(references, 1)) - 1
         for part in np.array_split(rows, rows.size*self.nbytes_each//SCRATCH + 1):
             crc = zlib.crc32(self.frames.take(part, axis=0, mode='clip'), crc)

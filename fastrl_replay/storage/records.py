@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
-from ..kernels import ids_in
 from ..saving import CheckpointError, naming
 from ..steps import Layout, encode, same_layout
-from .base import Accepted, Ram, Streams, follow_episode, follow_links, to_ids
+from .base import Accepted, Ram, Streams, follow_links, to_ids
 from .request import Request, Requests, fetch_kernel
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
@@ -100,8 +99,8 @@ class Ring:
         "Undo an interrupted overwrite, and link all rows; a `CheckpointError` if the counters are damaged"
         n, first, entered, loading = self.counts[:4].tolist()
         oldest = max(0, n - self.max_sz)
-        require(not loading, f'{self.room.path}: a load into this memory was interrupted; load again, into a new folder',
-                CheckpointError)
+        require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
+                             'load again, into a new folder', CheckpointError)
         fits = 0 <= entered <= n < MOST and oldest <= first <= min(n, oldest + self.journal.rows)
         if not fits: self._refuse_counts()
         self.room.check_counts(self.counts)
@@ -117,7 +116,7 @@ class Ring:
         crc, block = 0, max(1, SCRATCH//self.size)
         for _, run in self._runs(a, end):
             for k in range(run.start, run.stop, block):
-                rows = self.rows[k:min(k + block, run.stop)].copy()
+                rows: Any = self.rows[k:min(k + block, run.stop)].copy()
                 links_of(rows)[:] = 0
                 crc = zlib.crc32(rows, crc)
         return crc
@@ -189,6 +188,11 @@ def stored_layout(layout: Layout, tables: Any) -> Layout:
         for k, o in zip(t.leaves, t.references): leaves[k] = o
     return same_layout(layout.step_type, layout.trees, leaves) if tables else layout
 
+def _one_row(leaf, v):
+    "A value as a column of one row"
+    fits = v.__class__ is np.ndarray and v.dtype==leaf.dtype and v.shape==leaf.shape and leaf.bits_of is None
+    return (v if fits else encode(leaf, v))[None]
+
 class Writer(Ring):
     "A ring of records: steps are checked, packed and written. What `tables` keep is referred to"
     _kept = 'max_sz', 'size', 'layout'
@@ -206,6 +210,7 @@ class Writer(Ring):
         self._checks: list[Any] = []
         self.scratch = np.zeros(self.piece, stored.record)
         self._scratches: dict[int, Any] = {}
+        self._back = np.zeros(1, np.int32)
         self._scratch_links, self._streams_there = links_of(self.scratch.view(np.uint8).reshape(-1, self.size)), None
         words, at = self.rows.view(np.int32), stored.offsets()
         for t in self.tables: t.open(self.room, words, [*(at[k]//4 for k in t.leaves), 0])
@@ -282,11 +287,11 @@ class Writer(Ring):
         "Store a piece: `m` rows that fit into the scratch array, and before the ring's end"
         if self.tables: self._ensure(m)
         n = self._count[N_ADDED]
-        fields, data, numbers = self._scratch(m)
+        fields, data, numbers = self._scratches.get(m) or self._scratch(m)
         if streams is None: streams = numbers
         self.unsettled = True
         self.streams.link(streams, self._scratch_links, 0, self.links, n, self.max_sz)
-        if self.tables: columns = self._refer(columns, np.ascontiguousarray(self._scratch_links[:m, 0]), n)
+        if self.tables: columns = self._refer(columns, self._scratch_links[:m, 0].copy(), n)
         for field, column in zip(fields, columns): field[...] = column
         if self.key is None and streams is not self._streams_there:
             self._streams_there = None
@@ -295,17 +300,16 @@ class Writer(Ring):
         self._publish(data, n, m)
     def _scratch(self, m):
         "The first `m` scratch records: their fields, their bytes, their numbers"
-        if m not in self._scratches:
-            if len(self._scratches) > 64: self._scratches.clear()
-            part = self.scratch[:m]
-            fields = [self._field(part, o.path) for o in self.stored.leaves]
-            self._scratches[m] = fields, part.view(np.uint8).data, np.arange(m)
-        return self._scratches[m]
+        if len(self._scratches) > 64: self._scratches.clear()
+        part = self.scratch[:m]
+        fields = [self._field(part, o.path) for o in self.stored.leaves]
+        found = self._scratches[m] = fields, part.view(np.uint8).data, np.arange(m)
+        return found
 
     def _ensure(self, m):
         for t in self.tables: t.ensure(m, min(self.n_added, self.max_sz))
     def _refer(self, columns, back, n):
-        "The columns of the records of the rows from `n` on, which are `back` rows behind their streams' last ones"
+        "The columns of the records of the rows from `n` on, whose streams' last rows are `back` rows before them"
         columns = list(columns)
         for t in self.tables:
             for k, c in zip(t.leaves, t.refer([columns[k] for k in t.leaves], back, n)): columns[k] = c
@@ -315,10 +319,12 @@ class Writer(Ring):
         self._ensure(1)
         values, n, leaves = self.layout.values(step), self.n_added, self.layout.leaves
         stream = 0 if self.key is None else int(encode(leaves[self.key], values[self.key]))
-        back = np.array([min(n - self.streams.newest(stream), self.max_sz)], np.int32)
-        kept = {k: encode(leaves[k], values[k])[None] for t in self.tables for k in t.leaves}
-        columns = self._refer([kept.get(k) for k in range(len(values))], back, n)
-        return [v if c is None else c[0] for v, c in zip(values, columns)]
+        self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
+        for t in self.tables:
+            columns = [_one_row(leaves[k], values[k]) for k in t.leaves]
+            for k, c in zip(t.leaves, t.refer(columns, self._back, n)): values[k] = c[0]
+        return values
+
     def _references(self, table, slots): return [self.fields[k][slots] for k in table.leaves]
     def settle(self) -> None:
         "After an interrupted write or a load: link all living rows, and let the tables find out what these refer to"
@@ -376,6 +382,7 @@ class Records(Writer):
     def numbers(self, field) -> Any:
         """Return a view of a field that is one number, of all slots, to read and to correct; or None. '_prev': the
         distances back along the streams (0: none)"""
+        if self.unsettled: self.settle()
         if field=='_prev': return self.links[:, 0]
         k = self.layout.leaf(field)
         return None if k is None or self.layout.leaves[k].shape else self.fields[k]
@@ -406,31 +413,3 @@ class Records(Writer):
         slots = np.arange(self.first_id, self.n_added) % self.max_sz
         for t in self.tables: t.check_valid(self._references(t, slots))
         return super().check_valid()
-
-    # Until nobody calls them any more
-    def ids_of(self, slots) -> np.ndarray:
-        "Return the ids of the rows in these slots"
-        return ids_in(slots, self.n_added, self.max_sz)
-    def neighbour(self, slots, back=False, within_episode=False) -> np.ndarray:
-        "Return ids of the next (`back`: the previous) row in the stream or episode of each (int64[m]); −1: none"
-        return follow_episode(self, slots, 2, back)[:, 1] if within_episode else self.follow(slots, 2, back)[:, 1]
-    def linked(self) -> np.ndarray:
-        "Return the distances back and ahead along the streams of all slots (int32[max_sz, 2]; 0: none)"
-        if self.unsettled: self.settle()
-        return self.links
-    def column(self, field) -> Any:
-        "Return a view of a field in all slots; None: no such field. A `ValueError` unless it is a number"
-        found = self.numbers(field)
-        if found is not None or field not in self.layout.fields: return found
-        raise ValueError(f'{field}: expected one number a step, got {self.layout}')
-    def correct(self, ids, field, values) -> None:
-        "Write `values` (one, or m) into a field that is one number, of the rows `ids` (int64[m]), which are stored"
-        column, k = self.column(field), self.layout.leaf(field)
-        if k is None: raise ValueError(f'{field}: no such field in {self.layout}')
-        if k==self.key: raise ValueError(f'{field}: rows are linked by it, so it cannot be changed')
-        values = np.asarray(values)
-        if values.shape not in ((), ids.shape):
-            raise ValueError(f'{field}: expected one value, or {len(ids)}, got shape {values.shape}')
-        values = self.layout.fitters[k].stacked(np.array(np.broadcast_to(values, ids.shape)), len(ids))
-        if self.room.durable: self.room.forget(ids)
-        column[ids % self.max_sz] = values

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from sys import getrefcount
 from typing import Any
 import numpy as np
-from ..batch import DRAWN, N_HEADER, Batch, Plan, aligned, batch_type, header_shapes, made_of, untouched
+from ..batch import DRAWN, N_HEADER, Batch, Plan, aligned, batch_type, header_shapes, made_of
 from ..kernels import compiled_module
 from ..steps import Layout, same_layout
 
@@ -98,7 +98,8 @@ class Request:
         raw = aligned(plan.nbytes)
         self.layout, self.nbytes, self.words = layout, plan.nbytes, raw.view(np.uint64)
         columns = plan.carve(raw)
-        self._batch: Any = made_of(batch_type(Batch, rows), n, columns, _plan=plan, _raw=raw, **known)
+        self._type = batch_type(Batch, rows)
+        self._known: dict = dict(known, _n=n, _columns=columns, _plan=plan, _raw=raw)
         self.slots, self.probs, self.weights, self.mask = columns[:4]
         self.flat, n_rows = self.slots.reshape(-1), self.slots.size
         self.leaves = [a if length is None else a.reshape(n_rows, *a.shape[2:]) for a in columns[N_HEADER:]]
@@ -111,7 +112,7 @@ class Request:
         return COUNTED and sum(map(getrefcount, self._counted))==self._baseline
     def batch(self) -> Batch:
         "Return a new batch over the columns"
-        return untouched(self._batch)
+        return made_of(self._type, self._known)
 
 # %% ../../nbs/1_memory/05_request.ipynb #231c1348
 class Requests:
@@ -127,12 +128,14 @@ class Requests:
     def get(self, n: int, fields: Any = None, header: tuple = DRAWN, length: int | None = None) -> Request:
         "Return a request, no part of which is in use, for `n` rows or windows; `fields`: their names (None: all)"
         kind = n, fields, header, length
-        queue = self._queues.get(kind, ())
-        for k, found in enumerate(queue, 1):
+        queue: Any = self._queues.get(kind, ())
+        looks = 0
+        for found in queue:
+            looks -= 1
             if found.is_free():
-                queue.rotate(-k)
+                queue.rotate(looks)
                 return found if self.nbytes <= self.BUDGET else self._tidy(queue, found)
-            if k==self.LOOKS: break
+            if looks==-self.LOOKS: break
         return self._make(kind)
 
     def _make(self, kind):
@@ -155,4 +158,3 @@ class Requests:
         "Beyond the budget: drop one more free request"
         if queue[0] is not found and queue[0].is_free(): self.nbytes -= queue.popleft().nbytes
         return found
-

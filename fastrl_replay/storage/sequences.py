@@ -9,10 +9,10 @@ __all__ = ['WINDOWED', 'SequenceBatch', 'read_windows', 'draw_sequences', 'draw_
 from typing import Any
 import numpy as np
 import torch
-from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, header_column, made_of
-from ..samplers.sequence import SequenceSampler
+from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, made_of
+from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
-from .base import follow_episode
+from .episodes import Episodes
 from .request import windows_of
 
 
@@ -24,7 +24,7 @@ class SequenceBatch(Batch):
     is False where there is no step: columns are zeros and `ids` (bs, length) −1. `probs` and
     `weights` are (bs,). The first `burn_in` steps only warm up a recurrent state."""
     _header = WINDOWED
-    mask: Column[torch.Tensor] = header_column('mask', 'True where there is a step, False where padded (bool tensor)')
+    mask: Column[torch.Tensor] = Column()
 
     @property
     def burn_in(self) -> int:
@@ -39,7 +39,7 @@ class SequenceBatch(Batch):
         def turned(k, t): return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
         columns = [turned(k, t) for k, t in enumerate(self._tensors())]
         more = dict(_extra=self._extra | dict(time_first=True), _type=_turned(self._type, len(self)))
-        return made_of(type(self), len(columns[0]), columns, **(self._kept() | more))
+        return made_of(type(self), self._kept() | more | dict(_n=len(columns[0]), _columns=columns))
 
     def update_priorities(self, td_errors: Any) -> int:
         """Send TD errors back, of shape (bs, length) or (bs, length − burn_in), transposed if this batch is
@@ -60,18 +60,18 @@ def read_windows(storage: Any, request: Any, burn_in: int = 0) -> SequenceBatch:
 
 def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> SequenceBatch:
     "Return a batch of the `bs` sequences that the sampler of a memory draws"
-    if sampler.columns is None: sampler.enter(storage)            # after a load
+    if sampler.episodes is None: sampler.enter(storage)           # after a load
     request = storage.ask(bs, fields, WINDOWED, sampler.sequence.length)
     sampler.draw_into(request.slots, request.probs, request.weights, rng)
     return read_windows(storage, request, sampler.sequence.burn_in)
 
-def draw_anywhere(storage: Any, bs: int, length: int, rng: Any) -> SequenceBatch:
+def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any) -> SequenceBatch:
     """Return `bs` windows of `length` steps of one episode each, which begin at any step with equal probability
     (`probs` are NaN); a `ValueError` after 100·bs draws of steps at which no window begins"""
-    found, vain = np.empty((0, length), np.int64), 0
+    storage, found, vain = episodes.storage, np.empty((0, length), np.int64), 0
     while len(found) < bs:
         first = rng.integers(storage.n_added - storage.first_id, size=bs)
-        ids = follow_episode(storage, first, length)
+        ids = episodes.window(first, range(length))
         whole = ids[:, -1] >= 0
         found, vain = np.concatenate([found, ids[whole]]), vain + bs - int(whole.sum())
         if vain <= 100*bs or len(found) >= bs: continue

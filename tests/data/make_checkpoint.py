@@ -45,7 +45,7 @@ def make_sequences(folder):
     from fastrl_replay.memory import ReplayMemory
     from fastrl_replay.pipes.n_step import NStep
     from fastrl_replay.samplers.proportional import Proportional
-    from fastrl_replay.samplers.sequence import Sequence
+    from fastrl_replay.storage.sequence_sampler import Sequence
     memory = ReplayMemory(40, Proportional(), sequence=Sequence(5, stride=2), seed=0)
     for row in NStep(list(steps(75)), n=3, gamma=.5):
         memory.add(row)
