@@ -12,7 +12,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.ray import RayMemory, memory as module
 from fastrl_replay.ray.memory import SHIFT, Dealer, shares, systematic
 from fastrl_replay.ray.pusher import Sender
-from fastrl_replay.ray.shard import Ledger, LocalShard, Shard, ShardLost
+from fastrl_replay.ray.shard import SILENT, Directory, Ledger, LocalShard, Shard, ShardLost
 from fastrl_replay.samplers.more import LAP
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
@@ -128,6 +128,22 @@ def test_what_the_memory_refuses_is_not_asked_for_again():
         sender.push(chunk(range(4, 8)), np.full(4, -1.))
     sender.push(chunk(range(8, 12)))
     assert shard.memory.recent(8).value.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def test_pushers_are_dealt_move_and_give_their_places_back(monkeypatch):
+    directory, clock = Directory('replay', 3, dict(max_sz=80), 'here'), [0.]
+    monkeypatch.setattr('fastrl_replay.ray.shard.time.monotonic', lambda: clock[0])
+    held = dict(directory.assign()[::-1] for _ in range(6))                      # number: place
+    assert sorted(held.values()) == [0, 0, 1, 1, 2, 2]
+    assert {n: directory.move(k, n, 10**6) for n, k in held.items()} == held     # evenly dealt: nobody moves
+    directory.grow(4)                                                            # one goes to the shard that was added
+    moved = {n: directory.move(k, n) for n, k in held.items()}
+    assert sum(moved[n] != k for n, k in held.items()) == 1 and 3 in moved.values()
+    clock[0] += SILENT + 1                                                       # all but two die: they take the places of two others
+    two = {n: directory.move(moved[n], n) for n in (0, 1)}
+    assert [len(o.pushers) for o in directory.seats] == [list(two.values()).count(k) for k in range(4)] and len(set(two.values())) == 2
+    for n in two: directory.release(n)
+    assert not any(o.pushers for o in directory.seats)
 
 
 # ---- the law

@@ -1,6 +1,6 @@
 """The life of a memory on a cluster: nothing is left behind, whatever its owner comes to; the directory, shards and pushers may die or
 hang. Each row of the table of losses (nbs/4_processes/08_ray_cluster.ipynb) is a test here or in tests/test_ray_cluster.py."""
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, threading, time
 from typing import NamedTuple
 
 import numpy as np
@@ -172,3 +172,72 @@ def test_the_directory_dies_with_all_shards(name, tmp_path):
             if path: assert memory.fetch(ids).value.tolist() == list(range(50))
             else: assert len(memory) == 0 and memory.n_added == 50 and not set(memory.stats()['number']) & {0, 1}
         until(lambda: not named(), 'something is left', 10)
+
+
+# ---- shards that hang, pushers that move, no room
+
+@pytest.mark.parametrize('on_loss', ['go_on', 'wait', 'raise'])
+def test_a_shard_that_hangs_is_away_and_comes_back(name, on_loss):
+    with RayMemory(2, 1000, Proportional(), name=name, seed=0, on_loss=on_loss, timeout=WAIT) as memory:
+        for k in range(4): memory.extend(rows(50*k, 50, k))
+        memory.sample(150)
+        before, memory.timeout = memory.stats(), 20.
+        pid = before['pids'][1]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            if on_loss == 'go_on':
+                for _ in range(5): assert set((memory.sample(32).ids >> 44).tolist()) == {0}
+                assert any('shard 1 has not answered' in o for o in memory.health()['warnings'])
+                assert set((memory.extend(rows(1000, 10, 9)) >> 44).tolist()) == {0}
+            elif on_loss == 'wait':
+                threading.Timer(2., os.kill, (pid, signal.SIGCONT)).start()
+                assert set((memory.sample(150).ids >> 44).tolist()) == {0, 1}
+            else:
+                memory.timeout = 3.
+                with pytest.raises(ShardLost, match='shard 1 of'): memory.sample(150)
+        finally: os.kill(pid, signal.SIGCONT)
+        memory.timeout = WAIT
+        until(lambda: all(memory.stats()['live']), 'it did not come back')
+        after = memory.stats()
+        assert after['number'] == before['number'] and after['pids'] == before['pids'] and memory.check_valid()
+
+
+def test_one_pusher_fills_all_shards_and_those_that_are_added(name):
+    with RayMemory(3, 300, name=name, seed=0, timeout=WAIT) as memory, RayPusher(name, timeout=WAIT) as pusher:
+        n = 0
+        def fill(most=2000):
+            nonlocal n
+            for _ in range(most):
+                pusher.push(rows(n, 5))
+                n += 5
+                if n % 250 == 0 and min(memory.stats()['fill']) == 100: return
+        fill()
+        assert len(memory) == memory.max_sz == 300
+        memory.add_shards(1)
+        fill()
+        pusher.flush()
+        assert len(memory) == memory.max_sz == 400 and memory.n_added == n and memory.check_valid()
+
+
+def test_without_a_free_cpu_the_error_says_so(name):
+    @ray.remote(num_cpus=4)
+    class Greedy:
+        def ready(self): return True
+    greedy = Greedy.remote()
+    ray.get(greedy.ready.remote(), timeout=WAIT)
+    with pytest.raises(ShardLost, match='of 4 CPUs 0 are free, and it needs 0.01 of one'): RayMemory(2, 100, name=name, timeout=8)
+    ray.kill(greedy)
+
+
+@pytest.mark.parametrize('wrong, said', [(dict(place='MOON'), 'place'), (dict(colour=3), 'colour'), (dict(dedup='x'), 'dedup')])
+def test_what_is_unknown_is_refused_before_any_actor_is_started(wrong, said, monkeypatch):
+    def never(*a, **kw): raise AssertionError('an actor was started')
+    monkeypatch.setattr('fastrl_replay.ray.memory.open_directory', never)
+    with pytest.raises((TypeError, ValueError), match=said): RayMemory(2, 100, **wrong)
+
+
+def test_an_error_of_a_shard_comes_with_its_traceback(name):
+    with RayMemory(1, 100, name=name, timeout=WAIT) as memory:
+        memory.extend(rows(0, 5))
+        with pytest.raises(ValueError, match='ids') as caught: memory._ask_shard(0, 'fetch', np.array([77]))
+        assert 'in ask' in str(caught.value.__cause__)

@@ -49,13 +49,15 @@ class Dealer:
         self.dealt, self.longest = dict.fromkeys(shards, 0), max(1, longest)
         self.begun: dict[int, tuple[int, int]] = {}    # stream: shard, rows of its episode there
 
-    def deal(self, streams: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        "Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an episode's last"
+    def deal(self, streams: np.ndarray, ends: np.ndarray, there: Any = None) -> np.ndarray:
+        """Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an episode's
+        last; `there`: the shards that answer (None: all), which take on what was begun elsewhere"""
         if len(self.begun) > 1 << 16: self.begun.clear()
         found, dealt = [], self.dealt
+        among = [k for k in dealt if there is None or k in there] or list(dealt)
         for stream, end in zip(streams.tolist(), ends.tolist()):
             k, m = self.begun.pop(stream, (-1, 0))
-            if m >= self.longest or k not in dealt: k, m = min(dealt, key=dealt.__getitem__), 0
+            if m >= self.longest or k not in among: k, m = min(among, key=dealt.__getitem__), 0
             if not end: self.begun[stream] = k, m + 1
             dealt[k] += 1
             found.append(k)
@@ -117,7 +119,6 @@ def _check_sampler(sampler, rank):
     raise ValueError(f'sampler: {sampler.name} ranks all transitions, and a shard knows only its own: the law '
                      "would not be that of one memory; take Proportional, or rank='shard' to rank within each shard")
 
-# %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b8a1
 @functools.cache
 def _gauge(what):
     "The metric `fastrl_replay_…`, which Prometheus reads from each node; a process has one of a name"
@@ -131,6 +132,7 @@ def _sign_of_life(memory):
         else: held._tell('renew')
     stop = every(BEAT, renew)
 
+# %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b8a1
 class Shards(Telling):
     "Which shards a memory has, which of them answer, and how they stand"
     n_shards: int                        # 0: in this process
@@ -177,9 +179,11 @@ class Shards(Telling):
         self.max_sz = self._each*sum(o.open for o in self.places)
     def _not_started(self, number):
         ray = ray_library()
-        free, there = (found().get('CPU', 0.) for found in (ray.available_resources, ray.cluster_resources))
-        return (f'{self.name!r}: shard {number} has not answered for {self.timeout:g} s; of {there:g} CPUs {free:g} are '
-                f'free, and it needs {CPU:g} of one: end other actors, add nodes, or pass a longer timeout')
+        free = ray.available_resources().get('CPU', 0.)
+        there = ray.cluster_resources().get('CPU', 0.)
+        return (f'{self.name!r}: shard {number} has not answered for {self.timeout:g} s; of {there:g} CPUs '
+                f'{free:g} are free, and it needs {CPU:g} of one: end other actors, add nodes, or pass a '
+                'longer timeout')
 
     def add_shards(self, n: int = 1) -> None:
         "Start `n` more shards, each as large as the others; new steps and pushers go there too"
@@ -193,13 +197,6 @@ class Shards(Telling):
             self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
             self._take_in()
             if not drop: self.places[k].due = self.known_added + self.max_sz
-
-    def assign(self) -> tuple[int, int]:
-        "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
-        return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
-    def release(self, number: int) -> None:
-        "Pusher `number` has left"
-        self._tell('release', number)
 
     def _again(self, place, failed):
         "The handle of a place, after a failure the one that is there by then"
@@ -257,15 +254,29 @@ class Shards(Telling):
     def _known(self, what):
         "A number of each shard, as far as known; 0 of those that don't answer"
         return np.array([getattr(o.info, what) if o.live else 0 for o in self.places], float)
+    def _answers_of(self, asked):
+        """What each of the calls (place, handle, call) answers; a shard that doesn't is lost. With
+        'go_on', where others answer, none is waited for longer than a moment"""
+        begin, found, waits = time.monotonic(), {}, [self.timeout]
+        if self.on_loss=='go_on': waits.insert(0, min(5., self.timeout/4))
+        for wait in waits:
+            for o, handle, ref in asked:
+                left = max(.001, begin + wait - time.monotonic())
+                try: found[o] = handle.get(ref, left)
+                except ShardSlow: continue
+                except ShardLost: self._lose(o, handle)
+            if found: break
+        for o, handle, _ in asked:
+            if o not in found: self._lose(o, handle)
+        return found
+
     def refresh(self) -> None:
         "Ask all shards how they stand"
         with self.lock:
             self._look_for_lost()
             with suppress(ShardLost): self._take_in()
             asked = [(o, o.handle, o.handle.send('info')) for o in self.places if o.live]
-            for o, handle, ref in asked:
-                try: o.info = handle.get(ref, self.timeout)
-                except ShardLost: self._lose(o, handle)
+            for o, info in self._answers_of(asked).items(): o.info = info
             self._report()
 
     def __len__(self) -> int:
@@ -333,24 +344,24 @@ class Drawn(Shards):
     def take(self, asked: Asked) -> list[Batch]:
         "Return the batches that `ask` began; if a shard was lost meanwhile, drawn again from the others"
         with self.lock:
-            limit = time.monotonic() + self.timeout
+            limit, again = time.monotonic() + self.timeout, False
             while True:
                 parts = self._answers(asked)
                 needed = np.flatnonzero(asked.counts.sum(0)).tolist()
                 if all(parts.get(k) is not None for k in needed): return self._joined(asked, parts)
-                if time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
-                self.n_redrawn += asked.n
+                if again and time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
+                self.n_redrawn, again = self.n_redrawn + asked.n, True
                 asked = self.ask(asked.n, asked.bs, asked.fields)
 
     def _answers(self, asked):
         "The rows of each shard that answered, and is the one that was asked"
-        parts = {}
-        for k, (handle, number, ref) in asked.refs.items():
+        parts, calls = {}, [(self.places[k], handle, ref) for k, (handle, _, ref) in asked.refs.items()]
+        found = self._answers_of(calls)
+        for k, (handle, number, _) in asked.refs.items():
             place = self.places[k]
-            try: info, rows = handle.get(ref, self.timeout)
-            except ShardLost: self._lose(place, handle)
-            else:
-                if handle is place.handle and info.number==number: place.info, parts[k] = info, rows
+            if place not in found or handle is not place.handle: continue
+            info, rows = found[place]
+            if info.number==number: place.info, parts[k] = info, rows
         self._report()
         return parts
 
@@ -420,7 +431,9 @@ class Stored(Drawn):
             arrays, layout = chunk.arrays(), chunk.layout
             given = None if priorities is None else as_priorities('priorities', priorities, m)
             whose = chunk_streams(layout, chunk, arrays)
-            dealt = self._dealer.deal(np.arange(m) if whose is None else whose, row_ends(layout, arrays, m))
+            there = [k for k, o in enumerate(self.places) if o.live or self.on_loss!='go_on']
+            streams = np.arange(m) if whose is None else whose
+            dealt = self._dealer.deal(streams, row_ends(layout, arrays, m), there)
             parts = {k: np.flatnonzero(dealt==k) for k in np.unique(dealt).tolist()}
             largest, ids = self._known('largest').max(), np.empty(m, np.int64)
             for k, rows in parts.items():
@@ -659,7 +672,7 @@ class Watched(Saved):
         n, names = len(q), [f'shard {k}' for k in found['number']]
         down = [(o, time.monotonic() - o.since) for o in self.places if not o.live and not o.dropped]
         said = [f'shard {o.info.number} has not answered for {s:.0f} s' + (f': {o.why}' if o.why else '')
-                for o, s in down if s > 10 or o.why]
+                for o, s in down]
         said += [f'{names[k]} has {q[k]:.0%} of the mass, more than twice its part' for k in range(n) if q[k] > 2/n]
         full = [k for k in range(n) if found['first_id'][k] and found['rate'][k]]
         ages = sorted((found['fill'][k]/found['rate'][k], names[k]) for k in full) or [(0., '')]
@@ -691,6 +704,13 @@ class Watched(Saved):
         with self.lock:
             for o in self._all(): o.handle.get(o.handle.send('ask', 'flush'), self.timeout)
 
+    def assign(self) -> tuple[int, int]:
+        "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
+        return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
+    def release(self, number: int) -> None:
+        "Pusher `number` has left"
+        self._tell('release', number)
+
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b871
 class RayMemory(Watched):
     """A `ReplayMemory` of `max_sz` transitions in `shards` Ray actors. `shards=0`: the same in this
@@ -715,7 +735,8 @@ class RayMemory(Watched):
         leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
         each = -(-whole('max_sz', max_sz, 1)//max(1, n))
         tried = {k: v for k, v in options.items() if k!='closed'}
-        ReplayMemory(min(each, 100), copy.deepcopy(sampler), seed=seed, **tried).close()    # raises what shards would
+        # raises at once what every shard would raise
+        ReplayMemory(min(each, 100), copy.deepcopy(sampler), seed=seed, **tried).close()
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
         here = not n or place=='here'
         made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,
@@ -726,7 +747,8 @@ class RayMemory(Watched):
         if not here and not detached: atexit.register(end)       # after Ray's own, and so run before it
         try: self._begin(directory, made, seed, on_loss, timeout)
         except BaseException:
-            self._close()
+            end.detach()
+            end_actors(directory, made, 1.)
             raise
 
     @classmethod
@@ -769,8 +791,8 @@ class RayMemory(Watched):
         return f'RayMemory({int(self._known("fill").sum()):,} of {self.max_sz:,}; {where}; {self.sampler.kind})'
 
 def open_directory(made: dict[str, Any], new: bool = False) -> RemoteShard:
-    """Return the directory `made` so, started if there is none, on the head node; a `ValueError` if it is to be
-    `new` and the name is taken. It needs no CPU, which a head node need not have"""
+    """Return the directory `made` so, started if there is none, on the head node; a `ValueError` if it
+    is to be `new` and the name is taken. It needs no CPU, which a head node need not have"""
     ray, name = ray_library(), made['name']
     how = dict(name=name, namespace=NAMESPACE, lifetime='detached', num_cpus=0, max_restarts=-1)
     how |= dict(resources={'node:__internal_head__': 1e-3}, get_if_exists=not new)
@@ -780,9 +802,9 @@ def open_directory(made: dict[str, Any], new: bool = False) -> RemoteShard:
     return RemoteShard(ray.remote(Directory).options(**how).remote(**made))
 
 def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> None:
-    "End the shards, which release their files first, and their directory, also where that doesn't answer"
+    "End the shards, which release their files first, and their directory, even if that doesn't answer"
     remote = isinstance(directory, RemoteShard)
-    if remote and not importlib.import_module('ray').is_initialized(): return      # the cluster has gone
+    if remote and not importlib.import_module('ray').is_initialized(): return    # the cluster has gone
     with suppress(ShardLost): directory.get(directory.send('end', timeout), timeout + 5)
     if not remote: return
     for o in (*actors_called(made['name'], exactly=True), *actors_called(made['life'])): o.kill()

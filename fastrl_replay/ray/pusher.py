@@ -90,12 +90,12 @@ def as_batch(chunk: Any, layout: Layout | None = None) -> Batch:
 
 class RayPusher(Telling):
     """Sends chunks to the memory called `name`, from any process of the Ray cluster: each is stored
-    exactly once as long as this process lives. They go to one shard, with few other pushers, and to
-    another one where one has fewer; a pusher alone fills all of them in turn. Where a learner limits
-    the steps, `push` waits until they are wanted.
+    exactly once as long as this process lives. They go to one shard, with few other pushers, and
+    to another one where one has fewer; a pusher alone fills all of them in turn. Where a learner
+    limits the steps, `push` waits until they are wanted.
 
-    `in_flight`: chunks under way before `push` waits; `place`: a shard and a number that were assigned
-    already. A `ShardLost` if the shard doesn't answer for `timeout` seconds."""
+    `in_flight`: chunks under way before `push` waits; `place`: a shard and a number that were
+    assigned already. A `ShardLost` if the shard doesn't answer for `timeout` seconds."""
     def __init__(self, name: str = 'replay', in_flight: int = 3, timeout: float = 60.,
                  place: tuple[int, int] | None = None) -> None:
         self.name, self.timeout, self._directory = name, timeout, named_actor(name, timeout)

@@ -159,7 +159,7 @@ def unpack(chunk: Any) -> Any:
     "Return what `pack` was given"
     return chunk.unpack() if isinstance(chunk, Packed) else chunk
 
-# %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf9
+# %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf8
 def _choosing(sampler): return sampler.inner if isinstance(sampler, OwnSampler) else sampler
 def mass_of(sampler: Any) -> float:
     "Return the sum of all leaves of a shard's sampler: a slot's probability is its leaf over this"
@@ -200,6 +200,7 @@ class ShardDied(ShardLost):
 class ShardSlow(ShardLost):
     "It didn't answer in time; it may do so later"
 
+# %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf9
 class Shard:
     """A `ReplayMemory(max_sz, sampler, step=step, path=path, **options)` and a `Ledger`: part
     `number` of a larger memory. Runs as a Ray actor or, for a memory without Ray, in the caller's
@@ -452,10 +453,11 @@ class _Seat:
     def __getstate__(self): return self.__dict__ | dict(probe=None)
 
 class Starter:
-    "The shards of one memory: it starts them, again where one died, and knows what the one before it knew"
+    "The shards of one memory: it starts them, again where one died, and continues as the one before it"
     def __init__(self, name: str, shards: int, options: dict, place: str = 'SPREAD', life: str = '',
                  lease: float | None = None) -> None:
-        self.name, self.options, self.place, self.life, self.lease = name, options, place, life, lease
+        self.name, self.options, self.place = name, options, place
+        self.life, self.lease = life, lease
         self.made = dict(name=name, shards=shards, options=options, place=place, life=life, lease=lease)
         self.n_numbers = self.n_pushers = self.n_changes = 0
         self.seats: list[_Seat] = []
@@ -472,13 +474,15 @@ class Starter:
             asked = [(o, o.send('recall')) for o in actors_called(self.life)]
         newest = max((o for o in known if o), key=lambda o: o['n_changes'], default=None)
         if newest: self.__dict__.update(newest)
-        elif self.options.get('path') is None and ray_library().get_runtime_context().was_current_actor_reconstructed:
-            self.n_numbers = secrets.randbelow(1 << 18)    # those of its shards, all dead, are not known
+        elif not self.options.get('path'):     # the numbers of shards that are all dead are not known
+            again = ray_library().get_runtime_context().was_current_actor_reconstructed
+            if again: self.n_numbers = secrets.randbelow(1 << 18)
         return bool(newest)
     def _note(self):
         "Let all shards keep what is known now"
         self.n_changes += 1
-        known = {k: getattr(self, k) for k in ('seats', 'n_numbers', 'n_pushers', 'n_changes')}
+        names = 'seats', 'n_numbers', 'n_pushers', 'n_changes'
+        known = {k: getattr(self, k) for k in names}
         for o in self.seats if self.place!='here' else ():
             if o.handle is not None: o.handle.send('keep', known)
 
@@ -497,8 +501,8 @@ class Starter:
         own = self.options | dict(path=None if path is None else str(Path(path)/f'shard-{k}'))
         if self.place=='here': handle: Any = LocalShard(Shard(seat.number, **own))
         else:
-            how = dict(name=f'{self.life}/{secrets.token_hex(4)}', namespace=NAMESPACE, lifetime='detached',
-                       num_cpus=CPU, max_concurrency=1, max_restarts=0, max_task_retries=0)
+            how: Any = dict(name=f'{self.life}/{secrets.token_hex(4)}', namespace=NAMESPACE, num_cpus=CPU)
+            how |= dict(lifetime='detached', max_concurrency=1, max_restarts=0, max_task_retries=0)
             actor = ray_library().remote(Shard).options(**how, scheduling_strategy=self._where(seat, path))
             handle = RemoteShard(actor.remote(seat.number, **own))
             if self.lease is not None: handle.send('watch', self.name)
@@ -514,7 +518,8 @@ class Starter:
         nodes = {o['NodeID']: o['NodeName'] for o in ray.nodes() if o['Alive']}
         taken = [o.node[0] for o in self.seats]
         if not own: own = min(sorted(nodes), key=taken.count)
-        elif own not in nodes: own = next((k for k, v in nodes.items() if v==named), '')   # it is back, under another id
+        elif own not in nodes:                 # it may be back, under another id
+            own = next((k for k, v in nodes.items() if v==named), '')
         if not own: raise ShardLost(f'shard {seat.number} waits for its node {named}, and its files')
         seat.node = own, nodes[own]
         return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(own, soft=False)
