@@ -58,9 +58,8 @@ test-all: $(READY)  ## run every notebook and every test (CONTRIBUTING.md has a 
 lowest:  ## install the lowest versions allowed into .lowest, and use the library with them
 	@$(PYTHON) tools/lowest.py --venv .lowest $(if $(TORCH),--torch $(TORCH)) $(ARGS)
 
-export: $(READY)  ## notebooks to package and stub, cleaned, README from nbs/index.ipynb, drawings, badges
+export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb, drawings, badges
 	@$(BIN)/nbdev_export
-	@$(BIN)/python tools/stubs.py
 	@$(BIN)/nbdev_clean
 	@$(BIN)/python tools/drawings.py
 	@$(BIN)/python tools/brand.py

@@ -26,13 +26,18 @@ class RateLimiter:
     """Keeps the rows drawn at `samples_per_insert` for each step stored, within `slack` steps in
     either direction: Reverb's SampleToInsertRatio (Cassirer et al. 2021, rate limiting).
 
-    Nothing is drawn before `min_sz` steps are stored; up to there, adding is never blocked. `bs`: rows
-    in a batch. The limiter only counts: each side asks or waits, then stores or draws, then reports
+    Nothing is drawn before `min_sz` steps are stored; up to there, adding is never blocked.
+    The limiter only counts: each side asks or waits, then stores or draws, then reports
     with `inserted` or `sampled`. If several threads share a side, each must hold the `lock` from
     asking to reporting; waiting releases it. Safe to call from any thread.
 
     A `ValueError` if the slack is so small that both sides could wait forever."""
-    def __init__(self, samples_per_insert: Any, min_sz: int, slack: Any, bs: int = 1) -> None:
+    def __init__(
+        self, samples_per_insert: Any,  # rows drawn for each step stored
+        min_sz: int,                    # steps stored before anything is drawn
+        slack: Any,                     # how many steps adding or drawing may be ahead
+        bs: int = 1,                    # rows in a batch
+    ) -> None:
         self.samples_per_insert, self.slack = _exact('samples_per_insert', samples_per_insert), _exact('slack', slack)
         self.min_sz, self.bs = int(_exact('min_sz', min_sz, 0)), int(_exact('bs', bs, 1))
         self.n_inserted = self.n_sampled = 0
@@ -80,7 +85,7 @@ class RateLimiter:
         self._check(n, self.bs)
         with self.lock: return self.lock.wait_for(lambda: self.insertable() >= n, timeout)
     def wait_sample(self, timeout: float | None = None, bs: int | None = None) -> bool:
-        "Wait until a batch may be drawn; False if that takes more than `timeout` seconds"
+        "Wait until a batch of `bs` rows may be drawn; False if that takes more than `timeout` seconds"
         self._check(1, self.bs if bs is None else bs)
         with self.lock: return self.lock.wait_for(lambda: self.sampleable(bs) > 0, timeout)
 

@@ -397,6 +397,30 @@ def test_columns_become_tensors_one_by_one():
     assert kept.state[:, 0].tolist()==want and kept.next_state[:, 0].tolist()==[-o for o in want]
 
 
+def test_columns_assigned_from_each_other_stay_so_wherever_the_batch_goes():
+    "Their tensors still lie in the batch's own buffer, only not in their own places"
+    memory = filled(sampler=Proportional())
+    batch = memory.sample(5)
+    state, after, p = batch.state.clone(), batch.next_state.clone(), batch.probs.clone()
+    batch.state, batch.next_state = batch.next_state, batch.state
+    other = memory.sample(5)
+    q = other.probs.clone()
+    other.weights = other.probs
+    for o in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), batch._moved(torch.clone), batch[:], batch.replace()):
+        assert torch.equal(o.state, after) and torch.equal(o.next_state, state) and torch.equal(o.probs, p)
+    for o in (pickle.loads(pickle.dumps(other)), other._moved(torch.clone)): assert torch.equal(o.weights, q) and torch.equal(o.probs, q)
+
+
+def test_columns_of_a_moved_batch_have_their_own_version_counters():
+    "Autograd must not take writing to one column for a change of another, although both are in one buffer"
+    moved = filled(sampler=Proportional()).sample(5)._moved(torch.clone)
+    columns = [*moved.astuple(), moved.ids, moved.probs, moved.weights]
+    for k, t in enumerate(columns):
+        before = [o._version for o in columns]
+        t.zero_()
+        assert [o._version - b for o, b in zip(columns, before)]==[int(j==k) for j in range(len(columns))]
+
+
 def test_all_kinds_of_copies_are_of_the_same_kind():
     "Moved, copied, pickled, sliced: windows stay windows, and the columns of the header come along"
     memory = ReplayMemory(60, sequence=Sequence(4, burn_in=1), seed=0)

@@ -1,9 +1,10 @@
 """The site: it builds, says what it should, and in a browser nothing is fetched elsewhere, nothing complains, search finds.
 
 What needs a browser is skipped where no Chromium is installed (`.ci/run` installs it)."""
-import ast, importlib, inspect, json, re, subprocess, sys, time, zipfile
+import ast, importlib, inspect, io, json, re, subprocess, sys, time, tokenize, zipfile
 from html import unescape
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urldefrag
 
 import numpy as np
@@ -99,7 +100,7 @@ def main_of(page): return page.partition('<main')[2].partition('</main>')[0]
 def test_all_chapters_are_there(root, pages):
     notebooks = [p.relative_to(root/'nbs').with_suffix('.html') for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
     assert len(notebooks) > 50
-    assert not {re.sub(r'(^|/)\d+_', r'\1', p.as_posix()) for p in notebooks} - pages.keys(), 'a chapter at its path without the numbers'
+    assert not {re.sub(r'(^|/)\d+[a-z]?_', r'\1', p.as_posix()) for p in notebooks} - pages.keys(), 'a chapter at its path without the numbers'
 
 
 def public_methods():
@@ -107,7 +108,9 @@ def public_methods():
     for name in everything.__all__:
         cls = getattr(everything, name)
         if not inspect.isclass(cls) or not cls.__module__.startswith('fastrl_replay'): continue
-        for k, v in cls.__dict__.items():
+        others = {c for b in cls.__mro__[1:] if getattr(everything, b.__name__, None) is b for c in b.__mro__}      # these have entries of their own
+        parts = [c for c in cls.__mro__ if c.__module__.startswith('fastrl_replay') and c not in others]
+        for k, v in {k: v for c in reversed(parts) for k, v in c.__dict__.items()}.items():
             if not k.startswith('_') and (inspect.isfunction(v) or isinstance(v, property | classmethod | staticmethod)):
                 yield f'{cls.__module__.removeprefix("fastrl_replay.").replace(".", "/")}', name, k
 
@@ -132,7 +135,7 @@ def rows_of(entry):
     return {row[0].strip('*'): row[1:] for row in rows if row}
 
 
-def test_parameters_stand_in_a_table_with_their_meanings(pages):
+def test_parameters_stand_in_a_table_with_types_and_defaults(pages):
     said = 0
     for module, c, m in public_methods():
         obj = inspect.getattr_static(getattr(everything, c), m)
@@ -148,39 +151,18 @@ def test_parameters_stand_in_a_table_with_their_meanings(pages):
     assert said > 150
 
 
-def letters(text): return re.sub(r'\W', '', text)
-
-
-def test_what_a_parameter_of_a_public_name_means_is_said_in_a_phrase_of_its_own(pages):
-    ours = [(o, v) for o in everything.__all__ if (v := getattr(everything, o)).__module__.startswith('fastrl_replay.')]
-    names = [(v.__module__.partition('.')[2].replace('.', '/'), o, v) for o, v in ours]
-    names += [(module, f'{c}.{m}', inspect.getattr_static(getattr(everything, c), m)) for module, c, m in public_methods()]
-    faulty, said = [], 0
-    for module, name, obj in names:
-        summary = reference.sentences(inspect.getdoc(obj) or '')[0]
-        for k, (*_, meaning) in rows_of(entry_of(pages[f'reference/{module}.html'], name)).items():
-            if not meaning or len(meaning) > reference.LONGEST or letters(meaning) == letters(summary): faulty.append((name, k, meaning))
-            said += 1
-    assert said > 350 and not faulty
-
-
-def test_few_parameters_inside_are_without_a_meaning(pages):
-    rows = [rows_of(o) for page in pages for o in re.split('<h[23]', pages[page]) if page.startswith('reference/') and page != 'reference/index.html']
-    meanings = [row[-1] for table in rows for row in table.values()]
-    assert len(meanings) > 1000 and meanings.count('') < .02*len(meanings)
-
-
 def test_what_users_need_most_is_described_in_full(pages):
-    add = words(entry_of(pages['reference/memory.html'], 'ReplayMemory.add')).replace(' ', '')
+    add = words(entry_of(pages['reference/memory/kept.html'], 'ReplayMemory.add')).replace(' ', '')
     assert 'ReplayMemory.add(step:Any,priority:float|None=None)->int' in add and 'None:thelargestsofar' in add
-    for name in ('ReplayMemory', 'ReplayMemory.sample', 'ReplayMemory.update_priorities'):
-        assert not re.search(r'<td[^>]*></td>\s*</tr>', entry_of(pages['reference/memory.html'], name)), name
+    for module, name in ('memory/kept', 'ReplayMemory'), ('pipes/replay', 'ExperienceReplay'), ('learner', 'Learner'), ('storage/sequence_sampler', 'Sequence'):
+        rows = rows_of(entry_of(pages[f'reference/{module}.html'], name))
+        assert len(rows) > 5 and all(meaning for *_, meaning in rows.values()), name
 
 
 def test_signatures_are_true(pages):
     text = {k: words(v).replace(' ', '') for k, v in pages.items() if k.startswith('reference/')}
     assert 'classTransition(state:Any,action:Any,reward:Any' in text['reference/steps.html']
-    assert 'classReplayMemory(max_sz:int' in text['reference/memory.html'] and 'Proportional(alpha:float=0.6' in text['reference/samplers/proportional.html']
+    assert 'classReplayMemory(max_sz:int' in text['reference/memory/kept.html'] and 'Proportional(alpha:float=0.6' in text['reference/samplers/proportional.html']
     assert not [k for k, v in text.items() if '(*args,**kwargs)' in v or 'NoneType' in v]
     assert not [k for k, v in pages.items() if re.search(r'\bdef [A-Z]\w*\(', words(v))]
 
@@ -216,7 +198,7 @@ def test_the_sidebar_is_a_map(pages):
     titles = [title for title, _, _ in found]
     assert titles == [o for o in docs.MAP if o in titles] and {'Start here', 'Tutorials', 'The library', 'API index', 'How it works inside', 'The project'} <= {*titles}
     assert [title for title, is_open, _ in found if is_open] == ['The library']
-    assert [title for title, is_open, _ in sidebar(pages['reference/memory.html']) if is_open] == ['API index']
+    assert [title for title, is_open, _ in sidebar(pages['reference/memory/kept.html']) if is_open] == ['API index']
     assert [title for title, is_open, _ in sidebar(pages['memory/kernels.html']) if is_open] == ['How it works inside']
 
 
@@ -281,7 +263,7 @@ def test_a_notebook_that_reads_data_comes_with_them(site, root, pages, tmp_path)
 def test_pages_are_light(site, pages):
     assets = [site/'styles.css', *(site/'site_libs').rglob('*.*')]
     assert sum(p.stat().st_size for p in assets) < 150_000 and not [*site.rglob('*.woff*')]
-    assert max(len(v.encode()) for v in pages.values()) < 300_000 and len(pages['index.html'].encode()) < 80_000
+    assert max(len(v.encode()) for v in pages.values()) < 300_000 and len(pages['index.html'].encode()) < 85_000
     assert (site/'search.js').stat().st_size < 760_000
     assert sum(p.stat().st_size for p in site.rglob('*_files/*.png')) < 3_000_000
     assert not [k for k, v in pages.items() if ';base64,' in v]
@@ -331,7 +313,7 @@ def test_names_in_the_text_lead_to_their_entries(pages):
 
 
 def test_ordinary_words_are_not_linked(pages):
-    linked = {words(text) for page in pages.values() for text in re.findall(r'<a href="[^"]*reference/[^"]*"[^>]*><code[^>]*>(.*?)</code>', main_of(page), re.S)}
+    linked = {words(text) for page in pages.values() for text in re.findall(r'<a href="[^"]*reference/(?!checks)[^"]*"[^>]*><code[^>]*>(.*?)</code>', main_of(page), re.S)}
     assert not linked & {'size', 'number', 'state', 'name', 'sample', 'add', 'take'} and {'Batch', 'ReplayMemory'} <= linked
 
 
@@ -349,60 +331,102 @@ def test_the_index_of_the_search_leaves_source_out(entries):
     assert not [e['href'] for e in entries if 'class ReplayMemory: ' in e['text']]
     assert all(e['text'] and len(e['text']) <= finish.SHOWN for e in entries)
     assert all(e['weight'] > 0 for e in entries)
-    assert {e['href'].partition('#')[0] for e in entries} > {'memory/memory.html', 'reference/memory.html', 'index.html'}
+    assert {e['href'].partition('#')[0] for e in entries} > {'memory/memory.html', 'reference/memory/kept.html', 'index.html'}
 
 
 # ---- the tools on small inputs
 
-def test_what_a_docstring_says_of_parameters():
-    doc = """Do it with `a`, slowly; `b` ≥ 0. Twice.
-
-    `c`: which one (None: all); `d`, `e`: two
-    of them. `f=1` is special."""
-    listed, clauses, summary = reference.said_of(inspect.cleandoc(doc), set('abcdefg'))
-    assert listed == {'c': 'which one (None: all)', 'd': 'two of them', 'e': 'two of them'}
-    assert clauses.items() >= {'f': '`f=1` is special'}.items() and clauses.keys() == set('cdef')
-    assert summary == {'a': 'Do it with `a`, slowly', 'b': '`b` ≥ 0'}
-
-
-def test_a_listed_meaning_ends_where_another_subject_begins():
-    doc = """Do it. `a`: one (None: two), or the pair (x, y). A `ValueError` if it is none. `kept`: all of them, in `order`: by age.
-
-    Writes (`b`: 'this' or 'that'). `c`: a number. Twice, if `a` is. `d`: a number. Or more."""
-    assert dict(reference.listed(inspect.cleandoc(doc), set('abcd'))) == {'a': 'one (None: two), or the pair (x, y)', 'b': "'this' or 'that'", 'c': 'a number',
-                                                                          'd': 'a number. Or more.'}
-
-
-def test_the_meaning_of_one_entry_comes_first_and_serves_what_inherits_it(monkeypatch):
+def test_a_meaning_stands_beside_the_parameter_or_beside_that_of_a_base(monkeypatch):
     class Base:
-        """A summary with `a`, `b`, `c` and `d`.
-
-        `a`: by the docstring, `b`: as well. `c` is spoken of."""
-        def __init__(self, a, b, c, d, e): pass
+        def __init__(self, a, b: int = 1,    # for Base
+                     **kw): pass             # the rest
+        def method(self, x,  # of Base
+                   y): pass
 
     class Child(Base):
-        "As `elsewhere`, with `d`"
-    for cls in Base, Child: cls.__module__ = 'fastrl_replay.here'
-    monkeypatch.setattr(reference, 'COMMON', {'a': 'common', 'c': 'common', 'd': 'common'})
-    monkeypatch.setattr(reference, 'MEANINGS', {'Base': {'b': 'for Base'}, 'elsewhere': {'e': 'for elsewhere'}})
-    found = [reference.meanings(o := reference.Entry(c.__name__, c, 'here', 'class'), reference.signature(o)) for c in (Base, Child)]
-    assert found[0] == {'a': 'by the docstring', 'b': 'for Base', 'c': '`c` is spoken of', 'd': 'common', 'e': ''}
-    assert found[1] == found[0] | {'e': 'for elsewhere'}
+        def __init__(
+            self, a,         # for Child
+            *, b: int = 1, c=2): pass
+        def method(self, x, y,    # of Child
+                   ): pass
+
+    class Step(NamedTuple):
+        state: int           # of a step
+        flag: bool = False
+
+    def function(*args,      # of a function
+                 n=2): pass
+    monkeypatch.setattr(reference, 'ours', lambda cls: cls in (Base, Child, Step))
+
+    def said(name, obj, kind, owner=None): return reference.meanings(e := reference.Entry(name, obj, 'here', kind, owner), reference.signature(e))
+    assert said('Base', Base, 'class') == {'a': '', 'b': 'for Base', 'kw': 'the rest'}
+    assert said('Child', Child, 'class') == {'a': 'for Child', 'b': 'for Base', 'c': ''}
+    assert said('Child.method', Child.method, 'method', Child) == {'x': 'of Base', 'y': 'of Child'}
+    assert said('Step', Step, 'class') == {'state': 'of a step', 'flag': ''}
+    assert said('function', function, 'function') == {'args': 'of a function', 'n': ''}
 
 
-def test_no_meaning_is_kept_that_no_table_shows(root):
-    modules = ['.'.join(p.relative_to(root/'fastrl_replay').with_suffix('').parts) for p in (root/'fastrl_replay').rglob('[!_]*.py')]
-    ref = reference.Reference(dict.fromkeys(modules))
-    if ref.left_out: pytest.skip(f'{[*ref.left_out.values()]} not installed')
-    shown, unknown = set(), set(reference.MEANINGS) - {''}
+@pytest.fixture(scope='module')
+def ref(root):
+    "The reference of all modules, without the chapters"
+    return reference.Reference(dict.fromkeys('.'.join(p.relative_to(root/'fastrl_replay').with_suffix('').parts)
+                                             for p in (root/'fastrl_replay').rglob('[!_]*.py')))
+
+
+def texts_about(ref, e):
+    "The docstrings that speak of an entry: its own, its class's, those of the bases, and those that these refer to as `like this`"
+    found = [e.doc]
+    for c in [c for c in getattr(e.owner or e.obj, '__mro__', ()) if reference.ours(c)]:
+        found += [inspect.getdoc(c) or '', inspect.getdoc(getattr(c, e.name.partition('.')[2], None)) or '']
+    return found + [o.doc for text in found for name in re.findall(r'`([\w.]+)`', text) if (o := ref.find(name)) and o.kind != 'constant']
+
+
+WORDS = {'state': 'what `state_dict` or `get_state` returned', 'folder': 'a path', 'source_datapipe': 'the pipe or iterable that the items come from',
+         'batch': 'a `Batch`', 'fields': 'the names of the columns (None: all)'}      # names that mean the same wherever they stand
+
+
+def test_every_parameter_of_a_name_for_users_is_described(ref):
+    faulty, n, users = [], 0, {c for o in ref.chosen for c in getattr(getattr(everything, o), '__mro__', ())}
+    for e in [e for same in ref.entries.values() for e in same if e.name in ref.chosen or e.owner in users]:
+        if not e.doc: continue      # a hook, which its base declares and describes
+        meanings = reference.meanings(e, sig) if (sig := reference.signature(e)) else {}
+        n += len(meanings)
+        text = '\n'.join(texts_about(ref, e))
+        faulty += [(e.name, k) for k, said in meanings.items() if not said and k not in WORDS and not re.search(rf'`[^`]*\b{k}\b[^`]*`', text)]
+    assert n > 350 and not faulty
+
+
+def headers(root):
+    "Of each function of the package: where it is, the parameters in each line of its header, and the comments there"
+    for p in sorted((root/'fastrl_replay').rglob('[!_]*.py')):
+        text = p.read_text(encoding='utf-8')
+        comments = {t.start[0]: t.string for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT}
+        for f in [f for f in ast.walk(ast.parse(text)) if isinstance(f, ast.FunctionDef) and f.body[0].lineno > f.lineno]:
+            args = [o for o in ast.walk(f.args) if isinstance(o, ast.arg)]
+            lines = range(f.lineno, max(o.end_lineno for o in (*args, f.returns) if o is not None) + 1) if args else ()
+            yield f'{p.stem}.{f.name}', [a.arg for a in args], [([a.arg for a in args if a.lineno == k], comments[k]) for k in lines if k in comments and not comments[k].startswith('# type:')]
+
+
+def test_no_comment_in_a_header_is_stale(root):
+    "It stands beside one parameter, which comes last in its line, and the names that it gives are in the package"
+    package = '\n'.join(p.read_text(encoding='utf-8') for p in (root/'fastrl_replay').rglob('[!_]*.py'))
+    known, said, faulty = {*re.findall(r'\w+', re.sub(r'(?s:""".*?""")|#.*', '', package))}, 0, []
+    for where, names, beside in headers(root):
+        for here, comment in beside:
+            words = {w for o in re.findall(r'`([^`]*)`', comment) for w in re.findall(r'[A-Za-z_]\w+', o)}
+            if len({*here} - {'self', 'cls'}) != 1 or not words <= known | {*names}: faulty.append((where, here, comment))
+            said += 1
+    assert said > 150 and not faulty
+
+
+def test_none_is_said_only_of_what_may_be_none(ref):
+    faulty = []
     for e in [e for same in ref.entries.values() for e in same if e.kind not in ('property', 'constant')]:
-        parameters = getattr(sig := reference.signature(e), 'parameters', {})
-        if sig: shown |= {(k, v) for k, v in reference.meanings(e, sig).items()}
-        for name in {e.name, f'{e.module}.{e.name}'} & unknown:
-            unknown.discard(name)
-            assert reference.MEANINGS[name].keys() <= parameters.keys(), f'{name}: tools/meanings.yml has a parameter that it lacks'
-    assert not unknown, 'names in tools/meanings.yml that the package lacks'
-    assert not reference.COMMON.items() - shown, 'these can go from tools/meanings.yml'
+        if not (sig := reference.signature(e)): continue
+        for k, said in reference.meanings(e, sig).items():
+            p = sig.parameters[k]
+            if '(None' in said and p.default is not None and 'None' not in (kind := reference.written(p)) and kind != f'{k}: Any': faulty.append((e.name, k))
+    assert not faulty
 
 
 @pytest.mark.parametrize('code,summary', [('import os\nfrom a import b', 'Imports'), ('assert f(1)', 'Checks'), ('test_eq(a, b)\nfor o in x: assert o', 'Checks'),
@@ -471,7 +495,7 @@ def test_tables_of_two_or_three_columns_fit_a_phone(visited):
 
 
 @pytest.mark.parametrize('width', [PHONE, 1280])
-@pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'ReplayMemory', 'reference/memory.html'),
+@pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'ReplayMemory', 'reference/memory/kept.html'),
                                                 ('memory/steps.html', 'Blind Cliffwalk', 'tutorials/blind_cliffwalk.html')])
 def test_search_finds(browser, server, width, start, query, wanted):
     browser.size(width, mobile=width == PHONE)
@@ -535,13 +559,13 @@ def home(browser, server):
 
 
 @pytest.mark.parametrize('query,wanted', [
-    ('replaymemory', 'reference/memory.html#replaymemory'), ('gymstepper', 'reference/pipes/stepper.html#gymstepper'), ('dataloader', 'start/faq.html#can-i-use-dataloader-workers'),
+    ('replaymemory', 'reference/memory/kept.html#replaymemory'), ('gymstepper', 'reference/pipes/stepper.html#gymstepper'), ('dataloader', 'start/faq.html#can-i-use-dataloader-workers'),
     ('pytorch', 'start/install.html'), ('lunarlander', 'tutorials/beside_learners.html'), ('d4rl', 'lasting/offline.html'), ('nstep', 'reference/pipes/n_step.html#nstep'),
-    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory.html#replaymemory.estimate'), ('out of memory', 'reference/memory.html#replaymemory.estimate'), ('clear', 'empty'),
-    ('delete', ''), ('PPO', 'index.html#what-it-does-not-do'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory.html#replaymemory'),
-    ('github', ''), ('multi-GPU', 'start/compared.html#features'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', ''), ('mixing offline data', 'tutorials/offline.html'),
-    ('how do I mix offline and online data', 'tutorials/offline.html'), ('several GPUs', 'howto/gpu.html'), ('how to keep only the best weights', 'looking/runs.html#keeping-the-best-weights'),
-    ('does it serve PPO', ''), ('how do I delete an episode', 'episode'), ('why are my weights all 1', '')])
+    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory/kept.html#replaymemory.estimate'), ('out of memory', 'reference/memory/kept.html#replaymemory.estimate'), ('clear', 'empty'),
+    ('delete', 'start/faq.html#how-do-i-delete-an-episode'), ('PPO', 'start/faq.html#does-it-serve-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory/kept.html#replaymemory'),
+    ('github', ''), ('multi-GPU', 'start/faq.html#how-do-i-use-several-gpus'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', 'start/faq.html#why-are-all-my-weights-1'), ('mixing offline data', 'start/faq.html#how-do-i-mix-offline-and-online-data'),
+    ('how do I mix offline and online data', 'start/faq.html#how-do-i-mix-offline-and-online-data'), ('several GPUs', 'start/faq.html#how-do-i-use-several-gpus'), ('how to keep only the best weights', 'start/faq.html#how-do-i-keep-only-the-best-weights'),
+    ('does it serve PPO', 'start/faq.html#does-it-serve-ppo'), ('how do I delete an episode', 'start/faq.html#how-do-i-delete-an-episode'), ('why are my weights all 1', 'start/faq.html#why-are-all-my-weights-1')])
 def test_search_finds_what_people_type(home, query, wanted):
     found = home.eval(f"""(async box => {{
         box.value = {json.dumps(query)};
@@ -833,7 +857,7 @@ def test_search_results_and_links_can_be_read(browser, server, scheme):
     try:
         for page, queries in {None: ('.search-result-section, .search-result-text, .search-result-title code',),
                               'memory/memory.html': ('main p a', 'main a code', '.defines a code', '#quarto-sidebar a.active', '#TOC a.active', '.footer a', 'summary', 'figcaption'),
-                              'reference/memory.html': ('main td', 'main a code')}.items():
+                              'reference/memory/kept.html': ('main td', 'main a code')}.items():
             if page: browser.open(server.url + page)
             for query in queries:
                 found = browser.eval(f'{CONTRAST}({query!r})')

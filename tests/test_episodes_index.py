@@ -235,6 +235,13 @@ def test_a_flag_that_is_corrected_is_seen_or_refused():
         with pytest.raises(ValueError, match='sequences have been formed by it'): formed.correct([2], field, 1)
 
 
+def test_a_memory_checks_its_index():
+    memory, world = ReplayMemory(30), World(3, Flagged)
+    play(memory, world, 50)
+    memory.episode_index().catch_up()[0][:] = 1
+    with pytest.raises(AssertionError, match='previous step is wrong'): memory.check_valid()
+
+
 class Plain:
     "A storage that keeps no distances: the members that the index uses, and no more"
     def __init__(self, storage): self.kept, self.layout, self.max_sz = storage, storage.layout, storage.max_sz

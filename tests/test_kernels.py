@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
-from fastrl_replay import kernels
+from fastrl_replay import kernel_cache
 
 if not hasattr(os, 'geteuid'): pytest.skip('files have no owner here', allow_module_level=True)
 
@@ -19,15 +19,15 @@ if not hasattr(os, 'geteuid'): pytest.skip('files have no owner here', allow_mod
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     "The folder that is used by right: in a cache that users share, made by this one"
-    monkeypatch.setattr(kernels._config, 'CACHE_DIR', str(tmp_path/'shared'))
+    monkeypatch.setattr(kernel_cache._config, 'CACHE_DIR', str(tmp_path/'shared'))
     (tmp_path/'shared').mkdir()
     (tmp_path/'shared').chmod(0o1777)
     made = find()
-    assert made==tmp_path/'shared'/f'kernels-{kernels.package_key()}'
+    assert made==tmp_path/'shared'/f'kernels-{kernel_cache.package_key()}'
     return made
 
 
-def find(): return kernels.kernel_folder.__wrapped__()
+def find(): return kernel_cache.kernel_folder.__wrapped__()
 
 
 def trusted(folder, capfd):
@@ -53,7 +53,7 @@ def give_away(path):
 
 @pytest.mark.parametrize('umask', [0, 0o002, 0o022, 0o077])
 def test_the_folder_is_made_for_this_user_alone(umask, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(kernels._config, 'CACHE_DIR', str(tmp_path/'new'/'cache'))
+    monkeypatch.setattr(kernel_cache._config, 'CACHE_DIR', str(tmp_path/'new'/'cache'))
     before = os.umask(umask)
     try: made = find()
     finally: os.umask(before)
@@ -123,7 +123,7 @@ def run(code, cache, before=''):
 def test_a_planted_file_does_not_run(tmp_path):
     "What one process compiled is taken by the next of the same user; of another user it isn't"
     source = 'from fastrl_replay.kernels import kernel\n\n@kernel\ndef thrice(x): return 3*x\n'
-    code = f'from fastrl_replay.kernels import *\nprint(kernel_folder(), [compiled_module({source!r}).thrice(14)])'
+    code = f'from fastrl_replay.kernel_cache import *\nprint(kernel_folder(), [compiled_module({source!r}).thrice(14)])'
     first, second = run(code, tmp_path), run(code, tmp_path)
     assert first.stdout==second.stdout and str(tmp_path) in first.stdout
     assert 'compiling' in first.stderr and not second.stderr
@@ -142,7 +142,7 @@ def test_a_cache_on_a_full_disk_is_not_used(tmp_path):
     resource = pytest.importorskip('resource')
     for room in (100, 4096, 1 << 20):
         limit = f'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {resource.RLIM_INFINITY}))'
-        ran = run('from fastrl_replay.kernels import kernel_folder; print(kernel_folder())', tmp_path, limit)
+        ran = run('from fastrl_replay.kernel_cache import kernel_folder; print(kernel_folder())', tmp_path, limit)
         assert ran.returncode==0 and str(tmp_path) not in ran.stdout, ran
         assert ran.stderr.count('\n')==1 and f'{tmp_path} is not writable' in ran.stderr and 'NUMBA_CACHE_DIR' in ran.stderr
     assert not [p for p in tmp_path.rglob('*') if p.is_file()]
@@ -163,8 +163,8 @@ def test_a_fork_while_another_thread_compiles():
     if not pid:
         signal.alarm(60)
         code = 1
-        try: code = int(kernels.compiled_module('from numba import njit\n\n@njit\ndef thrice(x): return 3*x\n').thrice(14)!=42)
+        try: code = int(kernel_cache.compiled_module('from numba import njit\n\n@njit\ndef thrice(x): return 3*x\n').thrice(14)!=42)
         finally: os._exit(code)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==0
-    assert kernels.compiled_module('from numba import njit\n\n@njit\ndef twice(x): return 2*x\n').twice(21)==42
+    assert kernel_cache.compiled_module('from numba import njit\n\n@njit\ndef twice(x): return 2*x\n').twice(21)==42

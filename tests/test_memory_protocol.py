@@ -43,6 +43,7 @@ class NaiveMemory:
         layout = self.layout or Layout.of(chunk[0])
         columns, m = chunk_columns(layout, chunk)
         streams, self.layout, first = chunk_streams(layout, chunk, columns, streams), layout, self.n_added
+        if streams is None: streams = range(m)                       # one row of each
         with self.lock:
             for i in range(m):
                 id, stream = first + i, int(streams[i])
@@ -104,13 +105,11 @@ class NaiveMemory:
         return dict(n_drawn=self.n_drawn, n_stale=self.n_stale, samples_per_insert=self.n_drawn/max(1, self.n_added))
 
 
-def shards(n, **kw): return lambda seed: RayMemory(n, MAX_SZ, place='here', seed=seed, **kw)
-
-
 KINDS = dict(naive=lambda seed: NaiveMemory(MAX_SZ, seed), uniform=lambda seed: ReplayMemory(MAX_SZ, seed=seed),
              plain=lambda seed: PlainMemory(MAX_SZ, seed=seed),
-             proportional=lambda seed: ReplayMemory(MAX_SZ, Proportional(), seed=seed), no_shard=shards(0), one_shard=shards(1),
-             three_shards=shards(3), three_proportional_shards=lambda seed: RayMemory(3, MAX_SZ, Proportional(), place='here', seed=seed))
+             proportional=lambda seed: ReplayMemory(MAX_SZ, Proportional(), seed=seed),
+             one_shard=lambda seed: RayMemory(0, MAX_SZ, seed=seed),
+             three_shards=lambda seed: RayMemory(3, MAX_SZ, Proportional(), place='here', seed=seed))
 
 
 @pytest.fixture(params=list(KINDS))
@@ -196,7 +195,7 @@ def store(memory, world, twin, m, single=False):
 
 def test_reading_is_that_of_a_twin(memory):
     world, twin, rng = World(), {}, np.random.default_rng(1)
-    for turn in range(25):
+    for turn in range(16):
         store(memory, world, twin, int(rng.integers(1, 9)), single=turn % 3==0)
         check(memory, twin, rng)
 
@@ -219,8 +218,8 @@ def test_what_is_not_stored_is_refused(memory):
 
 def test_draws_are_of_what_is_stored_and_are_counted(memory):
     world, twin = World(), {}
-    for _ in range(40):
-        store(memory, world, twin, 5)
+    for _ in range(20):
+        store(memory, world, twin, 10)
         alive = set(living(memory, twin))
         batch = memory.sample(4)
         ids = batch.ids.tolist()
@@ -228,8 +227,8 @@ def test_draws_are_of_what_is_stored_and_are_counted(memory):
         assert (batch.probs > 0).all() and batch.weights.shape==(4,) and (batch.weights <= 1).all()
         assert memory.sample(2, ('reward',)).reward.tolist()
     used = memory.usage()
-    assert used['n_drawn']==40*6 and used['samples_per_insert']==40*6/200 and memory.sampler.n_batches==80
-    assert memory.draws is None or memory.draws.n_rows==40*6
+    assert used['n_drawn']==20*6 and used['samples_per_insert']==20*6/200 and memory.sampler.n_batches==40
+    assert memory.draws is None or memory.draws.n_rows==20*6
 
 
 def test_priorities_reach_living_rows_only(memory):

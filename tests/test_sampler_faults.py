@@ -111,11 +111,14 @@ def test_a_copy_that_was_never_attached_serves_any_memory(make, how, allocated):
 @pytest.mark.parametrize('how', COPIES.values(), ids=COPIES.keys())
 @pytest.mark.parametrize('allocated', [False, True])
 def test_a_copy_of_one_that_serves_lives_its_own_life(make, how, allocated):
-    room, sampler = Room(), make()
-    sampler.attach(50, room if allocated else None)
+    room, sampler, counter = Room(), make(), np.full(1, 9)
+    sampler.attach(50, *((room, counter) if allocated else ()))
+    if not allocated: sampler.n_entered = 9
     live(sampler, Rng(1), 50, 0, 5)
     twin, before, there = how(sampler), plain(sampler.get_state()), {k: v.copy() for k, v in room.known.items()}
     assert plain(twin.get_state())==before and twin.check_valid() and repr(twin).split(' at 0x')[0]==repr(sampler).split(' at 0x')[0]
+    twin.n_entered += 1
+    assert (twin.n_entered, sampler.n_entered, counter[0])==(10, 9, 9)
     drawn = live(twin, Rng(2), 50, 77, 5)
     assert plain(sampler.get_state())==before and all((there[k]==v).all() for k, v in room.known.items())
     assert live(sampler, Rng(2), 50, 77, 5)==drawn
@@ -159,6 +162,45 @@ def test_what_was_kept_is_recovered(make):
             assert kept.tolist()==want[slots].tolist()
         live(again, Rng(0), 50, n, 3)
         room.check()
+
+
+# ---- rows enter
+
+@pytest.mark.parametrize('make', [Proportional, RankBased])
+def test_rows_enter_once_each_with_its_priority(make):
+    """Late, in any numbers, with priorities for the last of them: as if each had been told of at once. A priority counts as seen
+    even if its row was overwritten before it entered"""
+    sampler, chance, n, largest, want = make(), np.random.default_rng(0), 0, 1., {}
+    sampler.attach(7)
+    for _ in range(300):
+        start = n + int(chance.integers(0, 12))
+        p = chance.random(int(chance.integers(0, 12)))*largest*1.2 if chance.random() < .6 else None
+        first_new, n = n, start + (0 if p is None else len(p))
+        for id in range(first_new, n):
+            want[id % 7] = largest if id < start else p[id - start]
+            largest = max(largest, want[id % 7])
+        sampler.enter(SimpleNamespace(n_added=n, first_id=max(0, n - 7)), None if p is None else (start, p))
+        assert sampler.n_entered==n and sampler.largest==largest and sampler.check_valid()
+        assert sampler.priorities.tolist()==[want[k] for k in range(len(want))]
+
+
+def test_an_object_is_told_of_each_row_once_after_a_reopening():
+    class Noting(Own):
+        def __init__(self):
+            super().__init__()
+            self.slots = []
+        def on_add(self, slots, priorities):
+            super().on_add(slots, priorities)
+            self.slots += [int(o) for o in slots]
+    room, counter, sampler = Room(), np.zeros(1, np.int64), as_sampler(Noting())
+    sampler.attach(50, room, counter)
+    sampler.enter(SimpleNamespace(n_added=0, first_id=0))
+    sampler.enter(SimpleNamespace(n_added=20, first_id=0))
+    again = as_sampler(Noting())
+    again.attach(50, Room(room.known), counter)
+    again.enter(SimpleNamespace(n_added=26, first_id=0))         # six rows came before the process died
+    again.enter(SimpleNamespace(n_added=30, first_id=0))
+    assert again.inner.slots==list(range(30)) and counter[0]==30
 
 
 # ---- interrupts
@@ -381,8 +423,9 @@ def test_mass_least_priority_and_largest(make):
         assert np.isclose(sampler.mass(), leaves.sum(), rtol=1e-12, atol=0)
         assert ranked or np.isclose(sampler.least_priority(), leaves[leaves > 0].min(), rtol=1e-12, atol=0)
     for priority in (0., 77.):
+        before = sampler.largest
         sampler.note_largest(priority)
-        assert sampler.largest==max(priority, sampler.largest)
+        assert sampler.largest==max(priority, before) > 0
     sampler.add_run(40, 1)
     assert sampler.priorities[40]==77 and sampler.check_valid()
     for bad in (-1, np.nan, np.inf, 'a'):

@@ -12,7 +12,7 @@ FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
 def plain(name):
-    "`2_learning/01_stepper.ipynb` → `learning/stepper.ipynb`: a path without the numbers that order it"
+    "`2_learning/02_stepper.ipynb` → `learning/stepper.ipynb`: a path without the numbers that order it"
     return re.sub(r'(^|/)\d+[a-zA-Z0-9]*_(?=[^/])', r'\1', name)
 
 

@@ -190,7 +190,7 @@ def write_search(site, ref, groups):
         page, _, place = e['href'].partition('#')
         if page not in said: said[page] = texts((site/page).read_text(encoding='utf-8'))
         e['text'] = said[page].get(place, e['text'])
-    made = [brief(search_entry(e, ref, groups)) for e in entries]
+    made = [brief(search_entry(e, ref, groups)) for e in entries if e['text']]     # not of headings without a text
     text = json.dumps(made, ensure_ascii=False, separators=(',', ':'))
     (site/'search.js').write_text(f'window.searchIndex = {text}\n', encoding='utf-8')
     path.unlink()

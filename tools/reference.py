@@ -3,12 +3,10 @@
 `Reference()` imports the modules of the package. `pages()` gives one page of Markdown for each module, and an index of
 all names; `link(name)` says where an entry is, for the links in the rest of the site.
 """
-import importlib, inspect, re, textwrap
-from dataclasses import dataclass, field
-from pathlib import Path
+import ast, importlib, inspect, re, textwrap
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Protocol
 
-import yaml
 from fastcore.docments import docments
 
 LIB = 'fastrl_replay'
@@ -16,20 +14,6 @@ PUBLIC = 'interop.', 'ray.', 'rate_limiter', 'cli'      # modules for users whos
 WIDTH = 96                                              # of a signature
 # What a variable of this name holds in the text of a chapter: `memory.add` is `ReplayMemory.add`
 USUAL = {'memory': 'ReplayMemory', 'batch': 'Batch', 'replay': 'ExperienceReplay', 'learn': 'DQNLearner'}
-
-
-def by_entry(known):
-    "Meanings under `ReplayMemory.save.folder` or `folder` as name of the entry ('': any) → parameter → meaning"
-    found: dict[str, dict[str, str]] = {'': {}}
-    for key, meaning in known.items():
-        entry, _, parameter = key.rpartition('.')
-        found.setdefault(entry, {})[parameter] = meaning
-    return found
-
-
-MEANINGS = by_entry(yaml.safe_load((Path(__file__).parent/'meanings.yml').read_text(encoding='utf-8')))
-COMMON = MEANINGS['']                                   # for docstrings that take a parameter for granted
-LONGEST = 220                                           # letters of a meaning that a docstring gives
 
 
 @dataclass
@@ -74,10 +58,9 @@ def kind_of(cls, name):
     if isinstance(raw, classmethod | staticmethod) or inspect.isfunction(raw): return 'method'
 
 
-def own_methods(cls):
-    "Names of the public methods and properties that a class defines, or has from a private base"
-    bases = [c for c in cls.__mro__ if ours(c) and (c is cls or c.__name__.startswith('_'))]
-    names = dict.fromkeys(n for c in bases for n in c.__dict__ if not n.startswith('_'))
+def methods_of(cls, bases):
+    "Names of the public methods and properties that a class has from these of its bases, the lowest first"
+    names = dict.fromkeys(n for c in reversed(bases) for n in c.__dict__ if not n.startswith('_'))
     return [n for n in names if kind_of(cls, n)]
 
 
@@ -147,96 +130,34 @@ def head(entry):
     return f'{word}{entry.name}(\n{body}\n){returns}'
 
 
-# ---- what a docstring says of a parameter
+# ---- what stands beside the parameters in the source
 
-LISTED = r'(?:^|(?<=[.;,:)] )|(?<=\())((?:`\w+`(?:, | and | or )?)+)(?: \([^)]*\))?: '
-ASIDE = r'An? `|Raises |Returns '       # how a sentence begins that is no longer about the parameter
-REFERRED = r'\b(?:[Aa]s|like|see)(?: in| for| the function)? `([\w.]+)`'
-
-
-def sentences(text):
-    text = re.sub(r'\b(et al|vs|e\.g|i\.e|cf)\. ', r'\1.\0', ' '.join(text.split()))
-    return [o.replace('\0', ' ') for o in re.split(r'(?<=[.!?])\s+(?=[A-Z`])', text)]
+def field_comments(cls):
+    "What stands beside the fields in the source of a class"
+    text = textwrap.dedent(inspect.getsource(cls))
+    lines, fields = text.splitlines(), [o for o in ast.parse(text).body[0].body if isinstance(o, ast.AnnAssign)]
+    return {o.target.id: lines[o.end_lineno - 1][o.end_col_offset:].strip(' #') for o in fields}
 
 
-def enclosed(text):
-    "A text up to the end of the brackets that it is in"
-    depth = 0
-    for k, c in enumerate(text):
-        depth += (c == '(') - (c == ')')
-        if depth < 0: return text[:k]
-    return text
+def comments(obj):
+    "What stands beside the parameters of a function, or the fields of a `NamedTuple` or dataclass"
+    return field_comments(obj) if inspect.isclass(obj) else docments(plain_function(obj), args_kwargs=True)
 
 
-def trimmed(meaning, others):
-    "A meaning up to a sentence that speaks of something else, or makes it too long"
-    first, *rest = sentences(enclosed(meaning).strip(' ;,'))
-    kept = [first]
-    for o in rest:
-        strange = re.match(ASIDE, o) or set(re.findall(r'`\**(\w+)', o)) & others
-        if strange or len(' '.join([*kept, o])) > LONGEST: break
-        kept.append(o)
-    return ' '.join(kept) if len(kept) > 1 else first.removesuffix('.')
-
-
-def listed(doc, names):
-    "Meanings given as `` `name`: meaning ``, or `` `a`, `b`: meaning ``; the next such name ends one"
-    for part in doc.split('\n\n'):
-        part = ' '.join(part.split())
-        hits = [*re.finditer(LISTED, part)]
-        for m, end in zip(hits, [*(m.start() for m in hits[1:]), len(part)]):
-            for name in names.intersection(re.findall(r'`(\w+)`', m[1])):
-                yield name, trimmed(part[m.end():end], names - {name})
-
-
-def clause(said, name):
-    "The sentence, or the part of it up to a semicolon, that first speaks of a parameter"
-    for sentence in said:
-        for piece in re.split(r';\s+(?![^()]*\))', sentence):
-            if re.search(rf'`{name}`|`{name}=|`\*\*{name}`', piece): return piece.removesuffix('.')
-
-
-def clauses(said, names): return {k: o for k in names if (o := clause(said, k))}
-
-
-def said_of(doc, names):
-    "What a docstring says of the parameters: what it lists, what its sentences say, and what its summary does"
-    found: dict[str, str] = {}
-    for k, v in listed(doc, names): found.setdefault(k, v)
-    summary, *rest = [o for part in doc.split('\n\n') for o in sentences(part)] or ['']
-    return found, clauses(rest, names), clauses([summary], names)
-
-
-def comments(entry):
-    "What stands beside the parameters in the source"
-    if entry.kind != 'function': return {}
-    return {k: v for k, v in docments(plain_function(entry.obj)).items() if v and k != 'return'}
-
-
-def inherited(entry):
-    "Of an entry and those of the base classes that it stands for: names, with and without the module, and docstrings"
-    if not (cls := entry.owner or (entry.obj if entry.kind == 'class' else None)):
-        return [f'{entry.module}.{entry.name}', entry.name], [entry.doc]
-    bases, (_, dot, method) = [c for c in cls.__mro__ if ours(c)], entry.name.partition('.')
-    names = [o for c in bases for o in (f'{c.__module__.partition(".")[2]}.{c.__name__}', c.__name__)]
-    found = [getattr(c, method, None) if method else c for c in bases]
-    return [o + dot + method for o in names], [inspect.getdoc(o) or '' for o in found if o is not None]
+def described_in(entry):
+    "What describes the parameters of an entry, the nearest first: its function, that of a base, or the fields"
+    cls = entry.owner or (entry.obj if entry.kind == 'class' else None)
+    if cls is None: return [entry.obj]
+    method, bases = entry.name.partition('.')[2] or '__init__', [c for c in cls.__mro__ if ours(c)]
+    found = [c if method == '__init__' and (is_dataclass(c) or issubclass(c, tuple)) else c.__dict__.get(method)
+             for c in bases]
+    return [o for o in found if o is not None]
 
 
 def meanings(entry, sig):
-    """What each parameter means: by meanings.yml, the docstring, or a comment beside the parameter.
-
-    Where these say nothing: of a class, what its bases say; of a method, what is usual, or what its class says. The
-    summary of an entry, which says what the whole does, is the last resort."""
-    names = set(sig.parameters)
-    known, docs = inherited(entry)
-    known += [o for doc in docs for o in re.findall(REFERRED, doc)]
-    said = [said_of(doc, names) for doc in docs]
-    own, summary = [*said[0][:2]], said[0][2]
-    above = [o for found in said[1:] for o in found[:2]]
-    cls = [said_of(inspect.getdoc(c) or '', names)[0] for c in (entry.owner.__mro__ if entry.owner else ()) if ours(c)]
-    sources = [*(MEANINGS.get(o, {}) for o in known), *own, comments(entry), *above, COMMON, *cls, summary]
-    return {k: next((o[k] for o in sources if k in o), '') for k in sig.parameters}
+    "What each parameter means: what stands beside it, or beside that of the same name in a base class"
+    sources = [comments(o) for o in described_in(entry)]
+    return {k: next((o[k] for o in sources if o.get(k)), '') for k in sig.parameters}
 
 
 def cell(text): return text.replace('|', r'\|')
@@ -267,6 +188,7 @@ class Reference:
         self.chapters, self.left_out = chapters, {}
         self.modules = dict(self._load())
         self.chosen = self.modules['all'].__all__
+        self.users = [o for o in map(vars(self.modules['all']).get, self.chosen) if inspect.isclass(o)]
         pipes = self.modules['pipes.base'].IterDataPipe.functions
         self.forms = {getattr(form, '__wrapped__', None): name for name, form in pipes.items()}
         self.entries, self.by_module = {}, {}
@@ -288,8 +210,16 @@ class Reference:
             obj = getattr(module, o)
             kind = 'class' if inspect.isclass(obj) else 'function' if callable(obj) else 'constant'
             entry = Entry(o, obj, name, kind, page=place)
-            if kind == 'class' and ours(obj): entry.methods = [self._method(entry, m) for m in own_methods(obj)]
+            if kind == 'class' and ours(obj):
+                bases = [c for c in obj.__mro__ if ours(c) and (obj in self.described_with(c) or c.__name__[0] == '_')]
+                entry.methods = [self._method(entry, m) for m in methods_of(obj, bases)]
             yield entry
+
+    def described_with(self, cls):
+        "The classes with which the methods of `cls` are described: those for users that it is a part of, or itself"
+        if cls in self.users: return [cls]
+        whole = [o for o in self.users if cls in o.__mro__]
+        return [o for o in whole if not any(b in whole for b in o.__mro__[1:])] or [cls]
 
     def _method(self, entry, name):
         raw = inspect.getattr_static(entry.obj, name)
@@ -368,10 +298,13 @@ class Reference:
     def _members(self, e, level):
         "The methods of a class, and links to those of its bases"
         if len(e.methods) > 1: yield 'Methods: ' + ' · '.join(self._short(m, e.page) for m in e.methods)
+        own = {m.name.partition('.')[2] for m in e.methods}
+        whole = [self.link(self.entries[o.__name__][0], e.page) for o in self.described_with(e.obj) if o is not e.obj]
+        if whole: yield f'A part of {", ".join(whole)}, with which its methods are described'
         for base in getattr(e.obj, '__mro__', ())[1:]:
             found = [o for o in self.entries.get(base.__name__, []) if o.obj is base]
             for b in found:
-                rest = [self._short(m, e.page) for m in b.methods if m.name.partition('.')[2] not in e.obj.__dict__]
+                rest = [self._short(m, e.page) for m in b.methods if m.name.partition('.')[2] not in own]
                 if rest: yield f'From {self.link(b, e.page)}: ' + ' · '.join(rest)
         for m in e.methods: yield from self.entry(m, level + 1)
 

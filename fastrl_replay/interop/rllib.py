@@ -38,15 +38,18 @@ def _stacked(values):
 
 # %% ../../nbs/6_elsewhere/05_rllib.ipynb #96d04a20
 class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
-    """RLlib's `PrioritizedEpisodeReplayBuffer` over a `ReplayMemory`, its `.memory`, for one agent.
-
-    `capacity`: in steps. `sampler`: of this library, in place of `alpha` and `beta`. `options`: of the
-    memory, such as `path` or `codec`."""
+    """RLlib's `PrioritizedEpisodeReplayBuffer` over a `ReplayMemory`, its `.memory`, for one agent."""
     kept = 'memory', 'rng', 'running', 'n_episodes', 'n_sampled', 'drawn', 'spaces'      # what a state has
 
-    def __init__(self, capacity: int = 10_000, *, alpha: float = .6, beta: Any = .4,
-                 sampler: Any = None, seed: int | None = None,
-                 metrics_num_episodes_for_smoothing: int = 100, **options: Any) -> None:
+    def __init__(
+        self, capacity: int = 10_000,  # in steps
+        *, alpha: float = .6,          # how much priorities decide, ≥ 0: 0 nothing
+        beta: Any = .4,                # how far weights correct for that: 0 to 1, or a schedule
+        sampler: Any = None,           # one of this library, in place of `alpha` and `beta`
+        seed: int | None = None,       # of all draws
+        metrics_num_episodes_for_smoothing: int = 100,  # changes nothing here
+        **options: Any,                # of the `ReplayMemory`, such as `path` or `codec`
+    ) -> None:
         super().__init__(1, metrics_num_episodes_for_smoothing=metrics_num_episodes_for_smoothing)
         self.capacity = whole('capacity', capacity, 1)
         sampler = Proportional(alpha, beta) if sampler is None else sampler

@@ -93,18 +93,21 @@ def _column(field):
 class ReplayBuffer(buffers.ReplayBuffer):
     """SB3's `ReplayBuffer` over a `ReplayMemory`, its `.memory`. The same seed gives the same batches.
 
-    `optimize_memory_usage`: store shared observations once (`dedup='auto'`), also with time limits.
-    `n_steps`, `gamma`: of n-step returns; None: those of the algorithm that makes this buffer.
-    `options`: of the `ReplayMemory`, such as `codec`. Errors are SB3's in `add`, else the memory's."""
+    Observations may be shared with time limits too. Errors are SB3's in `add`, else the memory's."""
     observations, next_observations = _column('state'), _column('next_state')
     actions, rewards = _column('action'), _column('reward')
     new_sampler: Any = SharedRandom       # makes the sampler of a new memory
     _memory: Any = None
 
-    def __init__(self, buffer_size: int, observation_space: spaces.Space, action_space: spaces.Space,
-                 device: Any = 'auto', n_envs: int = 1, optimize_memory_usage: bool = False,
-                 handle_timeout_termination: bool = True, *, n_steps: int | None = None,
-                 gamma: float | None = None, **options: Any) -> None:
+    def __init__(
+        self, buffer_size: int, observation_space: spaces.Space, action_space: spaces.Space,
+        device: Any = 'auto', n_envs: int = 1,
+        optimize_memory_usage: bool = False,  # store shared observations once (`dedup='auto'`)
+        handle_timeout_termination: bool = True,
+        *, n_steps: int | None = None,        # of n-step returns (None: the algorithm's)
+        gamma: float | None = None,           # of n-step returns (None: the algorithm's)
+        **options: Any,                       # of the `ReplayMemory`, such as `codec`
+    ) -> None:
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.buffer_size = max(buffer_size//n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
@@ -249,9 +252,14 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
 
     It draws rows of whole episodes: ended, and nothing overwritten. `goal_selection_strategy`:
     'future', 'final' or 'episode'. `copy_info_dict`: `env.compute_reward` gets the steps' infos."""
-    def __init__(self, buffer_size: int, observation_space: spaces.Dict, action_space: spaces.Space, env: Any,
-                 *args: Any, n_sampled_goal: int = 4, goal_selection_strategy: Any = 'future',
-                 copy_info_dict: bool = False, **options: Any) -> None:
+    def __init__(
+        self, buffer_size: int, observation_space: spaces.Dict, action_space: spaces.Space,
+        env: Any,                      # its `compute_reward` is called
+        *args: Any,
+        n_sampled_goal: int = 4,       # rows with another goal for each as it was stored
+        goal_selection_strategy: Any = 'future',  # 'future', 'final' or 'episode'
+        copy_info_dict: bool = False,  # does `compute_reward` get the infos of the steps?
+        **options: Any) -> None:
         DictReplayBuffer.__init__(self, buffer_size, observation_space, action_space, *args, **options)
         if self.n_steps > 1: refuse('n_steps', 1, self.n_steps, 'hindsight relabels single steps')
         strategy = goal_selection_strategy
@@ -332,7 +340,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Its samples have `weights` and `update_priorities`. SB3's own `train` uses neither, so that all
     priorities stay equal; algorithms with `Prioritized` use both, or a `train` of your own."""
-    def __init__(self, *args: Any, alpha: float = .6, beta: Any = .4, eps: float = 1e-6, **options: Any) -> None:
+    def __init__(
+        self, *args: Any,   # as of `ReplayBuffer`
+        alpha: float = .6,  # how much errors decide, ≥ 0: 0 nothing, 1 in proportion
+        beta: Any = .4,     # how far weights correct for that: 0 to 1, or a schedule
+        eps: float = 1e-6,  # added to each |TD error|
+        **options: Any,     # as of `ReplayBuffer`
+    ) -> None:
         self.new_sampler: Any = partial(Proportional, alpha, beta, eps)
         super().__init__(*args, **dict(seed=int(below(0, 2**31 - 1, 1)[0])) | options)
 

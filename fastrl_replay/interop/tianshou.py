@@ -76,17 +76,16 @@ def _refused(name):
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #47547938
 class VectorReplayBuffer(ReplayBufferManager):
-    """Tianshou's `VectorReplayBuffer` over one `ReplayMemory`, its `.memory`. Each environment is a stream.
-
-    It holds the newest `total_size` transitions (rounded up to a multiple of `buffer_num`) of all
-    environments together. `keep`: what to store of `info` and `policy`: 'info.TimeLimit.truncated'.
-    `sampler`: default `Uniform(replace=True)`. `options`: of the memory, such as `path` or `codec`.
-    An index is a slot. A `ValueError` names an option of Tianshou's buffer that isn't supported."""
+    """Tianshou's `VectorReplayBuffer` over one `ReplayMemory`, its `.memory`: each environment is a stream, each
+    index a slot. It holds `total_size` transitions, rounded up to a multiple of `buffer_num`, and draws by `sampler`
+    (None: `Uniform(replace=True)`). A `ValueError` names an option of Tianshou's buffer that isn't supported."""
     weighted = False                                     # do algorithms send TD errors back?
     set_batch, set_array_at_key, dropnull = map(_refused, ('set_batch', 'set_array_at_key', 'dropnull'))
 
-    def __init__(self, total_size: int, buffer_num: int, *, random_seed: int = 42,
-                 keep: tuple[str, ...] = (), sampler: Any = None, **options: Any) -> None:
+    def __init__(
+        self, total_size: int, buffer_num: int, *, random_seed: int = 42,
+        keep: tuple[str, ...] = (),  # of `info` and `policy`, such as 'info.TimeLimit.truncated'
+        sampler: Any = None, **options: Any) -> None:
         n = self.buffer_num = whole('buffer_num', buffer_num, 1, 2**15 - 1)
         self.maxsize = -(-whole('total_size', total_size, 1)//n)*n
         self.stack_num, self.buffers, self.options = 1, np.empty(0, object), _of_memory(options)
@@ -257,14 +256,16 @@ class VectorReplayBuffer(ReplayBufferManager):
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #73e0c342
 class PrioritizedVectorReplayBuffer(VectorReplayBuffer):
-    """A `VectorReplayBuffer` that draws by priority (Schaul et al. 2016); samples have a `weight`.
-
-    `weight_norm`: weights are divided by the largest of the batch, else of the memory. `sampler`:
-    one such as `RankBased()`, in place of `alpha`, `beta` and `weight_norm`."""
+    """A `VectorReplayBuffer` that draws by priority (Schaul et al. 2016); samples have a `weight`."""
     weighted = True
 
-    def __init__(self, total_size: int, buffer_num: int, alpha: float = .6, beta: Any = .4,
-                 weight_norm: bool = True, *, sampler: Any = None, **options: Any) -> None:
+    def __init__(
+        self, total_size: int, buffer_num: int,
+        alpha: float = .6,         # how much priorities decide, ≥ 0: 0 nothing
+        beta: Any = .4,            # how far weights correct for that: 0 to 1, or a schedule
+        weight_norm: bool = True,  # divide weights by the largest of the batch; False: the memory
+        *, sampler: Any = None,    # in place of these three, such as `RankBased()`
+        **options: Any) -> None:
         eps, normalize = float(np.finfo(np.float32).eps), 'batch' if weight_norm else 'memory'
         if sampler is None: sampler = Proportional(alpha, beta, eps, normalize)
         super().__init__(total_size, buffer_num, sampler=sampler, **options)

@@ -127,16 +127,17 @@ class TensorDictRows:
 _DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
 
 class ReplayBuffer:
-    """The newest `max_sz` transitions of TensorDicts, for use in place of a `TensorDictReplayBuffer`.
-
-    `sampler`: a sampler of this library; default: `Uniform(replace=True)`. `priority_key`: the entry of TD errors.
-    `transform`: as of `append_transform`. `pin_memory`: what is read lies in page-locked memory. `prefetch`: how many
-    batches of `batch_size` are drawn ahead; a thread converts, transforms and pins them.
-    `options`: as of `ReplayMemory`, such as `path`, `dedup`, `seed`. The memory itself is `.memory`. Its steps have a
-    field for each entry: `observation`, `next_observation`, `action`, `reward`, `terminated`, `truncated`, …"""
-    def __init__(self, max_sz: int, batch_size: int | None = None, sampler: Any = None, *,
-                 priority_key: str = 'td_error', transform: Any = None, pin_memory: bool = False,
-                 prefetch: int | None = None, **options: Any) -> None:
+    """The newest `max_sz` transitions of TensorDicts, for use in place of a `TensorDictReplayBuffer`. It draws
+    `batch_size` rows by `sampler` (None: `Uniform(replace=True)`). Its memory is `.memory`, whose steps have a field
+    for each entry: `observation`, `next_observation`, `action`, `reward`, `terminated`, `truncated`, …"""
+    def __init__(
+        self, max_sz: int, batch_size: int | None = None, sampler: Any = None,
+        *, priority_key: str = 'td_error',  # the entry of TD errors
+        transform: Any = None,        # the first one, as of `append_transform`
+        pin_memory: bool = False,     # what is read lies in page-locked memory
+        prefetch: int | None = None,  # batches drawn, transformed and pinned ahead, by a thread
+        **options: Any,               # of the `ReplayMemory`, such as `path`, `dedup`, `seed`
+    ) -> None:
         self.batch_size, self.priority_key, self.pin_memory = batch_size, priority_key, pin_memory
         self.prefetch = 0 if prefetch is None else whole('prefetch', prefetch)
         if self.prefetch and batch_size is None:

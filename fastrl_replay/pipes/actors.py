@@ -305,20 +305,24 @@ class _Crew(dict):
 class Actors(IterDataPipe):
     """Everything upstream runs in `num_workers` processes (0: in this one); their steps arrive in `Batch`es.
 
-    `ctx`: 'spawn', 'forkserver' or 'fork' (the first two import the pipe's classes and functions;
-    define these in a module). `chunk`: rows that are sent together. `timeout`: seconds without a step
-    after which a worker counts as stuck. `restart`: replace a worker that died, got stuck or raised
-    an error after its first chunk (True, or the largest number of times). `in_flight`: chunks that a
-    worker may be ahead of the learner. `in_order`: workers take turns, so the same seeds give the
-    same steps in the same order; False: first come, first served.
+    'spawn' and 'forkserver' import the pipe's classes and functions: define these in a module. With
+    `restart`, a worker that died, got stuck or raised an error after its first chunk is replaced. With
+    `in_order`, the same seeds give the same steps in the same order.
 
     Streams of different workers have different `env_id`s, and processes different `proc_id`s. An
     `ActorError` says what a worker raised or how it died. It ends all workers, as `close()` does;
     iterating again starts new ones with new streams. Raises a `ValueError` for a wrong argument
     and if a memory is upstream, because every worker would get a copy."""
-    def __init__(self, source_datapipe: Any, num_workers: int = 1, ctx: Any = 'spawn',
-                 chunk: int = 64, timeout: float = 60, restart: bool | int = False,
-                 in_flight: int = 2, in_order: bool = True) -> None:
+    def __init__(
+        self, source_datapipe: Any,   # what the workers run; it holds no memory
+        num_workers: int = 1,         # processes (0: this one)
+        ctx: Any = 'spawn',           # how they are started: 'spawn', 'forkserver' or 'fork'
+        chunk: int = 64,              # rows that are sent together
+        timeout: float = 60,          # seconds without a step after which a worker counts as stuck
+        restart: bool | int = False,  # replace workers that fail: True, or at most how often
+        in_flight: int = 2,           # chunks that a worker may be ahead of the learner
+        in_order: bool = True,        # take turns; False: first come, first served
+    ) -> None:
         number('actors: timeout', timeout, above=True, hint='in seconds')
         check_upstream(source_datapipe)
         if isinstance(ctx, str): multiprocessing.get_context(ctx)     # a wrong name is refused here

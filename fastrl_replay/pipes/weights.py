@@ -118,7 +118,12 @@ class SharedAgent:
     model is a copy of `agent.model` on `device`, in evaluation mode. If the agent has `n_steps`, as
     `EpsilonGreedy` has, that becomes the number of steps of all actors. Other attributes are the
     agent's. Raises a `TypeError` for an agent without a torch module as its `model`."""
-    def __init__(self, agent: Any, shared: Any, every: int = 8, device: Any = 'cpu') -> None:
+    def __init__(
+        self, agent: Any,     # acts by a torch module, its `model`; it is copied
+        shared: Any,          # a `SharedParams` or `RayParams`
+        every: int = 8,       # states between two looks for newer weights
+        device: Any = 'cpu',  # where the copy acts
+    ) -> None:
         if not isinstance(getattr(agent, 'model', None), torch.nn.Module):
             refuse('SharedAgent: agent', 'an agent with a torch module as its .model', typed(agent), error=TypeError)
         model = copy.deepcopy(agent.model).to(device).eval().requires_grad_(False)

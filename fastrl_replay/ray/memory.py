@@ -185,11 +185,6 @@ class Shards(Telling):
                 f'{free:g} are free, and it needs {CPU:g} of one: end other actors, add nodes, or pass a '
                 'longer timeout')
 
-    def add_shards(self, n: int = 1) -> None:
-        "Start `n` more shards, each as large as the others; new steps and pushers go there too"
-        with self.lock:
-            self._tell('grow', len(self.places) + whole('n', n, 1))
-            self._take_in()
     def retire_shard(self, k: int, drop: bool = False) -> None:
         """Let the shard in place `k` take no steps any more. It is drawn from until as many new
         ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
@@ -711,6 +706,12 @@ class Watched(Saved):
         "Pusher `number` has left"
         self._tell('release', number)
 
+    def add_shards(self, n: int = 1) -> None:
+        "Start `n` more shards, each as large as the others; new steps and pushers go there too"
+        with self.lock:
+            self._tell('grow', len(self.places) + whole('n', n, 1))
+            self._take_in()
+
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b871
 class RayMemory(Watched):
     """A `ReplayMemory` of `max_sz` transitions in `shards` Ray actors. `shards=0`: the same in this
@@ -718,16 +719,25 @@ class RayMemory(Watched):
 
     Ids are `shard number << 44 | id in the shard`, so `n_added` is a count. `sampler`: a pattern,
     of which each shard has a copy; one that ranks all transitions is refused, unless
-    `rank='shard'`. `path`: a folder for each shard, from which it is started again when it dies.
-    `name`: what others find the memory by. All ends with this process, at the latest half a minute after
-    it was killed, unless another client is attached, or the memory is `detached`: then it stays until
-    `attach(name).close(everything=True)`. Nothing waits longer than `timeout` seconds. If a shard
-    is lost: 'go_on' draws from the others until it is replaced, 'wait' waits for it as long,
-    'raise' raises `ShardLost`. `options`: those of `ReplayMemory`."""
-    def __init__(self, shards: int = 4, max_sz: int = 100_000, sampler: Any = None, *, step: Any = None,
-                 path: Any = None, name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on',
-                 timeout: float = 60., rank: str | None = None, place: str = 'SPREAD', detached: bool = False,
-                 **options: Any) -> None:
+    `rank='shard'`. Nothing waits longer than `timeout` seconds. If a shard is lost, 'go_on' draws from
+    the others until it is replaced, 'wait' waits for it as long, 'raise' raises `ShardLost`. All ends
+    with this process, at the latest half a minute after it was killed, unless another client is
+    attached. What is `detached` stays until `attach(name).close(everything=True)`."""
+    def __init__(
+        self, shards: int = 4,    # Ray actors that hold it (0: this process does)
+        max_sz: int = 100_000,    # transitions in all shards together
+        sampler: Any = None,      # a pattern, which each shard copies (None: `Uniform()`)
+        *, step: Any = None,      # an example step (None: the first one stored)
+        path: Any = None,         # a folder for the shards, which start again from it
+        name: str = 'replay',     # what others find it by
+        seed: int | None = None,  # determines what is drawn
+        on_loss: str = 'go_on',   # of a shard: 'go_on' with the others, 'wait', or 'raise'
+        timeout: float = 60.,     # the most seconds to wait for an answer
+        rank: str | None = None,  # 'shard': may a sampler rank within each shard?
+        place: str = 'SPREAD',    # of the shards: 'SPREAD', 'DEFAULT' or 'here'
+        detached: bool = False,   # does it outlive this process?
+        **options: Any,           # those of `ReplayMemory`
+    ) -> None:
         self.n_shards = n = whole('shards', shards)
         one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         one_of('place', place, ('SPREAD', 'DEFAULT', 'here'))

@@ -92,12 +92,14 @@ class RayPusher(Telling):
     """Sends chunks to the memory called `name`, from any process of the Ray cluster: each is stored
     exactly once as long as this process lives. They go to one shard, with few other pushers, and
     to another one where one has fewer; a pusher alone fills all of them in turn. Where a learner
-    limits the steps, `push` waits until they are wanted.
-
-    `in_flight`: chunks under way before `push` waits; `place`: a shard and a number that were
-    assigned already. A `ShardLost` if the shard doesn't answer for `timeout` seconds."""
-    def __init__(self, name: str = 'replay', in_flight: int = 3, timeout: float = 60.,
-                 place: tuple[int, int] | None = None) -> None:
+    limits the steps, `push` waits until they are wanted. A `ShardLost` if the shard does not
+    answer."""
+    def __init__(
+        self, name: str = 'replay',             # of the memory
+        in_flight: int = 3,                     # chunks under way before `push` waits
+        timeout: float = 60.,                   # seconds without an answer that raise a `ShardLost`
+        place: tuple[int, int] | None = None,   # a shard and a number that were assigned already
+    ) -> None:
         self.name, self.timeout, self._directory = name, timeout, named_actor(name, timeout)
         found: tuple[int, int] = self._tell('assign') if place is None else place
         self.place, self.number = found

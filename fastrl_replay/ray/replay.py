@@ -46,12 +46,18 @@ class RayActors(IterDataPipe):
     """Everything upstream runs in `n` Ray actors, which push chunks of at most `chunk` rows to the
     shards of the `.ray_replay` downstream, `in_flight` of them before they wait.
 
-    `resources`: options of the Ray actors, such as `num_cpus` (0.01). `restart`: replace an actor that
-    died, at most 5 times each; its streams are new ones. An `ActorError` says what an actor raised
+    The streams of an actor that replaces another are new ones. An `ActorError` says what an actor raised
     or that it died too often; that, like `close()`, ends all of them. `n=0`, or iterating this pipe
     itself: the steps pass through this process."""
-    def __init__(self, source_datapipe: Any, n: int = 1, chunk: int = 64, in_flight: int = 3,
-                 resources: dict[str, Any] | None = None, restart: bool = True, timeout: float = 60.) -> None:
+    def __init__(
+        self, source_datapipe: Any,  # what the actors run
+        n: int = 1,                  # how many (0: this process runs it)
+        chunk: int = 64,             # rows, at most, that are pushed together
+        in_flight: int = 3,          # chunks pushed before an actor waits for an answer
+        resources: dict[str, Any] | None = None,  # of the Ray actors, such as `num_cpus` (0.01)
+        restart: bool = True,        # replace an actor that died, at most 5 times each
+        timeout: float = 60.,        # seconds to wait for a shard
+    ) -> None:
         check_upstream(source_datapipe)
         self.source_datapipe, self.n = source_datapipe, whole('ray_actors: n', n)
         self.chunk = whole('ray_actors: chunk', chunk, 1)
@@ -283,7 +289,7 @@ class RayReplay(ExperienceReplay):
         self._check_slack(len(self.memory.places) + n)
         self.memory.add_shards(n)
     def retire_shard(self, k: int, **kw: Any) -> None:
-        "Send no more steps to shard `k`: `RayMemory.retire_shard`"
+        "Send no more steps to shard `k`; `kw`: as of `RayMemory.retire_shard`"
         self.memory.retire_shard(k, **kw)
 
     def save(self, folder: Any) -> int:

@@ -15,8 +15,9 @@ from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
 from ..saving import CheckpointError, naming
 from ..steps import Layout, encode, same_layout
-from .base import Accepted, Ram, Streams, follow_links, to_ids
+from .base import Accepted, Streams, follow_links, to_ids
 from .request import Request, Requests, fetch_kernel
+from .rooms import Ram
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
 # The counters: rows so far, the oldest, those that entered the sampler, a load under way
