@@ -168,6 +168,7 @@ def test_it_grows_and_what_is_free_is_used_again(tmp_path):
     there = blocks(tmp_path)
     pair.again()
     pair.check()
+    assert pair.storage.tables[0].ready >= pair.storage.tables[0].used
     for _ in range(90): pair.add()
     pair.check()
     assert blocks(tmp_path)==there
@@ -288,6 +289,17 @@ def test_damage_is_named(tmp_path):
         records['next_state'][7, 1] = number
         with pytest.raises(CheckpointError, match='records.map.*damaged.*state: step 37 refers to a frame'): again(**{'records.map': records.tobytes()})
     assert again()
+
+
+def test_a_frame_that_changed_since_the_flush_is_noticed_by_the_checksums(tmp_path):
+    "Even if its fingerprint is not known yet"
+    memory = filled(tmp_path, 45)
+    memory.flush()
+    [table] = memory._storage.tables
+    table.frames[memory._storage.records['next_state'][(memory.n_added - 1) % memory.max_sz, -1] - 1] ^= 1      # no other row has it
+    table.prints[:] = 0
+    with pytest.raises(AssertionError, match='not what they were at the last flush'): memory.check_valid()
+    memory.close()
 
 
 # --- looking, loading -------------------------------------------------------------------------------------------------

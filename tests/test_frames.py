@@ -12,7 +12,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.steps import Layout, SimpleStep, Transition
-from fastrl_replay.storage import base, choice
+from fastrl_replay.storage import choice, rooms
 from fastrl_replay.storage.choice import check_fits, check_storage_options, kept_how, storage_for, tables_for
 from fastrl_replay.storage.frames import interned, stack_axis
 from harness import seen, through_torch
@@ -343,7 +343,7 @@ def test_an_interrupt_at_any_moment_is_forgotten(where, codec, monkeypatch):
         pair.extend()
         pair.check()
 
-class Small(base.Ram):
+class Small(rooms.Ram):
     "Memory of a few bytes"
     allowed = 10**9
     def extend(self, name, upto):
@@ -522,6 +522,17 @@ def test_a_state_in_pieces_is_loaded_as_it_was(world, codec):
             assert fresh.check_valid() and digest(fresh)==digest(pair.storage)
             if k % 4==0: pair.storage = fresh                       # and it goes on from there
             pair.check()
+
+def test_a_piece_that_is_missing_is_noticed():
+    storage, world = filled(calm(), 5, 50), calm(1)
+    pieces = [taken(storage.get_state())]
+    for _ in range(2):
+        for step in world.steps(3): storage.add(step)
+        pieces.append(taken(storage.get_state(pieces[-1]['n_added'])))
+    fresh = storage_for(storage.layout, 50)
+    with pytest.raises(ValueError, match='expected rows from 5 on, got rows from 8'): fresh.set_state(pieces[::2])
+    fresh.set_state(pieces)
+    assert digest(fresh)==digest(storage)
 
 def test_a_piece_holds_no_more_than_is_new():
     storage, world = filled(calm(), 500, 1000), calm(1)
