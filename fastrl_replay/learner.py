@@ -596,7 +596,7 @@ class _Graph:
 
     @torch.no_grad()
     def __call__(self, learn, batch, due):
-        batch.columns('weights', *batch.layout.fields)        # tensors, which can't be made while a loss is traced
+        batch = copy.copy(batch)             # all columns as tensors, which can't be made while a loss is traced
         groups = [self._of_group(learn.optimizer, k, group) for k, group in enumerate(learn.optimizer.param_groups)]
         share = learn.tau if due and learn.tau < 1 and not self.has_buffers else None
         buffers = dict(self.both.named_buffers()) if self.has_buffers else {}

@@ -115,7 +115,7 @@ def test_the_animation_shows_what_a_memory_does(root):
 
 def test_links_lead_to_chapters(root, drawing):
     name, tree = drawing
-    pages = {re.sub(r'(^|/)\d+_', r'\1', p.relative_to(root/'nbs').with_suffix('.html').as_posix()) for p in (root/'nbs').rglob('*.ipynb')}
+    pages = {re.sub(r'(^|/)\d+[a-z]?_', r'\1', p.relative_to(root/'nbs').with_suffix('.html').as_posix()) for p in (root/'nbs').rglob('*.ipynb')}
     links = {o.get('href') for o in tree.iter(f'{SVG}a')}
     assert links <= pages and bool(links) == (name == 'flow')
 

@@ -12,7 +12,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.ray import RayMemory, memory as module
 from fastrl_replay.ray.memory import SHIFT, Dealer, shares, systematic
 from fastrl_replay.ray.pusher import Sender
-from fastrl_replay.ray.shard import Ledger, LocalShard, Shard, ShardLost
+from fastrl_replay.ray.shard import SILENT, Directory, Ledger, LocalShard, Shard, ShardLost
 from fastrl_replay.samplers.more import LAP
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
@@ -81,11 +81,16 @@ def check_resend(image, stored, key, seq, rows, rng, folder):
     assert [o for o in stored if o[:2] == (key, seq)] == rows
 
 
-def test_the_pusher_silent_for_longest_is_forgotten():
-    ledger = Ledger(places=3)
-    for n, key in enumerate((1, 2, 3, 1, 4)): ledger.begin(key, 1 + (n == 3), n, 1, 0)
-    assert set(ledger.known) == {1, 3, 4}
-    assert ledger.wants(1, 2) == (3, 0) and ledger.wants(2, 9) == (9, 0)
+@pytest.mark.parametrize('mapped', [False, True])
+def test_no_pusher_is_forgotten(mapped, tmp_path):
+    "A ledger that is full grows, also in its file; what it knows is there when it is opened again, and in what it saves"
+    file = tmp_path/'ledger' if mapped else None
+    ledger = Ledger(0, file, places=3)
+    for n in range(3000): ledger.begin(n + 1, 1 + n % 5, n, 1, 0)
+    other = Ledger(places=2)
+    other.set_state(ledger.get_state())
+    for o in (ledger, other, Ledger(3000, file, places=3) if mapped else ledger):
+        assert len(o.known) == 3000 and all(o.wants(n + 1, 1)[0] == 2 + n % 5 for n in range(3000))
     assert ledger.wants(1, 9) == (9, 0)            # a load took back what the pusher knows to be stored
 
 
@@ -123,6 +128,22 @@ def test_what_the_memory_refuses_is_not_asked_for_again():
         sender.push(chunk(range(4, 8)), np.full(4, -1.))
     sender.push(chunk(range(8, 12)))
     assert shard.memory.recent(8).value.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def test_pushers_are_dealt_move_and_give_their_places_back(monkeypatch):
+    directory, clock = Directory('replay', 3, dict(max_sz=80), 'here'), [0.]
+    monkeypatch.setattr('fastrl_replay.ray.shard.time.monotonic', lambda: clock[0])
+    held = dict(directory.assign()[::-1] for _ in range(6))                      # number: place
+    assert sorted(held.values()) == [0, 0, 1, 1, 2, 2]
+    assert {n: directory.move(k, n, 10**6) for n, k in held.items()} == held     # evenly dealt: nobody moves
+    directory.grow(4)                                                            # one goes to the shard that was added
+    moved = {n: directory.move(k, n) for n, k in held.items()}
+    assert sum(moved[n] != k for n, k in held.items()) == 1 and 3 in moved.values()
+    clock[0] += SILENT + 1                                                       # all but two die: they take the places of two others
+    two = {n: directory.move(moved[n], n) for n in (0, 1)}
+    assert [len(o.pushers) for o in directory.seats] == [list(two.values()).count(k) for k in range(4)] and len(set(two.values())) == 2
+    for n in two: directory.release(n)
+    assert not any(o.pushers for o in directory.seats)
 
 
 # ---- the law

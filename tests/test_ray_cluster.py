@@ -92,7 +92,7 @@ def test_what_goes_in_comes_out(name, gauges, monkeypatch):
         hot = batch.probs > 1.5/total
         assert np.allclose(batch.probs[hot], 5.000001**.6/total, rtol=1e-4) and hot.any()
         with pytest.raises(TypeError, match='value'): memory.extend([Row('x', 1)])
-        with pytest.raises(ValueError, match='already'): RayMemory(1, 10, name=name)
+        with pytest.raises(ValueError, match='that no memory has'): RayMemory(1, 10, name=name)
         assert memory.check_valid() and not memory.health()['warnings']
         drawn = [RayMemory.attach(name, timeout=300, rank=k).rng.random() for k in (0, 1, 2, 1)]
         assert len(set(drawn)) == 3 and drawn[1] == drawn[3]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from fastrl_replay.all import GymStepper
 from fastrl_replay.batch import Batch
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.ray.shard import ShardLost
@@ -66,3 +67,27 @@ def test_a_node_dies(cluster, tmp_path, path):
         if path: assert after['n_added'] == before['n_added'] and after['number'] == before['number']
         else: assert after['number'] != before['number'] and len(memory) < 300 and memory.n_added == 300
         assert memory.check_valid()
+
+
+def parents(pids):
+    "How many of these processes each node started"
+    found = [open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1] for pid in pids]
+    return [found.count(o) for o in set(found)]
+
+
+def acting():
+    "The processes of `.ray_actors`"
+    def name(pid):
+        try: return open(f'/proc/{pid}/cmdline').read()
+        except OSError: return ''
+    return [pid for pid in filter(str.isdigit, os.listdir('/proc')) if name(pid).startswith('ray::ActingWorker')]
+
+
+def test_shards_and_actors_are_spread_over_the_nodes(cluster):
+    "Six shards and six actors on three nodes: at most three of a kind on one of them"
+    steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(6, chunk=16)
+    with steps.ray_replay(shards=6, bs=8, max_sz=6000, min_sz=10, seed=0, name='spread', timeout=WAIT) as replay:
+        next(iter(replay))
+        until(lambda: len(acting()) == 6, 'an actor is missing')
+        for pids in replay.stats()['pids'], acting():
+            assert sum(parents(pids)) == 6 and max(parents(pids)) <= 3, parents(pids)

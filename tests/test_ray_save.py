@@ -13,7 +13,7 @@ from fastrl_replay.ray.pusher import Sender
 from fastrl_replay.ray.shard import Ledger, LocalShard, Shard, ShardLost, pack, unpack
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.saving import CheckpointError
-from fastrl_replay.storage.records import Ring
+from fastrl_replay.storage.records import Records
 
 
 class Row(NamedTuple):
@@ -105,7 +105,7 @@ def test_a_process_killed_in_the_middle_of_a_chunk(tmp_path, monkeypatch, kind, 
     "The second half is stored when the chunk comes again, whether or not others stored rows meanwhile"
     make = rows if kind == 'rows' else lambda start, n: sights(start, n)
     field = 'value' if kind == 'rows' else 'action'
-    chunk, path, put = make(0, 900), tmp_path/'shard', Ring._put
+    chunk, path, put = make(0, 900), tmp_path/'shard', Records._put
     if not (pid := os.fork()):
         left = [2]
         def dying(self, columns, m, streams):
@@ -116,7 +116,7 @@ def test_a_process_killed_in_the_middle_of_a_chunk(tmp_path, monkeypatch, kind, 
         try:
             shard = Shard(0, 5000, path=path)
             shard.push(3, 1, 1, make(5000, 20))
-            monkeypatch.setattr(Ring, '_put', dying)
+            monkeypatch.setattr(Records, '_put', dying)
             shard.push(7, 1, 1, chunk)
         finally: os._exit(1)
     os.waitpid(pid, 0)
@@ -153,7 +153,7 @@ def test_one_shard_has_an_order_of_time():
     one, several = RayMemory(0, 50), small()
     for o in (one, several): o.extend(rows(0, 70))
     assert one.recent(9).value.tolist() == list(range(61, 70)) and one.recent(2, ['value']).layout.fields == ('value',)
-    with pytest.raises(ValueError, match='at most the 50'): one.recent(51)
+    with pytest.raises(ValueError, match='whole number ≤ 50, got 51'): one.recent(51)
     with pytest.raises(NotImplementedError, match='no common order of time'): several.recent(1)
 
 
@@ -199,7 +199,7 @@ def test_damage_is_named(tmp_path):
         file.write_bytes(content)
     assert len(loaded(tmp_path)) == 80
     with pytest.raises(CheckpointError, match='no such folder'): loaded(tmp_path/'else')
-    with pytest.raises(ValueError, match='3 shards of 30'): RayMemory(2, 90, place='here').restore(tmp_path)
+    with pytest.raises(ValueError, match='expected 2 shards of 45 transitions, got 3 of 30'): RayMemory(2, 90, place='here').restore(tmp_path)
 
 
 # ---- more and fewer shards

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SHIFT', 'shares', 'systematic', 'Dealer', 'row_ends', 'Asked', 'Shards', 'Drawn', 'Stored', 'Saved', 'Watched',
-           'RayMemory', 'end_actors']
+           'RayMemory', 'open_directory', 'end_actors']
 
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #854a252e
-import copy, functools, importlib, secrets, shutil, threading, time, weakref
+import atexit, copy, functools, importlib, secrets, shutil, threading, time, weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,13 +21,14 @@ from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
+from ..memory import ReplayMemory
 from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
 from ..storage.request import Requests
 from .pusher import Sender, as_batch
-from fastrl_replay.ray.shard import (
-    NAMESPACE, Directory, Info, LocalShard, Packed, RemoteShard, ShardLost, ShardSlow, named_actor,
-    pack, ray_library)
+from .shard import (
+    BEAT, CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteShard, ShardLost, ShardSlow, Telling,
+    actors_called, every, named_actor, pack, ray_library)
 
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -48,13 +49,15 @@ class Dealer:
         self.dealt, self.longest = dict.fromkeys(shards, 0), max(1, longest)
         self.begun: dict[int, tuple[int, int]] = {}    # stream: shard, rows of its episode there
 
-    def deal(self, streams: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        "Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an episode's last"
+    def deal(self, streams: np.ndarray, ends: np.ndarray, there: Any = None) -> np.ndarray:
+        """Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an episode's
+        last; `there`: the shards that answer (None: all), which take on what was begun elsewhere"""
         if len(self.begun) > 1 << 16: self.begun.clear()
         found, dealt = [], self.dealt
+        among = [k for k in dealt if there is None or k in there] or list(dealt)
         for stream, end in zip(streams.tolist(), ends.tolist()):
             k, m = self.begun.pop(stream, (-1, 0))
-            if m >= self.longest or k not in dealt: k, m = min(dealt, key=dealt.__getitem__), 0
+            if m >= self.longest or k not in among: k, m = min(among, key=dealt.__getitem__), 0
             if not end: self.begun[stream] = k, m + 1
             dealt[k] += 1
             found.append(k)
@@ -116,21 +119,29 @@ def _check_sampler(sampler, rank):
     raise ValueError(f'sampler: {sampler.name} ranks all transitions, and a shard knows only its own: the law '
                      "would not be that of one memory; take Proportional, or rank='shard' to rank within each shard")
 
-# %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b8a1
 @functools.cache
 def _gauge(what):
     "The metric `fastrl_replay_…`, which Prometheus reads from each node; a process has one of a name"
     metrics: Any = importlib.import_module('ray.util.metrics')
     return metrics.Gauge(f'fastrl_replay_{what}', tag_keys=('memory', 'shard'))
 
-class Shards:
+def _sign_of_life(memory):
+    "Let the directory know every few seconds that this client lives; `memory`: a weak reference"
+    def renew():
+        if (held := memory()) is None: stop.set()
+        else: held._tell('renew')
+    stop = every(BEAT, renew)
+
+# %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b8a1
+class Shards(Telling):
     "Which shards a memory has, which of them answer, and how they stand"
     n_shards: int                        # 0: in this process
 
-    def _begin(self, name, directory, own, on_loss, timeout):
-        self.name, self.on_loss, self.timeout, self.lock = name, on_loss, timeout, threading.RLock()
+    def _begin(self, directory, made, seed, on_loss, timeout):
+        self.name, self.on_loss, self.timeout = made['name'], on_loss, timeout
+        self.lock, self._made, own = threading.RLock(), made, made['options']
         self.sampler = copy.deepcopy(as_sampler(own['sampler'] or Uniform()))
-        self.rng, self.path, self._each, self._directory = Rng(own['seed']), own['path'], own['max_sz'], directory
+        self.rng, self.path, self._each, self._directory = Rng(seed), own['path'], own['max_sz'], directory
         self.layout: Layout | None = None
         self.draws: Any = None               # the shards count their own
         self.n_redrawn = self.n_lost = self.n_dead = 0
@@ -141,15 +152,22 @@ class Shards:
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
         self._take_in()
+        if isinstance(directory, RemoteShard) and made['lease'] is not None: _sign_of_life(weakref.ref(self))
 
-    def _tell(self, *call): return self._directory.get(self._directory.send(*call), self.timeout)
+    def _next_directory(self):
+        "One that continues as the directory that died for good, unless the shards ended as well"
+        if not actors_called(self._made['life']): raise ShardLost(f'{self.name!r} has been closed')
+        return open_directory(self._made)
 
     def _take_in(self):
         "Learn from the directory which shards there are"
         told = self._tell('shards')
         new = [(number, handle, handle and handle.send('info')) for number, handle, _ in told[len(self.places):]]
+        limit = time.monotonic() + self.timeout
         for number, handle, ref in new:
-            info = Info(number, *[0]*(len(Info._fields) - 1)) if handle is None else handle.get(ref, 2*self.timeout)
+            info = Info(number, *[0]*(len(Info._fields) - 1))
+            try: info = info if handle is None else handle.get(ref, max(.1, limit - time.monotonic()))
+            except ShardSlow: raise ShardLost(self._not_started(number)) from None
             place = _Place(handle, info)
             place.sender = Sender(functools.partial(self._again, place), timeout=self.timeout)
             self.places.append(place)
@@ -159,12 +177,14 @@ class Shards:
             if not is_open: self._dealer.dealt.pop(k, None)
             else: self._dealer.dealt.setdefault(k, min(self._dealer.dealt.values(), default=0))
         self.max_sz = self._each*sum(o.open for o in self.places)
+    def _not_started(self, number):
+        ray = ray_library()
+        free = ray.available_resources().get('CPU', 0.)
+        there = ray.cluster_resources().get('CPU', 0.)
+        return (f'{self.name!r}: shard {number} has not answered for {self.timeout:g} s; of {there:g} CPUs '
+                f'{free:g} are free, and it needs {CPU:g} of one: end other actors, add nodes, or pass a '
+                'longer timeout')
 
-    def add_shards(self, n: int = 1) -> None:
-        "Start `n` more shards, each as large as the others; new steps and pushers go there too"
-        with self.lock:
-            self._tell('grow', whole('n', n, 1))
-            self._take_in()
     def retire_shard(self, k: int, drop: bool = False) -> None:
         """Let the shard in place `k` take no steps any more. It is drawn from until as many new
         ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
@@ -172,13 +192,6 @@ class Shards:
             self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
             self._take_in()
             if not drop: self.places[k].due = self.known_added + self.max_sz
-
-    def assign(self) -> tuple[int, int]:
-        "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
-        return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
-    def release(self, k: int) -> None:
-        "A pusher has left place `k`"
-        self._tell('release', k)
 
     def _again(self, place, failed):
         "The handle of a place, after a failure the one that is there by then"
@@ -203,18 +216,22 @@ class Shards:
             elif place.live and place.due is not None and self.known_added >= place.due: self.retire_shard(k, True)
 
     def _look_at(self, k, place):
+        "Ask the directory for the shard, then the shard; the answers are not waited for"
         try:
-            if place.probe is None:
-                _, place.handle = self._tell('find', k)
+            if place.probe is None: place.probe = self._directory, self._directory.send('find', k)
+            who, ref = place.probe
+            found = who.get(ref, .001)
+            if not isinstance(found, Info):
+                _, place.handle = found
                 if place.handle is None: return self._take_in()
-                place.probe = place.handle.send('info')
-            info = place.handle.get(place.probe, .001)
+                place.probe = place.handle, place.handle.send('info')
+                found = place.handle.get(place.probe[1], .001)
         except ShardSlow: return
         except ShardLost as e:
             place.probe, place.why = None, str(e)
             return
-        if info.number!=place.info.number: place.gone += place.info.n_added
-        place.info, place.live, place.probe = info, True, None
+        if found.number!=place.info.number: place.gone += place.info.n_added
+        place.info, place.live, place.probe = found, True, None
 
     def _await_shards(self, wanted=any):
         "Look for lost shards; wait until one is there (`any`), or `all` (also with on_loss='wait')"
@@ -232,15 +249,29 @@ class Shards:
     def _known(self, what):
         "A number of each shard, as far as known; 0 of those that don't answer"
         return np.array([getattr(o.info, what) if o.live else 0 for o in self.places], float)
+    def _answers_of(self, asked):
+        """What each of the calls (place, handle, call) answers; a shard that doesn't is lost. With
+        'go_on', where others answer, none is waited for longer than a moment"""
+        begin, found, waits = time.monotonic(), {}, [self.timeout]
+        if self.on_loss=='go_on': waits.insert(0, min(5., self.timeout/4))
+        for wait in waits:
+            for o, handle, ref in asked:
+                left = max(.001, begin + wait - time.monotonic())
+                try: found[o] = handle.get(ref, left)
+                except ShardSlow: continue
+                except ShardLost: self._lose(o, handle)
+            if found: break
+        for o, handle, _ in asked:
+            if o not in found: self._lose(o, handle)
+        return found
+
     def refresh(self) -> None:
         "Ask all shards how they stand"
         with self.lock:
             self._look_for_lost()
             with suppress(ShardLost): self._take_in()
             asked = [(o, o.handle, o.handle.send('info')) for o in self.places if o.live]
-            for o, handle, ref in asked:
-                try: o.info = handle.get(ref, self.timeout)
-                except ShardLost: self._lose(o, handle)
+            for o, info in self._answers_of(asked).items(): o.info = info
             self._report()
 
     def __len__(self) -> int:
@@ -308,24 +339,24 @@ class Drawn(Shards):
     def take(self, asked: Asked) -> list[Batch]:
         "Return the batches that `ask` began; if a shard was lost meanwhile, drawn again from the others"
         with self.lock:
-            limit = time.monotonic() + self.timeout
+            limit, again = time.monotonic() + self.timeout, False
             while True:
                 parts = self._answers(asked)
                 needed = np.flatnonzero(asked.counts.sum(0)).tolist()
                 if all(parts.get(k) is not None for k in needed): return self._joined(asked, parts)
-                if time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
-                self.n_redrawn += asked.n
+                if again and time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
+                self.n_redrawn, again = self.n_redrawn + asked.n, True
                 asked = self.ask(asked.n, asked.bs, asked.fields)
 
     def _answers(self, asked):
         "The rows of each shard that answered, and is the one that was asked"
-        parts = {}
-        for k, (handle, number, ref) in asked.refs.items():
+        parts, calls = {}, [(self.places[k], handle, ref) for k, (handle, _, ref) in asked.refs.items()]
+        found = self._answers_of(calls)
+        for k, (handle, number, _) in asked.refs.items():
             place = self.places[k]
-            try: info, rows = handle.get(ref, self.timeout)
-            except ShardLost: self._lose(place, handle)
-            else:
-                if handle is place.handle and info.number==number: place.info, parts[k] = info, rows
+            if place not in found or handle is not place.handle: continue
+            info, rows = found[place]
+            if info.number==number: place.info, parts[k] = info, rows
         self._report()
         return parts
 
@@ -395,7 +426,9 @@ class Stored(Drawn):
             arrays, layout = chunk.arrays(), chunk.layout
             given = None if priorities is None else as_priorities('priorities', priorities, m)
             whose = chunk_streams(layout, chunk, arrays)
-            dealt = self._dealer.deal(np.arange(m) if whose is None else whose, row_ends(layout, arrays, m))
+            there = [k for k, o in enumerate(self.places) if o.live or self.on_loss!='go_on']
+            streams = np.arange(m) if whose is None else whose
+            dealt = self._dealer.deal(streams, row_ends(layout, arrays, m), there)
             parts = {k: np.flatnonzero(dealt==k) for k in np.unique(dealt).tolist()}
             largest, ids = self._known('largest').max(), np.empty(m, np.int64)
             for k, rows in parts.items():
@@ -634,7 +667,7 @@ class Watched(Saved):
         n, names = len(q), [f'shard {k}' for k in found['number']]
         down = [(o, time.monotonic() - o.since) for o in self.places if not o.live and not o.dropped]
         said = [f'shard {o.info.number} has not answered for {s:.0f} s' + (f': {o.why}' if o.why else '')
-                for o, s in down if s > 10 or o.why]
+                for o, s in down]
         said += [f'{names[k]} has {q[k]:.0%} of the mass, more than twice its part' for k in range(n) if q[k] > 2/n]
         full = [k for k in range(n) if found['first_id'][k] and found['rate'][k]]
         ages = sorted((found['fill'][k]/found['rate'][k], names[k]) for k in full) or [(0., '')]
@@ -666,6 +699,19 @@ class Watched(Saved):
         with self.lock:
             for o in self._all(): o.handle.get(o.handle.send('ask', 'flush'), self.timeout)
 
+    def assign(self) -> tuple[int, int]:
+        "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
+        return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
+    def release(self, number: int) -> None:
+        "Pusher `number` has left"
+        self._tell('release', number)
+
+    def add_shards(self, n: int = 1) -> None:
+        "Start `n` more shards, each as large as the others; new steps and pushers go there too"
+        with self.lock:
+            self._tell('grow', len(self.places) + whole('n', n, 1))
+            self._take_in()
+
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b871
 class RayMemory(Watched):
     """A `ReplayMemory` of `max_sz` transitions in `shards` Ray actors. `shards=0`: the same in this
@@ -673,8 +719,10 @@ class RayMemory(Watched):
 
     Ids are `shard number << 44 | id in the shard`, so `n_added` is a count. `sampler`: a pattern,
     of which each shard has a copy; one that ranks all transitions is refused, unless
-    `rank='shard'`. Nothing waits longer than `timeout` seconds. If a shard is lost, 'go_on' draws from the
-    others until it is replaced, 'wait' waits for it as long, 'raise' raises `ShardLost`."""
+    `rank='shard'`. Nothing waits longer than `timeout` seconds. If a shard is lost, 'go_on' draws from
+    the others until it is replaced, 'wait' waits for it as long, 'raise' raises `ShardLost`. All ends
+    with this process, at the latest half a minute after it was killed, unless another client is
+    attached. What is `detached` stays until `attach(name).close(everything=True)`."""
     def __init__(
         self, shards: int = 4,    # Ray actors that hold it (0: this process does)
         max_sz: int = 100_000,    # transitions in all shards together
@@ -687,34 +735,42 @@ class RayMemory(Watched):
         timeout: float = 60.,     # the most seconds to wait for an answer
         rank: str | None = None,  # 'shard': may a sampler rank within each shard?
         place: str = 'SPREAD',    # of the shards: 'SPREAD', 'DEFAULT' or 'here'
+        detached: bool = False,   # does it outlive this process?
         **options: Any,           # those of `ReplayMemory`
     ) -> None:
         self.n_shards = n = whole('shards', shards)
         one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
+        one_of('place', place, ('SPREAD', 'DEFAULT', 'here'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
         leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
         each = -(-whole('max_sz', max_sz, 1)//max(1, n))
+        tried = {k: v for k, v in options.items() if k!='closed'}
+        # raises at once what every shard would raise
+        ReplayMemory(min(each, 100), copy.deepcopy(sampler), seed=seed, **tried).close()
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
         here = not n or place=='here'
-        if here: directory: Any = LocalShard(Directory(name, max(1, n), own, 'here'))
-        else: directory = _make_directory(name, n, own, place)
-        end = weakref.finalize(self, end_actors, directory)
-        self._close, end.atexit = cast(Callable[[], Any], end), not here
-        try: self._begin(name, directory, own, on_loss, timeout)
+        made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,
+                    life=f'{name}/{secrets.token_hex(8)}', lease=None if here or detached else LEASE)
+        directory: Any = LocalShard(Directory(**made)) if here else open_directory(made, new=True)
+        end = weakref.finalize(self, end_actors, directory, made)
+        self._close, end.atexit = cast(Callable[[], Any], end), False
+        if not here and not detached: atexit.register(end)       # after Ray's own, and so run before it
+        try: self._begin(directory, made, seed, on_loss, timeout)
         except BaseException:
-            self._close()
+            end.detach()
+            end_actors(directory, made, 1.)
             raise
 
     @classmethod
     def attach(cls, name: str = 'replay', on_loss: str = 'go_on', timeout: float = 60.,
                seed: int | None = None, rank: int = 0) -> 'RayMemory':
-        """Another client of the memory `name`, or the same after its death; else a `ShardLost`.
-        `seed`: None for the memory's own; clients of one seed and different `rank` draw differently"""
+        """Another client of the memory `name`, or the same after its death; else a `ShardLost`. It
+        keeps the memory alive. `seed`: None for the memory's own; clients of one seed and different
+        `rank` draw differently"""
         memory, directory = cls.__new__(cls), named_actor(name, timeout)
-        own, memory._close = directory.get(directory.send('told'), timeout), lambda: None
-        seed = own['seed'] if seed is None else seed
-        own['seed'] = [seed, 0, rank] if rank and seed is not None else seed
-        memory._begin(name, directory, own, on_loss, timeout)
+        made, memory._close = directory.get(directory.send('told'), timeout), lambda: None
+        seed = made['options']['seed'] if seed is None else seed
+        memory._begin(directory, made, [seed, 0, rank] if rank and seed is not None else seed, on_loss, timeout)
         memory.n_shards = len(memory.places)
         return memory
 
@@ -737,26 +793,28 @@ class RayMemory(Watched):
     def close(self, everything: bool = False) -> None:
         "End the shards, and release what they hold; an attached memory only with `everything`"
         self._close()
-        if everything: end_actors(self._directory)
+        if everything: end_actors(self._directory, self._made)
     def __enter__(self) -> 'RayMemory': return self
     def __exit__(self, *_: object) -> None: self.close()
     def __repr__(self) -> str:
         where = f'{len(self.places)} shards of {self.name!r}' if self.n_shards else 'in this process'
         return f'RayMemory({int(self._known("fill").sum()):,} of {self.max_sz:,}; {where}; {self.sampler.kind})'
 
-def _make_directory(name, shards, own, place):
-    "The directory, on the head node: it lives as long as the cluster does, or until it is closed"
-    ray = ray_library()
-    how = dict(name=name, namespace=NAMESPACE, lifetime='detached', num_cpus=0)
-    how |= dict(resources={'node:__internal_head__': 1e-3})
-    try: return RemoteShard(ray.remote(Directory).options(**how).remote(name, shards, own, place))
-    except ValueError as e:
-        raise ValueError(f'name: there is a memory {name!r} already; attach to it, or take another') from e
+def open_directory(made: dict[str, Any], new: bool = False) -> RemoteShard:
+    """Return the directory `made` so, started if there is none, on the head node; a `ValueError` if it
+    is to be `new` and the name is taken. It needs no CPU, which a head node need not have"""
+    ray, name = ray_library(), made['name']
+    how = dict(name=name, namespace=NAMESPACE, lifetime='detached', num_cpus=0, max_restarts=-1)
+    how |= dict(resources={'node:__internal_head__': 1e-3}, get_if_exists=not new)
+    if new and actors_called(name, exactly=True):
+        refuse('name', 'one that no memory has', name, f'RayMemory.attach({name!r}) uses the one that is there, '
+               f'and RayMemory.attach({name!r}).close(everything=True) ends it')
+    return RemoteShard(ray.remote(Directory).options(**how).remote(**made))
 
-def end_actors(directory: Any, timeout: float = 20.) -> None:
-    "End the shards, which release their files first, and their directory"
+def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> None:
+    "End the shards, which release their files first, and their directory, even if that doesn't answer"
     remote = isinstance(directory, RemoteShard)
-    if remote and not importlib.import_module('ray').is_initialized(): return      # the cluster has gone
-    with suppress(ShardLost):
-        directory.get(directory.send('end', timeout), timeout + 10)
-        directory.kill()
+    if remote and not importlib.import_module('ray').is_initialized(): return    # the cluster has gone
+    with suppress(ShardLost): directory.get(directory.send('end', timeout), timeout + 5)
+    if not remote: return
+    for o in (*actors_called(made['name'], exactly=True), *actors_called(made['life'])): o.kill()

@@ -12,7 +12,7 @@ from typing import Any
 from ..checks import whole
 from ..batch import Batch, as_chunk
 from ..steps import Layout
-from .shard import RemoteShard, ShardLost, named_actor, pack
+from .shard import RemoteShard, ShardLost, ShardSlow, Telling, named_actor, pack
 
 # %% ../../nbs/4_processes/05_ray_pusher.ipynb #441f5221
 class Sender:
@@ -88,37 +88,58 @@ def as_batch(chunk: Any, layout: Layout | None = None) -> Batch:
     if isinstance(chunk, Batch): return chunk
     return Batch.of_steps(chunk, layout) if isinstance(chunk, list) else Batch.of(chunk)
 
-class RayPusher:
+class RayPusher(Telling):
     """Sends chunks to the memory called `name`, from any process of the Ray cluster: each is stored
-    exactly once as long as this process lives. All go to one shard, the one with the fewest
-    pushers. Where a learner limits the steps, `push` waits until they are wanted. A `ShardLost` if the shard
-    does not answer."""
+    exactly once as long as this process lives. They go to one shard, with few other pushers, and
+    to another one where one has fewer; a pusher alone fills all of them in turn. Where a learner
+    limits the steps, `push` waits until they are wanted. A `ShardLost` if the shard does not
+    answer."""
     def __init__(
-        self, name: str = 'replay',  # of the memory
-        in_flight: int = 3,          # chunks under way before `push` waits
-        timeout: float = 60.,        # seconds without an answer that raise a `ShardLost`
-        place: int | None = None,    # a shard that was assigned already
+        self, name: str = 'replay',             # of the memory
+        in_flight: int = 3,                     # chunks under way before `push` waits
+        timeout: float = 60.,                   # seconds without an answer that raise a `ShardLost`
+        place: tuple[int, int] | None = None,   # a shard and a number that were assigned already
     ) -> None:
-        self.directory, self.timeout, self.assigned = named_actor(name, timeout), timeout, place is None
-        self.place: int = self._ask('assign')[0] if place is None else place
+        self.name, self.timeout, self._directory = name, timeout, named_actor(name, timeout)
+        found: tuple[int, int] = self._tell('assign') if place is None else place
+        self.place, self.number = found
+        self.rows = self.n_chunks = 0        # sent to this shard; since it asked whether to move
+        self.asked: Any = None               # whether to move: the call
+        self.next = 0.                       # when to ask again, at the latest
         self.sender = Sender(self._connect, in_flight, timeout, limited=True)
 
-    def _ask(self, *call): return self.directory.get(self.directory.send(*call), self.timeout)
     def _connect(self, failed) -> RemoteShard:
         "The shard in this place, started again if it died; another if it takes no more steps"
-        self.place = self._ask('move', self.place)
-        return self._ask('find', self.place)[1]
+        self.place = self._tell('move', self.place, self.number)
+        return self._tell('find', self.place)[1]
+
+    def _look_round(self, m):
+        "Move if the directory says so, which is asked now and then, and not waited for"
+        self.rows, self.n_chunks = self.rows + m, self.n_chunks + 1
+        if self.asked is None:
+            if self.n_chunks < 32 and time.monotonic() < self.next: return
+            self.asked = self._directory.send('move', self.place, self.number, self.rows)
+            self.n_chunks, self.next = 0, time.monotonic() + 5
+        try: place = self._directory.get(self.asked, .001)
+        except ShardSlow: return
+        except ShardLost: place = self.place
+        self.asked = None
+        if place==self.place: return
+        self.sender.flush()
+        self.place, self.rows = place, 0
+        self.sender.shard = self._tell('find', place)[1]
 
     def push(self, chunk: Any, priorities: Any = None) -> None:
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
-        self.sender.push(pack(as_batch(chunk)), priorities)
+        chunk = as_batch(chunk)
+        self._look_round(len(chunk))
+        self.sender.push(pack(chunk), priorities)
     def flush(self) -> None:
         "Wait until everything is stored"
         self.sender.flush()
     def close(self) -> None:
         "Flush, and leave the place to others"
         self.flush()
-        if self.assigned: self._ask('release', self.place)
-        self.assigned = False
+        self._tell('release', self.number)
     def __enter__(self) -> 'RayPusher': return self
     def __exit__(self, *_: object) -> None: self.close()

@@ -21,7 +21,7 @@ from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .pusher import RayPusher
-from .shard import NAMESPACE, RESTARTS, Info, RemoteShard, ShardLost, ray_library
+from .shard import CPU, NAMESPACE, RESTARTS, Info, RemoteShard, ShardLost, ray_library
 
 # %% ../../nbs/4_processes/07_ray_replay.ipynb #04d25fcf
 _NUMBERS = 1 << 20           # of actors in the life of a memory
@@ -54,7 +54,7 @@ class RayActors(IterDataPipe):
         n: int = 1,                  # how many (0: this process runs it)
         chunk: int = 64,             # rows, at most, that are pushed together
         in_flight: int = 3,          # chunks pushed before an actor waits for an answer
-        resources: dict[str, Any] | None = None,  # of the Ray actors, such as `num_cpus` (0)
+        resources: dict[str, Any] | None = None,  # of the Ray actors, such as `num_cpus` (0.01)
         restart: bool = True,        # replace an actor that died, at most 5 times each
         timeout: float = 60.,        # seconds to wait for a shard
     ) -> None:
@@ -62,11 +62,11 @@ class RayActors(IterDataPipe):
         self.source_datapipe, self.n = source_datapipe, whole('ray_actors: n', n)
         self.chunk = whole('ray_actors: chunk', chunk, 1)
         self.in_flight = whole('ray_actors: in_flight', in_flight, 1)
-        self.resources = dict(num_cpus=0, scheduling_strategy='SPREAD') | (resources or {})
+        self.resources = dict(num_cpus=CPU, scheduling_strategy='SPREAD') | (resources or {})
         self.restart, self.timeout, self.n_restarts = restart, timeout, 0
         self._place = Resumable()
         self._target: Any = None              # the memory that they push to
-        self._crew: dict[int, Any] = {}  # number: actor, its running call, its shard, restarts
+        self._crew: dict[int, Any] = {}  # number: actor, its running call, restarts
         self._look_at = 0.                    # when to look at them next
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in Task(self.source_datapipe, self.chunk, math.inf).chunks(self._place): yield batch
@@ -81,8 +81,8 @@ class RayActors(IterDataPipe):
         place, number = memory.assign()
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
-        running = actor.run.remote(memory.name, self.in_flight, self.timeout, place)
-        self._crew[number] = actor, running, place, restarts
+        running = actor.run.remote(memory.name, self.in_flight, self.timeout, (place, number))
+        self._crew[number] = actor, running, restarts
 
     def watch(self) -> bool:
         "Replace the actors that died; is any still running? An `ActorError` as the class says"
@@ -94,8 +94,8 @@ class RayActors(IterDataPipe):
 
     def _ended(self, number):
         "An actor has come to its end, or raised, or died"
-        ray, (_, call, place, restarts) = ray_library(), self._crew.pop(number)
-        self._target.release(place)
+        ray, (_, call, restarts) = ray_library(), self._crew.pop(number)
+        self._target.release(number)
         try: return ray.get(call, timeout=self.timeout)
         except ray.exceptions.RayTaskError as e:
             cause, error = e.cause, ActorError(f'actor {number} raised {type(e.cause).__name__}: {e.cause}')

@@ -1,0 +1,243 @@
+"""The life of a memory on a cluster: nothing is left behind, whatever its owner comes to; the directory, shards and pushers may die or
+hang. Each row of the table of losses (nbs/4_processes/08_ray_cluster.ipynb) is a test here or in tests/test_ray_cluster.py."""
+import os, signal, subprocess, sys, threading, time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from fastrl_replay.batch import Batch
+from fastrl_replay.ray import RayMemory, RayPusher
+from fastrl_replay.ray.shard import NAMESPACE, ShardLost, actors_called, named_actor
+from fastrl_replay.samplers.proportional import Proportional
+
+ray = pytest.importorskip('ray')
+WAIT = 120.
+
+
+class Row(NamedTuple):
+    value: int
+    env_id: int
+
+
+def rows(start, n, env=0): return Batch.of(Row(np.arange(start, start + n), np.full(n, env)))
+
+
+@pytest.fixture(scope='module')
+def cluster():
+    with RayMemory(2, 200, Proportional(), place='here') as local:        # compiled once, not in every shard
+        local.extend(rows(0, 50))
+        local.sample(8).update_priorities(np.ones(8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
+        patch.setenv('RAY_worker_niceness', '0')
+        ray.init('local', num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=150_000_000)
+        yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+def named(): return [o['name'] for o in ray.util.list_named_actors(all_namespaces=True) if o['namespace'] == NAMESPACE]
+
+
+def running(pid):
+    try: return open(f'/proc/{pid}/stat').read().split()[2] not in 'ZX'
+    except OSError: return False
+
+
+def workers():
+    "The processes of actors of the package; each keeps the name of its class"
+    found = []
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try: name = open(f'/proc/{pid}/cmdline').read()
+        except OSError: continue
+        if name.startswith(('ray::Shard', 'ray::Directory', 'ray::ActingWorker')) and running(pid): found.append(int(pid))
+    return found
+
+
+def until(met, what, seconds=WAIT):
+    limit = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < limit, what
+        time.sleep(.05)
+
+
+@pytest.fixture
+def name(cluster, request):
+    yield request.node.name
+    until(lambda: not named() and not workers(), 'something is left behind', 60)
+
+
+# ---- nothing is left behind
+
+OWNER = '''
+import sys, time, signal
+first, how, name, address = sys.argv[1:]
+if first == 'ray': import ray
+import numpy as np
+from fastrl_replay.ray import RayMemory
+from fastrl_replay.batch import Batch
+from typing import NamedTuple
+import ray
+class Row(NamedTuple):
+    value: int
+    env_id: int
+ray.init(address, log_to_driver=False)
+memory = RayMemory(2, 1000, name=name, timeout=100)
+memory.extend(Batch.of(Row(np.arange(20), np.zeros(20, int))))
+print('pids', *memory.stats()['pids'], flush=True)
+if how == 'raises': raise OSError('something else')
+if how == 'waits': time.sleep(1000)
+'''
+
+
+def owner(first, how, name, address):
+    "A program that makes a memory and doesn't close it, once it is there; and its shards' processes"
+    program = subprocess.Popen([sys.executable, '-c', OWNER, first, how, name, address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    said = program.stdout.readline().split()
+    assert said[0] == 'pids'
+    return program, [int(o) for o in said[1:]]
+
+
+@pytest.mark.parametrize('first', ['ray', 'package'])
+@pytest.mark.parametrize('how', ['ends', 'raises', 'waits'])
+def test_an_exit_without_close_leaves_nothing(name, cluster, first, how):
+    program, pids = owner(first, how, name, cluster)
+    if how == 'waits': program.send_signal(signal.SIGINT)
+    assert (program.wait(WAIT) == 0) == (how == 'ends')
+    until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 10)
+
+
+@pytest.mark.parametrize('how', [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_owner_leaves_nothing_for_long(name, cluster, how):
+    program, pids = owner('package', 'waits', name, cluster)
+    program.send_signal(how)
+    program.wait(WAIT)
+    until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 45)
+
+
+def test_it_ends_also_when_owner_and_directory_are_killed_for_good(name, cluster):
+    program, pids = owner('package', 'waits', name, cluster)
+    ray.kill(named_actor(name).actor)
+    program.kill()
+    until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 60)
+
+
+def test_detached_it_stays_until_it_is_closed(name, cluster):
+    memory = RayMemory(2, 1000, name=name, detached=True, timeout=WAIT)
+    ids = memory.extend(rows(0, 20))
+    del memory
+    with pytest.raises(ValueError, match=rf'name: .*got {name!r}; RayMemory.attach\({name!r}\) uses .*close\(everything=True\) ends it'):
+        RayMemory(1, 10, name=name)
+    time.sleep(35)                                        # longer than a lease
+    again = RayMemory.attach(name, timeout=WAIT)
+    assert again.fetch(ids).value.tolist() == list(range(20))
+    again.close(everything=True)
+    until(lambda: not named(), 'something is left', 10)
+    with pytest.raises(ShardLost, match='has been closed'): again.add_shards(1)
+
+
+# ---- the directory dies
+
+@pytest.mark.parametrize('for_good', [False, True])
+def test_the_directory_dies_and_nothing_is_lost(name, cluster, for_good):
+    "Draws and pushes go on; another directory knows what the one before it knew, and replaces shards as before"
+    with RayMemory(2, 10_000, Proportional(), name=name, seed=0, timeout=WAIT) as memory, RayPusher(name, timeout=WAIT) as pusher:
+        ids = memory.extend(rows(0, 50))
+        memory.add_shards(1)
+        memory.retire_shard(0)
+        before, numbers = memory.stats(), {memory.assign()[1] for _ in range(3)}
+        old = named_actor(name)
+        if for_good: ray.kill(old.actor)
+        else: ray.kill(old.actor, no_restart=False)
+        for k in range(20):
+            memory.sample(16).update_priorities(np.ones(16))
+            pusher.push(rows(1000 + 10*k, 10, 1))
+        pusher.flush()
+        assert memory.fetch(ids).value.tolist() == list(range(50)) and memory.n_added == 250
+        after = memory.stats()
+        assert after['pids'] == before['pids'] and after['number'] == before['number'] and after['retired'] == [True, False, False]
+        assert memory.assign()[1] not in numbers
+        os.kill(after['pids'][1], signal.SIGKILL)           # in RAM: replaced, empty, under a number that is new
+        until(lambda: [memory.sample(8)] and all(memory.stats()['live']) and memory.stats()['pids'] != after['pids'], 'no shard came back')
+        assert memory.stats()['number'] == [0, 3, 2] and memory.check_valid()
+
+
+def test_the_directory_dies_with_all_shards(name, tmp_path):
+    "With files all is there again; in RAM the new shards have numbers of their own"
+    for path in tmp_path, None:
+        with RayMemory(2, 1000, name=name, path=path, seed=0, timeout=WAIT) as memory:
+            ids = memory.extend(rows(0, 50))
+            for o in (*actors_called(memory._made['life']), named_actor(name)): ray.kill(o.actor, no_restart=False)
+            until(lambda: [memory.refresh()] and memory.n_dead == 2 and all(memory.stats()['live']), 'no shard came back')
+            if path: assert memory.fetch(ids).value.tolist() == list(range(50))
+            else: assert len(memory) == 0 and memory.n_added == 50 and not set(memory.stats()['number']) & {0, 1}
+        until(lambda: not named(), 'something is left', 10)
+
+
+# ---- shards that hang, pushers that move, no room
+
+@pytest.mark.parametrize('on_loss', ['go_on', 'wait', 'raise'])
+def test_a_shard_that_hangs_is_away_and_comes_back(name, on_loss):
+    with RayMemory(2, 1000, Proportional(), name=name, seed=0, on_loss=on_loss, timeout=WAIT) as memory:
+        for k in range(4): memory.extend(rows(50*k, 50, k))
+        memory.sample(150)
+        before, memory.timeout = memory.stats(), 20.
+        pid = before['pids'][1]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            if on_loss == 'go_on':
+                for _ in range(5): assert set((memory.sample(32).ids >> 44).tolist()) == {0}
+                assert any('shard 1 has not answered' in o for o in memory.health()['warnings'])
+                assert set((memory.extend(rows(1000, 10, 9)) >> 44).tolist()) == {0}
+            elif on_loss == 'wait':
+                threading.Timer(2., os.kill, (pid, signal.SIGCONT)).start()
+                assert set((memory.sample(150).ids >> 44).tolist()) == {0, 1}
+            else:
+                memory.timeout = 3.
+                with pytest.raises(ShardLost, match='shard 1 of'): memory.sample(150)
+        finally: os.kill(pid, signal.SIGCONT)
+        memory.timeout = WAIT
+        until(lambda: all(memory.stats()['live']), 'it did not come back')
+        after = memory.stats()
+        assert after['number'] == before['number'] and after['pids'] == before['pids'] and memory.check_valid()
+
+
+def test_one_pusher_fills_all_shards_and_those_that_are_added(name):
+    with RayMemory(3, 300, name=name, seed=0, timeout=WAIT) as memory, RayPusher(name, timeout=WAIT) as pusher:
+        n = 0
+        def fill(most=2000):
+            nonlocal n
+            for _ in range(most):
+                pusher.push(rows(n, 5))
+                n += 5
+                if n % 250 == 0 and min(memory.stats()['fill']) == 100: return
+        fill()
+        assert len(memory) == memory.max_sz == 300
+        memory.add_shards(1)
+        fill()
+        pusher.flush()
+        assert len(memory) == memory.max_sz == 400 and memory.n_added == n and memory.check_valid()
+
+
+def test_without_a_free_cpu_the_error_says_so(name):
+    @ray.remote(num_cpus=4)
+    class Greedy:
+        def ready(self): return True
+    greedy = Greedy.remote()
+    ray.get(greedy.ready.remote(), timeout=WAIT)
+    with pytest.raises(ShardLost, match='of 4 CPUs 0 are free, and it needs 0.01 of one'): RayMemory(2, 100, name=name, timeout=8)
+    ray.kill(greedy)
+
+
+@pytest.mark.parametrize('wrong, said', [(dict(place='MOON'), 'place'), (dict(colour=3), 'colour'), (dict(dedup='x'), 'dedup')])
+def test_what_is_unknown_is_refused_before_any_actor_is_started(wrong, said, monkeypatch):
+    def never(*a, **kw): raise AssertionError('an actor was started')
+    monkeypatch.setattr('fastrl_replay.ray.memory.open_directory', never)
+    with pytest.raises((TypeError, ValueError), match=said): RayMemory(2, 100, **wrong)
+
+
+def test_an_error_of_a_shard_comes_with_its_traceback(name):
+    with RayMemory(1, 100, name=name, timeout=WAIT) as memory:
+        memory.extend(rows(0, 5))
+        with pytest.raises(ValueError, match='ids') as caught: memory._ask_shard(0, 'fetch', np.array([77]))
+        assert 'in ask' in str(caught.value.__cause__)
