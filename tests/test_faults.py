@@ -122,13 +122,13 @@ def test_stacked_arrays_are_one_row_of_each_stream():
         assert memory.episode(1).ids.tolist()==[1, 5, 9]
 
 def test_what_decides_whose_row_it_is():
-    "The argument, then env_id, then the batch, then the form"
+    "env_id, then the argument, then the batch, then the form"
     def simple(i): return SimpleStep(Z, 0, Z, env_id=i)
     memory = ReplayMemory(20)
     memory.extend([simple(0), simple(1), simple(0)])
     assert memory.episode(0).ids.tolist()==[0, 2]
-    memory.extend([simple(7), simple(8)], streams='one')
-    assert memory.next([3]).tolist()==[4]
+    memory.extend([simple(7), simple(8), simple(7)], streams='one')
+    assert memory.next([3, 4]).tolist()==[5, -1]
     plain, chunk = ReplayMemory(20), Batch.of(stacked(4), streams=[5, 5, 6, 6])
     plain.extend(chunk)
     assert plain.next([0, 1, 2, 3]).tolist()==[1, -1, 3, -1]

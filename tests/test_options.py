@@ -49,7 +49,7 @@ PAIRS = [
     Pair(sequences, 'memory', 'experience_replay(memory=ReplayMemory(..., sequence=Sequence(...)))', memory=lambda: a_memory(sequence=Sequence(5))),
     Pair(hindsight, 'memory', 'sequence_replay', memory=lambda: a_memory(sequence=Sequence(5))),
     # how it draws
-    Pair(experience, 'replace', 'leave replace out', sampler=Proportional, replace=True),
+    Pair(experience, 'replace', 'leave it out', sampler=Proportional, replace=True),
     Pair(prioritized, 'replace', 'leave it out', replace=True),
     Pair(prioritized, 'replace', 'leave it out', replace=False),
     Pair(rank, 'replace', 'leave it out', replace=True),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, first_row
-from ..checks import form, ids_of, leave_out, refuse, require, typed, whole
+from ..checks import Words, form, ids_of, leave_out, refuse, require, shown, typed, whole
 from ..health import Health, memory_health
 from ..samplers.rng import Rng
 from ..samplers.base import Sampler, as_priorities
@@ -341,8 +341,10 @@ class PlainMemory(Drawn):
     def _numbers(self, field):
         "A view of a field that is one number, to write to"
         found = None if self._storage is None else self._storage.numbers(field)
-        if found is None: refuse('field', 'one that is one number a step', field, f'there are {self.layout}')
-        return found
+        if found is not None: return found
+        known = () if self.layout is None else self.layout.fields
+        if field in known: refuse(field, 'one number', Words(f'a field of several in each step of {self.layout}'))
+        raise ValueError(f'column: no field {shown(field)}; there are {known or "no steps yet"}')
     def column(self, field: str) -> np.ndarray:
         """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct` changes
         what is stored. A `ValueError` for other fields, or before the first step"""

@@ -267,7 +267,7 @@ class ExperienceReplay(IterDataPipe):
 # %% ../../nbs/2_learning/04_replay.ipynb #505ad564
 def _refuse_for(pipe, made, options, **instead):
     "Refuse what doesn't go with a pipe that draws by priorities, with a sampler `made` by itself"
-    leave_out('replace', options.get('replace'), f'{pipe} always draws with replacement')
+    require('replace' not in options, f'replace: {pipe} always draws with replacement; leave it out', TypeError)
     return refuse_options(pipe, options, instead | dict(
         sampler=f'makes a {made}; pass another sampler to experience_replay(sampler=...)',
         memory=f'makes its own memory; use experience_replay(memory=ReplayMemory(..., {made}(...)))'))
