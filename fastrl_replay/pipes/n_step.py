@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from ..checks import Words, number, refuse, require, typed, whole
 from ..batch import Batch, stream_numbers
-from ..kernels import inner, kernel
+from ..kernels import inlined, kernel
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, state_upstream
 from ..saving import CheckpointError
 from ..steps import Layout, Leaf, as_number, derived_type, same_layout
@@ -132,7 +132,7 @@ class _StepWindows:
 _WINDOW = np.dtype([('first', np.int64), ('last', np.int64), ('reward', np.float64), ('discount', np.float64),
                     ('cut', np.bool_)], align=True)
 
-@inner
+@inlined
 def _note_window(window, s, cut, chains, rows, waits, rewards, own, powers):
     "Note the first window of stream `s`; the next one begins a row later"
     head, length, following = chains

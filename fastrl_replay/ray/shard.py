@@ -442,7 +442,7 @@ LEASE, BEAT = 25., 5.                # seconds without a client until all ends; 
 SILENT = 120.                        # seconds after which a pusher has left its place
 CPU = .01                            # of each shard and actor: Ray doesn't spread what needs none
 
-class _Seat:
+class _ShardEntry:
     "A shard, as the directory sees it"
     def __init__(self, number):
         self.number, self.open, self.dropped, self.why = number, True, False, ''
@@ -460,7 +460,7 @@ class Starter:
         self.life, self.lease = life, lease
         self.made = dict(name=name, shards=shards, options=options, place=place, life=life, lease=lease)
         self.n_numbers = self.n_pushers = self.n_changes = 0
-        self.seats: list[_Seat] = []
+        self.seats: list[_ShardEntry] = []
         if place=='here' or not self._continued(): self.grow(shards)
         self.renewed = time.monotonic()
 
@@ -489,7 +489,7 @@ class Starter:
     def grow(self, n: int) -> None:
         "Start shards until there are `n`, retired ones counted"
         while len(self.seats) < n:
-            self.seats.append(_Seat(self._new_number()))
+            self.seats.append(_ShardEntry(self._new_number()))
             self._start(len(self.seats) - 1)
         self._note()
     def _new_number(self):
@@ -554,7 +554,7 @@ class Starter:
     def shards(self) -> list[tuple[int, Any, bool]]:
         "Number, handle, and whether it takes steps, of all shards"
         return [(o.number, o.handle, o.open) for o in self.seats]
-    def told(self) -> dict:
+    def facts(self) -> dict:
         "Return what it was made with"
         return self.made
     def renumber(self, numbers: list[int]) -> None:

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import config, types
 from numba.extending import intrinsic
 from ..checks import ids_of, number, take, whole
-from ..kernels import inner, kernel, prefetch
+from ..kernels import inlined, kernel, prefetch
 from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, words_of
 from .base import Prioritized, check_beta
@@ -38,13 +38,13 @@ def entries_of(directory):
     starts = used[BLOCK]*directory[HEAD, WIDTH] - np.cumsum(used[SIZE]) + used[SIZE]
     return np.repeat(starts, used[SIZE]) + np.arange(used[SIZE].sum())
 
-@inner(forceinline=True)
+@inlined(forceinline=True)
 def reaches(directory, b, key, birth):
     "Does block `b` begin at or before (key, birth)?"
     start = directory[START, b]
     return (start < key) | ((start==key) & (directory[BIRTH, b] <= birth))
 
-@inner
+@inlined
 def block_among_equals(directory, b, key, birth):
     "Return the last block from `b` on that begins at or before (key, birth)"
     last = directory[HEAD, BLOCKS]
@@ -54,7 +54,7 @@ def block_among_equals(directory, b, key, birth):
         else: last = middle
     return b
 
-@inner(forceinline=True)
+@inlined(forceinline=True)
 def blocks_of(directory, keys, births, blocks):
     "Write into `blocks` (int64[k]) the last that begin at or before each of (keys, births)"
     n, k = directory[HEAD, BLOCKS], keys.shape[0]
@@ -68,14 +68,14 @@ def blocks_of(directory, keys, births, blocks):
         if following < directory[HEAD, BLOCKS] and directory[START, following]==keys[i]:
             blocks[i] = block_among_equals(directory, blocks[i], keys[i], births[i])
 
-@inner(forceinline=True)
+@inlined(forceinline=True)
 def fetch_block(keys, slots, directory, b):
     "Prefetch the entries of block `b`"
     start = directory[BLOCK, b]*directory[HEAD, WIDTH]
     for at in range(start, start + directory[SIZE, b], 8): prefetch(keys, at)
     for at in range(start, start + directory[SIZE, b], 16): prefetch(slots, at)
 
-@inner(forceinline=True)
+@inlined(forceinline=True)
 def block_now(directory, b, key, birth):
     "Return `b` if (key, birth) still belongs there, else the block where it belongs after splits and merges"
     last = directory[HEAD, BLOCKS] - 1
@@ -83,7 +83,7 @@ def block_now(directory, b, key, birth):
         if b==last or not reaches(directory, b + 1, key, birth): return b
     return block_among_equals(directory, np.int64(0), key, birth)
 
-@inner(forceinline=True)
+@inlined(forceinline=True)
 def place_of(keys, slots, table, directory, b, key, birth):
     "Return how many entries of block `b` come before (key, birth)"
     start, n, at = directory[BLOCK, b]*directory[HEAD, WIDTH], directory[SIZE, b], 0
@@ -113,18 +113,18 @@ def _slide(typingctx, array, source, target, n):
 
 slide: Any = slide_plain if getattr(config, 'DISABLE_JIT', 0) else _slide
 
-@inner(forceinline=True)
+@inlined(forceinline=True)
 def move(keys, slots, source, target, n):
     "Move `n` entries"
     slide(keys, source, target, n)
     slide(slots, source, target, n)
 
-@inner
+@inlined
 def shift_directory(directory, source, target, n):
     "Move `n` columns of the directory"
     for row in range(HEAD): slide(directory[row], source, target, n)
 
-@inner
+@inlined
 def open_block(directory, b, key, birth):
     "Insert a new, empty block before block `b`, beginning at (key, birth)"
     n = directory[HEAD, BLOCKS]
@@ -133,7 +133,7 @@ def open_block(directory, b, key, birth):
     directory[START, b], directory[BIRTH, b], directory[BLOCK, b], directory[SIZE, b] = key, birth, number, 0
     directory[HEAD, BLOCKS] = n + 1
 
-@inner
+@inlined
 def merge(keys, slots, directory, b):
     "Move the entries of block `b+1` into `b`, if they fill at most half a block or one is empty"
     width, n, m = directory[HEAD, WIDTH], directory[SIZE, b], directory[SIZE, b + 1]
@@ -144,7 +144,7 @@ def merge(keys, slots, directory, b):
     shift_directory(directory, b + 2, b + 1, last - b - 1)
     directory[BLOCK, last], directory[HEAD, BLOCKS] = number, last
 
-@inner
+@inlined
 def make_room(keys, slots, table, directory, b, at, key, birth):
     "Return the block and place for an entry that belongs at place `at` of block `b`, which is full"
     width, half = directory[HEAD, WIDTH], directory[HEAD, WIDTH] >> 1
@@ -159,7 +159,7 @@ def make_room(keys, slots, table, directory, b, at, key, birth):
     directory[SIZE, b], directory[SIZE, b + 1] = half, width - half
     return (b, at) if at <= half else (b + 1, at - half)
 
-@inner(forceinline=True)
+@inlined(forceinline=True)
 def insert_or_remove(keys, slots, table, directory, b, slot, inserts):
     "Insert `slot`, which is in the table, into block `b` (as far as it still is the right one) or remove it"
     key, birth, width = table[slot, 0], table[slot, 1], directory[HEAD, WIDTH]

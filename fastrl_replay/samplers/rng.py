@@ -9,25 +9,25 @@ __all__ = ['advance', 'as_unit', 'below_of', 'shuffle', 'load', 'unit', 'below',
 from typing import Any
 import numpy as np
 from ..checks import Words, refuse
-from ..kernels import inner, kernel
+from ..kernels import inlined, kernel
 
 # %% ../../nbs/1_memory/09_rng.ipynb #28342e84
 _11, _3, _24, _40, _32 = (np.uint64(o) for o in (11, 3, 24, 40, 32))
 _ONE, _LOW, _TWO_32 = (np.uint64(o) for o in (1, 0xFFFFFFFF, 1 << 32))
 
-@inner
+@inlined
 def advance(state):
     "Return 64 random bits and the next state of SFC64; a state is a tuple of four uint64"
     a, b, c, d = state
     out = a + b + d
     return out, (b ^ (b >> _11), c + (c << _3), ((c << _24) | (c >> _40)) + out, d + _ONE)
 
-@inner
+@inlined
 def as_unit(word):
     "Return a float64 in [0, 1) made of the upper 53 bits of `word`"
     return np.float64(word >> _11)*(1/9007199254740992)
 
-@inner
+@inlined
 def below_of(state, n):
     "Return a uint64 drawn without bias from 0 … n−1 (`n`: uint64, 1 ≤ n < 2³²) and the next state"
     word, state = advance(state)
@@ -39,7 +39,7 @@ def below_of(state, n):
             prod = (word >> _32)*n
     return prod >> _32, state
 
-@inner
+@inlined
 def shuffle(slots, state):
     "Shuffle `slots`, all orders equally likely (Fisher and Yates); return the next state"
     for i in range(slots.shape[0] - 1, 0, -1):
@@ -47,7 +47,7 @@ def shuffle(slots, state):
         slots[i], slots[np.int64(j)] = slots[np.int64(j)], slots[i]
     return state
 
-@inner
+@inlined
 def load(words):
     "Return the state in the array `words` (uint64[4])"
     return words[0], words[1], words[2], words[3]

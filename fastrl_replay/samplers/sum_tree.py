@@ -11,7 +11,7 @@ import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.extending import intrinsic
-from ..kernels import inner, prefetch
+from ..kernels import inlined, prefetch
 
 # %% ../../nbs/1_memory/13_sum_tree.ipynb #899973bf
 FIRST, CAPACITY, LARGEST, ROOT = 0, 1, 2, 7      # places in line 0
@@ -54,7 +54,7 @@ def new_lows(tree: np.ndarray) -> np.ndarray:
     return np.full((int(tree[0, FIRST]), _LINE), np.inf)
 
 # %% ../../nbs/1_memory/13_sum_tree.ipynb #ac451614
-@inner
+@inlined
 def resum(tree, lows, line):
     "Compute the ends of `line` (int64), and its sum in the line above"
     first, own = np.int64(tree[0, FIRST]), np.uint64(line)
@@ -79,7 +79,7 @@ def resum(tree, lows, line):
             if 0. < leaf < low: low = leaf
         lows[up, q] = low
 
-@inner
+@inlined
 def resum_run(tree, lows, start, stop):
     "Compute all nodes above the leaves of slots `start` … `stop−1`, each once"
     left, right = np.int64(tree[0, FIRST]) + (start >> 2), np.int64(tree[0, FIRST]) + ((stop - 1) >> 2)
@@ -87,7 +87,7 @@ def resum_run(tree, lows, start, stop):
         for line in range(left, right + 1): resum(tree, lows, line)
         left, right = (left + 6) >> 3, (right + 6) >> 3        # above line 1 comes 0, the end
 
-@inner
+@inlined
 def resum_many(tree, lows, lines, k):
     "Compute all nodes above the first `k` ≥ 1 of `lines` (int64, of leaves), which are overwritten"
     left = np.int64(tree[0, FIRST])
@@ -123,7 +123,7 @@ count_reached: Any = count_reached_plain if getattr(config, 'DISABLE_JIT', 0) el
 _BELOW = 1 - 2.**-53         # x*_BELOW is the next number below x
 _1, _2, _3, _6, _7 = (np.uint64(o) for o in (1, 2, 3, 6, 7))
 
-@inner
+@inlined
 def find_block(flat, targets, slots):
     "`find` for a block of rows; on the way down, `slots` holds the places of their lines in `flat`"
     first, level = 8*np.int64(flat[FIRST]), 8
@@ -151,7 +151,7 @@ def find_block(flat, targets, slots):
         q = np.uint64(a <= target) + np.uint64(b <= target) + np.uint64(c <= target)
         slots[i], targets[i] = (slots[i] - first)//2 + np.int64(q), flat[line + q]
 
-@inner
+@inlined
 def find(flat, targets, slots):
     """Fill `slots` (int64[bs]) with those whose stretches of the line hold the `targets` (float64[bs], in [0, sum]).
 
@@ -161,7 +161,7 @@ def find(flat, targets, slots):
 # %% ../../nbs/1_memory/13_sum_tree.ipynb #76a62bdb
 _SHIFT = 6755399441055744.  # 1.5·2⁵²: x + _SHIFT has round(x) in its low bits
 
-@inner(error_model='numpy', forceinline=True)
+@inlined(error_model='numpy', forceinline=True)
 def power(x, exponent):
     "Return x^exponent (both ≥ 0) to about 14 digits, within 2⁻¹⁰⁰⁰ … 2⁹⁸⁰ for x > 0; 0⁰ = 1"
     bits = np.float64(x if x > 1e-300 else 1e-300).view(np.int64)

@@ -8,7 +8,7 @@ __all__ = ['Uniform']
 # %% ../../nbs/1_memory/12_uniform.ipynb #7c5a9758
 from typing import Any
 import numpy as np
-from ..kernels import inner, kernel
+from ..kernels import inlined, kernel
 from .rng import below_of, load, shuffle, words_of
 from .base import Sampler
 
@@ -24,7 +24,7 @@ def draw_repeating(slots, probs, weights, words, n):
         slots[i], probs[i], weights[i] = np.int64(slot), chance, np.float32(1)
     words[0], words[1], words[2], words[3] = state
 
-@inner
+@inlined
 def mark_distinct(slots, k, n, marks, state):
     "Draw `k` ≤ n/2 distinct slots of 0 … n−1, first in `slots`, and mark them; return the state"
     i = np.uint64(0)
@@ -37,7 +37,7 @@ def mark_distinct(slots, k, n, marks, state):
         i += np.uint64((old & bit)==np.uint64(0))  # no branch: a slot drawn before is overwritten
     return state
 
-@inner
+@inlined
 def take_unmarked(slots, n, marks):
     "Fill `slots` with those of 0 … n−1 whose bit isn't set, in order; clear `marks`"
     k = 0

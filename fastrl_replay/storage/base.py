@@ -9,7 +9,7 @@ __all__ = ['Storage', 'Accepted', 'find_place', 'link', 'Streams', 'to_ids', 'fo
 from typing import Any, Protocol
 import numpy as np
 from ..batch import DRAWN, Batch
-from ..kernels import id_in, inner, kernel
+from ..kernels import id_in, inlined, kernel
 from ..steps import Layout
 from .request import Request
 
@@ -64,7 +64,7 @@ def find_place(table, shift, stream):
     while table[at] != stream and table[at + 1] >= 0: at = (at + 2) & mask
     return at
 
-_find_place = inner(find_place)
+_find_place = inlined(find_place)
 
 @kernel
 def link(table, shift, room, streams, begin, links, at_link, ring, n, max_sz):

@@ -8,7 +8,7 @@ __all__ = ['ALL', 'SOME', 'LEAST', 'BINS', 'SEEN', 'SINCE', 'ROWS', 'DRAWS', 'HI
 
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #6e430277
 import numpy as np
-from ..kernels import ids_in, inner, kernel
+from ..kernels import ids_in, inlined, kernel
 
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #51a7ac71
 ALL, SOME, LEAST = 4096, 1024, 11      # all slots are watched up to ALL; else some; least stride
@@ -26,7 +26,7 @@ def watch_stride(max_sz: int) -> int:
 SEEN, SINCE, ROWS, DRAWS, HISTOGRAM = range(5)
 COUNTS = HISTOGRAM + BINS
 
-@inner
+@inlined
 def _evict(counts, n, stride, max_sz):
     "Enter the watched rows that ids up to `n` have overwritten into the histogram; new rows start at zero"
     id = counts[SEEN]

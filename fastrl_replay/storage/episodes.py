@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 import numpy as np
 from ..checks import refuse
-from ..kernels import id_in, inner, kernel
+from ..kernels import id_in, inlined, kernel
 from ..samplers.rng import below_of, load, words_of
 from ..steps import ending_columns, goes_on
 
@@ -24,9 +24,9 @@ START, ROOM, N_ROWS, N_GONE, OLD, LIMIT = range(6)       # of a stream; places b
 # Counters: numbers given, the first free one (twice); places in use; rows seen, the oldest of them that
 # lives, the first since which none is missing; then the first free ring of each size
 EPISODES, FREE_EPISODES, STREAMS, FREE_STREAMS, USED, SEEN, FIRST, SINCE, RINGS = range(9)
-_goes_on = inner(goes_on, forceinline=True)
+_goes_on = inlined(goes_on, forceinline=True)
 # Without `_nrt=False`, Numba counts references to arrays in each loop, which takes longer than the rest
-_inlined, _kernel = inner(forceinline=True, _nrt=False), kernel(_nrt=False)
+_inlined, _kernel = inlined(forceinline=True, _nrt=False), kernel(_nrt=False)
 
 @_inlined
 def _take(table, counts, of):
@@ -116,7 +116,7 @@ def _append(slot, s, tables):
     streams[s, LIMIT] = 0                                # those before have left
     _give_ring(streams[s, OLD], streams[s, ROOM] >> 1, places, counts)
 
-@inner(_nrt=False)
+@inlined(_nrt=False)
 def _enter(columns, tables, phases, known, n_added, first_id):
     "Enter the rows up to `n_added`, as `enter_rows` does, or those for which there is room"
     rows, episodes, streams, places, counts = tables
@@ -149,7 +149,7 @@ def _enter(columns, tables, phases, known, n_added, first_id):
         if rows[id % max_sz, EPISODE]: _leave(id % max_sz, tables)
     counts[SEEN], counts[FIRST] = n_added, first_id
 
-@inner(_nrt=False)
+@inlined(_nrt=False)
 def _lay_out(tables):
     "Give each stream a new ring, with room for twice its rows"
     rows, episodes, streams, places, counts = tables

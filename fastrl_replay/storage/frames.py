@@ -13,7 +13,7 @@ import zlib
 from typing import Any, NamedTuple, Protocol
 import numpy as np
 from ..checks import extra, shown
-from ..kernels import inner, kernel
+from ..kernels import inlined, kernel
 from ..steps import Leaf
 from .records import PIECE, SCRATCH
 
@@ -67,7 +67,7 @@ _LOOK_BACK = 16                # records of a stream that are searched for a fra
 _BLOCK, _ODD = np.uint64(128), np.uint64(0x9E3779B97F4A7C15)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
-@inner
+@inlined
 def _equal(a, b):
     "Are two frames equal? Compared in blocks, since a processor compares many words at a time"
     n = np.uint64(len(a))
@@ -77,7 +77,7 @@ def _equal(a, b):
         if difference: return False
     return True
 
-@inner
+@inlined
 def _fingerprint(frame):
     total = np.uint64(1)
     for k in range(np.uint64(len(frame))):
@@ -110,7 +110,7 @@ def _nearest(words, at, numbers, back, first, i, near):
             count += 1
     return count
 
-@inner
+@inlined
 def _find(frames, prints, used, numbers, frame, print_):
     "Return the first of `numbers` whose frame has this fingerprint and equals `frame`, else 0"
     for number in numbers:
@@ -167,7 +167,7 @@ def free_frames(words, columns, counts, free):
             free[counts[_N_FREE]] = number
             counts[_N_FREE] += 1
 
-@inner
+@inlined
 def _lay(frames, numbers, factors, last, out):
     "Write a stack of frames one after the other, or pixel by pixel if the stack is the `last` axis"
     S, W = np.uint64(len(numbers)), np.uint64(frames.shape[1])

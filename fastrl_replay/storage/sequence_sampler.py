@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 import numpy as np
 from ..checks import Words, ids_of, number, of_type, refuse, require, take, whole
-from ..kernels import inner, kernel, prefetch
+from ..kernels import inlined, kernel, prefetch
 from ..samplers.base import Sampler, as_errors, check_answers
 from ..samplers.own import KINDS, sampler_from
 from ..samplers.proportional import Proportional
@@ -45,7 +45,7 @@ PHASE, PLACE = range(2)
 WAITING = -1                            # in PLACE: a start whose window isn't complete; 0: no start
 NO_TREE = np.empty((0, 8))              # where draws are uniform
 
-@inner(forceinline=True, error_model='numpy')
+@inlined(forceinline=True, error_model='numpy')
 def put_leaf(tree, lows, lines, place, p, scale):
     "Give a place its priority (below 0: none). Sums are computed when `lines`, preceded by their number, is full"
     alpha, largest, most = scale                     # p^alpha of the largest, the most frequent one
@@ -58,7 +58,7 @@ def put_leaf(tree, lows, lines, place, p, scale):
         k = 0
     lines[0], lines[k + 1] = k + 1, line
 
-@inner
+@inlined
 def close_up(rows, starts, n, holes, tree, lows, lines, kept, scale):
     "Move the last of `n` starts to the `holes` among the first places; return how many are left"
     left, last = n - len(holes), n
