@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'N_HEADER', 'NONE', 'T', 'header_shapes', 'aligned', 'Plan', 'as_tensor', 'Column',
            'Nested', 'batch_type', 'made_of', 'made_over', 'Columns', 'Batch', 'came_from', 'as_kind', 'as_chunk',
-           'convert', 'columns_of_steps', 'chunk_columns', 'first_row', 'stream_numbers', 'chunk_streams']
+           'convert', 'columns_of_steps', 'chunk_columns', 'first_row', 'example_row', 'stream_numbers',
+           'chunk_streams']
 
 # %% ../nbs/1_memory/04_batch.ipynb #62b90cd6
 import copy
@@ -492,6 +493,10 @@ def first_row(step) -> Any:
             if hasattr(leaf, '__len__') and len(leaf) and not isinstance(leaf, str): continue
             refuse(f, 'one row or more', leaf, 'a single step is not a chunk')
     return type(step)(*(tree_map(lambda a: a[0], v) for v in step))
+
+def example_row(chunk) -> Any:
+    "Return the first row of a list of steps, a `Batch` or a step of stacked arrays, as an example step"
+    return chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk)
 
 def stream_numbers(batch: Batch) -> np.ndarray:
     "Return the stream of each row (int64): `env_id`, else `batch.streams`, else the row's number"
