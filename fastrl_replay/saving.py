@@ -232,8 +232,8 @@ class Rows:
     get: Callable[[int], dict[str, Any]]
     known: dict[str, int]
     def pieces(self) -> list[Any]:
-        "Return all rows, as a list of one piece or, if there are none, of none"
-        return [self.get(self.first_id)] if self.n_added > self.first_id else []
+        "Return all rows, as a list of one piece or, if there never was one, of none"
+        return [self.get(self.first_id)] if self.n_added else []
 
 def _kept(folder, rows):
     "Return the pieces in `folder` that stay, and the id from which on rows are to be written"
@@ -270,7 +270,7 @@ def _write_state(folder, state, kind, rows):
     try:
         whole = save.part(state, 'state')
         pieces, since = _kept(folder, rows)
-        if since < rows.n_added:
+        if since < rows.n_added or rows.n_added and not pieces:
             pieces.append(dict(first=since, end=rows.n_added, **save.part(rows.get(since), 'rows')))
         text = manifest_bytes(dict(kind=kind, token=save.token, state=whole, first_id=rows.first_id,
                                    n_added=rows.n_added, pieces=pieces))
@@ -318,7 +318,8 @@ def _manifest_in(folder):
         numbers = [first_id, n_added, *firsts, *ends, *(o for _, (size, crc) in files for o in (size, crc))]
         require(all(type(o) is int and 0 <= o < 1 << 62 for o in numbers), 'an invalid number')
         edges = [*firsts[:1], *ends] or [n_added]
-        require(firsts==edges[:-1] and edges==sorted({*edges}), 'pieces with gaps between them')
+        in_order = edges==sorted({*edges}) or edges==2*[n_added]        # or one piece without rows
+        require(firsts==edges[:-1] and in_order, 'pieces with gaps between them')
         require(edges[0] <= first_id <= n_added==edges[-1], f'wrong ids: {first_id} to {n_added}')
         require(re.fullmatch('[0-9a-f]{16}', manifest['token']), 'an invalid token')
         require(isinstance(manifest['kind'], str), 'an invalid kind')
