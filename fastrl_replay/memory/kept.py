@@ -303,7 +303,7 @@ class ReplayMemory(Saved):
             self._leave(storage)
         return storage
     def _note_dropped(self, ids):
-        if self._room.durable and len(ids): self._room.dropped(self.max_sz, make=True).note(ids)
+        if self._room.durable: self._room.dropped(self.max_sz, make=True).note(ids)
     def _note_living(self, storage):
         living = self._sampler.living
         if not self._room.durable or storage is None or living is None: return
