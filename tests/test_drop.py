@@ -116,7 +116,7 @@ def again(memory, rng, folder, make):
 def test_thousands_of_random_calls_beside_the_twin(kind, disk, tmp_path):
     rng, make, folder = np.random.default_rng(len(kind)), SAMPLERS[kind], tmp_path/'memory'
     memory, twin = ReplayMemory(MAX_SZ, make(), seed=0, path=folder if disk else None), Naive(kind)
-    for k in range(200 if disk else 600):
+    for _ in range(200 if disk else 600):
         n, first, what = len(twin.p), twin.first, rng.random()
         if what < .2 or not n:
             priority = float(rng.random()*3) if rng.random() < .3 else None
