@@ -2,6 +2,7 @@
 import copy
 import pickle
 import shutil
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -642,3 +643,35 @@ def test_a_folder_of_an_earlier_version_gets_its_file_with_the_first_drop(tmp_pa
     memory.close()
     (tmp_path/'m'/'dropped.map').unlink()
     with pytest.raises(CheckpointError, match='dropped.map: no such file'): ReplayMemory.open(tmp_path/'m')
+
+
+def test_a_memory_of_shards_refuses_max_draws_by_name():
+    from fastrl_replay.ray import RayMemory
+    with pytest.raises(ValueError, match='max_draws: shards drop no rows; leave it out'): RayMemory(0, 100, max_draws=2)
+
+
+def test_a_part_one_memory_refuses_max_draws_by_name():
+    from fastrl_replay.memory.plain import PlainMemory
+    with pytest.raises(TypeError, match='max_draws: this memory drops no rows'): PlainMemory(100, max_draws=2)
+
+
+def test_threads_that_add_drop_clear_and_draw():
+    memory, stop, faults = ReplayMemory(64, Proportional(), seed=0), Event(), []
+    memory.extend([step(i) for i in range(64)])
+    def every(call):
+        while not stop.is_set():
+            try: call()
+            except ValueError as e:                    # overwritten or cleared meanwhile, or nothing left
+                if 'not in the memory' not in str(e) and 'nothing to draw' not in str(e): faults.append(e)
+            except Exception as e: faults.append(e)
+    def drop(): memory.drop([memory.n_added - 1, memory.first_id])
+    def draw():
+        batch = memory.sample(8)
+        batch.update_priorities(np.ones(8))
+    calls = [lambda: memory.add(step(memory.n_added)), drop, draw, memory.health, memory.clear, lambda: memory.where('reward', 3.)]
+    threads = [Thread(target=every, args=(o,)) for o in calls]
+    for o in threads: o.start()
+    stop.wait(.5)
+    stop.set()
+    for o in threads: o.join(10)
+    assert not faults and memory.check_valid()

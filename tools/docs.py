@@ -30,7 +30,7 @@ MAP = {
         'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/offline', 'tutorials/*'],
     'How to': ['howto/*'],
     'The library': [
-        'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept',
+        'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept', 'lasting/dropped',
         'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/own',
         'memory/schedules', 'learning/stepper', 'learning/n_step',
         'learning/replay', 'learning/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
