@@ -718,7 +718,7 @@ class Watched(Saved):
         if self.n_lost: said.append(f'{self.n_lost} priority updates were lost with dead shards')
         return said
 
-    def show(self) -> Any:
+    def show(self, source: str = '') -> Any:
         "Return a matplotlib figure with a bar a shard: rows, share of the mass, steps/s; and the warnings"
         import matplotlib.pyplot as plt
         found = self.health()
@@ -726,7 +726,7 @@ class Watched(Saved):
         for ax, what in zip(axes, ('fill', 'share', 'rate')):
             ax.bar([str(k) for k in found['number']], found[what], color=['C1' if o else '.8' for o in found['live']])
             ax.set(xlabel='shard', title=dict(fill='transitions', share='share of the mass', rate='steps/s')[what])
-        figure.suptitle('\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
+        figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
         return figure
 
     def check_valid(self) -> bool:
