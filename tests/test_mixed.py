@@ -81,7 +81,7 @@ def test_shares_may_be_schedules():
     counts = [int((mixed.sample(8).source==0).sum()) for _ in range(150)]
     assert counts[0]==0 and counts[100:]==[8]*50 and abs(sum(counts[:100]) - 8*sum(k/100 for k in range(100))) < 1
     one = mixture(LinearSchedule(1., .5, 10))                      # that of the first
-    assert [int(one.sample(4).source.sum()) for _ in range(12)][:1]==[0] and one.shares==(.5, .5)
+    assert [int(one.sample(4).source.sum()) for _ in range(12)][:1]==[0] and one.sampler.shares_now==(.5, .5)
     both = mixture(lambda k: (.5, .5) if k % 2 else (1., 0.))
     assert [int(both.sample(4).source.sum()) for _ in range(4)]==[0, 2, 0, 2]
     late = mixture(lambda k: (.5, .5) if k < 1 else (.7, .7))
@@ -92,10 +92,10 @@ def test_new_shares_forget_what_was_owed():
     mixed = mixture((.5, .5))
     mixed.sample(1)
     mixed.set_shares((.25, .75))
-    assert mixed.shares==(.25, .75) and mixed.sampler.owed==[0., 0.]
+    assert mixed.sampler.shares_now==(.25, .75) and mixed.sampler.owed==[0., 0.]
     assert int((mixed.sample(4).source==0).sum())==1
     with pytest.raises(ValueError, match='add up to 1'): mixed.set_shares((1, 1))
-    assert mixed.shares==(.25, .75)
+    assert mixed.sampler.shares_now==(.25, .75)
 
 def test_every_order_is_equally_likely():
     "Which memory has which place: chi-square of all 15 arrangements of two and four rows"
@@ -363,7 +363,7 @@ def test_shards_may_be_one_of_them():
 def everything(mixed):
     "All that two equal mixtures have in common"
     rows = [list(map(repr, o.fetch(np.arange(o.first_id, o.n_added)).astuple())) for o in mixed.memories]
-    return rows, mixed.rng.get_state(), [o.sampler.get_state()['n_batches'] for o in mixed.memories], mixed.n_drawn, mixed.shares
+    return rows, mixed.rng.get_state(), [o.sampler.get_state()['n_batches'] for o in mixed.memories], mixed.n_drawn, mixed.sampler.shares_now
 
 def test_a_second_save_writes_what_is_new(tmp_path):
     def big(k): return filled(k, 5000, 6000, kind=Wider if k else Named)
