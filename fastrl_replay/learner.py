@@ -531,7 +531,7 @@ class Learner(Training):
                 for k, o in parts.items(): o.load_state_dict(before[k])
                 raise
             rows = None if replay is None else replay.saved()[1]
-            if rows is not None: rows.known[saved.token] = rows.n_added     # a next save writes what is new
+            if rows is not None: rows.note(saved.token)                     # a next save writes what is new
         return state['notes']
 
 # %% ../nbs/2_learning/07_learner.ipynb #6eb62919

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, first_row
+from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, example_row
 from ..checks import Words, form, ids_of, leave_out, refuse, require, shown, typed, whole
 from ..health import Health, memory_health
 from ..samplers.rng import Rng
@@ -224,7 +224,7 @@ class Drawn(Joined):
     def _open_for(self, chunk, priorities, streams):
         "Make the storage for its first chunk, unless `extend` is to refuse that"
         if isinstance(chunk, Batch) and self._dtype is None: layout = chunk.layout.strict
-        else: layout = self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
+        else: layout = self._layout_of(example_row(chunk))
         columns, m = chunk_columns(layout, chunk)
         chunk_streams(layout, chunk, columns, streams)
         if priorities is not None: as_priorities('priorities', priorities, m)
@@ -433,11 +433,12 @@ class PlainMemory(Drawn):
         in words. See `memory_health`"""
         with self.lock: return memory_health(self)
 
-    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
+    def show(self, id: int | None = None, n: int = 3, gamma: float = .99, source: str = '') -> Any:
         """Return a figure of what the memory holds: draws, priorities, weights, returns, rewards, actions;
         for images also `n` steps from transition `id` (None: those up to the newest reward) with their
-        n-step return at discount `gamma`. The batches that follow are the same. Needs matplotlib."""
-        with self.lock: return memory_figure(self, id, n, gamma)
+        n-step return at discount `gamma`. The title begins with the `source` of its steps. The batches
+        that follow are the same. Needs matplotlib."""
+        with self.lock: return memory_figure(self, id, n, gamma, source=source)
 
     @staticmethod
     def estimate(env_or_step: Any, max_sz: int) -> Estimate:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 import numpy as np
 import torch
-from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, first_row
+from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, example_row
 from ..checks import form, number, of_type, one_of, plain_array, refuse, require, within
 from .base import datapipe, upstream
 from .n_step import NStep
@@ -121,7 +121,7 @@ class HindsightReplay(ExperienceReplay):
         "As `ExperienceReplay.extend`; a `ValueError` for steps without goals, which aren't stored"
         if self.memory.layout is None:
             chunk = as_chunk(chunk)
-            if len(chunk): self._check(Layout.of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk)))
+            if len(chunk): self._check(Layout.of(example_row(chunk)))
         return super().extend(chunk, priorities, streams)
 
     def sample(self, bs: int | None = None) -> Any:

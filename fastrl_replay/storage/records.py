@@ -274,9 +274,9 @@ class Writer(Ring):
         and no change, if a table has no room"""
         if self.unsettled: self.settle()
         first, m, a = self._count[N_ADDED], rows.m, 0
-        if self.tables: self._ensure(m)
         if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows.columns, m, rows.streams)
         else:
+            if self.tables: self._ensure(m)  # for all pieces, or for none
             while a < m:
                 b = min(m, a + self.piece, a + self.max_sz - self.n_added % self.max_sz)
                 part = rows[a:b]
