@@ -565,9 +565,11 @@ def test_an_empty_push_stores_nothing():
 def test_what_cannot_be_pushed_changes_nothing():
     stacked = Transition(np.zeros((3, 2)), np.zeros(3, int), np.ones(3), np.zeros((3, 2)), np.zeros(3, bool), np.zeros(3, bool))
     ok = [SimpleStep(float(k), 0, k + 1., reward=1., step_n=k) for k in range(4)]
-    for bad, kind, said in ((stacked, ValueError, r'n_step: terminated: expected one flag.*Batch\.of\('), (stacked._asdict(), TypeError, r'got dict.*Batch\.of\('),
-                            (ok[1]._replace(reward=None), TypeError, 'reward: expected one number, got None'), ([ok[1], ok[2]._replace(reward='x')], TypeError, 'reward'),
-                            ([ok[1], ok[2]._replace(truncated=np.zeros(2))], ValueError, 'truncated: expected one flag'), (3, TypeError, 'got int 3'), (None, TypeError, 'NoneType')):
+    for bad, kind, said in ((stacked, ValueError, r'n_step: terminated: expected one flag.*Batch\.of\('),
+                            (stacked._asdict(), TypeError, r'got dict.*Batch\.of\('), (3, TypeError, 'got int 3'), (None, TypeError, 'NoneType'),
+                            (ok[1]._replace(reward=None), TypeError, 'reward: expected one number, got None'),
+                            ([ok[1], ok[2]._replace(reward='x')], TypeError, 'reward'),
+                            ([ok[1], ok[2]._replace(truncated=np.zeros(2))], ValueError, 'truncated: expected one flag')):
         n_step = NStep(n=2, gamma=1.)
         assert n_step.push(ok[0]) == []
         with pytest.raises(kind, match=said): n_step.push(bad)

@@ -385,7 +385,7 @@ class NStep(IterDataPipe):
 
     def push(self, x: Any) -> Any:
         """Return the n-step transitions that `x` completes: a list, perhaps empty, for a step or a list of
-        steps, a `Batch` of any length for a `Batch`. What a pipe yields for the same items, bit for bit.
+        steps, a `Batch` of any length for a `Batch`; what a pipe yields for the same items, bit for bit.
         A `ValueError` or `TypeError` for anything else, such as stacked arrays, changes nothing"""
         iterated = 'push: this NStep has a source, and is iterated; make one without'
         require(self.source_datapipe is None, iterated, TypeError)
@@ -460,7 +460,8 @@ class NStep(IterDataPipe):
             if state['open'] is None: self._drop_windows()
             else: self._reopen(state['open'])
             return
-        if state.get('source') is not None: self.source_datapipe.load_state_dict(state['source'])
+        source: Any = self.source_datapipe
+        if state.get('source') is not None: source.load_state_dict(state['source'])
         self._place.drop()
         self.take_waiting([*self._ready, *self._closed()])
 
