@@ -43,6 +43,7 @@ class AgeWeighted(Latest):
     weights one (*sample weight decay*, Wu et al. 2026). A `ValueError` names an option that is out of range"""
     horizon: float
     floor: float
+    on_drop: Any = None                 # no rows may be dropped
 
     def __init__(
         self, horizon: float,  # the age, in transitions, at which the line would reach zero: above 0
