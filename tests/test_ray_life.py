@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from clusters import beside, named, running, until, workers
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.ray import RayMemory, RayPusher
+from fastrl_replay.ray import RayMemory, RayParams, RayPusher
 from fastrl_replay.ray.shard import ShardLost, actors_called, named_actor
 from fastrl_replay.samplers.proportional import Proportional
 
@@ -109,6 +110,48 @@ def test_detached_it_stays_until_it_is_closed(name, cluster):
     again.close(everything=True)
     until(lambda: not named(), 'something is left', 10)
     with pytest.raises(ShardLost, match='has been closed'): again.add_shards(1)
+
+
+PUBLISHER = '''
+import sys, time, torch, ray
+from fastrl_replay.ray import RayParams
+how, name, address = sys.argv[1:]
+ray.init(address, log_to_driver=False)
+model = torch.nn.Linear(4, 2)
+with torch.no_grad(): model.weight.fill_(7.)
+params = RayParams(model, name=name, timeout=100)
+params.add_steps(5)
+params.pull(model)
+print('published', flush=True)
+if how == 'waits': time.sleep(1000)
+'''
+
+
+def publisher(how, name, address):
+    program = subprocess.Popen([sys.executable, '-c', PUBLISHER, how, name, address], stdout=subprocess.PIPE, text=True)
+    assert program.stdout.readline() == 'published\n'
+    return program
+
+
+def test_weights_outlive_their_learner(name, cluster):
+    "kill -9 of who publishes them: they can be pulled, and another one publishes; without one they end, and with their program they end at once"
+    program = publisher('waits', name, cluster)
+    program.kill()
+    program.wait()
+    params = RayParams.attach(name, model := torch.nn.Linear(4, 2), timeout=WAIT)
+    with pytest.raises(ValueError, match='name: expected one that nothing has.*RayParams.attach'): RayParams(model, name=name)
+    with pytest.raises(ValueError, match='differs'): RayParams.attach(name, torch.nn.Linear(3, 2))
+    assert params.pull(model) == 0 and (model.weight == 7).all() and params.n_steps == 5
+    time.sleep(30)                                        # longer than a lease: who is attached keeps them
+    assert params.publish(model) == params.version == 1
+    params.close()
+    until(lambda: not named() and not workers(), 'something is left', 10)
+    with pytest.raises(ShardLost, match='have been closed'): params.pull(model)
+    program = publisher('waits', name, cluster)
+    program.kill()
+    until(lambda: not named() and not workers(), 'something is left', 45)
+    assert publisher('ends', name, cluster).wait(WAIT) == 0
+    until(lambda: not named() and not workers(), 'something is left', 10)
 
 
 # ---- the directory dies

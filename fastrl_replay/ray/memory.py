@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
-from ..checks import Words, ids_of, leave_out, one_of, refuse, whole
+from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..steps import Layout
 from ..samplers.base import as_errors, as_priorities, check_answers
@@ -25,10 +25,9 @@ from ..memory import ReplayMemory
 from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
 from ..storage.request import Requests
-from fastrl_replay.ray.shard import (
-    BEAT, CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteActor, RemoteShard, Sender, ShardLost,
-    ShardSlow, Telling, actors_called, as_batch, every, named_actor, pack, ray_library,
-    row_ends)
+from .shard import (
+    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
+    Telling, actors_called, as_batch, named_actor, pack, ray_library, row_ends)
 
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -106,25 +105,17 @@ class DrawRequest(NamedTuple):
 
 def _check_sampler(sampler, rank):
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
-    if sampler.max_sz: raise ValueError('sampler: it serves a memory already')
-    one_of('rank', rank, (None, 'shard'))
+    require(not sampler.max_sz, 'sampler: it serves a memory already')
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
-    if known or rank=='shard': return
-    raise ValueError(f'sampler: {sampler.name} ranks all transitions, and a shard knows only its own: the law '
-                     "would not be that of one memory; take Proportional, or rank='shard' to rank within each shard")
+    require(one_of('rank', rank, (None, 'shard'))=='shard' or known, f'sampler: {sampler.name} ranks all transitions, '
+            'and a shard knows only its own: the law would not be that of one memory; take Proportional, or '
+            "rank='shard' to rank within each shard")
 
 @functools.cache
 def _gauge(what):
     "The metric `fastrl_replay_…`, which Prometheus reads from each node; a process has one of a name"
     metrics: Any = importlib.import_module('ray.util.metrics')
     return metrics.Gauge(f'fastrl_replay_{what}', tag_keys=('memory', 'shard'))
-
-def _sign_of_life(memory):
-    "Let the directory know every few seconds that this client lives; `memory`: a weak reference"
-    def renew():
-        if (held := memory()) is None: stop.set()
-        else: held._tell('renew')
-    stop = every(BEAT, renew)
 
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b8a1
 class Shards(Telling):
@@ -141,12 +132,13 @@ class Shards(Telling):
         self.n_redrawn = self.n_lost = self.n_dead = 0
         self.deferred = False                # send priorities with the next draw
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
+        self.n_asked = 0                     # batches that a pipe has asked for, which shards remember
         self._requests: Any = None
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
         self._take_in()
-        if isinstance(directory, RemoteActor) and made['lease'] is not None: _sign_of_life(weakref.ref(self))
+        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()
 
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
@@ -326,7 +318,7 @@ class Drawn(Shards):
             for k, place in enumerate(self.places):
                 if not place.live: continue
                 number, call = place.info.number, (place.take_updates(), counts[:, k].tolist(), largest)
-                ref = place.handle.send('serve', *call, self.caps.get(number), fields)
+                ref = place.handle.send('serve', *call, self.caps.get(number), fields, self.n_asked)
                 refs[k] = place.handle, number, ref
             return DrawRequest(n, bs, fields, refs, counts, q)
 
@@ -541,11 +533,9 @@ class Stored(Drawn):
         "As `ReplayMemory.recent`, of a memory of one shard: several have no common order of time"
         with self.lock:
             self.refresh()
-            held = [o.info for o in self.places if not o.dropped]
-            if len(held)!=1:
-                raise NotImplementedError(f'recent: the steps of {len(held)} shards have no common order of time; '
-                                          'fetch the newest ids of each, see stats()')
-            info = held[0]
+            info, *more = (o.info for o in self.places if not o.dropped)
+            require(not more, f'recent: the steps of {len(more) + 1} shards have no common order of time; fetch the '
+                    'newest ids of each, see stats()', NotImplementedError)
             k = whole('k', k, 1, info.fill, 'that many are stored')
             return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
 
@@ -596,7 +586,7 @@ class Saved(Stored):
         self._dealer.set_state(state['dealer'], [self.places.index(o) for o in there])
         self._count_on(state)
     def _count_on(self, state):
-        self._tell('renumber', [o.info.number for o in self._all()])
+        self._tell('renumber', {self.places.index(o): o.info.number for o in self._all()})
         self.rng.set_state(state['rng'])
         self.sampler.n_batches, self.n_lost = state['n_batches'], state['n_lost']
 

@@ -6,12 +6,12 @@
 __all__ = ['RayPusher', 'ActingWorker', 'RayActors', 'dealt', 'RayReplay', 'Board', 'RayParams']
 
 # %% ../../nbs/4_processes/07_ray_replay.ipynb #bbfc2a2a
-import math, time, warnings
+import atexit, importlib, math, os, secrets, time, warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 import torch
-from ..checks import whole
+from ..checks import refuse, whole
 from ..batch import Batch, stream_numbers
 from ..memory import ReplayMemory
 from ..pipes.actors import ActorError, Task, check_upstream, renumbered
@@ -20,9 +20,9 @@ from ..pipes.base import (IterDataPipe, Resumable, become_actor, datapipe, pickl
 from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
-from fastrl_replay.ray.shard import (
-    CPU, NAMESPACE, RESTARTS, Info, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch, named_actor,
-    pack, ray_library)
+from .shard import (
+    CPU, LEASE, NAMESPACE, RESTARTS, Info, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch, every,
+    named_actor, pack, ray_library)
 
 # %% ../../nbs/4_processes/07_ray_replay.ipynb #8c1c27e5
 class RayPusher(Telling):
@@ -225,6 +225,7 @@ class RayReplay(ExperienceReplay):
                          steps_per_batch=1 if steps_per_batch is None else steps_per_batch,
                          freeze_memory=freeze_memory, **(made if memory is None else memory_options))
         self._check_slack(len(self.memory.places))
+        if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.places) or self.n_batches
         self.memory.deferred = True
 
     def _make_memory(self, max_sz, replace, seed, sampler, **options):
@@ -256,34 +257,12 @@ class RayReplay(ExperienceReplay):
 
     def __iter__(self) -> Iterator[Any]:
         refuse_worker(type(self).__name__)
-        return self._while_pushed() if self.pushed or self.freeze_memory else self._while_pulling()
-
-    # -- steps that are pulled here
-
-    def _while_pulling(self):
+        return self._while_pushed() if self.pushed or self.freeze_memory else self._while_pulled()
+    def _while_pulled(self):
         self._place.check(self.source_datapipe)
-        while self._ready or self._pull_until_due():
-            if not self._ready: self._ready.extend(self.memory.take(self.memory.ask(self._allowed(), self.bs)))
-            yield self._next()
-
-    def _pull_until_due(self):
-        "As the base class, with single steps stored together"
-        waiting = list[Any]()
-        try:
-            while self.n_batches >= self._due(len(waiting)):
-                try: item = self._place.pull(self.source_datapipe)
-                except StopIteration: return False
-                if not isinstance(item, (Batch, list)): waiting.append(item)
-                else:
-                    self._store(waiting)
-                    self.extend(item)
-            return True
-        finally: self._store(waiting)
-    def _store(self, waiting):
-        if waiting: self.extend(waiting)
-        waiting.clear()
-
-    # -- steps that are pushed
+        while self._pull_until_due():
+            batch, self.n_batches = self.sample(), self.n_batches + 1
+            yield batch
 
     def _while_pushed(self):
         if self._actors is not None and not self.freeze_memory: self._actors.begin(self.memory)
@@ -292,13 +271,13 @@ class RayReplay(ExperienceReplay):
             while len(self._asked) < self.ahead and (k := self._allowed()) > 0: self._asked.append(self._ask(k))
             yield self._next()
 
-    def _due(self, more=0): return batches_due(self.memory.known_added + more, self.min_sz, self.steps_per_batch)
+    def _due(self): return batches_due(self.memory.known_added, self.min_sz, self.steps_per_batch)
     def _allowed(self):
         "How many batches may be asked for now"
         if self.freeze_memory: return self.group
         if self.pushed and not self.limited: return self.group*(self.memory.known_added >= self.min_sz)
-        under_way = len(self._ready) + sum(asked.n for asked, _ in self._asked)
-        return min(self.group, self._due() - self.n_batches - under_way)
+        return min(self.group, self._due() - self.n_batches - self._under_way())
+    def _under_way(self): return len(self._ready) + sum(asked.n for asked, _ in self._asked)
 
     def _await_steps(self):
         "Wait until a batch may be drawn; False if the actors have come to their end before"
@@ -317,7 +296,8 @@ class RayReplay(ExperienceReplay):
         return True
 
     def _ask(self, n):
-        "Begin to draw `n` batches; the calls carry updates, and caps on the steps"
+        "Begin to draw `n` batches; the calls carry updates, caps on the steps, and how many batches were asked for"
+        self.memory.n_asked = self.n_batches + self._under_way() + n
         if self.limited:
             taking = [o.info for o in self.memory.places if o.live and o.open]
             total = self.min_sz + int(self.n_batches*self.steps_per_batch) + self.slack
@@ -330,8 +310,6 @@ class RayReplay(ExperienceReplay):
         if not self.freeze_memory: self.n_batches += 1
         batch = self._ready.popleft()
         return (batch, batch.idxs) if self.return_idxs else batch
-
-    # -- looking, saving, ending
 
     def stats(self) -> dict[str, Any]:
         "Return figures by shard: `RayMemory.stats`"
@@ -375,32 +353,57 @@ class RayReplay(ExperienceReplay):
 # %% ../../nbs/4_processes/07_ray_replay.ipynb #73dac1f7
 class Board:
     "Where the newest weights lie, and how many steps all actors have made"
-    def __init__(self) -> None:
-        self.version, self.n_steps = -1, 0
+    def __init__(self, plan: Any = None, lease: float | None = None) -> None:
+        self.plan, self.version, self.n_steps, self.heard = plan, -1, 0, time.monotonic()
         self.newest: Any = None
+        if lease is not None: every(lease/10, lambda: time.monotonic() - self.heard > lease and os._exit(0))
+    def facts(self) -> Any:
+        "Return which tensors it has"
+        return self.plan
+    def renew(self) -> None:
+        "A learner lives"
+        self.heard = time.monotonic()
     def publish(self, flat: Any) -> int:
         "`flat` is the newest version; put into the store here, it outlives the learner"
         self.version, self.newest = self.version + 1, [ray_library().put(flat)]
         return self.version
     def sync(self, steps: int, have: int) -> tuple[int, int, Any]:
         "Count `steps`; the version, the steps of all, and where the weights lie if they are new"
-        self.n_steps += steps
+        self.n_steps, self.heard = self.n_steps + steps, time.monotonic()
         return self.version, self.n_steps, None if self.version==have else self.newest
     def set_steps(self, n: int) -> None:
         "Set the number of steps"
         self.n_steps = n
 
-class RayParams:
+class RayParams(Telling):
     """The parameters and buffers of `model` for actors on a Ray cluster: one process publishes, any
     number pull. Give it to `SharedAgent` in place of a `SharedParams`, with an `every` of some 50
     states, since a look at the board is a Ray call; it may be sent to any process of the
-    cluster."""
-    def __init__(self, model: torch.nn.Module, name: str | None = None, timeout: float = 60.) -> None:
-        options = dict(num_cpus=0, name=name, namespace=NAMESPACE)
-        self.board = RemoteActor(ray_library().remote(Board).options(**options).remote())
-        self.plan, self.timeout, self.steps, self.known = plan_of(model), timeout, 0, (-1, 0)
+    cluster.
+
+    It ends with this process. If that is killed, it stays for as long as somebody pulls, and at least 25
+    seconds: the next learner finds it by `attach(name, model)`. What is `detached` stays until `close`."""
+    def __init__(self, model: torch.nn.Module, name: str | None = None, timeout: float = 60.,
+                 detached: bool = False) -> None:
+        self.name, lease = f'params-{secrets.token_hex(8)}' if name is None else name, None if detached else LEASE
+        how = dict(num_cpus=0, name=self.name, namespace=NAMESPACE, lifetime='detached')
+        try: actor = ray_library().remote(Board).options(**how).remote(plan_of(model), lease)
+        except ValueError as e: refuse('name', 'one that nothing has', name, f'RayParams.attach uses what is there ({e})')
+        self._begin(RemoteActor(actor), plan_of(model), timeout)
         self.publish(model)
-    def _tell(self, *call): return self.board.get(self.board.send(*call), self.timeout)
+        if not detached: self._show_life(), atexit.register(self.close)
+    def _begin(self, board, plan, timeout):
+        self._directory, self.plan, self.timeout, self.steps, self.known = board, plan, timeout, 0, (-1, 0)
+    @classmethod
+    def attach(cls, name: str, model: torch.nn.Module, timeout: float = 60.) -> 'RayParams':
+        """Return those called `name`, whose publisher is perhaps dead; `pull` gives the newest weights, and
+        `publish` goes on from there. A `ValueError` unless `model` has the same tensors, a `ShardLost` for no such name"""
+        made, board = cls.__new__(cls), named_actor(name, timeout)
+        made.name = name
+        made._begin(board, board.get(board.send('facts'), timeout), timeout)
+        matching(model, made.plan)
+        made._show_life()
+        return made
 
     def publish(self, model: torch.nn.Module) -> int:
         "Make the weights of `model` the newest version; returns its number (as `SharedParams`)"
@@ -430,8 +433,10 @@ class RayParams:
         self._tell('set_steps', n)
         self.steps, self.known = 0, (self.known[0], n)
     def close(self) -> None:
-        "End the board"
-        ray_library().kill(self.board.actor)
+        "End it, for all"
+        atexit.unregister(self.close)
+        if importlib.import_module('ray').is_initialized(): self._directory.kill()
+    def _next_directory(self): raise ShardLost(f'the weights {self.name!r} have been closed')
     def __deepcopy__(self, memo: Any) -> 'RayParams': return self
     def __getstate__(self) -> dict[str, Any]: return self.__dict__ | dict(steps=0)
     def __repr__(self) -> str: return f'RayParams({len(self.plan)} tensors, version {self.known[0]})'

@@ -9,7 +9,7 @@ __all__ = ['PLACES', 'OPEN', 'SMALL', 'NAMESPACE', 'RESTARTS', 'STEADY', 'LEASE'
            'actors_called', 'named_actor', 'every', 'Telling', 'Sender', 'Starter', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
-import copy, copyreg, functools, importlib, io, mmap, os, pickle, random, secrets, shutil, threading, time
+import copy, copyreg, functools, importlib, io, mmap, os, pickle, random, secrets, shutil, threading, time, weakref
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -220,6 +220,7 @@ class Info(NamedTuple):
     n_doubled: int           # chunks that came twice and were refused
     n_capped: int            # chunks refused because they were ahead of the limit
     cap: int                 # below which limited pushers keep `n_added`
+    n_asked: int             # batches that pipes have asked for, as far as this shard was told
     rate: float              # steps a second since the shard was started
     pid: int
     cpu: float               # seconds
@@ -252,7 +253,7 @@ class Shard:
         self.memory = ReplayMemory(max_sz, sampler, step=step, seed=own, path=where, **options)
         self.ledger = Ledger(self.memory.n_added, None if path is None else Path(path)/'ledger')
         self.number, self.retired, self.cap = number, False, self.memory.n_added if closed else OPEN
-        self.n_chunks = self.n_doubled = self.n_capped = 0
+        self.n_chunks = self.n_doubled = self.n_capped = self.n_asked = 0
         self.began = time.monotonic(), self.memory.n_added
         self.waiting: dict[int, float] = {}  # pushers that have asked for room: when
         self.kept: Any = None                # what the directory knows, for the one after it
@@ -269,7 +270,7 @@ class Shard:
         rate = (m.n_added - n)/max(1e-3, time.monotonic() - start)
         seen = m.n_added, m.first_id, mass_of(sampler), low, largest, m.n_stale, m.draws.n_rows
         counts = self.n_chunks, self.n_doubled, self.n_capped
-        return Info(self.number, *seen, *counts, self.cap, rate, os.getpid(), time.process_time())
+        return Info(self.number, *seen, *counts, self.cap, self.n_asked, rate, os.getpid(), time.process_time())
 
     def push(self, key: int, seq: int, oldest: int, chunk: Any, priorities: Any = None,
              largest: float = 0., limited: bool = False) -> tuple[int, int, Info]:
@@ -309,13 +310,13 @@ class Shard:
         self.n_chunks += 1
 
     def serve(self, updates: Any = None, counts: Any = (), largest: float = 0., cap: int | None = None,
-              fields: Any = None) -> tuple[Info, Any]:
+              fields: Any = None, n_asked: int = 0) -> tuple[Info, Any]:
         """Apply `updates` (ids, TD errors), then draw `counts[k]` rows for each batch k.
 
         Returns an `Info` as it was at the draw, and (ids, probs, columns) of all rows; None if the
         shard holds too few. `largest`: the largest priority seen anywhere; `cap`: limited pushers
-        keep `n_added` below."""
-        m = self.memory
+        keep `n_added` below; `n_asked`: batches asked for so far."""
+        m, self.n_asked = self.memory, max(self.n_asked, n_asked)
         if cap is not None and not self.retired: self.cap = cap
         with m.lock:
             if updates is not None: m.update_priorities(*updates)
@@ -497,6 +498,13 @@ class Telling:
         except ShardDied: self._directory = self._next_directory()
         return self._directory.get(self._directory.send(*call), self.timeout)
     def _next_directory(self): return named_actor(self.name, self.timeout)
+    def _show_life(self):
+        "Let the directory know every few seconds that this client lives"
+        client = weakref.ref(self)
+        def renew():
+            if (held := client()) is None: stop.set()
+            else: held._tell('renew')
+        stop = every(BEAT, renew)
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #441f5221
 class Sender:
@@ -681,10 +689,10 @@ class Starter:
     def facts(self) -> dict:
         "Return what it was made with"
         return self.made
-    def renumber(self, numbers: list[int]) -> None:
-        "Shards have loaded what had these numbers"
-        for seat, number in zip((o for o in self.seats if not o.dropped), numbers): seat.number = number
-        self.n_numbers = max(self.n_numbers, *(n + 1 for n in numbers))
+    def renumber(self, numbers: dict[int, int]) -> None:
+        "The shards in these places have loaded what has these numbers"
+        for k, number in numbers.items(): self.seats[k].number = number
+        self.n_numbers = max(self.n_numbers, *(n + 1 for n in numbers.values()))
         self._note()
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #8df9d00b
