@@ -89,6 +89,7 @@ class Shares:
 # %% ../nbs/3_lasting/17_mixed.ipynb #e100000e
 class Mixture:
     "Stands where a memory has its sampler: how a `MixedMemory` draws"
+    replace = True
     def __init__(self, memories: list, shares: Shares) -> None:
         self.memories, self.shares = memories, shares
         self.n_batches, self.owed = 0, [0.]*len(memories)     # rows that each has to give still
@@ -120,9 +121,15 @@ class Mixture:
         where they lie elsewhere"""
         some = [(k, self.memories[k], n) for k, n in enumerate(rows) if n]
         return {k: math.inf if o.draws is None else len(o)/n for k, o, n in some}
-    def can_draw(self, bs: int) -> bool:
-        "Is there something in all the memories that are to give rows of a next batch of `bs`?"
-        return all(self.room(self.plan(bs)[0]).values())
+    def __len__(self) -> int:
+        "The number of choices in the memory that has the fewest, of those that have a share"
+        some = [o for o, s in zip(self.memories, self.shares_now, strict=True) if s > 0]
+        return min(o.n_added if o.draws is None else len(o.sampler) for o in some)
+    def __bool__(self) -> bool: return True
+    @property
+    def living(self) -> Any:
+        "None: there is something to draw in each memory that has a share; else a pipe waits"
+        return None if len(self) else ()
     def __repr__(self) -> str:
         return f'{self.name}, shares {self.shares!r}: {self.n_batches:,} batches drawn'
 
