@@ -117,15 +117,19 @@ class Mixture:
         "Return how many of `bs` rows each memory gives next, and what each is owed afterwards"
         return dealt(bs, self.shares_now, self.owed)
     def room(self, rows: Any) -> dict[int, float]:
-        """Of each memory that is to give some of `rows`: its rows for each of these; infinite,
+        """Of each memory that is to give some of `rows`: its choices for each of these; infinite,
         where they lie elsewhere"""
         some = [(k, self.memories[k], n) for k, n in enumerate(rows) if n]
-        return {k: math.inf if o.draws is None else len(o)/n for k, o, n in some}
+        return {k: math.inf if o.draws is None else len(o.sampler)/n for k, o, n in some}
     def __len__(self) -> int:
         "The number of choices in the memory that has the fewest, of those that have a share"
         some = [o for o, s in zip(self.memories, self.shares_now, strict=True) if s > 0]
         return min(o.n_added if o.draws is None else len(o.sampler) for o in some)
     def __bool__(self) -> bool: return True
+    def can_draw(self, bs: int) -> bool:
+        "Have all memories enough complete sequences for a next batch of `bs`?"
+        rows = zip(self.memories, self.plan(bs)[0])
+        return all(o.sampler.can_draw(n) for o, n in rows if n)
     @property
     def living(self) -> Any:
         "None: there is something to draw in each memory that has a share; else a pipe waits"
@@ -367,9 +371,10 @@ class Mixed:
         found, room = {}, self.sampler.room(rows)
         for k in sorted(room, key=room.__getitem__):
             if not room[k]:
-                share = self.sampler.shares_now[k]
-                raise ValueError(f'memory {k} is empty, and its share of a batch is {share:.3g}: store steps in '
-                                 'it, or set its share to 0')
+                share, empty = self.sampler.shares_now[k], not len(self.memories[k])
+                lacks = 'is empty' if empty else 'has nothing that may be drawn yet'
+                raise ValueError(f'memory {k} {lacks}, and its share of a batch is {share:.3g}: store '
+                                 'steps in it, or set its share to 0')
             try: found[k] = self.memories[k].sample(rows[k], self._fields(k, fields), **options)
             except ValueError as e: raise ValueError(f'memory {k}: {e}') from None
         return found

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fastrl_replay.all import (
-    DQNLearner, ExperienceReplay, LinearSchedule, MixedMemory, Proportional, ReplayMemory, Sequence, SimpleStep, Transition,
+    DQNLearner, ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional, RankBased, RankReplay,
+    ReplayMemory, Sequence, SequenceReplay, SimpleStep, Transition,
     Uniform)
 from fastrl_replay.batch import Batch
 from fastrl_replay.mixed import SHIFT, dealt
@@ -517,3 +518,46 @@ def test_loaders_prefetch_and_return_slots():
         batch, slots = batch
         assert torch.equal(slots, batch.idxs) and len(batch)==8
     assert 'memory 0' in repr(mixed.health()) and '0.5 of ReplayMemory' in repr(replay) and 'MixedMemory' in replay._repr_html_()
+
+def test_every_pipe_takes_one():
+    def of(*samplers, **kw): return MixedMemory([ReplayMemory(60, o, seed=1, **kw) for o in samplers], seed=2)
+    def fill(mixed):
+        for o in mixed.memories[1:]: o.extend([*loop(60)])
+        return mixed
+    mixed = fill(of(Proportional(), Proportional()))
+    batches = [*loop_through(PrioritizedReplay, mixed, bs=6)]
+    assert len(batches)==16 and all((o.source.bincount()==3).all() for o in batches) and batches[-1].update_priorities(np.ones(6)) > 3
+    mixed = fill(of(RankBased(), RankBased()))
+    assert len([*loop_through(RankReplay, mixed, bs=6)])==16
+    mixed = fill(of(None, None, sequence=Sequence(5)))
+    batches = [*loop_through(SequenceReplay, mixed, bs=4, max_sz=60, length=5)]
+    assert len(batches) > 10 and batches[-1].mask.shape==(4, 5) and (batches[-1].source.bincount()==2).all()
+    for pipe, kw, message in [(PrioritizedReplay, dict(alpha=.7), 'alpha: an option of a new memory, but memory= is given'),
+                              (PrioritizedReplay, dict(beta=LinearSchedule(.4, 1., 9)), 'beta: an option of a new memory'),
+                              (RankReplay, {}, 'memory: expected one that draws by ranks, for rank_replay')]:
+        with pytest.raises(TypeError, match=message): pipe([], memory=fill(of(Proportional(), Proportional())), **kw)
+    with pytest.raises(TypeError, match=r'memory: expected one that draws Sequence\(length=6.* uniformly, for sequence_replay'):
+        SequenceReplay([], bs=2, max_sz=60, length=6, memory=mixed)
+    with pytest.raises(TypeError, match='MixedMemory without episode_index; use a ReplayMemory'):
+        HindsightReplay([], lambda a, b, info: 0, memory=fill(of(None, None)))
+
+def loop_through(pipe, mixed, **kw): return pipe(loop(80), memory=mixed, **dict(min_sz=20, steps_per_batch=4) | kw)
+
+def test_a_pipe_waits_for_a_memory_that_is_empty():
+    demos = ReplayMemory(60, seed=1)
+    mixed, found = MixedMemory([ReplayMemory(200, seed=0), demos], (.5, .5), seed=0), []
+    def steps():
+        for i, o in enumerate(loop(100)):
+            if i==60: demos.extend([*loop(30)])
+            yield o
+    for batch in ExperienceReplay(steps(), bs=4, memory=mixed, min_sz=10, steps_per_batch=10): found.append(mixed.n_added)
+    assert found==[70, 80, 90, 100]                                # those that were due before are skipped
+    mixed = MixedMemory([ReplayMemory(200, seed=0), ReplayMemory(9)], (1., 0.), seed=0)
+    assert len([*ExperienceReplay(loop(100), bs=4, memory=mixed, min_sz=10, steps_per_batch=10)])==10
+
+def test_rows_that_were_dropped_are_not_drawn():
+    mixed = mixture((.5, .5))
+    assert mixed.memories[1].drop(np.arange(25))==25
+    assert (torch.cat([o.idxs[o.source==1] for o in [mixed.sample(8) for _ in range(20)]]) >= 25).all()
+    mixed.memories[1].drop(np.arange(25, 30))
+    with pytest.raises(ValueError, match='memory 1 has nothing that may be drawn yet, and its share of a batch is 0.5'): mixed.sample(8)
