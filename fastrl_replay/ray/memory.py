@@ -137,8 +137,8 @@ class Shards(Telling):
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
+        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()   # while shards start, too
         self._take_in()
-        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()
 
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
