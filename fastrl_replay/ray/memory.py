@@ -27,7 +27,7 @@ from ..schedules import value_at
 from ..storage.request import Requests
 from .shard import (
     CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
-    Telling, actors_called, as_batch, named_actor, pack, ray_library, row_ends)
+    Telling, actors_called, as_batch, named_actor, not_started, pack, ray_library, row_ends)
 
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -153,7 +153,7 @@ class Shards(Telling):
         for number, handle, ref in new:
             info = Info(number, *[0]*(len(Info._fields) - 1))
             try: info = info if handle is None else handle.get(ref, max(.1, limit - time.monotonic()))
-            except ShardSlow: raise ShardLost(self._not_started(number)) from None
+            except ShardSlow: raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from None
             place = _ShardLink(handle, info)
             place.sender = Sender(functools.partial(self._again, place), timeout=self.timeout)
             self.places.append(place)
@@ -163,14 +163,6 @@ class Shards(Telling):
             if not is_open: self._dealer.dealt.pop(k, None)
             else: self._dealer.dealt.setdefault(k, min(self._dealer.dealt.values(), default=0))
         self.max_sz = self._each*sum(o.open for o in self.places)
-    def _not_started(self, number):
-        ray = ray_library()
-        free = ray.available_resources().get('CPU', 0.)
-        there = ray.cluster_resources().get('CPU', 0.)
-        return (f'{self.name!r}: shard {number} has not answered for {self.timeout:g} s; of {there:g} CPUs '
-                f'{free:g} are free, and it needs {CPU:g} of one: end other actors, add nodes, or pass a '
-                'longer timeout')
-
     def retire_shard(self, k: int, drop: bool = False) -> None:
         """Let the shard in place `k` take no steps any more. It is drawn from until as many new
         ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
