@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 import numpy as np
 import torch
-from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, first_row
+from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, example_row
 from ..checks import form, number, of_type, one_of, plain_array, refuse, require, within
 from .base import datapipe, upstream
 from .n_step import NStep
@@ -121,7 +121,7 @@ class HindsightReplay(ExperienceReplay):
         "As `ExperienceReplay.extend`; a `ValueError` for steps without goals, which aren't stored"
         if self.memory.layout is None:
             chunk = as_chunk(chunk)
-            if len(chunk): self._check(Layout.of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk)))
+            if len(chunk): self._check(Layout.of(example_row(chunk)))
         return super().extend(chunk, priorities, streams)
 
     def sample(self, bs: int | None = None) -> Any:
@@ -132,7 +132,7 @@ class HindsightReplay(ExperienceReplay):
             batch: Any = memory.sample(self.bs if bs is None else bs)
             rows = memory.rng.permutation(len(batch))[:round(len(batch)*self.k/(self.k + 1))]
             slots = batch.ids.numpy()[rows] % memory.max_sz
-            found = memory.episode_index().choose(slots, self.strategy, memory.rng)
+            found = memory.episode_index().choose(slots, self.strategy, memory.rng, memory.sampler.living)
             goals = memory.fetch(found, ('next_state',)).next_state[self.achieved].numpy()
         batch = relabel(batch, rows, goals, self.compute_reward, self.compute_terminated, self.goal, self.achieved)
         return (batch, batch.idxs) if self.return_idxs else batch
