@@ -8,7 +8,7 @@ import pytest
 import torch
 from clusters import beside, named, running, until, workers
 
-from fastrl_replay.all import GymStepper
+from fastrl_replay.all import AgeWeighted, GymStepper, Sequence
 from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.actors import ActorError
 from fastrl_replay.ray import RayMemory, RayParams, RayPusher
@@ -259,7 +259,10 @@ def test_actors_without_a_free_cpu_are_an_error_in_words(name):
         assert len(replay) and len(replay.sample()) == 8
 
 
-@pytest.mark.parametrize('wrong, said', [(dict(place='MOON'), 'place'), (dict(colour=3), 'colour'), (dict(dedup='x'), 'dedup')])
+@pytest.mark.parametrize('wrong, said', [
+    (dict(place='MOON'), 'place'), (dict(colour=3), 'colour'), (dict(colour=None), 'colour'), (dict(dedup='x'), 'dedup'),
+    (dict(max_draws=3), 'max_draws: shards do not have'), (dict(sequence=Sequence(4)), 'sequence: shards draw single steps'),
+    (dict(sampler=AgeWeighted(50)), 'AgeWeighted ranks all transitions, by priority or age')])
 def test_what_is_unknown_is_refused_before_any_actor_is_started(wrong, said, monkeypatch):
     def never(*a, **kw): raise AssertionError('an actor was started')
     monkeypatch.setattr('fastrl_replay.ray.memory.open_directory', never)

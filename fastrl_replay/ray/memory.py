@@ -108,8 +108,10 @@ def _check_sampler(sampler, rank):
     require(not sampler.max_sz, 'sampler: it serves a memory already')
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
     require(one_of('rank', rank, (None, 'shard'))=='shard' or known, f'sampler: {sampler.name} ranks all transitions, '
-            'and a shard knows only its own: the law would not be that of one memory; take Proportional, or '
-            "rank='shard' to rank within each shard")
+            'by priority or age, and a shard knows only its own: the law would not be that of one memory; take '
+            "Proportional, or rank='shard' to rank within each shard")
+
+_OPTIONS = {'dtype', 'dedup', 'codec'}       # of a `ReplayMemory`, which shards take as they are
 
 @functools.cache
 def _gauge(what):
@@ -689,7 +691,7 @@ class Watched(Saved):
         if self.n_lost: said.append(f'{self.n_lost} priority updates were lost with dead shards')
         return said
 
-    def show(self) -> Any:
+    def show(self, source: str = '') -> Any:
         "Return a matplotlib figure with a bar a shard: rows, share of the mass, steps/s; and the warnings"
         import matplotlib.pyplot as plt
         found = self.health()
@@ -697,7 +699,7 @@ class Watched(Saved):
         for ax, what in zip(axes, ('fill', 'share', 'rate')):
             ax.bar([str(k) for k in found['number']], found[what], color=['C1' if o else '.8' for o in found['live']])
             ax.set(xlabel='shard', title=dict(fill='transitions', share='share of the mass', rate='steps/s')[what])
-        figure.suptitle('\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
+        figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
         return figure
 
     def check_valid(self) -> bool:
@@ -746,17 +748,18 @@ class RayMemory(Watched):
         rank: str | None = None,  # 'shard': may a sampler rank within each shard?
         place: str = 'SPREAD',    # of the shards: 'SPREAD', 'DEFAULT' or 'here'
         detached: bool = False,   # does it outlive this process?
-        **options: Any,           # those of `ReplayMemory`
+        **options: Any,           # of `ReplayMemory`: `dtype`, `dedup`, `codec`
     ) -> None:
         self.n_shards = n = whole('shards', shards)
         one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         one_of('place', place, ('SPREAD', 'DEFAULT', 'here'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
         leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
-        each = -(-whole('max_sz', max_sz, 1)//max(1, n))
-        tried = {k: v for k, v in options.items() if k!='closed'}
+        each, tried = -(-whole('max_sz', max_sz, 1)//max(1, n)), {k: v for k, v in options.items() if k!='closed'}
         # raises at once what every shard would raise
-        ReplayMemory(min(each, 100), copy.deepcopy(sampler), seed=seed, **tried).close()
+        ReplayMemory(min(each, 100), copy.deepcopy(sampler), step=step, seed=seed, **tried).close()
+        for k in tried.keys() - _OPTIONS: leave_out(k, tried[k], 'shards do not have this option of a `ReplayMemory`')
+        options = {k: v for k, v in options.items() if k in (*_OPTIONS, 'closed')}
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
         here = not n or place=='here'
         made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,

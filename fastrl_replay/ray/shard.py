@@ -376,7 +376,7 @@ class Shard:
         with SavedState(folder, 'shard') as saved, saved.sense('a shard'):
             state: Any = saved.state()
             self.memory.restore(state['memory'], saved.pieces())
-            self.memory.saved()[1].known[saved.token] = self.memory.n_added
+            self.memory.saved()[1].note(saved.token)
         self.number = state['number']
         self.ledger.set_state(np.asarray(state['ledger']))
         self.began = time.monotonic(), self.memory.n_added
