@@ -746,6 +746,21 @@ def test_pictures_are_drawn_to_one_scale(browser, server):
     for width, natural, column in shown: assert abs(width - min(natural*92/203, column)) < 4, (width, natural, column)
 
 
+def test_wide_plots_fit_a_phone_and_grow_when_they_are_touched(browser, server):
+    browser.size(PHONE, mobile=True)
+    for page in 'looking/show.html', 'memory/steps.html', 'index.html':
+        browser.open(server.url + page)
+        browser.eval('document.querySelectorAll("main img").forEach(o => o.loading = "eager")')
+        browser.until('Array.from(document.querySelectorAll("main img")).every(o => o.complete && o.naturalWidth)')
+        widths = 'Array.from(document.querySelectorAll("main img"), o => [o.clientWidth, o.closest("figure").clientWidth])'
+        assert (fitting := browser.eval(widths)) and all(0 < width <= column < PHONE for width, column in fitting), page
+        browser.eval('document.querySelectorAll("main img").forEach(o => o.click())')
+        grown = browser.eval(widths)
+        assert any(a[0] < b[0] > b[1] for a, b in zip(fitting, grown)) and not browser.eval(TOO_WIDE), page
+        browser.eval('document.querySelectorAll("main img").forEach(o => o.click())')
+        assert browser.eval(widths) == fitting
+
+
 def test_the_sidebar_shows_the_page(browser, server):
     browser.size(1280, 500)
     for page in ('looking/show.html', 'reference/show.html', 'CONTRIBUTING.html'):
