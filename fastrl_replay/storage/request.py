@@ -100,7 +100,7 @@ class Request:
         columns = plan.carve(raw)
         self._type = batch_type(Batch, rows)
         self._known: dict = dict(known, _n=n, _columns=columns, _plan=plan, _raw=raw)
-        self.slots, self.probs, self.weights, self.mask = columns[:4]
+        self.slots, self.probs, self.weights, self.mask, _, self.source = columns[:N_HEADER]
         self.flat, n_rows = self.slots.reshape(-1), self.slots.size
         self.leaves = [a if length is None else a.reshape(n_rows, *a.shape[2:]) for a in columns[N_HEADER:]]
         self._counted = [raw.base, raw, *(o for o in columns if o is not None)]
