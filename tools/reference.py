@@ -21,7 +21,7 @@ FOR_USERS = {
     'interop.rllib': 'EpisodeReplayBuffer',
     'ray.memory': 'RayMemory', 'ray.pusher': 'RayPusher', 'ray.replay': 'RayParams',
     'ray.shard': 'ShardLost ShardDied ShardSlow',
-    'health': 'Health', 'learner': 'q_targets dqn_loss', 'protocol': 'Memory', 'storage.choice': 'Estimate',
+    'mixed': 'MixedMemory MixedBatch', 'health': 'Health', 'learner': 'q_targets dqn_loss', 'protocol': 'Memory', 'storage.choice': 'Estimate',
     'storage.mapped': 'View PowerCut', 'storage.sequences': 'SequenceBatch', 'pipes.hindsight': 'HindsightBatch'}
 # Methods that the library's own parts call: they stand after those for users
 PARTS = frozenset('''arrays empty of_arrays saved restore news episode_index in_worker waiting read_waiting take_waiting
