@@ -392,7 +392,8 @@ MOST_USED = """ReplayMemory ReplayMemory.add ReplayMemory.extend ReplayMemory.sa
     ReplayMemory.load ReplayMemory.open ReplayMemory.peek ReplayMemory.from_minari ReplayMemory.to_minari Transition Batch Batch.of Batch.replace Batch.to
     Batch.update_priorities Uniform Proportional RankBased LinearSchedule RateLimiter GymStepper NStep ExperienceReplay PrioritizedReplay
     ExperienceReplay.loader SequenceReplay HindsightReplay Actors EpsilonGreedy DQNLearner DQNLearner.fit DQNLearner.evaluate DQNLearner.plot
-    DQNLearner.save DQNLearner.load BestWeights interop.sb3.ReplayBuffer interop.torchrl.ReplayBuffer RayReplay RayMemory AgeWeighted MixedMemory""".split()
+    DQNLearner.save DQNLearner.load BestWeights interop.sb3.ReplayBuffer interop.torchrl.ReplayBuffer RayReplay RayMemory AgeWeighted MixedMemory
+    ReplayMemory.where ReplayMemory.drop ReplayMemory.clear""".split()
 
 
 def test_the_most_used_names_have_an_example_returns_errors_and_see_also(ref, at_work):

@@ -14,15 +14,16 @@ from examples import Example
 LIB = 'fastrl_replay'
 # Names for users that are not in `all`, by module: adapters, and what methods return or raise
 FOR_USERS = {
-    'interop.sb3': '''ReplayBuffer DictReplayBuffer HerReplayBuffer PrioritizedReplayBuffer PrioritizedDQN PrioritizedSAC
-        PrioritizedTD3''',
+    'interop.sb3': '''ReplayBuffer DictReplayBuffer HerReplayBuffer PrioritizedReplayBuffer
+        PrioritizedDQN PrioritizedSAC PrioritizedTD3''',
     'interop.torchrl': 'ReplayBuffer',
     'interop.tianshou': 'VectorReplayBuffer PrioritizedVectorReplayBuffer',
     'interop.rllib': 'EpisodeReplayBuffer',
     'ray.memory': 'RayMemory', 'ray.pusher': 'RayPusher', 'ray.replay': 'RayParams',
     'ray.shard': 'ShardLost ShardDied ShardSlow',
-    'mixed': 'MixedMemory MixedBatch', 'health': 'Health', 'learner': 'q_targets dqn_loss', 'protocol': 'Memory', 'storage.choice': 'Estimate',
-    'storage.mapped': 'View PowerCut', 'storage.sequences': 'SequenceBatch', 'pipes.hindsight': 'HindsightBatch'}
+    'mixed': 'MixedBatch', 'health': 'Health', 'learner': 'q_targets dqn_loss', 'protocol': 'Memory',
+    'storage.choice': 'Estimate', 'storage.mapped': 'View PowerCut', 'storage.sequences': 'SequenceBatch',
+    'pipes.hindsight': 'HindsightBatch'}
 # Methods that the library's own parts call: they stand after those for users
 PARTS = frozenset('''arrays empty of_arrays saved restore news episode_index in_worker waiting read_waiting take_waiting
     begin watch add_run draw_into enter update_ids n_entered note_largest kept_priorities kept rebuild write mass
