@@ -12,14 +12,13 @@ from fastcore.docments import docments
 from examples import Example
 
 LIB = 'fastrl_replay'
-# Names for users that are not in `all`, by module: adapters, and what methods return or raise
+# Names for users that are neither in `all` nor in `ray`, by module: adapters, and what methods return or raise
 FOR_USERS = {
     'interop.sb3': '''ReplayBuffer DictReplayBuffer HerReplayBuffer PrioritizedReplayBuffer
         PrioritizedDQN PrioritizedSAC PrioritizedTD3''',
     'interop.torchrl': 'ReplayBuffer',
     'interop.tianshou': 'VectorReplayBuffer PrioritizedVectorReplayBuffer',
     'interop.rllib': 'EpisodeReplayBuffer',
-    'ray.memory': 'RayMemory', 'ray.pusher': 'RayPusher', 'ray.replay': 'RayParams',
     'ray.shard': 'ShardLost ShardDied ShardSlow',
     'mixed': 'MixedBatch', 'health': 'Health', 'learner': 'q_targets dqn_loss', 'protocol': 'Memory',
     'storage.choice': 'Estimate', 'storage.mapped': 'View PowerCut', 'storage.sequences': 'SequenceBatch',
@@ -258,9 +257,10 @@ class Reference:
                 self.entries.setdefault(e.name, []).append(e)
 
     def is_public(self, entry):
-        "Is it for users: in `all` or `FOR_USERS`, or a method of such a class?"
-        root = entry.name.partition('.')[0]
-        return root in self.chosen or root in FOR_USERS.get(entry.module, '').split()
+        "Is it for users: in `all`, `ray` or `FOR_USERS`, or a method of such a class?"
+        root, cls = entry.name.partition('.')[0], entry.owner or entry.obj
+        named = root in self.chosen or root in FOR_USERS.get(entry.module, '').split()
+        return named or any(cls is o for o in self.users)
 
     def is_part(self, entry):
         "Is it a method that the library's own parts call?"
