@@ -26,7 +26,7 @@ GROUPS = dict(
     chapters=Group('make test', 'the tests of the chapters, beside naive twins',
         '''test_checks.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_options.py test_rank.py
         test_rate_limiter.py test_replay.py test_samplers.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
-        test_storage.py test_sum_tree.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
+        test_storage.py test_sum_tree.py test_frames.py test_framefiles.py test_lasting.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
         test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_health.py test_show.py test_cli.py
         test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
@@ -43,9 +43,8 @@ GROUPS = dict(
         'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
         '''test_kills.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
-        *::test_mutants* *::*power_cut* test_folders.py::test_damaged_priorities* test_folders.py::test_without_its_lock_file*
-        test_mapped.py::test_a_second_writer* test_mapped.py::test_a_windows_without* test_mapped.py::test_a_copy_of_the_folder*
-        test_ondisk.py::test_a_second_open_says* test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
+        *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
+        test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
         test_saving_format.py::test_without_fcntl*'''),
     compiled=Group('make test-all', 'torch.compile',
         '''test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
