@@ -14,10 +14,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 from ..batch import Batch
 from ..checks import leave_out, refuse, require, whole
-from ..health import memory_health
 from ..memory import ReplayMemory
 from ..protocol import Lasting, Memory, check_memory
-from ..show import memory_figure, replay_table
+from ..show import replay_table
 from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
                                       state_upstream, upstream)
 from .loader import make_loader
@@ -141,13 +140,20 @@ class ExperienceReplay(IterDataPipe):
     def _due(self): return batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch)
 
     def _pull_until_due(self):
-        "Store what is needed until a batch is due; False if the source ends before"
-        while not self.freeze_memory and self.n_batches >= self._due():
+        "Store what is needed until a batch is due that can be drawn; False if the source ends before"
+        while not self.freeze_memory and (self.n_batches >= self._due() or not self._can_draw()):
+            self.n_batches = max(self.n_batches, self._due())        # those that can't be drawn are skipped
             try: item = self._place.pull(self.source_datapipe)
             except StopIteration: return False
             if isinstance(item, (Batch, list)): self.extend(item)
             else: self.add(item)
         return True
+    def _can_draw(self):
+        "Are there enough transitions for a batch, although some were dropped, or all cleared?"
+        memory, sampler = self.memory, self.memory.sampler
+        if sampler.living is None: return True
+        least = min(self.min_sz, memory.max_sz)
+        return len(memory) >= least and len(sampler) >= (1 if sampler.replace else self.bs)
 
     def add(self, step: Any, priority: float | None = None) -> int:
         "Store one step, like `ReplayMemory.add`; a `RuntimeError` if the memory is frozen"
@@ -168,12 +174,12 @@ class ExperienceReplay(IterDataPipe):
         "Send TD errors back, like `ReplayMemory.update_priorities`"
         return self.memory.update_priorities(ids, td_errors)
     def health(self) -> dict[str, Any]:
-        "Return numbers and `warnings` about the memory: `ReplayMemory.health`"
-        with self.memory.lock: return memory_health(self.memory)
-    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
-        "Return a figure of the memory: `ReplayMemory.show`. Its title begins with the environment"
+        "Return numbers and `warnings` about the memory: its `health`"
+        return self.memory.health()
+    def show(self, *args: Any, **kw: Any) -> Any:
+        "Return a figure of the memory: its `show`, with the same arguments. Its title begins with the environment"
         source = next((f'{o.spec.id}: ' for o in upstream(self) if getattr(o, 'spec', None)), '')
-        with self.memory.lock: return memory_figure(self.memory, id, n, gamma, source=source)
+        return self.memory.show(*args, source=source, **kw)
     def loader(self, prefetch: int = 0, **kw: Any) -> DataLoader[Any]:
         """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`, `device`
         and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
@@ -244,20 +250,18 @@ class ExperienceReplay(IterDataPipe):
         Raises `CheckpointError`, which names what is missing or damaged, or `ValueError`."""
         with SavedState(folder) as saved, saved.sense('a replay'), self.memory.lock:
             self.restore(saved.state(), saved.pieces())
-            if (rows := self.saved()[1]) is not None: rows.known[saved.token] = rows.n_added
+            if (rows := self.saved()[1]) is not None: rows.note(saved.token)
         return self
 
     __getstate__ = pickled_state
     def __len__(self) -> int: return len(self.memory)
     def __bool__(self) -> bool: return True
     @property
-    def _sz_tracker(self): return min(self.memory.n_added, self.memory.max_sz)
+    def _sz_tracker(self): return len(self.memory)
     @property
-    def _idx_tracker(self):
-        n = self.memory.n_added
-        return (n - 1) % self.memory.max_sz + 1 if n else 0
+    def _idx_tracker(self): return (self.memory.n_added - 1) % self.memory.max_sz + 1 if len(self.memory) else 0
     @property
-    def _cycle_tracker(self): return max(0, self.memory.n_added - 1) // self.memory.max_sz
+    def _cycle_tracker(self): return (self.memory.n_added - 1) // self.memory.max_sz if len(self.memory) else 0
     def __repr__(self):
         when = f'bs={self.bs}, min_sz={self.min_sz}, steps_per_batch={self.steps_per_batch}'
         pipes = [repr(o) for o in reversed(upstream(self.source_datapipe)) if isinstance(o, IterDataPipe)]

@@ -92,15 +92,16 @@ def windows_of(layout: Layout, length: int, skip: int = 0) -> Layout:
 class Request:
     """Memory for a batch of `n` rows of `layout`, or windows of `length` rows. A sampler fills `slots` (int64; −1: a
     row of zeros), `probs` and `weights`; a storage reads the rows `flat` (the slots in one dimension) into `leaves`"""
-    def __init__(self, layout: Layout, n: int, header: tuple = DRAWN, length: int | None = None, **known: Any) -> None:
+    def __init__(self, layout: Layout, n: int, header: tuple = DRAWN, length: int | None = None, kind: Any = Batch,
+                 **known: Any) -> None:
         rows = layout if length is None else windows_of(layout, length)
         plan = Plan.of(rows, n, header_shapes(header, n, length))
         raw = aligned(plan.nbytes)
         self.layout, self.nbytes, self.words = layout, plan.nbytes, raw.view(np.uint64)
         columns = plan.carve(raw)
-        self._type = batch_type(Batch, rows)
+        self._type = batch_type(kind, rows)
         self._known: dict = dict(known, _n=n, _columns=columns, _plan=plan, _raw=raw)
-        self.slots, self.probs, self.weights, self.mask = columns[:4]
+        self.slots, self.probs, self.weights, self.mask, _, self.source = columns[:N_HEADER]
         self.flat, n_rows = self.slots.reshape(-1), self.slots.size
         self.leaves = [a if length is None else a.reshape(n_rows, *a.shape[2:]) for a in columns[N_HEADER:]]
         self._counted = [raw.base, raw, *(o for o in columns if o is not None)]
@@ -116,7 +117,7 @@ class Request:
 
 # %% ../../nbs/1_memory/06_request.ipynb #231c1348
 class Requests:
-    "Requests for batches of some fields of `layout`; `known`: attributes that every batch gets"
+    "Requests for batches of some fields of `layout`; `known`: their `kind` (`Batch`), attributes that every batch gets"
     BUDGET = 128 << 20      # bytes that may wait for their next use
     LOOKS = 8               # requests to try before a new one is made
     MOST = 64               # requests remembered for each kind
