@@ -1,5 +1,7 @@
 "What all tests share"
 import gc
+import mmap
+import os
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
@@ -135,6 +137,16 @@ def pytest_collection_finish():
 def root():
     "The repository's root"
     return Path(__file__).resolve().parent.parent
+
+
+class Unsynced(mmap.mmap):
+    def flush(self, *_): pass
+
+@pytest.fixture
+def quick(monkeypatch):
+    "No waiting for the disk, where nothing is about the power"
+    monkeypatch.setattr(os, 'fsync', lambda fd: None)
+    monkeypatch.setattr(mmap, 'mmap', Unsynced)
 
 
 @pytest.hookimpl(optionalhook=True)

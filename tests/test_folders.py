@@ -1,6 +1,5 @@
 """The folder of a memory on disk: it takes nobody's files, follows no link, knows when it was moved, and notices damage."""
 import errno
-import mmap
 import os
 import shutil
 import signal
@@ -380,17 +379,6 @@ def test_runs_that_cannot_be_are_damage(runs, tmp_path):
 
 # --- the power goes, and strangers ------------------------------------------------------------------------------------
 PAGE, ROOM = 4096, 300
-
-class Unsynced(mmap.mmap):
-    "Nothing here is about the disk: don't wait for it"
-    def flush(self, *_): pass
-
-@pytest.fixture
-def quick(monkeypatch):
-    "No waiting for the disk"
-    monkeypatch.setattr(os, 'fsync', lambda fd: None)
-    monkeypatch.setattr(mmap, 'mmap', Unsynced)
-
 
 def grown(path, kind, sampler, times, rng):
     "A memory at several times: so many steps later, after a flush, after `close`, or after neither; the files of each"

@@ -23,6 +23,9 @@ from twins import Twin, column_bytes, stacked
 from watched import moments, torn
 
 
+pytestmark = pytest.mark.usefixtures('quick')
+
+
 def opened(path, layout, max_sz, dedup='frames'):
     "A storage in the files of a folder"
     folder = MappedFolder(path)

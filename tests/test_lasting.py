@@ -32,6 +32,7 @@ from test_saving import REPLAYS, everything, learner
 from test_saving_format import Ring, is_tidy
 from twins import Only
 
+pytestmark = pytest.mark.usefixtures('quick')
 every_kind = pytest.mark.parametrize('kind', KINDS)
 
 
@@ -47,12 +48,6 @@ def error_of(call):
     try: call()
     except Exception as e: return type(e).__name__         # noqa: BLE001
     return 'no error'
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    "No waiting for the disk"
-    monkeypatch.setattr(os, 'fsync', lambda fd: None)
 
 
 # --- one writer -------------------------------------------------------------------------------------------------------
@@ -196,7 +191,7 @@ def what_is_said(kind, path, want):
 @needs_proc
 @pytest.mark.parametrize('how', DAMAGE)
 @every_kind
-def test_a_damaged_file_is_named(kind, how, tmp_path, quick):
+def test_a_damaged_file_is_named(kind, how, tmp_path):
     """All files but those of rows are known to be whole at the opening; these are compared by `check_valid`. What is refused holds no
     file, and whoever puts the file back has everything again"""
     memory, path, rng = remember(kind, tmp_path/'m'), tmp_path/'m', np.random.default_rng(0)
@@ -231,7 +226,7 @@ IMPOSSIBLE = {'counts.map': [partial(changed, dtype=np.int64, values=o) for o in
 @needs_proc
 @pytest.mark.parametrize('closed', [True, False])
 @every_kind
-def test_what_cannot_be_is_refused(kind, closed, tmp_path, quick):
+def test_what_cannot_be_is_refused(kind, closed, tmp_path):
     "Counters, priorities and starts, after a kill too, when files may differ from what was flushed; the steps can still be read"
     memory, path = remember(kind, tmp_path/'m'), tmp_path/'m'
     want = contents(memory)
@@ -457,7 +452,7 @@ SAVERS = {kind: memory_saver(kind) for kind in KINDS} | dict(
 every_saver = pytest.mark.parametrize('saver', SAVERS.values(), ids=SAVERS)
 
 @pytest.fixture
-def saved(saver, tmp_path, quick):
+def saved(saver, tmp_path):
     "What was saved twice in this folder; the folder, its files"
     thing = saver.make()
     thing.save(tmp_path/'saved')

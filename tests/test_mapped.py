@@ -20,6 +20,9 @@ from lasting import held, needs_proc
 from watched import interrupted, moments, torn
 
 
+pytestmark = pytest.mark.usefixtures('quick')
+
+
 def made(path, **files):
     "A folder with these files, described"
     folder = MappedFolder(path)
@@ -28,7 +31,6 @@ def made(path, **files):
     return folder, arrays
 
 
-# --- one writer -------------------------------------------------------------------------------------------------------
 # --- files ------------------------------------------------------------------------------------------------------------
 @needs_proc
 @pytest.mark.parametrize('hold', [False, True])

@@ -11,7 +11,6 @@ from torch import nn
 from fastrl_replay.all import (
     DQNLearner, ExperienceReplay, LinearSchedule, MixedMemory, Proportional, ReplayMemory, Sequence, SimpleStep, Transition,
     Uniform)
-from fastrl_replay.batch import Batch
 from fastrl_replay.mixed import SHIFT, dealt
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.saving import CheckpointError

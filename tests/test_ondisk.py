@@ -22,6 +22,8 @@ from test_harness import Own
 from lasting import Teller
 from twins import CHUNKS, KINDS, Only, stacked
 
+pytestmark = pytest.mark.usefixtures('quick')
+
 SAMPLERS = dict(uniform=Uniform, proportional=Proportional, ranked=RankBased,
                 whole=lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'))
 
