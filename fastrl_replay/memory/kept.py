@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from ..batch import convert
 from ..checks import of_type, refuse, require, whole
-from .plain import PlainMemory
+from .windows import Windowed, as_windows
 from ..offline import load_minari, save_minari
 from ..samplers.base import release
 from ..samplers.own import as_sampler, sampler_from
@@ -73,7 +73,7 @@ if hasattr(os, 'register_at_fork'):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 # %% ../../nbs/3_lasting/16_kept.ipynb #d0000009
-class Saved(PlainMemory):
+class Saved(Windowed):
     "A memory that can be saved and loaded, copied and pickled"
     def _begin(self, *made):
         super()._begin(*made)
@@ -84,7 +84,8 @@ class Saved(PlainMemory):
     # What it is made of: counters, a sampler, rows
 
     def _counters(self):
-        return dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(), options=self._options)
+        known = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(), options=self._options)
+        return known | dict(windows=self.windows) if self.windows else known
     def _set_counters(self, state):
         rng, n_stale = Rng(0), whole('n_stale', state['n_stale'])
         rng.set_state(state['rng'])
@@ -181,7 +182,7 @@ class Saved(PlainMemory):
                 kind, max_sz = dict(state['sampler']), whole('max_sz', state['max_sz'], 1)
             made = sampler_from(kind, sampler)
             with saved.sense('a memory'):
-                memory = cls(max_sz, made, step=step, **options)
+                memory = cls(max_sz, made, step=step, windows=state.get('windows'), **options)
                 memory.restore(state, saved.pieces())
             memory._known[saved.token] = memory.n_added
         return memory
@@ -202,6 +203,7 @@ class Saved(PlainMemory):
         return copy.deepcopy(own, memo) | dict(rows=rows)
     def __setstate__(self, state):
         self._begin(state['max_sz'], Rng(0), state['options'], state['dtype'])
+        self.windows = state.get('windows')
         self._set_counters(state)
         self._sampler, self.layout = state['sampler'], state['layout']
         storage = self._storage_of(iter(state['rows']))
@@ -253,6 +255,7 @@ class ReplayMemory(Saved):
     def _check_folder(self, there, sampler, layout):
         "The layout in the folder; a `ValueError` names an option that differs from it"
         if self._options['dedup']=='auto': self._options['dedup'] = there['dedup']
+        if self.windows is None: self.windows = as_windows(there.get('windows'), self.max_sz)
         self._room.check(max_sz=self.max_sz, sampler=_described(sampler), dedup=self._options['dedup'])
         try: return Layout.from_plain(there['layout'], layout)
         except ValueError as e: raise ValueError(f'step: the memory in {self.path} has another type: {e}') from None
@@ -276,8 +279,9 @@ class ReplayMemory(Saved):
     def _describe(self, layout):
         "Note in a new folder what it holds"
         if self._room.description is not None: return
-        self._room.describe(dict(max_sz=self.max_sz, sampler=_described(self._sampler),
-                                 layout=layout.to_plain(), dedup=self._options['dedup']))
+        plain = dict(max_sz=self.max_sz, sampler=_described(self._sampler),
+                     layout=layout.to_plain(), dedup=self._options['dedup'])
+        self._room.describe(plain | dict(windows=self.windows) if self.windows else plain)
 
     def _resume(self):
         self.power_cut, path = self._room.power_cut, self._room.subfolder('state')

@@ -342,6 +342,7 @@ class Records(Writer):
         self._requests = Requests(layout, _max_sz=max_sz)
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
+        self._kernels: dict[tuple, Any] = {}         # those of windows, by fields and lengths
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
         elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
@@ -351,18 +352,27 @@ class Records(Writer):
         "Bytes allocated; in main memory, pages are occupied once they are written to"
         return self.rows.nbytes + sum(t.nbytes for t in self.tables)
 
-    def ask(self, n, fields=None, header=DRAWN, length=None) -> Request:
-        """Return a `Request` for `n` rows, or windows of `length` rows, with these fields (None: all) and columns of
-        the header"""
-        return self._requests.get(n, fields, header, length)
+    def ask(self, n, fields=None, header=DRAWN, length=None, windows=()) -> Request:
+        """Return a `Request` for `n` rows, or sequences of `length` rows, with these fields (None: all) and columns of
+        the header, and of the fields of `windows` the rows around each"""
+        return self._requests.get(n, fields, header, length, windows)
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
-        if self.tables or request.layout is not self.layout: self._read_columns(request)
+        if request.around is not None and not self.tables: self._read_around(request)
+        elif self.tables or request.layout is not self.layout: self._read_columns(request)
         else:
             if self._kernel is None: self._kernel = fetch_kernel(self.layout)
             self._kernel(self._words, request.words, len(request.flat), self._count[N_ADDED], self.max_sz)
         return request.batch()
+    def _read_around(self, request):
+        "Read rows, and the windows around them, by a kernel for these fields and lengths"
+        kind, n = (request.layout.fields, request.windows), len(request.flat)
+        if kind not in self._kernels:
+            if len(self._kernels) > 99: self._kernels.clear()
+            self._kernels[kind] = fetch_kernel(self.layout, request.windows, request.layout)
+        around = self._count[N_ADDED], self.max_sz, request.around
+        self._kernels[kind](self._words, request.words, n, *around)
 
     def _read_columns(self, request):
         slots = request.flat.copy()
@@ -370,8 +380,12 @@ class Records(Writer):
         if n_gone:
             gone = slots < 0
             slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
-        if n_gone < len(slots):
-            self._fill_columns({o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, slots)
+        columns, first = {o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, 0
+        for field, n in request.windows:
+            around = request.around[:, first:first + n].reshape(-1)
+            self._fill_columns({k: columns.pop(k) for k in list(columns) if k[0]==field}, around)
+            first += n
+        if n_gone < len(slots): self._fill_columns(columns, slots)
         for c in request.leaves if n_gone else (): c[gone] = 0
     def _fill_columns(self, columns, slots):
         "Read columns, given by the paths of their leaves"
