@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'AROUND', 'N_HEADER', 'NONE', 'T', 'header_shapes', 'aligned', 'Plan', 'as_tensor',
-           'Column', 'Nested', 'batch_type', 'made_of', 'made_over', 'Columns', 'Batch', 'came_from', 'as_kind',
-           'as_chunk', 'convert', 'columns_of_steps', 'chunk_columns', 'first_row', 'example_row', 'stream_numbers',
-           'chunk_streams']
+           'Column', 'Nested', 'batch_type', 'made_of', 'made_over', 'Columns', 'Batch', 'came_from', 'packed',
+           'as_kind', 'as_chunk', 'convert', 'columns_of_steps', 'chunk_columns', 'first_row', 'example_row',
+           'stream_numbers', 'chunk_streams']
 
 # %% ../nbs/1_memory/04_batch.ipynb #62b90cd6
 import copy
@@ -21,7 +21,7 @@ from .steps import (
     LOOSE, Layout, SimpleStep, Transition, children, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/04_batch.ipynb #2108dd11
-_KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', _is_pad='?')
+_KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', source='i8', _is_pad='?')
 HEADER = {k: np.dtype(t) for k, t in _KINDS.items()}
 "The header's columns; the others are those of the leaves. A sequence has `ids`, `mask`, `relabelled` for each step"
 DRAWN, FETCHED = ('ids', 'probs', 'weights'), ('ids',)      # what the batches of a memory have
@@ -32,7 +32,8 @@ def header_shapes(names: tuple, n: int, length: int | None = None, width: int = 
     """Return the shape of each column of the header, or None, for `n` rows, or sequences of `length` steps; `width`: how
     many steps all windows around a row have"""
     steps = (n,) if length is None else (n, length)
-    each = {k: (n,) if k in ('probs', 'weights') else steps for k in HEADER} | dict(_is_pad=(n, width))
+    each = {k: (n,) if k in ('probs', 'weights', 'source') else steps for k in HEADER}
+    each['_is_pad'] = n, width
     return tuple(each[k] if k in names else None for k in HEADER)
 
 def aligned(nbytes: int, make=np.empty) -> np.ndarray:
@@ -447,6 +448,11 @@ def came_from(batch: Batch, memory: Any) -> Batch:
     "Note in a batch the weak reference to the `memory` that it comes from, and return it"
     batch.__dict__['_memory'] = memory
     return batch
+
+def packed(batch: Batch) -> tuple[Plan, np.ndarray]:
+    "Return the bytes (uint8) on the CPU that hold all columns of a batch, as drawn or copied, and where they lie in it"
+    plan, raw = batch._plan, batch._raw
+    return batch._packed() if plan is None or not isinstance(raw, ndarray) else (plan, raw)
 
 def as_kind(batch: Batch, kind: Any, **extra: Any) -> Any:
     "Return the same batch as one of another class, derived from `Batch`; `extra`: what that adds"

@@ -312,8 +312,10 @@ class Health(dict[str, Any]):
     def __repr__(self) -> str:
         warnings = [f'warning: {o}' for o in self['warnings']] or ['no warnings']
         numbers = {k: f'{v:,.4g}' if isinstance(v, float) else f'{v:,}' if isinstance(v, int) else str(v)
-                   for k, v in self.items() if k!='warnings'}
-        return '\n'.join(warnings + [f'{k:24}{v}' for k, v in numbers.items()])
+                   for k, v in self.items() if k not in ('warnings', 'memories')}
+        lines = warnings + [f'{k:24}{v}' for k, v in numbers.items()]
+        parts = [f'memory {k}\n{o!r}' for k, o in enumerate(self.get('memories', ()))]
+        return '\n\n'.join(['\n'.join(lines), *parts])
     def _repr_html_(self): return f'<pre>{html.escape(repr(self))}</pre>'
 
 def memory_health(memory: Memory) -> Health:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.samplers.age import AgeWeighted
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
@@ -20,7 +21,7 @@ from test_harness import SAMPLERS, Own, memory_of, use
 from test_saving_format import small_files
 from twins import KINDS, stacked
 
-MORE = SAMPLERS | dict(rank=RankBased, lap=LAP, combined=Combined, ere=lambda: ERE(c_min=5, period=7),
+MORE = SAMPLERS | dict(rank=RankBased, lap=LAP, combined=Combined, ere=lambda: ERE(c_min=5, period=7), aged=lambda: AgeWeighted(9, .2),
                        falling=lambda: RankBased(.5, LinearSchedule(1., 0., 9)))
 
 

@@ -447,11 +447,12 @@ class PlainMemory(Drawn):
         in words. See `memory_health`"""
         with self.lock: return memory_health(self)
 
-    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
+    def show(self, id: int | None = None, n: int = 3, gamma: float = .99, source: str = '') -> Any:
         """Return a figure of what the memory holds: draws, priorities, weights, returns, rewards, actions;
         for images also `n` steps from transition `id` (None: those up to the newest reward) with their
-        n-step return at discount `gamma`. The batches that follow are the same. Needs matplotlib."""
-        with self.lock: return memory_figure(self, id, n, gamma)
+        n-step return at discount `gamma`. The title begins with the `source` of its steps. The batches
+        that follow are the same. Needs matplotlib."""
+        with self.lock: return memory_figure(self, id, n, gamma, source=source)
 
     @staticmethod
     def estimate(env_or_step: Any, max_sz: int) -> Estimate:

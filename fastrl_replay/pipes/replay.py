@@ -14,10 +14,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 from ..batch import Batch
 from ..checks import leave_out, refuse, require, whole
-from ..health import memory_health
 from ..memory import ReplayMemory
 from ..protocol import Lasting, Memory, check_memory
-from ..show import memory_figure, replay_table
+from ..show import replay_table
 from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
                                       state_upstream, upstream)
 from .loader import make_loader
@@ -168,12 +167,12 @@ class ExperienceReplay(IterDataPipe):
         "Send TD errors back, like `ReplayMemory.update_priorities`"
         return self.memory.update_priorities(ids, td_errors)
     def health(self) -> dict[str, Any]:
-        "Return numbers and `warnings` about the memory: `ReplayMemory.health`"
-        with self.memory.lock: return memory_health(self.memory)
-    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
-        "Return a figure of the memory: `ReplayMemory.show`. Its title begins with the environment"
+        "Return numbers and `warnings` about the memory: its `health`"
+        return self.memory.health()
+    def show(self, *args: Any, **kw: Any) -> Any:
+        "Return a figure of the memory: its `show`, with the same arguments. Its title begins with the environment"
         source = next((f'{o.spec.id}: ' for o in upstream(self) if getattr(o, 'spec', None)), '')
-        with self.memory.lock: return memory_figure(self.memory, id, n, gamma, source=source)
+        return self.memory.show(*args, source=source, **kw)
     def loader(self, prefetch: int = 0, **kw: Any) -> DataLoader[Any]:
         """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`, `device`
         and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
@@ -244,7 +243,7 @@ class ExperienceReplay(IterDataPipe):
         Raises `CheckpointError`, which names what is missing or damaged, or `ValueError`."""
         with SavedState(folder) as saved, saved.sense('a replay'), self.memory.lock:
             self.restore(saved.state(), saved.pieces())
-            if (rows := self.saved()[1]) is not None: rows.known[saved.token] = rows.n_added
+            if (rows := self.saved()[1]) is not None: rows.note(saved.token)
         return self
 
     __getstate__ = pickled_state

@@ -278,12 +278,6 @@ class RayReplay(ExperienceReplay):
     def stats(self) -> dict[str, Any]:
         "Return figures by shard: `RayMemory.stats`"
         return self.memory.stats()
-    def health(self) -> dict[str, Any]:
-        "Return figures by shard and of the whole, with warnings: `RayMemory.health`"
-        return self.memory.health()
-    def show(self) -> Any:                           # type: ignore[override]
-        "Return a figure with a bar for each shard: `RayMemory.show`"
-        return self.memory.show()
     def add_shards(self, n: int = 1) -> None:
         "Add `n` shards; new actors push to them: `RayMemory.add_shards`"
         self._check_slack(len(self.memory.places) + n)

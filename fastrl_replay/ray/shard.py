@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PLACES', 'OPEN', 'NAMESPACE', 'RESTARTS', 'STEADY', 'LEASE', 'BEAT', 'SILENT', 'CPU', 'Ledger', 'Packed', 'pack',
-           'unpack', 'mass_of', 'note_largest', 'Info', 'ShardLost', 'ShardDied', 'ShardSlow', 'Shard', 'ray_library',
-           'LocalShard', 'RemoteShard', 'actors_called', 'named_actor', 'every', 'Telling', 'Starter', 'Directory']
+           'unpack', 'mass_of', 'row_ends', 'note_largest', 'Info', 'ShardLost', 'ShardDied', 'ShardSlow', 'Shard',
+           'ray_library', 'LocalShard', 'RemoteShard', 'actors_called', 'named_actor', 'every', 'Telling', 'Starter',
+           'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
 import copy, importlib, mmap, os, secrets, shutil, threading, time
@@ -165,6 +166,12 @@ def mass_of(sampler: Any) -> float:
     "Return the sum of all leaves of a shard's sampler: a slot's probability is its leaf over this"
     own = _choosing(sampler)
     return float(own.mass() if hasattr(own, 'mass') else sampler.size)
+def row_ends(layout: Any, columns: list, m: int) -> np.ndarray:
+    "Return which rows end an episode (bool[m]); none where the steps have no flags"
+    ends = np.zeros(m, bool)
+    for k in map(layout.leaf, ('terminated', 'truncated')):
+        if k is not None: ends |= np.asarray(columns[k]).reshape(m, -1).any(1)
+    return ends
 def note_largest(sampler: Any, priority: float) -> None:
     "Tell a shard's sampler of the largest priority of all shards, which new transitions get"
     own = _choosing(sampler)
@@ -327,6 +334,26 @@ class Shard:
             self.memory.restore(state['memory'], saved.pieces())
             self.memory.saved()[1].known[saved.token] = self.memory.n_added
             return self._go_on(state)
+
+    def held(self) -> tuple[np.ndarray, ...]:
+        """Return of all rows, oldest first: ids, the first row of each one's episode, when that ends (from 0, the
+        oldest row, to 1; above: it is open), and priorities (float64[n]; none of samplers that have none)"""
+        m, sampler = self.memory, _choosing(self.memory.sampler)
+        ids, names = np.arange(m.first_id, m.n_added), m.layout.fields
+        flags = [m.column(o)[ids % m.max_sz] for o in ('terminated', 'truncated') if o in names]
+        before = m.previous(ids, len(flags)==2 or 'episode_n' in names)
+        first, last = np.where(before < 0, ids, before) - m.first_id, np.zeros(len(ids), np.int64)
+        while (first!=first[first]).any(): first = first[first]
+        last[first] = np.arange(len(ids))
+        last = last[first]
+        is_open = (m.next(ids) < 0) & ~np.any(flags, 0) if flags else m.next(ids) < 0
+        p = sampler.priorities[ids % m.max_sz] if isinstance(sampler, Prioritized) else np.empty(0)
+        return ids, first, (last + 1)/len(ids) + is_open[last], p
+    def continue_as(self, number: int, n_stale: int, largest: float) -> Info:
+        "Get the `number` of what is stored here now; count on from `n_stale`, and from the `largest` priority seen"
+        self.number, self.memory.n_stale = number, self.memory.n_stale + n_stale
+        note_largest(self.memory.sampler, largest)
+        return self.info()
 
     def get_state(self) -> dict[str, Any]:
         "Return what it holds and knows, as plain data and tensors"

@@ -133,7 +133,7 @@ class Request:
         self._known: dict = dict(known, _n=n, _columns=columns, _plan=plan, _raw=raw)
         if windows: self._known['_extra'] = dict(windows=windows)
         self.slots, self.probs, self.weights, self.mask = columns[:4]
-        self.is_pad = columns[list(HEADER).index('_is_pad')]
+        self.source, self.is_pad = (columns[list(HEADER).index(o)] for o in ('source', '_is_pad'))
         self.flat, self.windows = self.slots.reshape(-1), tuple((field, len(o)) for field, o in windows)
         self.around = np.zeros((n, len(self.offsets)), np.int64) if windows else None
         self.leaves = [a.reshape(-1, *o.shape) for o, a in zip(layout.leaves, columns[N_HEADER:])]

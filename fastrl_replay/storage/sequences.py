@@ -47,7 +47,7 @@ class SequenceBatch(Batch):
         turned = 'time_first' in self._extra and np.ndim(td_errors)==2
         return super().update_priorities(td_errors.T if turned else td_errors)
 
-_OF_WINDOWS = [k for k, o in enumerate(HEADER) if o in ('probs', 'weights')]
+_OF_WINDOWS = [k for k, o in enumerate(HEADER) if o in ('probs', 'weights', 'source')]
 
 @torch.compiler.assume_constant_result
 def _turned(of_type, n): return batch_type(of_type, windows_of(of_type._layout, n, 1))
