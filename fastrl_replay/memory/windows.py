@@ -7,9 +7,8 @@ __all__ = ['as_windows', 'Windowed']
 
 # %% ../../nbs/3_lasting/15b_windows.ipynb #a2d00004
 from typing import Any
-import numpy as np
 from ..batch import AROUND
-from ..checks import Words, ids_of, leave_out, of_type, refuse, require, some_of
+from ..checks import Words, ids_of, leave_out, of_type, refuse, some_of
 from .plain import PlainMemory
 
 # %% ../../nbs/3_lasting/15b_windows.ipynb #a2d00006

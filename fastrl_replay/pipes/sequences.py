@@ -17,6 +17,7 @@ from ..samplers.uniform import Uniform
 _INSTEAD = dict(
     sampler='draws uniformly, or with alpha= by priorities; leave it out',
     sequence='makes it from length, burn_in and stride; leave it out',
+    windows='yields windows of all fields already; leave it out',
     memory='makes its own memory; use experience_replay(memory=ReplayMemory(..., sequence=Sequence(...)))')
 
 @datapipe('sequence_replay')

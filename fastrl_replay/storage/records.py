@@ -342,7 +342,7 @@ class Records(Writer):
         self._requests = Requests(layout, _max_sz=max_sz)
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
-        self._kernels: dict[tuple, Any] = {}         # those of windows, by fields and lengths
+        self._kernels: dict[tuple, Any] = {}         # those of windows, by fields
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
         elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
@@ -366,13 +366,13 @@ class Records(Writer):
             self._kernel(self._words, request.words, len(request.flat), self._count[N_ADDED], self.max_sz)
         return request.batch()
     def _read_around(self, request):
-        "Read rows, and the windows around them, by a kernel for these fields and lengths"
+        "Read rows, and the windows around them, by a kernel for these fields"
         kind, n = (request.layout.fields, request.windows), len(request.flat)
         if kind not in self._kernels:
             if len(self._kernels) > 99: self._kernels.clear()
             self._kernels[kind] = fetch_kernel(self.layout, request.windows, request.layout)
-        around = self._count[N_ADDED], self.max_sz, request.around
-        self._kernels[kind](self._words, request.words, n, *around)
+        n_added, around = self._count[N_ADDED], (request.around, request.lengths)
+        self._kernels[kind](self._words, request.words, n, n_added, self.max_sz, *around)
 
     def _read_columns(self, request):
         slots = request.flat.copy()
@@ -381,7 +381,7 @@ class Records(Writer):
             gone = slots < 0
             slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
         columns, first = {o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, 0
-        for field, n in request.windows:
+        for field, n in zip(request.windows, request.lengths):
             around = request.around[:, first:first + n].reshape(-1)
             self._fill_columns({k: columns.pop(k) for k in list(columns) if k[0]==field}, around)
             first += n

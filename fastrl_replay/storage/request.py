@@ -43,7 +43,7 @@ def fetch(records, out, m, n_added, max_sz{around}):
         {copies}
 '''
 _DOES = 'Copy the records in the `m` slots at the front of `out` into its columns; the ids replace the slots'
-_AROUND = '; the windows are those in the slots `around` (int64[m, k])'
+_AROUND = '; those of windows of these `lengths` are in the slots `around` (int64[m, k])'
 
 def _array(name, word): return name if word==8 else f'{name}{word}'
 
@@ -63,44 +63,42 @@ def _prefetch_lines(layout, parts, slot):
     return [f'prefetch(records, {slot}*{words} + {8*k})' for k in sorted(lines)[:4]]
 
 def _window_lines(layout, found, windows):
-    "Lines that copy the `windows` (field, rows) around row `i`, and lines that prefetch those of a later row"
-    copies, ahead, first, words = [], [], 0, layout.record.itemsize//8
-    for field, n in windows:
+    "Lines that copy the `windows`, names of fields, around row `i`; lines that prefetch those of a later row"
+    copies, ahead, words = [], [], layout.record.itemsize//8
+    for j, field in enumerate(windows):
         parts = [(k, *o) for k, o in enumerate(found) if o[0].path[0]==field]
-        lines = [line for part in parts for line in _copy_lines(*part, f'(i*{n} + w)')]
-        copies += [f'for w in range({n}):', f'    record = u(around[u(i), u({first} + w)])*u({words})']
-        copies += ['    ' + line for line in lines]
-        slot = f'around[i + AHEAD, {first} + w]'
-        fetched = _prefetch_lines(layout, [o[1:] for o in parts], slot)
-        ahead += [f'for w in range({n}):', *('    ' + line for line in fetched)]
-        first += n
+        each, lines = f'for w in range(n{j}):', [o for part in parts for o in _copy_lines(*part, f'(i*n{j} + w)')]
+        copies += [each, *('    ' + o for o in (f'record = u(around[u(i), u(f{j} + w)])*u({words})', *lines))]
+        lines = _prefetch_lines(layout, [o[1:] for o in parts], f'around[i + AHEAD, f{j} + w]')
+        ahead += [each, *('    ' + o for o in lines)]
     return copies, ahead
 
 def fetch_source(layout, windows: tuple = (), chosen: Any = None) -> str:
-    """Return the source of the kernel that fetches records of `layout`. `windows`: names of fields, of each of
-    which it fetches this many rows around each; `chosen`: the layout of what it fetches (None: all)"""
-    starts, zeros, copies, lengths = [], [], [], dict(windows)
+    """Return the source of the kernel that fetches records of `layout`. `windows`: names of fields of which it fetches
+    rows around each, too; `chosen`: the layout of what it fetches (None: all)"""
+    starts, zeros, copies = ['f0 = 0'] if windows else [], [], []
+    starts += [line for j in range(len(windows)) for line in (f'n{j} = lengths[{j}]', f'f{j + 1} = f{j} + n{j}')]
     where = dict(zip((o.path for o in layout.leaves), layout.offsets()))
     found = [(o, where[o.path]) for o in (chosen or layout).leaves]
     for k, (leaf, at) in enumerate(found):
-        out, rows = _array('out', leaf.word), lengths.get(leaf.path[0], 1)
-        n = leaf.nbytes//leaf.word*rows
-        starts += [f'c{k} = at//{leaf.word}', f'at += (m*{leaf.nbytes*rows} + 63)//64*64']
-        zeros.append(f'{out}[c{k} + i*{n}:c{k} + i*{n} + {n}] = 0')
-        if leaf.path[0] not in lengths: copies += _copy_lines(k, leaf, at)
+        out, n, alone = _array('out', leaf.word), leaf.nbytes//leaf.word, leaf.path[0] not in windows
+        rows = '' if alone else f'*n{windows.index(leaf.path[0])}'
+        starts += [f'c{k} = at//{leaf.word}', f'at += (m*{leaf.nbytes}{rows} + 63)//64*64']
+        if alone: zeros.append(f'{out}[c{k} + i*{n}:c{k} + i*{n} + {n}] = 0')
+        if alone: copies += _copy_lines(k, leaf, at)
     sizes = sorted({o.word for o, _ in found if o.word < 8})
     views = [f'{a}{w} = {a}.view(np.uint{8*w})' for a in ('records', 'out') for w in sizes]
     def lines(depth, some): return ('\n' + '    '*depth).join(some or ['pass'])
     around, later = _window_lines(layout, found, windows)
     first, ahead = (_prefetch_lines(layout, found, f'slots[{row}]') for row in ('i', 'i + AHEAD'))
-    more = dict(around=', around', does=_DOES + _AROUND) if windows else dict(around='', does=_DOES)
+    more = dict(around=', around, lengths', does=_DOES + _AROUND) if windows else dict(around='', does=_DOES)
     return _TEMPLATE.format(views=lines(1, views), starts=lines(1, starts), zeros=lines(3, zeros),
                             copies=lines(2, copies + around), words=layout.record.itemsize//8,
                             prefetch_first=lines(2, first), prefetch_ahead=lines(3, ahead + later), **more)
 
 def fetch_kernel(layout, windows: tuple = (), chosen: Any = None):
     """Return the kernel `fetch(records, out, m, n_added, max_sz)` of `fetch_source`, or with `windows`
-    `fetch(records, out, m, n_added, max_sz, around)`"""
+    `fetch(records, out, m, n_added, max_sz, around, lengths)`"""
     return compiled_module(fetch_source(layout, windows, chosen)).fetch
 
 # %% ../../nbs/1_memory/06_request.ipynb #b17ebbbe
@@ -134,7 +132,8 @@ class Request:
         if windows: self._known['_extra'] = dict(windows=windows)
         self.slots, self.probs, self.weights, self.mask = columns[:4]
         self.source, self.is_pad = (columns[list(HEADER).index(o)] for o in ('source', '_is_pad'))
-        self.flat, self.windows = self.slots.reshape(-1), tuple((field, len(o)) for field, o in windows)
+        self.flat, self.windows = self.slots.reshape(-1), tuple(field for field, _ in windows)
+        self.lengths = np.array([len(o) for _, o in windows], np.int64)
         self.around = np.zeros((n, len(self.offsets)), np.int64) if windows else None
         self.leaves = [a.reshape(-1, *o.shape) for o, a in zip(layout.leaves, columns[N_HEADER:])]
         self._counted = [raw.base, raw, *(o for o in columns if o is not None)]
