@@ -251,8 +251,8 @@ class Rows:
     known: dict[str, int]
     others: list['Rows'] = field(default_factory=list)
     def pieces(self) -> list[Any]:
-        "Return all rows, as a list with at most one piece for each memory"
-        filled = [(k, o) for k, o in enumerate((self, *self.others)) if o.n_added > o.first_id]
+        "Return all rows, as a list of one piece of each memory that ever had one"
+        filled = [(k, o) for k, o in enumerate((self, *self.others)) if o.n_added]
         return [_of_memory(k, o.get(o.first_id)) for k, o in filled]
     def note(self, token: str) -> None:
         "Note that the save with this `token` holds these rows: the next one in its folder writes what is new"
@@ -299,7 +299,7 @@ class _Save:
         return dict(plain=plain, files=dict([*self.files.items()][n:]))
     def range(self, rows, pieces, since):
         "Write the rows of a memory from id `since` on, and return what the manifest says of all, some in `pieces`"
-        if since < rows.n_added:
+        if since < rows.n_added or rows.n_added and not pieces:
             pieces.append(dict(first=since, end=rows.n_added, **self.part(rows.get(since), 'rows')))
         return dict(first_id=rows.first_id, n_added=rows.n_added, pieces=pieces)
 
@@ -352,7 +352,8 @@ def _check_range(pieces, first_id, n_added):
     firsts, ends = [o['first'] for o in pieces], [o['end'] for o in pieces]
     _check_numbers([first_id, n_added, *firsts, *ends])
     edges = [*firsts[:1], *ends] or [n_added]
-    require(firsts==edges[:-1] and edges==sorted({*edges}), 'pieces with gaps between them')
+    in_order = edges==sorted({*edges}) or edges==2*[n_added]        # or one piece without rows
+    require(firsts==edges[:-1] and in_order, 'pieces with gaps between them')
     require(edges[0] <= first_id <= n_added==edges[-1], f'wrong ids: {first_id} to {n_added}')
 
 def _manifest_in(folder):

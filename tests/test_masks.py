@@ -11,7 +11,7 @@ from test_samplers import chi2, limit
 from torch import nn
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.learner import DQNLearner, Observed, dqn_loss, evaluate, q_network, q_targets
+from fastrl_replay.learner import DQNLearner, _Observed, dqn_loss, evaluate, q_network, q_targets
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.actors import Actors
 from fastrl_replay.pipes.agents import EpsilonGreedy, explore
@@ -253,7 +253,7 @@ def test_taxi_whose_info_has_the_mask(n_envs):
     "No action without effect, by a network of its own; and `info=` copies what the wrapper does"
     env = taxi()
     model = q_network(env.observation_space, 6, seed=0)
-    assert isinstance(model[0], Observed) and model(dict(observation=torch.tensor([3., 499.]))).shape == (2, 6)
+    assert isinstance(model[0], _Observed) and model(dict(observation=torch.tensor([3., 499.]))).shape == (2, 6)
     pipe = GymStepper([taxi], EpsilonGreedy(model, .5, seed=0), seed=0, n_envs=n_envs, step_type=Noted, info=dict(mask='action_mask'))
     memory = ReplayMemory(1000, seed=0)
     for _, chunk in zip(range(300//n_envs), pipe): memory.extend([chunk] if n_envs == 1 else chunk)

@@ -12,8 +12,7 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.ray import RayMemory, memory as module
 from fastrl_replay.ray.memory import SHIFT, Dealer, shares, systematic
-from fastrl_replay.ray.pusher import Sender
-from fastrl_replay.ray.shard import SILENT, Directory, Ledger, LocalShard, Shard, ShardLost
+from fastrl_replay.ray.shard import Directory, Ledger, LocalShard, SILENT, Sender, Shard, ShardLost
 from fastrl_replay.samplers.more import LAP
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased

@@ -7,16 +7,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from clusters import WAIT, beside, named, until
 
 from fastrl_replay.all import EpsilonGreedy, GymStepper, SharedAgent
 from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.actors import ActorError
 from fastrl_replay.ray import RayMemory, RayParams, RayPusher, RayReplay, shard as module
-from fastrl_replay.ray.shard import NAMESPACE, ShardLost
+from fastrl_replay.ray.shard import ShardLost
 from fastrl_replay.samplers.proportional import Proportional
 
 ray = pytest.importorskip('ray')
-WAIT = 300.                 # seconds: more than anything takes on a busy machine
 
 
 class Row(NamedTuple):
@@ -34,21 +34,10 @@ def cluster(tmp_path_factory):
                 local.sample(8).update_priorities(np.ones(8))
                 local.fetch(local.sample(8).ids)
     with pytest.MonkeyPatch.context() as patch:            # the actors import what this file does
-        patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
-        patch.setenv('RAY_worker_niceness', '0')           # 15 unless told: other tests beside it would starve the actors
+        beside(patch)
         ray.init('local', num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=150_000_000)
     yield
     ray.shutdown()
-
-
-def named(): return [o['name'] for o in ray.util.list_named_actors(all_namespaces=True) if o['namespace'] == NAMESPACE]
-
-
-def until(met, what):
-    limit = time.monotonic() + WAIT
-    while not met():
-        assert time.monotonic() < limit, what
-        time.sleep(.05)
 
 
 @pytest.fixture
@@ -236,7 +225,7 @@ def test_a_learner_dies_and_another_goes_on(name):
     steps = GymStepper(['CartPole-v1'], seed=1).ray_actors(2, chunk=16)
     replay = RayReplay.attach(name, source_datapipe=steps, bs=32, min_sz=100, steps_per_batch=4, timeout=300)
     before, drawn = replay.memory.n_added, replay.n_batches
-    assert before >= 300 and drawn == 1 + (before - 100)//4
+    assert before >= 300 and 50 < drawn <= 1 + (before - 100)//4                 # what was drawn, not what was due
     for _, batch in zip(range(100), replay):
         batch.update_priorities(np.ones(32))
         assert replay.memory.known_added <= 100 + 4*replay.n_batches + replay.slack

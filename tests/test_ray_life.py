@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from clusters import beside, named, running, until, workers
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.ray import RayMemory, RayPusher
-from fastrl_replay.ray.shard import NAMESPACE, ShardLost, actors_called, named_actor
+from fastrl_replay.ray import RayMemory, RayParams, RayPusher
+from fastrl_replay.ray.shard import ShardLost, actors_called, named_actor
 from fastrl_replay.samplers.proportional import Proportional
 
 ray = pytest.importorskip('ray')
@@ -29,36 +31,10 @@ def cluster():
         local.extend(rows(0, 50))
         local.sample(8).update_priorities(np.ones(8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
-        patch.setenv('RAY_worker_niceness', '0')
+        beside(patch)
         ray.init('local', num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=150_000_000)
         yield ray.get_runtime_context().gcs_address
     ray.shutdown()
-
-
-def named(): return [o['name'] for o in ray.util.list_named_actors(all_namespaces=True) if o['namespace'] == NAMESPACE]
-
-
-def running(pid):
-    try: return open(f'/proc/{pid}/stat').read().split()[2] not in 'ZX'
-    except OSError: return False
-
-
-def workers():
-    "The processes of actors of the package; each keeps the name of its class"
-    found = []
-    for pid in filter(str.isdigit, os.listdir('/proc')):
-        try: name = open(f'/proc/{pid}/cmdline').read()
-        except OSError: continue
-        if name.startswith(('ray::Shard', 'ray::Directory', 'ray::ActingWorker')) and running(pid): found.append(int(pid))
-    return found
-
-
-def until(met, what, seconds=WAIT):
-    limit = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < limit, what
-        time.sleep(.05)
 
 
 @pytest.fixture
@@ -136,6 +112,48 @@ def test_detached_it_stays_until_it_is_closed(name, cluster):
     with pytest.raises(ShardLost, match='has been closed'): again.add_shards(1)
 
 
+PUBLISHER = '''
+import sys, time, torch, ray
+from fastrl_replay.ray import RayParams
+how, name, address = sys.argv[1:]
+ray.init(address, log_to_driver=False)
+model = torch.nn.Linear(4, 2)
+with torch.no_grad(): model.weight.fill_(7.)
+params = RayParams(model, name=name, timeout=100)
+params.add_steps(5)
+params.pull(model)
+print('published', flush=True)
+if how == 'waits': time.sleep(1000)
+'''
+
+
+def publisher(how, name, address):
+    program = subprocess.Popen([sys.executable, '-c', PUBLISHER, how, name, address], stdout=subprocess.PIPE, text=True)
+    assert program.stdout.readline() == 'published\n'
+    return program
+
+
+def test_weights_outlive_their_learner(name, cluster):
+    "kill -9 of who publishes them: they can be pulled, and another one publishes; without one they end, and with their program they end at once"
+    program = publisher('waits', name, cluster)
+    program.kill()
+    program.wait()
+    params = RayParams.attach(name, model := torch.nn.Linear(4, 2), timeout=WAIT)
+    with pytest.raises(ValueError, match='name: expected one that nothing has.*RayParams.attach'): RayParams(model, name=name)
+    with pytest.raises(ValueError, match='differs'): RayParams.attach(name, torch.nn.Linear(3, 2))
+    assert params.pull(model) == 0 and (model.weight == 7).all() and params.n_steps == 5
+    time.sleep(30)                                        # longer than a lease: who is attached keeps them
+    assert params.publish(model) == params.version == 1
+    params.close()
+    until(lambda: not named() and not workers(), 'something is left', 10)
+    with pytest.raises(ShardLost, match='have been closed'): params.pull(model)
+    program = publisher('waits', name, cluster)
+    program.kill()
+    until(lambda: not named() and not workers(), 'something is left', 45)
+    assert publisher('ends', name, cluster).wait(WAIT) == 0
+    until(lambda: not named() and not workers(), 'something is left', 10)
+
+
 # ---- the directory dies
 
 @pytest.mark.parametrize('for_good', [False, True])
@@ -167,7 +185,7 @@ def test_the_directory_dies_with_all_shards(name, tmp_path):
     for path in tmp_path, None:
         with RayMemory(2, 1000, name=name, path=path, seed=0, timeout=WAIT) as memory:
             ids = memory.extend(rows(0, 50))
-            for o in (*actors_called(memory._made['life']), named_actor(name)): ray.kill(o.actor, no_restart=False)
+            for o in (*actors_called(memory._made['life']), named_actor(name).actor): ray.kill(o, no_restart=False)
             until(lambda: [memory.refresh()] and memory.n_dead == 2 and all(memory.stats()['live']), 'no shard came back')
             if path: assert memory.fetch(ids).value.tolist() == list(range(50))
             else: assert len(memory) == 0 and memory.n_added == 50 and not set(memory.stats()['number']) & {0, 1}

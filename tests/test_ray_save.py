@@ -9,8 +9,7 @@ from harness import check_resume
 from fastrl_replay.batch import Batch
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.ray import memory as module
-from fastrl_replay.ray.pusher import Sender
-from fastrl_replay.ray.shard import Ledger, LocalShard, Shard, ShardLost, pack, unpack
+from fastrl_replay.ray.shard import Ledger, LocalShard, Sender, Shard, ShardLost, pack, unpack
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError
@@ -147,7 +146,15 @@ def use(memory, k):
     return out
 
 
-def test_a_memory_resumes(): check_resume(small, use, steps=(0, 1, 7), after=5)
+def test_a_memory_resumes(tmp_path):
+    def saved(memory):
+        folder = tmp_path/str(len(list(tmp_path.iterdir())))
+        memory.save(folder)
+        return str(folder)
+    def said(folder):
+        shards = sorted(RayMemory.load(folder, place='here').places, key=lambda o: o.info.number)
+        return [(o.info._replace(pid=0, cpu=0., rate=0.), o.handle.shard.memory.state_dict()) for o in shards]
+    check_resume(small, use, steps=(0, 1, 7), after=5, through=lambda s: s, save=saved, load=lambda o, s: o.restore(s), said=said)
 
 
 def test_one_shard_has_an_order_of_time():
@@ -215,7 +222,7 @@ class Ended(NamedTuple):
 def contents(memory):
     "By value, of all that is stored: the values after and before in its episode, all of its episode, and its priority"
     found = {}
-    for k, place in enumerate(memory.places):
+    for place in memory.places:
         shard = place.handle.shard.memory
         if not len(shard): continue
         ids = np.arange(shard.first_id, shard.n_added)

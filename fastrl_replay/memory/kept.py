@@ -15,13 +15,17 @@ import numpy as np
 import torch
 from ..batch import convert
 from ..checks import of_type, refuse, require, whole
-from .windows import Windowed, as_windows
+from .pruned import Living, Pruned
+from .windows import as_windows
 from ..offline import load_minari, save_minari
 from ..samplers.base import release
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
 from ..saving import Rows, SavedState, check_plain, naming, save_state
+from ..saving import Rows, SavedState, naming, save_state
+from ..kernels import ids_in
 from ..steps import Layout, Transition
+from ..storage.draw_counts import COUNTS, SEEN, SINCE
 from ..storage.rooms import Ram
 from ..storage.mapped import MappedFolder, View
 from ..storage.records import TOLD
@@ -83,11 +87,12 @@ def memory_like(make: Any, state: Any, saved: SavedState, sampler: Any = None, s
     `ReplayMemory.load`"""
     with saved.sense('a memory'):
         options = {k: state['options'][k] for k in ('dedup', 'codec')}
+        options['max_draws'] = state.get('max_draws')
         kind, max_sz = dict(state['sampler']), whole('max_sz', state['max_sz'], 1)
     made = sampler_from(kind, sampler)
     with saved.sense('a memory'): return make(max_sz, made, step=step, windows=state.get('windows'), **options)
 
-class Saved(Windowed):
+class Saved(Pruned):
     "A memory that can be saved and loaded, copied and pickled"
     def _begin(self, *made):
         super()._begin(*made)
@@ -99,8 +104,10 @@ class Saved(Windowed):
     # What it is made of: counters, a sampler, rows
 
     def _counters(self):
-        known = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(), options=self._options)
-        return known | dict(windows=self.windows) if self.windows else known
+        own = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(), options=self._options)
+        if self.windows: own['windows'] = self.windows
+        if self.max_draws is None: return own
+        return own | dict(max_draws=self.max_draws, drawn=None if self._storage is None else self._drawn_counts.copy())
     def _set_counters(self, state):
         rng, n_stale = Rng(0), whole('n_stale', state['n_stale'])
         rng.set_state(state['rng'])
@@ -113,7 +120,9 @@ class Saved(Windowed):
         "Return what `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
         with self.lock:
             self._catch_up()
-            return self._counters() | dict(sampler=self._sampler.get_state()), self._rows()
+            living = self._sampler.living
+            state = self._counters() | dict(sampler=self._sampler.get_state())
+            return (state if living is None else state | dict(living=living.to_plain())), self._rows()
 
     def restore(self, state: dict[str, Any], pieces: Any) -> None:
         """Continue from what `saved` returned, and the pieces of its rows: all of it or, with a
@@ -124,11 +133,12 @@ class Saved(Windowed):
             require(there==self.max_sz, f'max_sz: this memory has {self.max_sz}, the saved one {there!r}')
             before = self._counters()
             self._set_counters(state)
-            try: self._adopt(self._storage_of(iter(pieces)), state['sampler'])
+            try: self._adopt(self._storage_of(iter(pieces)), state['sampler'], state.get('living'))
             except BaseException:
                 self._set_counters(before)
                 raise
-            self._given = None
+            self._given = self._leaving = None
+            self._recall_draws(state)
             self._known.clear()                              # other rows than those that were saved
 
     def _storage_of(self, pieces):
@@ -138,20 +148,39 @@ class Saved(Windowed):
         storage.set_state(itertools.chain([first], pieces))
         return storage
 
-    def _adopt(self, storage, sampler):
-        "Take over a storage and the state of a sampler: both or, with an error, neither"
-        before = self._sampler.get_state()
+    def _recall_draws(self, state):
+        "Go on counting the draws of all rows, if that is what `max_draws` requires"
+        counts, storage = self._drawn_counts, self._storage
+        if self.max_draws is None or storage is None: return
+        saved = state.get('drawn')
+        if saved is not None: counts[:] = saved
+        else: counts[:], counts[SEEN], counts[SINCE] = 0, storage.n_added, storage.n_added
+
+    def _adopt(self, storage, sampler, living=None):
+        "Take over a storage, the state of a sampler, and what may be drawn: all or, with an error, nothing"
+        own = self._sampler
+        before, before_living = own.get_state(), own.living
         filled = 0 if storage is None else min(storage.n_added, self.max_sz)
         try:
-            self._sampler.set_state(sampler)
-            size = self._sampler.size
-            require(size==filled, f'state: the sampler has {size} slots, of {filled} filled')
+            own.living = None if living is None else self._living_of(storage, living)
+            own.set_state(sampler)
+            require(own.size==filled, f'state: the sampler has {own.size} slots, of {filled} filled')
             storage = self._placed(storage)
         except BaseException:
-            self._sampler.set_state(before)
+            own.living = before_living
+            own.set_state(before)
+            self._note_living(self._storage)
             raise
-        self._sampler.n_entered = 0 if storage is None else storage.n_added
+        own.n_entered = 0 if storage is None else storage.n_added
         self._take(storage)
+        self._note_living(storage)
+    def _living_of(self, storage, plain):
+        living, first, n = Living.of(self.max_sz, plain), storage.first_id, storage.n_added
+        fits = (ids_in(living.slots[:living.n], n, self.max_sz) >= first).all()
+        require(fits, 'state: living: a slot may be drawn that holds nothing')
+        return living
+    def _note_living(self, storage):
+        "Note on the disk, if that is where the memory lies, which rows of a storage were dropped"
     def _placed(self, storage):
         "A storage that was read, where it is to lie"
         return storage
@@ -220,12 +249,14 @@ class Saved(Windowed):
     def __setstate__(self, state):
         self._begin(state['max_sz'], Rng(0), state['options'], state['dtype'])
         self.windows = state.get('windows')
+        self._limit_draws(state.get('max_draws'))
         self._set_counters(state)
         self._sampler, self.layout = state['sampler'], state['layout']
         storage = self._storage_of(iter(state['rows']))
         if storage is not None: self._take(storage)
         elif self.layout is not None: self._open(self.layout)
         self._sampler.n_entered = self.n_added
+        self._recall_draws(state)
 
 # %% ../../nbs/3_lasting/16_kept.ipynb #d0000010
 def _described(sampler): return dict(kind=sampler.kind, options=sampler.options())
@@ -265,6 +296,8 @@ class ReplayMemory(Saved):
         if there is not None:
             sampler = sampler_from(there['sampler']) if sampler is None else as_sampler(sampler)
             layout = self._check_folder(there, sampler, layout)
+        if room.durable and self.max_draws is not None:
+            self._drawn_counts = room.allocate('draws', 8*(COUNTS + self.max_sz)).view(np.int64)
         super()._join(sampler, layout, *lasting)
         if there is not None: self._resume()
 
@@ -272,7 +305,8 @@ class ReplayMemory(Saved):
         "The layout in the folder; a `ValueError` names an option that differs from it"
         if self._options['dedup']=='auto': self._options['dedup'] = there['dedup']
         if self.windows is None: self.windows = as_windows(there.get('windows'), self.max_sz)
-        self._room.check(max_sz=self.max_sz, sampler=_described(sampler), dedup=self._options['dedup'])
+        self._room.check(max_sz=self.max_sz, sampler=_described(sampler), dedup=self._options['dedup'],
+                         max_draws=self.max_draws)
         try: return Layout.from_plain(there['layout'], layout)
         except ValueError as e: raise ValueError(f'step: the memory in {self.path} has another type: {e}') from None
 
@@ -283,21 +317,35 @@ class ReplayMemory(Saved):
         storage = self._new_storage(layout, self._room)
         self._describe(layout)
         with naming(kept, 'ReplayMemory.peek still reads the steps', (ValueError,)): self._sampler.enter(storage)
-        return self._take(storage)
+        self._take(storage)
+        dropped = self._room.dropped(self.max_sz)
+        if dropped is not None or storage.first_id > max(0, storage.n_added - self.max_sz):
+            self._leaving = np.empty(0, np.int64) if dropped is None else dropped.ids_in(storage)
+            self._leave(storage)
+        return storage
+    def _note_dropped(self, ids):
+        if self._room.durable and len(ids): self._room.dropped(self.max_sz, make=True).note(ids)
+    def _note_living(self, storage):
+        living = self._sampler.living
+        if not self._room.durable or storage is None or living is None: return
+        ids = np.arange(storage.first_id, storage.n_added)
+        self._note_dropped(ids[~living.holds(ids % self.max_sz)])
     def _placed(self, storage):
         there = self._storage
         if not self._room.durable or storage is None and there is None: return storage
         require(storage is not None, f'the memory in {self.path} holds steps, the state none; take a new folder')
         if there is None: there = self._new_storage(storage.layout, self._room)
+        if (dropped := self._room.dropped(self.max_sz)) is not None: dropped.forget()
         there.set_state([storage.get_state()])
         self._describe(storage.layout)
         return there
     def _describe(self, layout):
         "Note in a new folder what it holds"
         if self._room.description is not None: return
-        plain = dict(max_sz=self.max_sz, sampler=_described(self._sampler),
-                     layout=layout.to_plain(), dedup=self._options['dedup'])
-        self._room.describe(plain | dict(windows=self.windows) if self.windows else plain)
+        given = dict(max_draws=self.max_draws, windows=self.windows or None)
+        more = {k: v for k, v in given.items() if v is not None}
+        self._room.describe(dict(max_sz=self.max_sz, sampler=_described(self._sampler),
+                                 layout=layout.to_plain(), dedup=self._options['dedup']) | more)
 
     def _resume(self):
         self.power_cut, path = self._room.power_cut, self._room.subfolder('state')
@@ -315,7 +363,7 @@ class ReplayMemory(Saved):
         room = MappedFolder(path, writable=False)
         there = room.memory()
         room.close()
-        return cls(there['max_sz'], sampler, step=step, seed=seed, path=path)
+        return cls(there['max_sz'], sampler, step=step, seed=seed, path=path, max_draws=there.get('max_draws'))
 
     @classmethod
     def from_minari(cls, dataset: Any, step_type: Any = Transition, **options: Any) -> Self:
@@ -323,7 +371,7 @@ class ReplayMemory(Saved):
 
         `options`: those of `ReplayMemory`; `max_sz` is the number of steps, unless given. Each
         episode is a stream; where `step_type` has `env_id`, this is 0, and `episode_n` and `step_n`
-        count. A `ValueError`, `TypeError` or `FileNotFoundError` says what doesn't fit, and leaves
+        count. Fields that a data set doesn't have get the defaults of `step_type`. A `ValueError`, `TypeError` or `FileNotFoundError` says what doesn't fit, and leaves
         nothing behind; an `ImportError` names the extra, `minari`."""
         return load_minari(cls, dataset, step_type, **options)
 

@@ -19,7 +19,7 @@ from ..steps import tree_leaves, tree_map
 
 # %% ../../nbs/2_learning/06_agents.ipynb #32715af5
 def explore(u: np.ndarray, eps: float, n_actions: int, legal: Any = None) -> np.ndarray:
-    """Return actions (n,), int64, for uniform numbers `u` (n,): a random action where `u < eps`, -1 elsewhere.
+    """Return actions (n,), int64, for uniform numbers `u` (n,): a random one where `u < eps`, else -1.
     `legal` (bool[n, n_actions]): those to choose from, at least one in each row; None: all"""
     n_legal: Any = n_actions if legal is None else legal.sum(1)
     scaled = np.minimum(u*(n_legal/eps) if eps > 0 else u, n_legal - 1)          # u/eps may be rounded up to 1
@@ -29,11 +29,11 @@ def explore(u: np.ndarray, eps: float, n_actions: int, legal: Any = None) -> np.
 
 # %% ../../nbs/2_learning/06_agents.ipynb #00f45a6d
 def legal_in(states: Any) -> Any:
-    "Return the legal actions, bool (n, n_actions), of states that are a dict with an 'action_mask'; else None"
+    "Return the legal actions, bool (n, n_actions), by `states['action_mask']`; None if there is none"
     return states['action_mask']!=0 if isinstance(states, dict) and 'action_mask' in states else None
 
 def check_legal(legal: Any, ended: Any = False) -> None:
-    "Raise a `ValueError` unless `legal` is a table with a True in each row that has not `ended` (bool[n])"
+    "Raise a `ValueError` unless `legal` has a True in each row that has not `ended` (bool[n])"
     if legal.ndim!=2: refuse('action_mask', 'one number for each action of each state', form(legal))
     fine = legal.any(1) | ended
     if fine.all(): return
@@ -41,8 +41,9 @@ def check_legal(legal: Any, ended: Any = False) -> None:
     refuse(f'action_mask: state {fine.tolist().index(False)}', wanted, Words('none'), hint)
 
 def masked(q: Any, legal: Any) -> Any:
-    "Return Q-values `q` (n, n_actions) with -inf for what is not `legal`, of the same shape, else a `ValueError`"
-    if q.shape!=legal.shape: refuse('action_mask', f'shape {tuple(q.shape)}, as the Q-values', Words(tuple(legal.shape)))
+    "Return Q-values `q` (n, n_actions) with -inf for what is not `legal`; a `ValueError` for other shapes"
+    shape, found = tuple(q.shape), tuple(legal.shape)
+    if shape!=found: refuse('action_mask', f'shape {shape}, as the Q-values', Words(found))
     return q.masked_fill(~legal, -np.inf) if isinstance(q, torch.Tensor) else np.where(legal, q, -np.inf)
 
 # %% ../../nbs/2_learning/06_agents.ipynb #7da810e8

@@ -140,13 +140,20 @@ class ExperienceReplay(IterDataPipe):
     def _due(self): return batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch)
 
     def _pull_until_due(self):
-        "Store what is needed until a batch is due; False if the source ends before"
-        while not self.freeze_memory and self.n_batches >= self._due():
+        "Store what is needed until a batch is due that can be drawn; False if the source ends before"
+        while not self.freeze_memory and (self.n_batches >= self._due() or not self._can_draw()):
+            self.n_batches = max(self.n_batches, self._due())        # those that can't be drawn are skipped
             try: item = self._place.pull(self.source_datapipe)
             except StopIteration: return False
             if isinstance(item, (Batch, list)): self.extend(item)
             else: self.add(item)
         return True
+    def _can_draw(self):
+        "Are there enough transitions for a batch, although some were dropped, or all cleared?"
+        memory, sampler = self.memory, self.memory.sampler
+        if sampler.living is None: return True
+        least = min(self.min_sz, memory.max_sz)
+        return len(memory) >= least and len(sampler) >= (1 if sampler.replace else self.bs)
 
     def add(self, step: Any, priority: float | None = None) -> int:
         "Store one step, like `ReplayMemory.add`; a `RuntimeError` if the memory is frozen"
@@ -250,13 +257,11 @@ class ExperienceReplay(IterDataPipe):
     def __len__(self) -> int: return len(self.memory)
     def __bool__(self) -> bool: return True
     @property
-    def _sz_tracker(self): return min(self.memory.n_added, self.memory.max_sz)
+    def _sz_tracker(self): return len(self.memory)
     @property
-    def _idx_tracker(self):
-        n = self.memory.n_added
-        return (n - 1) % self.memory.max_sz + 1 if n else 0
+    def _idx_tracker(self): return (self.memory.n_added - 1) % self.memory.max_sz + 1 if len(self.memory) else 0
     @property
-    def _cycle_tracker(self): return max(0, self.memory.n_added - 1) // self.memory.max_sz
+    def _cycle_tracker(self): return (self.memory.n_added - 1) // self.memory.max_sz if len(self.memory) else 0
     def __repr__(self):
         when = f'bs={self.bs}, min_sz={self.min_sz}, steps_per_batch={self.steps_per_batch}'
         pipes = [repr(o) for o in reversed(upstream(self.source_datapipe)) if isinstance(o, IterDataPipe)]

@@ -51,9 +51,6 @@ class SequenceReplay(ExperienceReplay):
         sequence = Sequence(length, burn_in, stride, across_episodes, pad, eta)
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)
 
-    def _pull_until_due(self):
-        while super()._pull_until_due():
-            full = self.memory.n_added >= self.memory.max_sz       # so the draw raises
-            if self.freeze_memory or full or self.memory.sampler.can_draw(self.bs): return True
-            self.n_batches += 1
-        return False
+    def _can_draw(self):
+        full = self.memory.n_added >= self.memory.max_sz and self.memory.sampler.living is None    # so the draw raises
+        return full or super()._can_draw() and self.memory.sampler.can_draw(self.bs)

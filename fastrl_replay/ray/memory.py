@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
-from ..checks import Words, ids_of, leave_out, one_of, refuse, whole
+from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..steps import Layout
 from ..samplers.base import as_errors, as_priorities, check_answers
@@ -25,10 +25,9 @@ from ..memory import ReplayMemory
 from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
 from ..storage.request import Requests
-from .pusher import Sender, as_batch
 from .shard import (
-    BEAT, CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteShard, ShardLost, ShardSlow, Telling,
-    actors_called, every, named_actor, pack, ray_library, row_ends)
+    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
+    Telling, actors_called, as_batch, named_actor, pack, ray_library, row_ends)
 
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -106,25 +105,17 @@ class DrawRequest(NamedTuple):
 
 def _check_sampler(sampler, rank):
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
-    if sampler.max_sz: raise ValueError('sampler: it serves a memory already')
-    one_of('rank', rank, (None, 'shard'))
+    require(not sampler.max_sz, 'sampler: it serves a memory already')
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
-    if known or rank=='shard': return
-    raise ValueError(f'sampler: {sampler.name} ranks all transitions, and a shard knows only its own: the law '
-                     "would not be that of one memory; take Proportional, or rank='shard' to rank within each shard")
+    require(one_of('rank', rank, (None, 'shard'))=='shard' or known, f'sampler: {sampler.name} ranks all transitions, '
+            'and a shard knows only its own: the law would not be that of one memory; take Proportional, or '
+            "rank='shard' to rank within each shard")
 
 @functools.cache
 def _gauge(what):
     "The metric `fastrl_replay_…`, which Prometheus reads from each node; a process has one of a name"
     metrics: Any = importlib.import_module('ray.util.metrics')
     return metrics.Gauge(f'fastrl_replay_{what}', tag_keys=('memory', 'shard'))
-
-def _sign_of_life(memory):
-    "Let the directory know every few seconds that this client lives; `memory`: a weak reference"
-    def renew():
-        if (held := memory()) is None: stop.set()
-        else: held._tell('renew')
-    stop = every(BEAT, renew)
 
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #7c56b8a1
 class Shards(Telling):
@@ -141,12 +132,13 @@ class Shards(Telling):
         self.n_redrawn = self.n_lost = self.n_dead = 0
         self.deferred = False                # send priorities with the next draw
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
+        self.n_asked = 0                     # batches that a pipe has asked for, which shards remember
         self._requests: Any = None
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
         self._take_in()
-        if isinstance(directory, RemoteShard) and made['lease'] is not None: _sign_of_life(weakref.ref(self))
+        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()
 
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
@@ -292,7 +284,7 @@ class Shards(Telling):
 
     def _report(self):
         "Set Ray's metrics, every five seconds at most"
-        now, in_ray = time.monotonic(), isinstance(self._directory, RemoteShard)
+        now, in_ray = time.monotonic(), isinstance(self._directory, RemoteActor)
         if now < self._next_report or not in_ray: return
         self._next_report = now + 5
         for o in [o for o in self.places if o.live]:
@@ -326,7 +318,7 @@ class Drawn(Shards):
             for k, place in enumerate(self.places):
                 if not place.live: continue
                 number, call = place.info.number, (place.take_updates(), counts[:, k].tolist(), largest)
-                ref = place.handle.send('serve', *call, self.caps.get(number), fields)
+                ref = place.handle.send('serve', *call, self.caps.get(number), fields, self.n_asked)
                 refs[k] = place.handle, number, ref
             return DrawRequest(n, bs, fields, refs, counts, q)
 
@@ -541,11 +533,9 @@ class Stored(Drawn):
         "As `ReplayMemory.recent`, of a memory of one shard: several have no common order of time"
         with self.lock:
             self.refresh()
-            held = [o.info for o in self.places if not o.dropped]
-            if len(held)!=1:
-                raise NotImplementedError(f'recent: the steps of {len(held)} shards have no common order of time; '
-                                          'fetch the newest ids of each, see stats()')
-            info = held[0]
+            info, *more = (o.info for o in self.places if not o.dropped)
+            require(not more, f'recent: the steps of {len(more) + 1} shards have no common order of time; fetch the '
+                    'newest ids of each, see stats()', NotImplementedError)
             k = whole('k', k, 1, info.fill, 'that many are stored')
             return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
 
@@ -589,14 +579,14 @@ class Saved(Stored):
                     n_batches=self.sampler.n_batches, n_lost=self.n_lost, gone=[o.gone for o in there],
                     dealer=self._dealer.get_state([self.places.index(o) for o in there]))
 
-    def _go_on(self, state, method, parts):
-        "Continue with a state of the whole; `parts`: what `method` of each shard needs"
-        there, infos = self._all(), self._of_all(method, parts)
+    def _go_on(self, state, parts):
+        "Continue with a state of the whole; `parts`: the folder of each shard"
+        there, infos = self._all(), self._of_all('load', parts)
         for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
         self._dealer.set_state(state['dealer'], [self.places.index(o) for o in there])
         self._count_on(state)
     def _count_on(self, state):
-        self._tell('renumber', [o.info.number for o in self._all()])
+        self._tell('renumber', {self.places.index(o): o.info.number for o in self._all()})
         self.rng.set_state(state['rng'])
         self.sampler.n_batches, self.n_lost = state['n_batches'], state['n_lost']
 
@@ -624,17 +614,6 @@ class Saved(Stored):
         calls = [(n + k, 0 if k else other.n_stale - other.n_lost, largest) for k in range(len(there))]
         for o, info in zip(there, self._of_all('continue_as', *zip(*calls))): o.info = info
 
-    def state_dict(self) -> dict[str, Any]:
-        "Return all that the shards hold and know, as tensors, numbers and strings"
-        with self.lock: return dict(whole=self._whole(), shards=self._of_all('get_state'))
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        "Continue from a `state_dict` of as many and as large shards; else a `ValueError`"
-        with self.lock:
-            whole, here = state['whole'], (len(self._all()), self._each)
-            if (whole['n'], whole['each'])!=here:
-                refuse('state', f'{here[0]} shards of {here[1]} transitions', Words(f'{whole["n"]} of {whole["each"]}'))
-            self._go_on(whole, 'set_state', state['shards'])
-
     def save(self, folder: str | Path, notes: Any = None) -> int:
         """Save everything in `folder`, which all nodes must see, and `notes` (plain data); return
         the bytes written. Each shard writes what is new since the save before. That one stands
@@ -661,7 +640,7 @@ class Saved(Stored):
                 with saved.sense('a memory'): state = saved.state()
                 parts = [str(Path(folder).absolute()/o) for o in state['folders']]
                 n, each, there = state['n'], state['each'], self._all()
-                if (n, each)==(len(there), self._each): self._go_on(state, 'load', parts)
+                if (n, each)==(len(there), self._each): self._go_on(state, parts)
                 else: self._go_on_with_other_shards(state, parts)
             return state['notes']
 
@@ -672,7 +651,7 @@ class Saved(Stored):
         options: Any = own | dict(path=None, closed=False, max_sz=state['n']*state['each'], name=name, rank='shard')
         here = isinstance(there[0].handle, LocalShard)
         with type(self)(state['n'], timeout=self.timeout, place='here' if here else 'SPREAD', **options) as other:
-            other._go_on(state, 'load', parts)
+            other._go_on(state, parts)
             self._take_over(other)
             self._count_as(other, there)
         self._count_on(state)
@@ -841,21 +820,24 @@ class RayMemory(Watched):
         where = f'{len(self.places)} shards of {self.name!r}' if self.n_shards else 'in this process'
         return f'RayMemory({int(self._known("fill").sum()):,} of {self.max_sz:,}; {where}; {self.sampler.kind})'
 
-def open_directory(made: dict[str, Any], new: bool = False) -> RemoteShard:
+def open_directory(made: dict[str, Any], new: bool = False) -> RemoteActor:
     """Return the directory `made` so, started if there is none, on the head node; a `ValueError` if it
     is to be `new` and the name is taken. It needs no CPU, which a head node need not have"""
     ray, name = ray_library(), made['name']
-    how = dict(name=name, namespace=NAMESPACE, lifetime='detached', num_cpus=0, max_restarts=-1)
+    how = dict(name=name, namespace=NAMESPACE, lifetime='detached', num_cpus=0, max_restarts=-1, max_task_retries=-1)
     how |= dict(resources={'node:__internal_head__': 1e-3}, get_if_exists=not new)
-    if new and actors_called(name, exactly=True):
+    there = None
+    with suppress(ShardLost): there = new and named_actor(name, 0.)
+    if there:
         refuse('name', 'one that no memory has', name, f'RayMemory.attach({name!r}) uses the one that is there, '
                f'and RayMemory.attach({name!r}).close(everything=True) ends it')
-    return RemoteShard(ray.remote(Directory).options(**how).remote(**made))
+    return RemoteActor(ray.remote(Directory).options(**how).remote(**made))
 
 def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> None:
     "End the shards, which release their files first, and their directory, even if that doesn't answer"
-    remote = isinstance(directory, RemoteShard)
+    remote = isinstance(directory, RemoteActor)
     if remote and not importlib.import_module('ray').is_initialized(): return    # the cluster has gone
     with suppress(ShardLost): directory.get(directory.send('end', timeout), timeout + 5)
     if not remote: return
-    for o in (*actors_called(made['name'], exactly=True), *actors_called(made['life'])): o.kill()
+    for o in actors_called(made['life']): RemoteShard(o).kill()
+    with suppress(ShardLost): named_actor(made['name'], 0.).kill()

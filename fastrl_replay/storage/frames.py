@@ -323,7 +323,7 @@ class FrameTable:
         high = int(numbers.max(initial=0))
         if high > self.ready: self._extend(high)
         self.counts[:] = high, 0
-        self.sweep(len(numbers))
+        self.sweep(min(first_id + len(numbers), len(self.words)))
 
     def check_valid(self, references):
         "Raise an `AssertionError` unless the frames of all records are there and unchanged, and none of them is free"

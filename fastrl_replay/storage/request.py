@@ -119,7 +119,7 @@ class Request:
     in the slots `around` (int64[n, k], those of all offsets side by side), and the batch says which of them repeat
     another one, `is_pad` (bool[n, k])"""
     def __init__(self, layout: Layout, n: int, header: tuple = DRAWN, length: int | None = None, windows: tuple = (),
-                 **known: Any) -> None:
+                 kind: Any = Batch, **known: Any) -> None:
         rows = layout if length is None else windows_of(layout, length)
         for field, offsets in windows: rows = windows_of(rows, len(offsets), fields=(field,))
         self.offsets = np.array([o for _, offsets in windows for o in offsets], np.int64)
@@ -127,9 +127,9 @@ class Request:
         raw = aligned(plan.nbytes)
         self.layout, self.nbytes, self.words = layout, plan.nbytes, raw.view(np.uint64)
         columns = plan.carve(raw)
-        self._type = batch_type(Batch, rows)
+        self._type = batch_type(kind, rows)
         self._known: dict = dict(known, _n=n, _columns=columns, _plan=plan, _raw=raw)
-        if windows: self._known['_extra'] = dict(windows=windows)
+        if windows: self._known['_extra'] = known.get('_extra', {}) | dict(windows=windows)
         self.slots, self.probs, self.weights, self.mask = columns[:4]
         self.source, self.is_pad = (columns[list(HEADER).index(o)] for o in ('source', '_is_pad'))
         self.flat, self.windows = self.slots.reshape(-1), tuple(field for field, _ in windows)
@@ -149,7 +149,7 @@ class Request:
 
 # %% ../../nbs/1_memory/06_request.ipynb #231c1348
 class Requests:
-    "Requests for batches of some fields of `layout`; `known`: attributes that every batch gets"
+    "Requests for batches of some fields of `layout`; `known`: their `kind` (`Batch`), attributes that every batch gets"
     BUDGET = 128 << 20      # bytes that may wait for their next use
     LOOKS = 8               # requests to try before a new one is made
     MOST = 64               # requests remembered for each kind

@@ -9,6 +9,7 @@ __all__ = ['WINDOWED', 'SequenceBatch', 'read_windows', 'draw_sequences', 'draw_
 from typing import Any
 import numpy as np
 import torch
+from ..checks import require
 from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, made_of
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
@@ -65,18 +66,23 @@ def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fi
     sampler.draw_into(request.slots, request.probs, request.weights, rng)
     return read_windows(storage, request, sampler.sequence.burn_in)
 
-def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any) -> SequenceBatch:
+def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, living: Any = None) -> SequenceBatch:
     """Return `bs` windows of `length` steps of one episode each, which begin at any step with equal probability
-    (`probs` are NaN); a `ValueError` after 100·bs draws of steps at which no window begins"""
+    (`probs` are NaN); a `ValueError` after 100·bs draws of steps at which no window begins. `living`: the slots
+    whose rows may be drawn (a `Living`; None: all)"""
     storage, found, vain = episodes.storage, np.empty((0, length), np.int64), 0
+    n = storage.n_added - storage.first_id if living is None else living.n
+    require(n, 'nothing to draw from: what was stored has been dropped or cleared')
     while len(found) < bs:
-        first = rng.integers(storage.n_added - storage.first_id, size=bs)
+        first = rng.integers(n, size=bs)
+        if living is not None: living.to_slots(first)
         ids = episodes.window(first, range(length))
         whole = ids[:, -1] >= 0
+        if living is not None: whole &= living.holds(ids % storage.max_sz).all(1)
         found, vain = np.concatenate([found, ids[whole]]), vain + bs - int(whole.sum())
         if vain <= 100*bs or len(found) >= bs: continue
         raise ValueError(f'length: hardly any episode in the memory has {length} steps: '
-                         f'no window begins at {vain} of the drawn steps; take a smaller length')
+                         f'no window begins at {vain} of the drawn steps; take a smaller length, or drop fewer')
     request = storage.ask(bs, header=WINDOWED, length=length)
     request.slots[:], request.probs[:], request.weights[:] = found[:bs] % storage.max_sz, np.nan, 1
     return read_windows(storage, request)
