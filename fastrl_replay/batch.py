@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'AROUND', 'N_HEADER', 'NONE', 'T', 'header_shapes', 'aligned', 'Plan', 'as_tensor',
-           'Column', 'Nested', 'batch_type', 'made_of', 'made_over', 'Columns', 'Batch', 'came_from', 'packed',
+           'Column', 'Texts', 'Nested', 'batch_type', 'made_of', 'made_over', 'Columns', 'Batch', 'came_from', 'packed',
            'as_kind', 'as_chunk', 'convert', 'columns_of_steps', 'chunk_columns', 'first_row', 'example_row',
            'stream_numbers', 'chunk_streams']
 
@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import from_numpy
 from .checks import Words, form, one_of, plain_array, refuse, typed
 from .steps import (
-    LOOSE, Layout, SimpleStep, Transition, children, is_step, same_layout, tree_leaves, tree_map)
+    LOOSE, Layout, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/04_batch.ipynb #2108dd11
 _KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', source='i8', _is_pad='?')
@@ -29,8 +29,8 @@ AROUND = (*DRAWN, '_is_pad')                                # … those with win
 N_HEADER, NONE = len(HEADER), (None,)*len(HEADER)
 
 def header_shapes(names: tuple, n: int, length: int | None = None, width: int = 0) -> tuple:
-    """Return the shape of each column of the header, or None, for `n` rows, or sequences of `length` steps; `width`: how
-    many steps all windows around a row have"""
+    """Return the shape of each column of the header, or None, for `n` rows, or sequences of `length` steps; `width`:
+    how many steps all windows around a row have"""
     steps = (n,) if length is None else (n, length)
     each = {k: (n,) if k in ('probs', 'weights', 'source') else steps for k in HEADER}
     each['_is_pad'] = n, width
@@ -56,7 +56,8 @@ class Plan:
         self.nbytes = 0
         for k in (0, *range(N_HEADER, len(wanted)), *range(1, N_HEADER)):
             if wanted[k] is None: continue
-            size = dtypes[k].itemsize*int(np.prod(wanted[k], dtype=np.int64))
+            text = dtypes[k].hasobject                    # strings lie elsewhere
+            size = 0 if text else dtypes[k].itemsize*int(np.prod(wanted[k], dtype=np.int64))
             self.columns[k] = self.nbytes, size, dtypes[k], wanted[k]
             self.nbytes += -(-size // 64)*64
 
@@ -72,6 +73,7 @@ class Plan:
     def carve(self, raw: Any) -> list:
         "Return the columns, header first (None: no such column), as views of the buffer `raw`: a uint8 array or tensor"
         def column(at, size, dt, shape):
+            if dt.hasobject: return np.full(shape, '', object)
             if isinstance(raw, np.ndarray): return np.ndarray(shape, dt, raw, at)
             return raw[at:at + size].view(_torch_dtype(dt)).view(shape).data
         return [o and column(*o) for o in self.columns]
@@ -96,6 +98,14 @@ class Column(Generic[T]):
         if isinstance(a, ndarray): a = from_numpy(a)
         known[self.name] = a
         return a
+
+class Texts(Column):
+    "A field of strings, as a list"
+    def __get__(self, batch: Any, owner: Any = None) -> Any:
+        if batch is None: return self
+        a = batch.__dict__['_columns'][self.k]
+        made = batch.__dict__[self.name] = a.tolist() if isinstance(a, ndarray) else a
+        return made
 
 class Nested(Column):
     "A field of several leaves, or of one whose dtype numpy lacks; `k`: their numbers, nested as the field is"
@@ -123,6 +133,8 @@ def _make_type(kind, layout):
         trees = {names[f]: tree_map(lambda k: k + N_HEADER, o) for f, o in zip(layout.fields, layout.trees)}
         plain = {f: isinstance(k, int) and bits[k] is None for f, k in trees.items()}
         columns = {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
+        texts = {o.path[0] for o in layout.leaves if o.text}
+        columns |= {names[f]: Texts(trees[names[f]]) for f in texts}
         more = dict(_kind=kind, _layout=layout, _names=names, _trees={f: tree_leaves(o) for f, o in trees.items()})
         known[kind] = type(kind.__name__, (kind,), columns | more)
 
@@ -180,11 +192,24 @@ class Columns:
         self._assign(field, value)
 
     def _assign(self, field, value):
+        k = self._type._layout.leaf(field)
+        if k is not None and self._type._layout.leaves[k].text: return self._assign_texts(field, k, value)
         value = _checked_rows(field, value, self._n)
         if field in LOOSE: value = value.float()
         if self._n: self.__dict__['_type'] = _with_field(self._type, field, tree_map(_form, value))
         self.__dict__['_plan'] = None
         self.__dict__[self._names[field]] = value
+
+    def _assign_texts(self, field, k, value):
+        value = encode(self._type._layout.leaves[k], value, (self._n,)).tolist()
+        self.__dict__.update({'_plan': None, self._names[field]: value})
+    def _strings(self):
+        "The columns of strings"
+        return [a for leaf, a in zip(self._type._layout.leaves, self.arrays()) if leaf.text]
+    def _with_strings(self, columns):
+        "The same, a new batch, with these columns of strings"
+        for k, a in zip(self._type._layout.texts, columns): self._columns[N_HEADER + k] = a
+        return self
 
     def _values(self):
         "All columns as they are by now: arrays until they were read, then tensors"
@@ -213,7 +238,7 @@ class Columns:
         return known | dict(_host_ids=self._host())
     def _each(self, f, n=None):
         "The same batch with `f` applied to every tensor (and then of `n` rows)"
-        columns = [None if t is None else f(t) for t in self._tensors()]
+        columns = [t if t is None or isinstance(t, list) else f(t) for t in self._tensors()]
         return made_of(type(self), self._kept() | dict(_n=self._n if n is None else n, _columns=columns))
 
     def _block(self):
@@ -225,7 +250,9 @@ class Columns:
         return base if inside else None
     def _moved(self, f):
         block = self._block()
-        return self._each(f) if block is None else made_over(self._kind, self._plan, f(block), **self._kept())
+        if block is None: return self._each(f)
+        made = made_over(self._kind, self._plan, f(block), **self._kept())
+        return made._with_strings([a.tolist() for a in self._strings()]) if self._plan.layout.texts else made
 
     def to(self, device: Any, non_blocking: bool = False) -> Any:
         "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
@@ -250,18 +277,23 @@ class Columns:
     def __reduce__(self):
         plan, raw = self._packed()
         known = dict(streams=self.streams, _max_sz=self._max_sz, _extra=self._extra)
-        return _unpickled, (self._kind, plan.layout, plan.n, plan.shapes, raw, known)
+        strings = (self._strings(),) if plan.layout.texts else ()
+        return _unpickled, (self._kind, plan.layout, plan.n, plan.shapes, raw, known, *strings)
     def __copy__(self):
         self._tensors()                      # both have the same ones
         return made_of(type(self), self.__dict__)
 
 _KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
 
-def _unpickled(kind, layout, n, shapes, raw, known):
-    return made_over(kind, Plan.of(layout, n, shapes), raw if raw.flags.writeable else raw.copy(), **known)
+def _unpickled(kind, layout, n, shapes, raw, known, strings=()):
+    made = made_over(kind, Plan.of(layout, n, shapes), raw if raw.flags.writeable else raw.copy(), **known)
+    return made._with_strings(strings)
 
-def _as_stored(leaf, v): return v if isinstance(v, np.ndarray) else plain_array(leaf.name, v)[0]
+def _as_stored(leaf, v):
+    if leaf.text: return np.array(v, object)
+    return v if isinstance(v, np.ndarray) else plain_array(leaf.name, v)[0]
 def _is_on(v, device):
+    if isinstance(v, list) or isinstance(v, np.ndarray) and v.dtype.hasobject: return True      # strings
     if isinstance(v, np.ndarray): return device.type=='cpu'
     return v.device.type==device.type and (device.index is None or v.device.index==device.index)
 
@@ -285,7 +317,7 @@ def _with_field(of_type, field, forms):
 @torch.compiler.assume_constant_result
 def _unsqueezed(of_type):
     layout = of_type._layout
-    leaves = [o._replace(shape=o.shape or (1,)) for o in layout.leaves]
+    leaves = [o if o.text else o._replace(shape=o.shape or (1,)) for o in layout.leaves]
     return batch_type(of_type, same_layout(layout.step_type, layout.trees, leaves))
 
 # %% ../nbs/1_memory/04_batch.ipynb #f83b72df
@@ -338,7 +370,7 @@ class Batch(Columns):
         if len(tensors)!=len(leaves): refuse('tensors', f'{len(leaves)}, one for each leaf', len(tensors))
         for o in header: one_of('header', o, HEADER)
         columns = [None if header.get(o) is None else _checked_rows(o, header[o], n) for o in HEADER]
-        columns += [_checked_rows(o.name, t, n) for o, t in zip(leaves, tensors)]
+        columns += [encode(o, t, (n,)) if o.text else _checked_rows(o.name, t, n) for o, t in zip(leaves, tensors)]
         return made_of(batch_type(cls, layout), dict(_n=n, _columns=columns, _max_sz=max_sz, streams=streams))
 
     @classmethod
@@ -359,8 +391,8 @@ class Batch(Columns):
         return torch.where(ids < 0, ids, ids % self._max_sz)
     @property
     def is_pad(self) -> dict[str, torch.Tensor] | None:
-        """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs, n) for each field that
-        was drawn with its neighbours; None without `windows`"""
+        """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs, n) for each field
+        that was drawn with its neighbours; None without `windows`"""
         pads, at, found = self._is_pad, 0, {}
         if pads is None: return None
         for field, offsets in self._extra['windows']:
@@ -387,7 +419,7 @@ class Batch(Columns):
         if not isinstance(k, slice): return self.layout.step([a[k] for a in self._readable()])
         part = self._each(lambda t: t[k].clone(), len(range(*k.indices(self._n))))
         part.__dict__.update(_host_ids=None, streams=None if self.streams is None else self.streams[k].copy())
-        return part
+        return part._with_strings([a[k].tolist() for a in self._strings()]) if self.layout.texts else part
 
     def columns(self, *names) -> tuple:
         "Return the columns with these `names`, as a tuple; a `KeyError` names one that doesn't exist"
@@ -404,7 +436,10 @@ class Batch(Columns):
         return self.layout.step(self._readable())
     def _readable(self):
         leaves, arrays = self.layout.leaves, self.arrays()
-        return [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
+        def readable(o, a):
+            if o.text: return a.tolist()
+            return a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy()
+        return [readable(o, a) for o, a in zip(leaves, arrays)]
 
     def replace(self, **columns) -> 'Batch':
         "Return a batch with other `columns` for these fields; it keeps ids, weights and its memory"
@@ -417,7 +452,8 @@ class Batch(Columns):
 
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
-        columns = [t.unsqueeze(-1) if k and t is not None and t.ndim==1 else t for k, t in enumerate(self._tensors())]
+        def wider(t): return t.unsqueeze(-1) if isinstance(t, torch.Tensor) and t.ndim==1 else t
+        columns = [wider(t) if k else t for k, t in enumerate(self._tensors())]
         return made_of(type(self), self._kept() | dict(_n=self._n, _columns=columns, _type=_unsqueezed(self._type)))
 
     def update_priorities(self, td_errors) -> int:

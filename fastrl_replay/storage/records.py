@@ -272,6 +272,7 @@ class Writer(Ring):
         """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing changes. `streams`: as
         in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't fit"""
         columns, m = chunk_columns(self.layout, chunk)
+        for t in self.tables: t.accept([columns[k] for k in t.leaves])
         return Accepted(columns, m, chunk_streams(self.layout, chunk, columns, streams))
     def put(self, rows) -> int:
         """Store the rows that `accept` returned, or some of them; return the first id. A `MemoryError` or `OSError`,
@@ -390,7 +391,7 @@ class Records(Writer):
             self._fill_columns({k: columns.pop(k) for k in list(columns) if k[0]==field}, around)
             first += n
         if n_gone < len(slots): self._fill_columns(columns, slots)
-        for c in request.leaves if n_gone else (): c[gone] = 0
+        for c in request.leaves if n_gone else (): c[gone] = '' if c.dtype.hasobject else 0
     def _fill_columns(self, columns, slots):
         "Read columns, given by the paths of their leaves"
         for t in self.tables:
@@ -404,7 +405,7 @@ class Records(Writer):
         if self.unsettled: self.settle()
         if field=='_prev': return self.links[:, 0]
         k = self.layout.leaf(field)
-        return None if k is None or self.layout.leaves[k].shape else self.fields[k]
+        return None if k is None or self.layout.leaves[k].shape or self.layout.leaves[k].text else self.fields[k]
 
     def get_state(self, since=0) -> dict:
         "Return the rows with ids ≥ `since`, and what they refer to, as plain numbers and arrays"
