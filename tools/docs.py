@@ -28,7 +28,8 @@ MAP = {
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
-        'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/offline', 'tutorials/*'],
+        'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/action_chunks',
+        'tutorials/frame_history', 'tutorials/offline', 'tutorials/*'],
     'How to': ['howto/*'],
     'The library': [
         'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept',

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ..checks import Words, form, ids_of, refuse, require, shown, values_of, whole
 from ..kernels import ids_in, kernel
-from .plain import PlainMemory
+from .windows import Windowed
 from ..samplers.base import as_errors, check_answers
 from ..storage.draw_counts import COUNTS, DrawCounts
 
@@ -93,7 +93,7 @@ class Living:
         return True
 
 # %% ../../nbs/3_lasting/16_dropped.ipynb #da480093
-class Pruned(PlainMemory):
+class Pruned(Windowed):
     "A memory that draws not all that it stores"
     _drawn_counts: Any = None        # where the draws of all rows are counted, for `max_draws`
 
