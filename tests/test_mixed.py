@@ -12,7 +12,6 @@ from fastrl_replay.all import (
     DQNLearner, ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional, RankBased, RankReplay,
     ReplayMemory, Sequence, SequenceReplay, SimpleStep, Transition,
     Uniform)
-from fastrl_replay.batch import Batch
 from fastrl_replay.mixed import SHIFT, dealt
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.saving import CheckpointError
