@@ -144,6 +144,7 @@ class Ring:
             n, first = piece['n_added'], piece['first_id']
         if n is None or first < oldest: raise ValueError('state: rows are missing')
         self.unsettled = True
+        # `recover` goes by `CLEARED`; one statement, which Python never interrupts
         self._count[CLEARED], self._count[N_ADDED], self._count[FIRST_ID] = first, n, first
         self.settle()
         self._count[LOADING] = 0
