@@ -25,6 +25,10 @@
   window.addEventListener("hashchange", unfold);
   unfold();
 
+  // ---- a figure that is touched on a phone becomes larger, and small again
+  const text = $("main");
+  if (text) text.addEventListener("click", (event) => { if (event.target.matches("img")) event.target.classList.toggle("large"); });
+
   // ---- a drawing that moves can be stopped, and does not move for who wants no motion
   document.querySelectorAll("svg.moving").forEach((o) => {
     const toggle = () => o.animationsPaused() ? o.unpauseAnimations() : o.pauseAnimations();

@@ -14,6 +14,7 @@ import nbdev.processors, yaml
 from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
+import examples
 from chapters import Chapter, plain, shown
 from finish import faults, finish
 from reference import Reference
@@ -38,7 +39,7 @@ MAP = {
         'processes/actors', 'processes/weights', 'processes/rate_limiter',
         'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines',
         'looking/health', 'looking/show', 'looking/runs', 'looking/cli', 'looking/all'],
-    'API index': ['reference/*'],
+    'API index': [examples.PAGE, 'reference/*'],
     'Other libraries': ['start/compared', 'elsewhere/*'],
     'How it works inside': ['memory/*', 'lasting/*', 'looking/*', '*'],
     'The project': [],
@@ -78,7 +79,8 @@ def sidebar(found, ref):
     contents = {group: [] for group in MAP}
     for c in found: contents[group_of(c.page)[0]].append(f'{c.page}.ipynb')
     contents['Start here'][0] = {'text': 'Overview', 'href': 'index.ipynb'}
-    contents['API index'] = [{'text': 'All names', 'href': 'reference/index.md'}, *reference_contents(ref)]
+    contents['API index'] = [{'text': 'All names', 'href': 'reference/index.md'}, *contents['API index'],
+                             *reference_contents(ref)]
     contents['The project'] = PAGES
     return [{'section': k, 'contents': v} for k, v in contents.items() if v]
 
@@ -160,7 +162,8 @@ def main():
     sys.path.insert(0, str(ROOT))
     cfg = get_config()
     found = chapters(cfg.nbs_path)
-    ref = Reference({c.module: c for c in found if c.module})
+    shown_at = next(c.path for c in found if c.page == examples.PAGE)
+    ref = Reference({c.module: c for c in found if c.module}, examples.read(shown_at))
     for module, library in ref.left_out.items(): print(f'no reference for {module}: {library} is not installed')
     cache = prepare(cfg, found, ref)
     render(cache)
