@@ -139,7 +139,7 @@ def test_waiting_pushers_ask_a_shard_a_hundred_times_a_second_together(monkeypat
 
 
 def test_what_travels_as_bytes_arrives_unchanged():
-    "A chunk, its frames, an answer; a layout takes few bytes, and large arrays are not copied"
+    "A chunk, an answer, a dict: few bytes, also with their layout; large arrays stay arrays, for Ray to share"
     m = 20_000
     for value in (chunk(range(50)), chunk(range(m)), Shard(1, 10).info(), dict(a=[1, None, np.arange(3.)])):
         sent = to_wire(value)
@@ -147,9 +147,7 @@ def test_what_travels_as_bytes_arrives_unchanged():
         got = from_wire(sent)
         if not isinstance(value, Batch): assert str(got) == str(value)
         else: assert got.layout is value.layout and all((a == b).all() and a.dtype == b.dtype for a, b in zip(got.arrays(), value.arrays()))
-    batch = chunk(range(m))
-    part = from_wire(to_wire(batch)).arrays()[0]
-    assert not part.flags.writeable and len(to_wire(chunk(range(1)))) < 1500
+    assert len(to_wire(chunk(range(1)))) < 1500
 
 
 def test_what_the_memory_refuses_is_not_asked_for_again():

@@ -181,7 +181,7 @@ def to_wire(value: Any) -> Any:
     parts = [file.getvalue(), *(np.frombuffer(o.raw(), np.uint8) for o in buffers)]
     return parts if sum(map(len, parts)) > SMALL else pickle.dumps([bytes(o) for o in parts], 5)
 def from_wire(sent: Any) -> Any:
-    "Return what `to_wire` was given; its arrays are read-only"
+    "Return what `to_wire` was given; its arrays may be read-only"
     head, *buffers = pickle.loads(sent) if isinstance(sent, bytes) else sent
     return pickle.loads(head, buffers=buffers)
 
@@ -351,7 +351,9 @@ class Shard:
         "End this process once there has been no directory `name` for `LEASE` seconds"
         seen = [time.monotonic()]
         def look():
-            with suppress(ShardLost): seen[0] = named_actor(name, 0.) and time.monotonic()
+            with suppress(ShardLost):
+                named_actor(name, 0.)
+                seen[0] = time.monotonic()
             if time.monotonic() - seen[0] > LEASE: os._exit(0)
         every(BEAT, look)
 
