@@ -8,7 +8,9 @@ import pytest
 import torch
 from clusters import beside, named, running, until, workers
 
+from fastrl_replay.all import AgeWeighted, GymStepper, Sequence
 from fastrl_replay.batch import Batch
+from fastrl_replay.pipes.actors import ActorError
 from fastrl_replay.ray import RayMemory, RayParams, RayPusher
 from fastrl_replay.ray.shard import ShardLost, actors_called, named_actor
 from fastrl_replay.samplers.proportional import Proportional
@@ -247,7 +249,20 @@ def test_without_a_free_cpu_the_error_says_so(name):
     ray.kill(greedy)
 
 
-@pytest.mark.parametrize('wrong, said', [(dict(place='MOON'), 'place'), (dict(colour=3), 'colour'), (dict(dedup='x'), 'dedup')])
+def test_actors_without_a_free_cpu_are_an_error_in_words(name):
+    "Some of them run, others find no room: after `timeout` that is said, and all end"
+    steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(4, resources=dict(num_cpus=3), timeout=15)
+    with steps.ray_replay(shards=1, bs=8, max_sz=10**6, min_sz=10, name=name, timeout=WAIT) as replay:
+        with pytest.raises(ActorError, match=r'ray_actors: actor \d \(and 2 more\) has not answered for 15 s; of 4 CPUs .* it needs 3 of one'):
+            for _ in replay: pass
+        until(lambda: not workers('ray::ActingWorker'), 'an actor is left', 20)
+        assert len(replay) and len(replay.sample()) == 8
+
+
+@pytest.mark.parametrize('wrong, said', [
+    (dict(place='MOON'), 'place'), (dict(colour=3), 'colour'), (dict(colour=None), 'colour'), (dict(dedup='x'), 'dedup'),
+    (dict(max_draws=3), 'max_draws: shards do not have'), (dict(sequence=Sequence(4)), 'sequence: shards draw single steps'),
+    (dict(sampler=AgeWeighted(50)), 'AgeWeighted ranks all transitions, by priority or age')])
 def test_what_is_unknown_is_refused_before_any_actor_is_started(wrong, said, monkeypatch):
     def never(*a, **kw): raise AssertionError('an actor was started')
     monkeypatch.setattr('fastrl_replay.ray.memory.open_directory', never)

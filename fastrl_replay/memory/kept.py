@@ -366,8 +366,9 @@ class ReplayMemory(Saved):
 
         `options`: those of `ReplayMemory`; `max_sz` is the number of steps, unless given. Each
         episode is a stream; where `step_type` has `env_id`, this is 0, and `episode_n` and `step_n`
-        count. Fields that a data set doesn't have get the defaults of `step_type`. A `ValueError`, `TypeError` or `FileNotFoundError` says what doesn't fit, and leaves
-        nothing behind; an `ImportError` names the extra, `minari`."""
+        count. Fields that a data set doesn't have get the defaults of `step_type`. A `ValueError`,
+        `TypeError` or `FileNotFoundError` says what doesn't fit, and leaves nothing behind; an
+        `ImportError` names the extra, `minari`."""
         return load_minari(cls, dataset, step_type, **options)
 
     def to_minari(self, dataset_id: str, env: Any = None, **options: Any) -> Any:

@@ -27,7 +27,7 @@ from ..schedules import value_at
 from ..storage.request import Requests
 from .shard import (
     CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
-    Telling, actors_called, as_batch, named_actor, pack, ray_library, row_ends)
+    Telling, actors_called, as_batch, named_actor, not_started, pack, ray_library, row_ends)
 
 # %% ../../nbs/4_processes/06_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -108,8 +108,10 @@ def _check_sampler(sampler, rank):
     require(not sampler.max_sz, 'sampler: it serves a memory already')
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
     require(one_of('rank', rank, (None, 'shard'))=='shard' or known, f'sampler: {sampler.name} ranks all transitions, '
-            'and a shard knows only its own: the law would not be that of one memory; take Proportional, or '
-            "rank='shard' to rank within each shard")
+            'by priority or age, and a shard knows only its own: the law would not be that of one memory; take '
+            "Proportional, or rank='shard' to rank within each shard")
+
+_OPTIONS = {'dtype', 'dedup', 'codec'}       # of a `ReplayMemory`, which shards take as they are
 
 @functools.cache
 def _gauge(what):
@@ -137,8 +139,8 @@ class Shards(Telling):
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
+        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()   # while shards start, too
         self._take_in()
-        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()
 
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
@@ -153,7 +155,7 @@ class Shards(Telling):
         for number, handle, ref in new:
             info = Info(number, *[0]*(len(Info._fields) - 1))
             try: info = info if handle is None else handle.get(ref, max(.1, limit - time.monotonic()))
-            except ShardSlow: raise ShardLost(self._not_started(number)) from None
+            except ShardSlow: raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from None
             place = _ShardLink(handle, info)
             place.sender = Sender(functools.partial(self._again, place), timeout=self.timeout)
             self.places.append(place)
@@ -163,14 +165,6 @@ class Shards(Telling):
             if not is_open: self._dealer.dealt.pop(k, None)
             else: self._dealer.dealt.setdefault(k, min(self._dealer.dealt.values(), default=0))
         self.max_sz = self._each*sum(o.open for o in self.places)
-    def _not_started(self, number):
-        ray = ray_library()
-        free = ray.available_resources().get('CPU', 0.)
-        there = ray.cluster_resources().get('CPU', 0.)
-        return (f'{self.name!r}: shard {number} has not answered for {self.timeout:g} s; of {there:g} CPUs '
-                f'{free:g} are free, and it needs {CPU:g} of one: end other actors, add nodes, or pass a '
-                'longer timeout')
-
     def retire_shard(self, k: int, drop: bool = False) -> None:
         """Let the shard in place `k` take no steps any more. It is drawn from until as many new
         ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
@@ -754,17 +748,18 @@ class RayMemory(Watched):
         rank: str | None = None,  # 'shard': may a sampler rank within each shard?
         place: str = 'SPREAD',    # of the shards: 'SPREAD', 'DEFAULT' or 'here'
         detached: bool = False,   # does it outlive this process?
-        **options: Any,           # those of `ReplayMemory`
+        **options: Any,           # of `ReplayMemory`: `dtype`, `dedup`, `codec`
     ) -> None:
         self.n_shards = n = whole('shards', shards)
         one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         one_of('place', place, ('SPREAD', 'DEFAULT', 'here'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
         leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
-        each = -(-whole('max_sz', max_sz, 1)//max(1, n))
-        tried = {k: v for k, v in options.items() if k!='closed'}
+        each, tried = -(-whole('max_sz', max_sz, 1)//max(1, n)), {k: v for k, v in options.items() if k!='closed'}
         # raises at once what every shard would raise
-        ReplayMemory(min(each, 100), copy.deepcopy(sampler), seed=seed, **tried).close()
+        ReplayMemory(min(each, 100), copy.deepcopy(sampler), step=step, seed=seed, **tried).close()
+        for k in tried.keys() - _OPTIONS: leave_out(k, tried[k], 'shards do not have this option of a `ReplayMemory`')
+        options = {k: v for k, v in options.items() if k in (*_OPTIONS, 'closed')}
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
         here = not n or place=='here'
         made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,

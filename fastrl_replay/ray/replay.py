@@ -22,7 +22,7 @@ from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
     CPU, LEASE, NAMESPACE, RESTARTS, Info, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch, every,
-    named_actor, pack, ray_library)
+    named_actor, not_started, pack, ray_library)
 
 # %% ../../nbs/4_processes/07_ray_replay.ipynb #8c1c27e5
 class RayPusher(Telling):
@@ -90,6 +90,7 @@ class ActingWorker:
         torch.set_num_threads(1)
         become_actor(number)
         self.number, self.chunk, self.task = number, chunk, Task(pipe, chunk, math.inf)
+    def ready(self) -> None: "It has started"
     def run(self, *target: Any) -> None:
         "Run the pipe to its end; `target`: the arguments of a `RayPusher`"
         self.task.begin(self.number)
@@ -125,6 +126,7 @@ class RayActors(IterDataPipe):
         self._place = Resumable()
         self._target: Any = None              # the memory that they push to
         self._crew: dict[int, Any] = {}  # number: actor, its running call, restarts
+        self._starting: dict[int, Any] = {}   # number: a call that is answered once it has started; since when
         self._look_at = 0.                    # when to look at them next
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in Task(self.source_datapipe, self.chunk, math.inf).chunks(self._place): yield batch
@@ -139,6 +141,7 @@ class RayActors(IterDataPipe):
         place, number = memory.assign()
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
+        self._starting[number] = actor.ready.remote(), time.monotonic()
         running = actor.run.remote(memory.name, self.in_flight, self.timeout, (place, number))
         self._crew[number] = actor, running, restarts
 
@@ -148,7 +151,18 @@ class RayActors(IterDataPipe):
         self._look_at = time.monotonic() + .1
         calls = {call: number for number, (_, call, *_) in self._crew.items()}
         for call in ray_library().wait(list(calls), num_returns=len(calls), timeout=0)[0]: self._ended(calls[call])
+        if self._starting: self._await_start()
         return bool(self._crew)
+    def _await_start(self):
+        "An `ActorError` says that an actor was not started within `timeout`: there is no room for it, perhaps"
+        waiting = {ref: k for k, (ref, _) in self._starting.items() if k in self._crew}
+        there = ray_library().wait(list(waiting), num_returns=len(waiting), timeout=0)[0] if waiting else []
+        self._starting = {k: self._starting[k] for ref, k in waiting.items() if ref not in there}
+        late = [k for k, (_, since) in self._starting.items() if time.monotonic() - since > self.timeout]
+        if not late: return
+        self.close()
+        cpus = self.resources.get('num_cpus') or 0
+        raise ActorError(not_started(f'ray_actors: actor {late[0]} (and {len(late) - 1} more)', cpus, self.timeout))
 
     def _ended(self, number):
         "An actor has come to its end, or raised, or died"
@@ -169,7 +183,7 @@ class RayActors(IterDataPipe):
 
     def close(self) -> None:
         "End the actors; iterating the replay again starts new ones"
-        crew, self._crew = self._crew, {}
+        crew, self._crew, self._starting = self._crew, {}, {}
         for actor, *_ in crew.values(): ray_library().kill(actor)
 
 def _actors_of(pipe):

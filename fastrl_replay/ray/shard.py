@@ -6,7 +6,7 @@
 __all__ = ['PLACES', 'OPEN', 'SMALL', 'NAMESPACE', 'RESTARTS', 'STEADY', 'LEASE', 'BEAT', 'SILENT', 'CPU', 'Ledger', 'Packed',
            'pack', 'unpack', 'as_batch', 'to_wire', 'from_wire', 'mass_of', 'row_ends', 'note_largest', 'Info',
            'ShardLost', 'ShardDied', 'ShardSlow', 'Shard', 'ray_library', 'LocalShard', 'RemoteActor', 'RemoteShard',
-           'actors_called', 'named_actor', 'every', 'Telling', 'Sender', 'Starter', 'Directory']
+           'actors_called', 'named_actor', 'not_started', 'every', 'Telling', 'Sender', 'Starter', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
 import copy, copyreg, functools, importlib, io, mmap, os, pickle, random, secrets, shutil, threading, time, weakref
@@ -376,7 +376,7 @@ class Shard:
         with SavedState(folder, 'shard') as saved, saved.sense('a shard'):
             state: Any = saved.state()
             self.memory.restore(state['memory'], saved.pieces())
-            self.memory.saved()[1].known[saved.token] = self.memory.n_added
+            self.memory.saved()[1].note(saved.token)
         self.number = state['number']
         self.ledger.set_state(np.asarray(state['ledger']))
         self.began = time.monotonic(), self.memory.n_added
@@ -478,6 +478,13 @@ def named_actor(name: str, patience: float = 60.) -> RemoteActor:
         with suppress(ValueError): return RemoteActor(ray_library().get_actor(name, namespace=NAMESPACE))
         if time.monotonic() > limit: raise ShardLost(f'no actor is called {name!r}')
         time.sleep(.05)
+
+def not_started(what: str, cpus: float, seconds: float) -> str:
+    "Say why an actor may not have started for so many seconds"
+    ray = ray_library()
+    there, free = (o.get('CPU', 0.) for o in (ray.cluster_resources(), ray.available_resources()))
+    return (f'{what} has not answered for {seconds:g} s; of {there:g} CPUs {free:g} are free, and it needs {cpus:g} of '
+            'one: end other actors, add nodes, or pass a longer timeout')
 
 def every(seconds: float, call: Any) -> threading.Event:
     "Make a `call` every so many seconds, from a thread, until the event returned is set, or Ray ends"
