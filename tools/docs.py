@@ -34,7 +34,8 @@ MAP = {
     'The library': [
         'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept', 'lasting/dropped', 'lasting/windows',
         'lasting/mixed', 'processes/device',
-        'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/age', 'lasting/own',
+        'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/age',
+        'lasting/own',
         'memory/schedules', 'learning/stepper', 'learning/n_step',
         'learning/replay', 'learning/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
         'learning/agents', 'learning/learner', 'lasting/frames', 'lasting/mapped', 'lasting/saving',
