@@ -28,12 +28,14 @@ MAP = {
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
-        'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/action_chunks',
-        'tutorials/frame_history', 'tutorials/offline', 'tutorials/*'],
+        'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/frame_history',
+        'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online', 'tutorials/*'],
     'How to': ['howto/*'],
     'The library': [
-        'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept',
-        'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/own',
+        'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept', 'lasting/dropped', 'lasting/windows',
+        'lasting/mixed', 'processes/device',
+        'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/age',
+        'lasting/own',
         'memory/schedules', 'learning/stepper', 'learning/n_step',
         'learning/replay', 'learning/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
         'learning/agents', 'learning/learner', 'lasting/frames', 'lasting/mapped', 'lasting/saving',
