@@ -76,7 +76,7 @@ class Law:
         """Return the ids of `bs` rows and their probabilities (int64, float). `oldest`: of the row that is overwritten next,
         if rows after it may not be drawn either"""
         size = (n - first).clamp(min=1)
-        return self.ids(bs, first, size), (1/size).float().expand(bs)
+        return self.ids(bs, first, size), size.reciprocal().expand(bs)
     def ids(self, bs: int, first: Tensor, size: Tensor) -> Tensor:
         "Return `bs` ids from `first` on, of `size`, all alike"
         return (self.rng.random(bs)*size).long() + first
@@ -183,7 +183,7 @@ class ByMass(Law):
         newest, some = n - 1, total > 0
         ids = torch.maximum(newest - (newest - slots) % self.max_sz, first)
         ids = torch.where(some, ids, (u[:-1]*size).long() + first)                       # no mass at all: uniform
-        return ids, torch.where(some, self.leaves[ids % self.max_sz]/total, 1/size).float()
+        return ids, torch.where(some, self.leaves[ids % self.max_sz]/total, size.reciprocal()).float()
 
     def _added_up(self, sums):
         "The sums up to each block. In one dimension they would differ from run to run on CUDA: all are along rows"

@@ -56,12 +56,19 @@ def checked_values(layout: Layout, values: list, device: torch.device) -> list:
         found.append(v.detach().to(dtype))
     return found
 
-@torch.compiler.assume_constant_result
-def columns_of(layout: Layout, fields: Any, length: Any) -> tuple[tuple[int, ...], Layout]:
+def columns_of(layout: Layout, fields: Any, length: Any = None) -> tuple[tuple[int, ...], Layout]:
     "Return the numbers of the leaves of some `fields` (None: all), and the layout of their columns, in windows of `length`"
-    chosen = layout if fields is None else layout.select(tuple(fields))
+    fields = None if fields is None else tuple(fields)
+    _find_columns(layout, fields, length)
+    return layout.__dict__['_device_columns'][fields, length]         # which a compiled function can follow
+
+@torch.compiler.assume_constant_result
+def _find_columns(layout, fields, length):
+    known = layout.__dict__.setdefault('_device_columns', {})
+    if (fields, length) in known: return
+    chosen = layout if fields is None else layout.select(fields)
     leaves = tuple(layout.leaves.index(o) for o in chosen.leaves)
-    return leaves, chosen if length is None else windows_of(chosen, length)
+    known[fields, length] = leaves, chosen if length is None else windows_of(chosen, length)
 
 # %% ../../nbs/4_processes/12_device.ipynb #f0df92c6
 class DeviceDrawn:
@@ -177,9 +184,9 @@ class DeviceDrawn:
             return self._batch(bs, groups, fields)
     def _check_draw(self, n):
         require(self._ring is not None and (self._count is None or self._count), 'the memory is empty: extend it first')
-        if not isinstance(self.sampler, Distinct) or n <= self.max_sz and self._count is None or n <= len(self): return
-        raise ValueError(f"bs: {n} rows without replacement can't be drawn from {len(self)}; "
-                         'store more, or draw with Uniform(replace=True)')
+        there = self.max_sz if self._count is None else min(self._count, self.max_sz)
+        if isinstance(self.sampler, Distinct) and n > there:
+            refuse('bs', f'at most the {there} rows that there are', n, 'or draw with Uniform(replace=True)')
     def _batch(self, bs, groups, fields):
         length = None if self.sequence is None else self.sequence.length
         leaves, layout = columns_of(self._rows_layout, fields, length or groups and bs)
@@ -247,7 +254,7 @@ class DeviceRead(DeviceDrawn):
         "Return the rows with these ids as they were stored, in this order; a `ValueError` for one that isn't there"
         with self.lock:
             known = self._known(ids)
-            leaves, layout = columns_of(self.layout, None if fields is None else tuple(fields), None)
+            leaves, layout = columns_of(self.layout, fields)
             at = torch.from_numpy(known).to(self.device)
             found = Batch.of_tensors(layout, self._ring.read(at, leaves), ids=at, max_sz=self.max_sz)
             return came_from(found, self._ref)

@@ -81,7 +81,9 @@ class Ring:
         more = {k: self.room + 1 + n_envs for k in self.next_of.values()}
         self.columns = [None if k in self.next_of else self._zeros((max_sz + more.get(k, 0), *leaf.shape), dtype)
                         for k, (leaf, dtype) in enumerate(zip(layout.leaves, self.stored))]
-        self.ends = [self.columns[k] for o in _ENDS if (k := layout.leaf(o)) is not None]
+        flags = [layout.leaf(o) for o in _ENDS]
+        self.flags: Any = [k for k in flags if k is not None]
+        self.ends: Any = [self.columns[k] for k in self.flags]
         self.n, self.first, self.n_ends, self.n_unlike = (self._zeros(()) for _ in range(4))
         self.after = self._zeros(max_sz, torch.int32) if self.next_of else None
         self.end_ids = self._zeros(self.room + 1)       # of the newest ends, plus one; 0: none
@@ -117,7 +119,7 @@ class Ring:
     def _find_next(self, ids, slots, values):
         "Note where the next observations of new rows are, and of those before them"
         m, n_envs = len(ids), self.n_envs
-        ended = self._any([values[k] for o in _ENDS if (k := self.layout.leaf(o)) is not None])
+        ended = self._any([values[k] for k in self.flags])
         goes_on = self._link(slots[:n_envs], values)
         number = ended.cumsum(0)
         place = (number + (self.n_ends - 1)) % self.room
