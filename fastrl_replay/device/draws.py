@@ -71,7 +71,8 @@ class Law:
     @n_batches.setter
     def n_batches(self, n: int) -> None: self.counts['n_batches'].fill_(n)
 
-    def enter(self, slots: Tensor, given: Any = None) -> None: "Note new rows in `slots`, with the priorities `given` or None"
+    def enter(self, at: Tensor, n_envs: int, given: Any = None) -> None:
+        "Note new time steps of `n_envs` rows, at these places in the ring, with the priorities `given` or None"
     def draw(self, bs: int, first: Tensor, n: Tensor, oldest: Any = None) -> tuple[Tensor, Tensor]:
         """Return the ids of `bs` rows and their probabilities (int64, float). `oldest`: of the row that is overwritten next,
         if rows after it may not be drawn either"""
@@ -154,13 +155,15 @@ class ByMass(Law):
         self.leaves = torch.zeros((-(-blocks//self.run)*self.run + 1)*BLOCK, device=self.device)
         self.largest, self.nobody = self.number(1.), len(self.leaves) - 1
     def tensors(self) -> dict[str, Tensor]: return super().tensors() | dict(largest=self.largest)
-    def enter(self, slots: Tensor, given: Any = None) -> None:
-        if given is None: return self.put(slots, None)
-        fine = (given >= 0) & (given <= self.most)
-        given = torch.where(fine, given, self.largest)
-        self.counts['n_stale'] += (~fine).sum()
-        self.largest.copy_(self.largest.maximum(given.max()))
-        self.put(slots, given)
+    def enter(self, at: Tensor, n_envs: int, given: Any = None) -> None:
+        p = self.largest
+        if given is not None:
+            fine = (given >= 0) & (given <= self.most)
+            p = torch.where(fine, given, self.largest)
+            self.counts['n_stale'] += (~fine).sum()
+            self.largest.copy_(self.largest.maximum(p.max()))
+        leaves = self.leaves[:self.max_sz].view(-1, n_envs)
+        leaves.index_copy_(0, at, (p**self.alpha).expand(len(at)*n_envs).view(-1, n_envs))
     def put(self, slots: Tensor, p: Any) -> None:
         "Give `slots` the priorities `p` (None: the largest so far)"
         p = (self.largest if p is None else p)**self.alpha

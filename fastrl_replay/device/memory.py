@@ -17,7 +17,7 @@ from ..batch import Batch, as_chunk, as_kind, came_from, first_row
 from ..checks import Words, form, ids_of, number, of_type, refuse, require, typed, whole
 from .draws import Distinct, DeviceRng, law_of
 from .rows import (
-    NEXT_OF, Ring, Starts, device_estimate, n_step_rows, torch_dtypes, window_rows, with_discount)
+    NEXT_OF, Ring, Starts, device_estimate, n_step_rows, window_rows, with_discount)
 from ..health import Health, memory_health
 from ..memory import ReplayMemory
 from ..samplers.own import sampler_from
@@ -33,6 +33,7 @@ from ..storage.sequences import SequenceBatch
 # %% ../../nbs/4_processes/12_device.ipynb #ec039348
 _SLOW = ('device: on a CPU a ReplayMemory draws 7 to 17 times as fast as a DeviceMemory, which is made for environments '
          'and learners on a GPU')
+_WHOLE = 'vector environments give that in autoreset modes SAME_STEP and DISABLED'
 _ELSEWHERE = dict(path='lies on the disk', dedup='compares what is stored', codec='packs what is stored')
 
 def as_device(device: Any) -> torch.device:
@@ -43,17 +44,17 @@ def as_device(device: Any) -> torch.device:
     if found.type=='cpu': warnings.warn(_SLOW, stacklevel=4)
     return found
 
-def checked_values(layout: Layout, values: list, device: torch.device) -> list:
+def checked_values(ring: Ring, step: Any) -> list:
     "Return tensors of rows, one a leaf, if their forms fit; a `TypeError` or `ValueError` names one that doesn't"
-    m, found = None, []
-    for leaf, dtype, v in zip(layout.leaves, torch_dtypes(layout), values):
+    m, found, device = None, [], ring.device
+    for leaf, dtype, v in zip(ring.layout.leaves, ring.dtypes, ring.layout.values(step)):
         if not isinstance(v, Tensor): refuse(leaf.name, f'a tensor on {device}', typed(v), error=TypeError)
         if v.device!=device: refuse(leaf.name, f'a tensor on {device}', Words(f'one on {v.device}'), 'move it there')
         m = len(v) if m is None and v.ndim else m
         casts = v.dtype==dtype or leaf.loose and not v.is_complex()
         if v.shape!=(m, *leaf.shape) or not casts:
             refuse(leaf.name, f'{dtype} of shape {(m, *leaf.shape)}', form(v), '' if casts else 'cast it')
-        found.append(v.detach().to(dtype))
+        found.append(v if v.dtype==dtype else v.to(dtype))
     return found
 
 def columns_of(layout: Layout, fields: Any, length: Any = None) -> tuple[tuple[int, ...], Layout]:
@@ -125,12 +126,15 @@ class DeviceDrawn:
         require(streams is None, 'streams: row i of a time step is of stream i on a device; leave it out', TypeError)
         ring, values = self._accepted(chunk)
         m = len(values[0])
-        if m % ring.n_envs: refuse('chunk', f'a multiple of {ring.n_envs} rows, one of each stream', m)
+        if m % ring.n_envs: refuse('chunk', f'a multiple of {ring.n_envs} rows, one of each stream', m, _WHOLE)
         if priorities is not None and priorities.shape!=(m,): refuse('priorities', f'shape {(m,)}', form(priorities))
         if self._ring is None: self._take(ring)
-        for a in range(0, m, ring.most):
-            given = None if priorities is None else priorities[a:a + ring.most].float()
-            self._store([v[a:a + ring.most] for v in values], given)
+        given = None if priorities is None else priorities.float()
+        if m <= ring.most: self._store(values, given)
+        else:
+            for a in range(0, m, ring.most):
+                part = slice(a, a + ring.most)
+                self._store([v[part] for v in values], None if given is None else given[part])
         return self._counted(m)
     def _accepted(self, chunk):
         "The ring, a new one if there is none yet, and the tensors of the rows"
@@ -143,7 +147,7 @@ class DeviceDrawn:
             chunk = Batch.of_steps(chunk, self.layout)
         if isinstance(chunk, Batch): chunk = chunk.to(self.device).astuple()
         ring = self._ring or self._new_ring(Layout.of(first_row(chunk)), n_envs or len(tree_leaves(chunk)[0]))
-        return ring, checked_values(ring.layout, ring.layout.values(chunk), self.device)
+        return ring, checked_values(ring, chunk)
     def _new_ring(self, layout, n_envs):
         ring = Ring(layout, self.max_sz, n_envs, self.device, self.next_of, self.max_ends, self.dtypes)
         if self.n_step > 1 and not (ring.ends and 'reward' in layout.fields):
@@ -155,9 +159,9 @@ class DeviceDrawn:
         self._ring, self.layout, self.n_envs = ring, ring.layout, ring.n_envs
         self._rows_layout = ring.layout if self.n_step==1 else with_discount(ring.layout)
     def _stored(self, values, given):
-        slots = self._ring.write(values)
-        if self._starts is None: self.sampler.enter(slots, given)
-        else: self._starts.enter(slots)
+        at = self._ring.write(values)
+        if self._starts is None: self.sampler.enter(at, self.n_envs, given)
+        else: self._starts.enter(at)
     def _counted(self, m):
         "Note that rows were stored, where this code runs each time; return their ids"
         if torch.compiler.is_compiling() or self._is_captured(): self._count = None
@@ -322,8 +326,11 @@ class DeviceRead(DeviceDrawn):
         layout = Layout.of(first_row(step))
         return device_estimate(layout, whole('max_sz', max_sz, 1), len(layout.values(step)[0]), **options)
     def __repr__(self) -> str:
-        each = '' if self.layout is None else f' {self.layout.step_type.__name__}s of {bytes_in_words(self.nbytes/self.max_sz, self.layout)}'
-        return f'{type(self).__name__}({len(self):,} of {self.max_sz:,}{each} on {self.device}; {self.sampler.name})'
+        each, rounded = '', '' if self._ring is None else self._ring.rounding()
+        if self.layout is not None:
+            each = f' {self.layout.step_type.__name__}s of {bytes_in_words(self.nbytes/self.max_sz, self.layout)}'
+        parts = f'{len(self):,} of {self.max_sz:,}{each} on {self.device}', self.sampler.name, rounded
+        return f'{type(self).__name__}({"; ".join(filter(None, parts))})'
     def _repr_html_(self): return memory_table(self)
 
 # %% ../../nbs/4_processes/12_device.ipynb #11dbc4a1
@@ -342,7 +349,7 @@ class DeviceMemory(DeviceRead):
         first, n, law = self.first_id, self.n_added, self.sampler
         max_sz = self.max_sz if first==max(0, n - self.max_sz) else n - first          # rows that may not be drawn stay behind
         size = min(n, max_sz)
-        sampler = dict(kind=law.kind, options=law.options, size=size, n_batches=law.n_batches)
+        sampler = dict(kind=law.kind, options=law.options, size=size, n_batches=law.n_batches, newest=(n - 1) % max(max_sz, 1))
         if law.prioritized:
             p = law.priorities(self.max_sz)
             by_slot = np.ones(size)
@@ -400,14 +407,14 @@ class DeviceMemory(DeviceRead):
             if there!=mine: refuse('state', 'one of {} rows, {}'.format(*mine), Words('{} rows, {}'.format(*there)))
             n_envs = own.get('n_envs', self.n_envs) or turns_of(host)
             if n_envs is not None: self._fill(host, n_envs)
-            for k, v in law.tensors().items():
-                if k in own.get('tensors', {}): v.copy_(own['tensors'][k])
-            if not own: law.n_batches = host.sampler.n_batches
             if law.prioritized and self.sequence is None and len(host):
                 ids = np.arange(host.first_id, host.n_added)
                 p = torch.from_numpy(host.sampler.priorities[ids % host.max_sz])
                 law.leaves[torch.from_numpy(ids % self.max_sz)] = (p**law.alpha).float().to(self.device)
                 law.largest.fill_(host.sampler.largest)
+            for k, v in law.tensors().items():
+                if k in own.get('tensors', {}): v.copy_(own['tensors'][k])
+            if not own: law.n_batches = host.sampler.n_batches
             if own and self._starts is not None:
                 law.leaves.copy_(own['tensors']['leaves'])
                 self._starts.ages.copy_(own['tensors']['ages'])
@@ -420,18 +427,13 @@ class DeviceMemory(DeviceRead):
         ring = self._ring or self._new_ring(layout, n_envs)
         if (ring.layout, ring.n_envs)!=(layout, n_envs): refuse('state', f'{ring.n_envs} streams of {ring.layout}', layout)
         if self._ring is None: self._take(ring)
-        else: ring.reset()
         start = first - first % n_envs                          # rows before `first` are there to fill a time step
-        ring.n.fill_(start)
-        ring.first.fill_(start)
+        ring.begin_at(start, first)
         for a in range(start, n, ring.most):
             ids = np.arange(a, min(a + ring.most, n))
             rows = host.fetch(np.maximum(ids, first)).numpy()
             rows = rows._replace(**{k: getattr(rows, k) & (ids >= first) for k in ('terminated', 'truncated') if k in layout.fields})
-            values = layout.values(Batch.of(rows).to(self.device).astuple())
-            self._stored(checked_values(layout, values, self.device), None)
-        ring.end_ids.clamp_(min=first)                         # as if an episode had ended before it, and was lost
-        ring.first.clamp_(min=first)
+            self._stored(checked_values(ring, Batch.of(rows).to(self.device).astuple()), None)
         self._count = n
 
 # %% ../../nbs/4_processes/12_device.ipynb #b75ead86

@@ -85,10 +85,20 @@ class Ring:
         self.flags: Any = [k for k in flags if k is not None]
         self.ends: Any = [self.columns[k] for k in self.flags]
         self.n, self.first, self.n_ends, self.n_unlike = (self._zeros(()) for _ in range(4))
-        self.after = self._zeros(max_sz, torch.int32) if self.next_of else None
-        self.end_ids = self._zeros(self.room + 1)       # of the newest ends, plus one; 0: none
+        self.after: Any = self._zeros(max_sz, torch.int32) if self.next_of else None
+        self.end_ids: Any = self._zeros(self.room + 1) if self.next_of else None     # of the newest ends, plus one; 0: none
     def _zeros(self, shape, dtype=torch.int64): return torch.zeros(shape, dtype=dtype, device=self.device)
 
+    def begin_at(self, n: int, first: int) -> None:
+        "Go on as if `n` rows had been stored, and an end of an episode before row `first` had been lost"
+        self.reset()
+        self.n.fill_(n)
+        self.first.fill_(first)
+        if self.end_ids is not None: self.end_ids.fill_(first)
+    def rounding(self) -> str:
+        "Say which fields are stored in a narrower dtype, and by how much a number may be rounded"
+        narrow = {o.path[0]: kept for o, own, kept in zip(self.layout.leaves, self.dtypes, self.stored) if kept!=own}
+        return ', '.join(f'{k} rounded to {str(v)[6:]} (by {50*torch.finfo(v).eps:.2g} %)' for k, v in narrow.items())
     def reset(self) -> None:
         "Forget all rows"
         for o in (self.n, self.first, self.n_ends, self.n_unlike, self.after, self.end_ids):
@@ -105,49 +115,58 @@ class Ring:
         return sum(o.numel()*o.element_size() for o in held if o is not None)
 
     def write(self, values: list) -> Tensor:
-        "Store rows, one tensor a leaf, and return their slots"
-        m = len(values[0])
-        ids = self.n + torch.arange(m, device=self.device)
-        slots = ids % self.max_sz
+        "Store rows, one tensor a leaf, and return the places of their time steps in the ring (int64)"
+        m, n_envs = len(values[0]), self.n_envs
+        at = self.n.view(1) if m==n_envs else self.n + torch.arange(0, m, n_envs, device=self.device)
+        at = at//n_envs % (self.max_sz//n_envs)
         values = [v.to(dtype) for v, dtype in zip(values, self.stored)]
-        if self.after is not None: self._find_next(ids, slots, values)
+        if self.after is not None: self._find_next(at, values)
         for column, v in zip(self.columns, values):
-            if column is not None: column.index_copy_(0, slots, v)
+            if column is not None: self.put(column, at, v)
         self.n += m
-        return slots
+        return at
+    def put(self, column: Tensor, at: Tensor, v: Tensor) -> None:
+        "Write whole time steps to a column"
+        shape = -1, self.n_envs, *column.shape[1:]
+        column[:self.max_sz].view(shape).index_copy_(0, at, v.view(shape))
+    def slots(self, at: Tensor) -> Tensor:
+        "Return the slots of time steps (int64[k, n_envs])"
+        return at[:, None]*self.n_envs + torch.arange(self.n_envs, device=self.device)
 
-    def _find_next(self, ids, slots, values):
+    def _find_next(self, at, values):
         "Note where the next observations of new rows are, and of those before them"
-        m, n_envs = len(ids), self.n_envs
-        ended = self._any([values[k] for k in self.flags])
-        goes_on = self._link(slots[:n_envs], values)
+        m, n_envs = len(values[0]), self.n_envs
+        ended, slots = self._any([values[k] for k in self.flags]), self.slots(at)
+        self._link(at[:1], slots[0], values)
         number = ended.cumsum(0)
         place = (number + (self.n_ends - 1)) % self.room
-        self.end_ids.index_copy_(0, torch.where(ended, place, self.room), ids + 1)
+        ids = self.n + torch.arange(1, m + 1, device=self.device)
+        self.end_ids.index_copy_(0, torch.where(ended, place, self.room), ids)
         self.n_ends += number[-1]
         lost = self.end_ids.index_select(0, (self.n_ends % self.room).view(1))[0]
         self.first.copy_(torch.maximum(self.n + (m - self.max_sz), lost))
-        held = (torch.arange(m, device=self.device) + (n_envs - m)).clamp(min=-1) + self.newest
-        target = torch.where(ended, place + self.max_sz, held)
+        held = torch.arange(self.newest, self.newest + n_envs, device=self.device)
+        beside = held if m==n_envs else torch.cat([held.new_full((m - n_envs,), self.spare), held])
+        place = place + self.max_sz
+        target = torch.where(ended, place, beside)
         for k, of in self.next_of.items(): self.columns[of].index_copy_(0, target, values[k])
         if m > n_envs:
-            held = torch.cat([slots[n_envs:], held[m - n_envs:]])
-            goes_on = ~ended[:-n_envs]
-            for k, of in self.next_of.items(): self._compare(values[k][:-n_envs], values[of][n_envs:], goes_on)
-        self.after.index_copy_(0, slots, torch.where(ended, place + self.max_sz, held).int())
+            for k, of in self.next_of.items(): self._compare(values[k][:-n_envs], values[of][n_envs:], ~ended[:-n_envs])
+            target = torch.where(ended, place, torch.cat([slots[1:].reshape(-1), held]))
+        self.put(self.after, at, target.int())
 
-    def _link(self, slots, values):
-        "Let the newest rows point to those that come now, in `slots`, unless an episode ended with them"
-        before = (slots - self.n_envs) % self.max_sz
-        old = self.after.index_select(0, before)
+    def _link(self, at, slots, values):
+        "Let the newest rows point to the `slots` of those that come now, unless an episode ended with them"
+        after, before = self.after.view(-1, self.n_envs), (at - 1) % (self.max_sz//self.n_envs)
+        old = after.index_select(0, before)
         goes_on = old >= self.newest
-        self.after.index_copy_(0, before, torch.where(goes_on, slots, old).int())
+        after.index_copy_(0, before, torch.where(goes_on, slots, old).int())
         for k, of in self.next_of.items():
             given = self.columns[of][self.newest:self.newest + self.n_envs]
-            self._compare(given, values[of][:self.n_envs], goes_on)
+            self._compare(given, values[of][:self.n_envs], goes_on[0])
     def _compare(self, given, come, goes_on):
         "Count where the next observation that was `given` is not the one that has `come`"
-        self.n_unlike += ((given!=come).flatten(1).any(1) & goes_on).sum()
+        self.n_unlike += ((given!=come).reshape(len(come), -1).any(1) & goes_on).sum()
 
     def _any(self, flags):
         return flags[0] if len(flags)==1 else flags[0] | flags[1]
@@ -226,9 +245,9 @@ class Starts:
         if o.length*ring.n_envs > ring.max_sz:
             refuse('length', f'at most {ring.max_sz//ring.n_envs}, the rows of each stream', o.length)
         self.number = None if self.across else ring.layout.leaf('step_n')
-    def enter(self, slots: Tensor) -> None:
-        "Note new rows, of one time step after another"
-        for some in slots.split(self.ring.n_envs): self._enter(some)
+    def enter(self, at: Tensor) -> None:
+        "Note new time steps, one after another"
+        for slots in self.ring.slots(at): self._enter(slots)
     def _enter(self, slots):
         ring, law, back = self.ring, self.law, self.back
         law.leaves.index_fill_(0, slots, 0.)

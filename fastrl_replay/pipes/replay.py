@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from ..batch import Batch
 from ..checks import leave_out, refuse, require, whole
 from ..health import memory_health
+from ..device import DeviceMemory
 from ..memory import ReplayMemory
 from ..protocol import Lasting, Memory, check_memory
 from ..show import memory_figure, replay_table
@@ -55,8 +56,9 @@ def refuse_options(pipe: str, given: dict[str, Any], instead: dict[str, str], ma
     """Return the options `given` to a `pipe`, without those named in `instead`; a `TypeError` if one of those is
     not None, which says what to do `instead`, or if one is no parameter of the `makers` (None: of an
     `ExperienceReplay` or a `ReplayMemory`)"""
-    found = [o for made in makers or (ExperienceReplay, ReplayMemory) for o in signature(made).parameters.values()]
-    known = {o.name for o in found if o.kind is not o.VAR_KEYWORD}
+    makers = makers or (ExperienceReplay, ReplayMemory) + (DeviceMemory,)*(given.get('device') is not None)
+    found = [o for made in makers for o in signature(made).parameters.values()]
+    known = {'device', *(o.name for o in found if o.kind is not o.VAR_KEYWORD)}
     for k, v in given.items():
         if k in instead and v is not None: raise TypeError(f'{k}: {pipe} {instead[k]}')
         if k in known or k in instead: continue
@@ -91,7 +93,8 @@ class ExperienceReplay(IterDataPipe):
     """Stores the steps of `source_datapipe` and yields `Batch`es of `bs`, drawn uniformly.
 
     The first batch comes after `min_sz` steps, then one every `steps_per_batch`. Without a `memory`,
-    a `ReplayMemory(max_sz, sampler, seed=seed, **memory_options)` is made.
+    a `ReplayMemory(max_sz, sampler, seed=seed, **memory_options)` is made; with `device=` a `DeviceMemory`, for which a
+    NamedTuple of stacked tensors is a chunk.
 
     Raises `ValueError` for a batch that could never be drawn, `TypeError` for options that don't
     go with `memory`."""
@@ -108,7 +111,7 @@ class ExperienceReplay(IterDataPipe):
         seed: Any = None,                      # of all draws (None: different each time)
         freeze_memory: bool = False,           # draw forever from what is stored; the source rests
         sampler: Any = None,                   # chooses what is drawn (None: `Uniform(replace)`)
-        **memory_options: Any,                 # of the new memory, such as `dedup` or `path`
+        **memory_options: Any,                 # of the new memory, such as `dedup`, `path` or `device`
     ) -> None:
         self.source_datapipe, self.return_idxs, self.freeze_memory = source_datapipe, return_idxs, freeze_memory
         self.bs = whole('bs', bs, 1)
@@ -117,6 +120,7 @@ class ExperienceReplay(IterDataPipe):
         options = dict(max_sz=max_sz, replace=replace, seed=seed, sampler=sampler) | memory_options
         if memory is not None: _check_given(memory, options)
         self.memory: Any = self._make_memory(**options) if memory is None else memory
+        self._chunks = (Batch, list, tuple) if isinstance(self.memory, DeviceMemory) else (Batch, list)
         self._place = Resumable()
         self.n_batches = self._due()                    # steps that are stored already owe nothing
         if learn is not None: learn.experience_replay = self
@@ -128,7 +132,9 @@ class ExperienceReplay(IterDataPipe):
         elif not replace and self.bs > (room := min(self.min_sz, whole('max_sz', max_sz, 1))):
             raise ValueError(f'bs: a batch of {self.bs} without replacement can\'t be drawn from {room} transitions '
                              f'(min_sz {self.min_sz}, max_sz {max_sz}); make them larger, or draw with replace=True')
-        return ReplayMemory(max_sz, Uniform(replace) if sampler is None else sampler, seed=seed, **options)
+        sampler = Uniform(replace) if sampler is None else sampler
+        made = ReplayMemory if options.get('device') is None else DeviceMemory
+        return made(max_sz, sampler, seed=seed, **{k: v for k, v in options.items() if k!='device' or v is not None})
 
     def __iter__(self) -> Iterator[Batch]:
         refuse_worker(type(self).__name__)
@@ -145,7 +151,7 @@ class ExperienceReplay(IterDataPipe):
         while not self.freeze_memory and self.n_batches >= self._due():
             try: item = self._place.pull(self.source_datapipe)
             except StopIteration: return False
-            if isinstance(item, (Batch, list)): self.extend(item)
+            if isinstance(item, self._chunks): self.extend(item)
             else: self.add(item)
         return True
 
