@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
-from .checks import Words, array, ids_of, is_number, of_type, refuse, require, typed, whole, within
+from .checks import Words, array, ids_of, is_number, of_type, refuse, require, whole, within
 from .health import Health
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
@@ -462,30 +462,31 @@ class Routed(Mixed):
         if self.layout is not None: return
         common_fields([Layout.of(example()), *(o.layout for o in self.memories[1:])])
     def add(self, step: Any, priority: float | None = None) -> int:
-        "Store one step in the first memory; return its id"
+        "Store one step in the first memory, as `ReplayMemory.add`; return its id"
         with self.lock:
             self._check_first(lambda: step)
             return self.memories[0].add(step, priority)
     def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> np.ndarray:
-        "Store a chunk in the first memory, all of it or nothing; return its ids (int64[m])"
+        "Store a chunk in the first memory, as `ReplayMemory.extend`; return its ids (int64[m])"
         with self.lock:
             if self.layout is None:
                 chunk = as_chunk(chunk)
                 if len(chunk): self._check_first(lambda: example_row(chunk))
             return self.memories[0].extend(chunk, priorities, streams)
     def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Any]]:
-        "Yield what was stored in the first memory since, as its `news` does"
+        "Yield what was stored in the first memory since, as `ReplayMemory.news`"
         return self.memories[0].news(seen, fields)
 
     def _of_each(self, ids):
         "Of each memory among the ids (int64[m]): its number, where its own are, the ids in it"
-        whose = ids >> SHIFT
-        for k in np.unique(whose).tolist():
+        whose, n = ids >> SHIFT, len(self.memories)
+        wrong = np.flatnonzero((whose < 0) | (whose >= n))
+        if len(wrong):
+            id, k = ids[wrong[0]], whose[wrong[0]]
+            raise ValueError(f'ids: {id} is of memory {k}; there are {n}, from 0 on')
+        for k in range(n):
             at = np.flatnonzero(whose==k)
-            if not 0 <= k < len(self.memories):
-                n = len(self.memories)
-                raise ValueError(f'ids: {ids[at[0]]} is of memory {k}; there are {n}, from 0 on')
-            yield k, at, ids[at] & _LOCAL
+            if len(at): yield k, at, ids[at] & _LOCAL
     def fetch(self, ids: Any, fields: Any = None) -> Any:
         """Return the transitions with these ids, in this order; a `ValueError` for one that isn't
         stored. Those of one memory have all of its columns, those of several the columns that all
@@ -513,11 +514,10 @@ class Routed(Mixed):
                 found[at] = np.where(other < 0, -1, other | k << SHIFT)
         return found
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return the ids of the steps before these in their streams, or episodes; −1: none is stored"
+        "As `ReplayMemory.previous`, within each memory"
         return self._beside(ids, lambda o: o.previous, within_episode)
     def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        """Return the ids of the steps after these in their streams, or episodes; −1: there is none
-        yet"""
+        "As `ReplayMemory.next`, within each memory"
         return self._beside(ids, lambda o: o.next, within_episode)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:

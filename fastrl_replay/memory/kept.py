@@ -22,7 +22,6 @@ from ..samplers.base import release
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
 from ..saving import Rows, SavedState, check_plain, naming, save_state
-from ..saving import Rows, SavedState, naming, save_state
 from ..kernels import ids_in
 from ..steps import Layout, Transition
 from ..storage.draw_counts import COUNTS, SEEN, SINCE
@@ -76,7 +75,7 @@ def _in_child():
 if hasattr(os, 'register_at_fork'):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
-# %% ../../nbs/3_lasting/16_kept.ipynb #d0000009
+# %% ../../nbs/3_lasting/16_kept.ipynb #e3000002
 def also_state(also: Any) -> dict[str, Any]:
     "Return what a saved state holds of `also`; a `TypeError` names by its path what can't be saved"
     if also is None: return {}
@@ -92,6 +91,7 @@ def memory_like(make: Any, state: Any, saved: SavedState, sampler: Any = None, s
     made = sampler_from(kind, sampler)
     with saved.sense('a memory'): return make(max_sz, made, step=step, windows=state.get('windows'), **options)
 
+# %% ../../nbs/3_lasting/16_kept.ipynb #d0000009
 class Saved(Pruned):
     "A memory that can be saved and loaded, copied and pickled"
     def _begin(self, *made):

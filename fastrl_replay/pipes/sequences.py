@@ -47,7 +47,7 @@ class SequenceReplay(ExperienceReplay):
         if alpha is None and beta!=.4:
             raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
         sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta)
-        sampler = Uniform(replace) if alpha is None else Proportional(alpha, beta)
+        sampler: Any = Uniform(replace) if alpha is None else Proportional(alpha, beta)
         given = given_memory('sequence_replay', kw, lambda o: o.sequence==sequence and o.prioritized==sampler.prioritized,
                              f'{sequence}' + (' by priorities' if sampler.prioritized else ' uniformly'))
         if given: sampler = sequence = None
