@@ -23,7 +23,7 @@ class Memory(Protocol, Generic[B]):
     @property
     def n_added(self) -> int: "How many transitions were ever stored"
     @property
-    def first_id(self) -> int: "How many of them were overwritten since"
+    def first_id(self) -> int: "How many of them were overwritten, or cleared, since"
     @property
     def sampler(self) -> Any: "The `Sampler`, which knows everything stored so far"
     def __len__(self) -> int: "How many transitions are stored"
@@ -44,6 +44,8 @@ class Memory(Protocol, Generic[B]):
     def usage(self) -> dict[str, float]:
         """Return `n_drawn`, the rows of all batches drawn, `samples_per_insert`, `n_stale`, the priorities that
         came too late, and, where it is known, `nbytes`, and `bytes_each` of a transition"""
+    def health(self) -> Any: "Return numbers, by name, and `warnings`: what looks wrong, in words"
+    def show(self, *, source: str = '') -> Any: "Return a figure; `source`: whence its steps come, for the title"
 
 class Lasting(Memory[B], Protocol):
     "A memory that a pipe can save and restore with itself"

@@ -19,7 +19,7 @@ def test_the_star_brings_few_names_and_all_are_there(root):
                                "print(json.dumps([sorted(scope), sorted(a.__all__)]))")
     assert len(names) <= MOST
     assert {'ReplayMemory', 'Batch', 'SimpleStep', 'Transition', 'GymStepper', 'NStep', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'Uniform',
-            'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'LinearSchedule', 'EpsilonGreedy', 'SharedParams', 'SharedAgent', 'as_node', 'DQNLearner',
+            'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'AgeWeighted', 'LinearSchedule', 'EpsilonGreedy', 'SharedParams', 'SharedAgent', 'as_node', 'DQNLearner',
             'CheckpointError', 'RateLimiter'} <= set(names)
     assert listed == names
 

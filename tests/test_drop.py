@@ -12,6 +12,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
+from fastrl_replay.samplers.age import AgeWeighted
 from fastrl_replay.samplers.base import Prioritized
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
@@ -44,7 +45,8 @@ class Own:
 
 
 SAMPLERS = dict(uniform=Uniform, repeating=lambda: Uniform(True), proportional=lambda: Proportional(alpha=.7, eps=.01, normalize='memory'),
-                zero=lambda: Proportional(alpha=0.), rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own)
+                zero=lambda: Proportional(alpha=0.), rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own,
+                aged=lambda: AgeWeighted(20), fading=lambda: AgeWeighted(15, 0.), floored=lambda: AgeWeighted(3.5, 1.))
 
 
 class Naive:
@@ -66,7 +68,7 @@ class Naive:
     def update(self, ids, errors):
         last = {i: abs(e) for i, e in zip(ids, errors) if i >= self.first and i not in self.dropped}
         self.n_stale += sum(i not in last for i in ids)
-        if self.kind in ('uniform', 'repeating'): return 0
+        if self.kind in ('uniform', 'repeating', 'aged', 'fading', 'floored'): return 0
         for i, e in last.items():
             self.p[i] = max(e, 1.) if self.kind=='lap' else e + {'proportional': .01, 'zero': 1e-6}.get(self.kind, 0.)
             self.largest = max(self.largest, self.p[i])
@@ -74,7 +76,8 @@ class Naive:
     def probs(self):
         ids = self.living()
         ranked = sorted(ids, key=lambda i: (-self.p[i], i))
-        mass = dict(proportional=lambda i: self.p[i]**.7, lap=lambda i: self.p[i]**.4, rank=lambda i: (ranked.index(i) + 1)**-.8).get(self.kind, lambda i: 1.)
+        mass = dict(proportional=lambda i: self.p[i]**.7, lap=lambda i: self.p[i]**.4, rank=lambda i: (ranked.index(i) + 1)**-.8,
+                    aged=lambda i: max(.1, 1 - (len(self.p) - 1 - i)/20), fading=lambda i: max(0., 1 - (len(self.p) - 1 - i)/15)).get(self.kind, lambda i: 1.)
         mass = {i: mass(i) for i in ids}
         total = sum(mass.values())
         return {i: m/total if total else 1/len(mass) for i, m in mass.items()}
@@ -162,6 +165,7 @@ def test_frequencies_are_those_of_the_law(kind):
     twin.extend([None]*5)
     probs, n = twin.probs(), 1000
     seen = np.bincount(np.concatenate([memory.sample(30).ids.numpy() for _ in range(n)]), minlength=65)
+    probs = {i: p for i, p in probs.items() if p}
     ids = np.array(list(probs))
     assert seen.sum() == seen[ids].sum() == 30*n
     expected = 30*n*np.array(list(probs.values()))

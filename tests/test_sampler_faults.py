@@ -15,6 +15,7 @@ from draws import batch, filled
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay import samplers
 from fastrl_replay.samplers.base import Prioritized, Sampler
+from fastrl_replay.samplers.age import AgeWeighted
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.own import KINDS, OwnSampler, as_sampler, sampler_from
 from fastrl_replay.samplers.proportional import Proportional
@@ -48,7 +49,8 @@ class Derived(Sampler):
 
 MAKES = dict(uniform=Uniform, repeating=lambda: Uniform(True), proportional=Proportional,
              by_memory=lambda: Proportional(1., .7, 0., 'memory'), rank=RankBased, lap=LAP, combined=Combined,
-             ere=lambda: ERE(.99, 5, 7), own=lambda: as_sampler(Own()), derived=Derived)
+             ere=lambda: ERE(.99, 5, 7),
+             aged=lambda: AgeWeighted(9, .2), own=lambda: as_sampler(Own()), derived=Derived)
 every = pytest.mark.parametrize('make', MAKES.values(), ids=MAKES.keys())
 COPIES = dict(pickle=lambda o: pickle.loads(pickle.dumps(o)), copy=copy.copy, deepcopy=copy.deepcopy)
 
@@ -289,7 +291,7 @@ def test_adding_the_same_slots_twice_is_harmless(make):
 @pytest.mark.parametrize('sampler', [
     Uniform(True), Uniform(), Proportional(.3, .2, .1, 'memory'), Proportional(0., None, 0.), RankBased(.1, 1.),
     Proportional(beta=LinearSchedule(.4, 1., 99)), RankBased(beta=ExponentialSchedule(.1, 1., 7)), LAP(.9), Combined(),
-    ERE(.5, 3, 4)], ids=repr)
+    ERE(.5, 3, 4), AgeWeighted(7.5, .3)], ids=repr)
 def test_options_make_the_sampler_again(sampler):
     plain_ = json.loads(json.dumps(dict(kind=sampler.kind, options=sampler.options())))
     again = sampler_from(plain_)
@@ -319,7 +321,7 @@ def test_what_is_not_of_this_library_is_asked_for():
     for bad in (None, {}, dict(kind='Uniform'), dict(kind=[], options={}), dict(kind='Uniform', options=3),
                 dict(kind='Uniform', options={'nonsense': 1}), dict(kind='RankBased', options={'alpha': 'a'}),
                 dict(kind='RankBased', options={'beta': {'name': 'LinearSchedule', 'start': 1}}),
-                dict(kind='RankBased', options={'beta': {}}), dict(kind='ERE', options={'c_min': 2**70})):
+                dict(kind='RankBased', options={'beta': {}}), dict(kind='ERE', options={'c_min': 2**70}), dict(kind='AgeWeighted', options={'horizon': 0})):
         with pytest.raises(ValueError): sampler_from(bad)
     for bad in (dict(alpha=.7, beta=.4), dict(alpha=.6, gone=1), 3):
         with pytest.raises(ValueError, match='^sampler.*: the saved one has'): sampler_from(dict(kind='Proportional', options=bad), Proportional())

@@ -10,6 +10,7 @@ from draws import batch, filled
 from fastrl_replay.samplers.rng import Rng, below, unit
 from fastrl_replay.samplers.base import Sampler, importance_weights
 from fastrl_replay.samplers.own import OwnSampler, as_sampler
+from fastrl_replay.samplers.age import AgeWeighted
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
@@ -109,7 +110,7 @@ def test_slots_are_those_of_the_memory(make):
         with pytest.raises(ValueError, match='max_sz'): make().attach(bad)
 
 
-@pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional, LAP, Combined, ERE])
+@pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional, LAP, Combined, ERE, lambda: AgeWeighted(20)])
 def test_one_seed_one_sequence(make):
     def run(seed):
         sampler, rng = filled(make(), 50, 80), Rng(seed)
@@ -403,7 +404,8 @@ def test_bad_given_priorities_change_nothing(given):
     unchanged(sampler, lambda: sampler.on_add([3, 4], given), 'priorities')
 
 
-MAKES = [Uniform, lambda: Uniform(True), Proportional, lambda: Proportional(1., .7, 0., 'memory'), LAP, Combined, lambda: ERE(.99, 5, 7)]
+MAKES = [Uniform, lambda: Uniform(True), Proportional, lambda: Proportional(1., .7, 0., 'memory'), LAP, Combined, lambda: ERE(.99, 5, 7),
+         lambda: AgeWeighted(12.5, .2)]
 
 
 @pytest.mark.parametrize('make', MAKES)

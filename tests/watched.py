@@ -10,7 +10,8 @@ import numpy as np
 import fastrl_replay
 
 PACKAGE = str(Path(fastrl_replay.__file__).parent)
-STORING = tuple(f'{PACKAGE}/{o}' for o in ('storage/', 'samplers/', 'memory.py', 'kernels.py'))
+STORING = tuple(f'{PACKAGE}/{o}' for o in ('storage/', 'samplers/', 'memory/', 'kernels.py'))
+assert all(Path(o).exists() for o in STORING)
 
 
 @contextmanager

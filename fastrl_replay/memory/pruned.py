@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ..checks import Words, form, ids_of, refuse, require, shown, values_of, whole
 from ..kernels import ids_in, kernel
-from .plain import PlainMemory
+from .windows import Windowed
 from ..samplers.base import as_errors, check_answers
 from ..storage.draw_counts import COUNTS, DrawCounts
 

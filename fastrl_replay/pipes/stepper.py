@@ -13,11 +13,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from ..checks import Words, plain_array, refuse, shown, typed, whole
+from ..checks import Words, plain_array, refuse, require, shown, typed, whole
 from ..batch import Batch
 from ..kernels import kernel
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, worker_place
-from ..steps import Layout, SimpleStep, as_number, tree_map
+from ..steps import Layout, SimpleStep, as_number, tree_leaves, tree_map
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #fb016958
 def _copied(v):
@@ -59,9 +59,40 @@ def _only_row(space, v):
 _KNOWN = SimpleStep._fields
 _ENV_ID = _KNOWN.index('env_id')
 
+def _checked_info(info, step_type, others):
+    "Return a copy of `info`, from fields of the step type that the stepper leaves at a default to keys"
+    wanted = "a dict from fields of the step type to keys of info, such as {'lives': 'lives'}"
+    if not isinstance(info, dict): refuse('info', wanted, typed(info), error=TypeError)
+    for field, key in info.items():
+        if not isinstance(key, str): refuse(f'info: {field}', 'the name of a key', typed(key), error=TypeError)
+        if field in others: continue
+        free = f'a field of {step_type.__name__} that the stepper does not fill ({", ".join(others) or "it has none"})'
+        refuse('info', free, field, 'give the step type such a field, with a default')
+    return dict(info)
+
+def _in_info(info, key, env):
+    "The value of a key"
+    name, there = f'info: {key}', Words(', '.join(map(str, info)) or 'none')
+    if key not in info: refuse(name, f'a key in the info of each step of {env}', there)
+    if isinstance(info[key], dict): refuse(name, 'a number, an array or a str', typed(info[key]), error=TypeError)
+    return info[key]
+
+def _info_column(sources, key, n, env):
+    "The values (n, …) of a key: of each pair in `sources`, an info and the rows it has to tell (bool[n])"
+    column: Any = None
+    for info, rows in sources:
+        if not rows.any(): continue
+        values = np.asarray(_in_info(info, key, env))
+        lacking = np.flatnonzero(rows & ~np.broadcast_to(info.get(f'_{key}', True), n))
+        if len(lacking): refuse(f'info: {key}', f'it in each step of {env}', Words(f'none in copy {lacking[0]}'))
+        if values.dtype==object:                # whatever gymnasium has no array for; None in other rows
+            values = np.array([values[i] for i in np.where(rows, np.arange(n), rows.argmax())])
+        column = np.array(values) if column is None else _put_rows(column, rows, values)
+    return column
+
 class _Maker:
     "Makes steps of `step_type` from the values of `SimpleStep`'s fields, in order, and `others`"
-    def __init__(self, step_type: Any) -> None:
+    def __init__(self, step_type: Any, info: Any = None) -> None:
         fields, defaults = getattr(step_type, '_fields', None), getattr(step_type, '_field_defaults', {})
         if not (isinstance(step_type, type) and fields):
             refuse('step_type', 'a NamedTuple type', step_type, error=TypeError)
@@ -72,6 +103,7 @@ class _Maker:
         self.step_type: Any = step_type
         self.is_simple = fields==_KNOWN
         self.others = {f: defaults[f] for f in fields if f not in _KNOWN}
+        self.info = {} if info is None else _checked_info(info, step_type, self.others)
 
     def __call__(self, values, others):
         if self.is_simple: return self.step_type._make(values)
@@ -84,7 +116,7 @@ class _Maker:
     def split(self, answer, space):
         "Return an agent's answer as its actions and the fields that it fills"
         if not (type(answer) is tuple and len(answer)==2 and type(answer[1]) is dict): return answer, {}
-        unknown = [f for f in answer[1] if f not in self.others]
+        unknown = [f for f in answer[1] if f not in self.others or f in self.info]
         if not unknown: return answer
         if isinstance(space, gym.spaces.Tuple): return answer, {}
         name = self.step_type.__name__
@@ -142,7 +174,9 @@ class _Single(_Stream):
         self.obs = obs = self.start() if self.obs is None else self.obs
         action, others = self.action(agent, obs)      # an agent that raises costs nothing
         self.obs = None                               # an environment that raises costs its episode
-        new, reward, terminated, truncated, _ = self.env.step(_own(action))
+        new, reward, terminated, truncated, info = self.env.step(_own(action))
+        if self.maker.info:
+            others = others | {f: _own(_in_info(info, key, self.env)) for f, key in self.maker.info.items()}
         reward, terminated, truncated = as_number('reward', reward), bool(terminated), bool(truncated)
         self.total += reward
         values = (obs, action, _own(new), terminated, truncated, reward, self.total,
@@ -150,6 +184,66 @@ class _Single(_Stream):
         if terminated or truncated: self.episode_n, self.step_n = self.episode_n + 1, 0
         else: self.step_n, self.obs = self.step_n + 1, _own(new)
         return self.maker(values, others)
+
+# %% ../../nbs/2_learning/02_stepper.ipynb #7e450002
+_IN_TENSORS = 'step_n', 'episode_n', 'total'        # what changes of a stream, where observations are tensors
+
+class _TensorSteps:
+    "Steps of a vector environment whose observations are tensors: all stays on their device, and nothing waits for it"
+    env: Any; maker: Any; space: Any; mode: Any; streams: Any; shape: Any; n: int; obs: Any; layout: Any
+    counted: Any = None          # `_IN_TENSORS` as tensors, and the constant ones
+
+    def tensor_call(self, agent, obs):
+        "One call of the environments' `step`, as a chunk of tensors"
+        device = tree_leaves(obs)[0].device
+        if self.counted is None: self.counted = {f: torch.as_tensor(self.streams[f].copy(), device=device) for f in _IN_ALL}
+        actions, others = self.tensor_actions(agent, obs, device)
+        self.obs = None                                # an environment that raises costs its episodes
+        new, reward, terminated, truncated, info = self.env.step(_own(actions))
+        new, flags = _own(new), [torch.as_tensor(o, device=device).bool() for o in (terminated, truncated)]
+        reward, ended, now = torch.as_tensor(reward, device=device).float(), flags[0] | flags[1], self.counted
+        last, following = self.tensor_borders(new, ended, info)
+        now['total'] = now['total'] + reward
+        values = obs, actions, last, *flags, reward, now['total'], *(now[f] for f in _KNOWN[-4:])
+        chunk = self.tensor_chunk(values, others)
+        more = dict(step_n=now['step_n'] + 1, episode_n=now['episode_n'] + ended, total=now['total'])
+        self.counted = now | more | {f: more[f].masked_fill(ended, 0) for f in ('step_n', 'total')}
+        self.obs = following
+        return chunk
+
+    def tensor_actions(self, agent, obs, device):
+        "The agent's actions as a tensor of the space's dtype, and its fields"
+        if hasattr(agent, 'restarted'): agent.restarted(self.counted['step_n']==0)
+        answer = self.env.action_space.sample() if agent is None else agent(obs)
+        actions, others = self.maker.split(answer, self.space)
+        if self.space.shape is None: return actions, others
+        actions = torch.as_tensor(actions, device=device).detach()
+        if actions.shape!=self.shape: refuse('actions', f'shape {self.shape} for {self.space}', Words(tuple(actions.shape)))
+        return actions.to(torch.from_numpy(np.empty(0, self.space.dtype)).dtype), others
+
+    def tensor_borders(self, new, ended, info):
+        "The last observations, and those from which the next step begins, whether an episode ended or not"
+        if self.mode is AutoresetMode.DISABLED:
+            return new, _where(ended, self.env.reset(options=dict(reset_mask=ended.clone()))[0], new)
+        if 'final_obs' in info: return _where(ended, info['final_obs'], new), new
+        if not ended.any(): return new, new            # this waits: such an environment gives final_obs at every step
+        raise ValueError(f"{self.env}: an episode ended in autoreset mode {self.mode.name}, and info has no final_obs")
+
+    def tensor_chunk(self, values, others):
+        step = self.maker.stacked(values, others, self.n)
+        if self.layout is None:
+            self.layout = Layout.of(type(step)(*(tree_map(lambda o: o[0], v) for v in step)))
+            self.has_ids = 'env_id' in self.layout.fields
+        device, dtypes = values[3].device, [torch.as_tensor(np.empty(0, o.dtype)).dtype for o in self.layout.leaves]
+        tensors = [torch.as_tensor(v, device=device) for v in self.layout.values(step)]
+        tensors = [v if o.bits_of else v.to(dtype) for o, dtype, v in zip(self.layout.leaves, dtypes, tensors)]
+        return Batch.of_tensors(self.layout, tensors, streams=None if self.has_ids else self.streams['env_id'].copy())
+
+_IN_ALL = *_IN_TENSORS, 'env_id', 'proc_id'
+
+def _where(mask, a, b):
+    "The rows of `a` where the mask is True, else those of `b`"
+    return tree_map(lambda u, v: torch.where(mask.view(-1, *[1]*(v.ndim - 1)), u.to(v.device), v), a, b)
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #d4c5c49b
 def _mode(env):
@@ -169,6 +263,8 @@ class _Fresh(gym.Wrapper):
         obs, *rest = self.env.step(action)
         return _own(obs), *rest
 
+_NEXT_STEP = ('gym_stepper: an environment of tensors in autoreset mode NEXT_STEP: whose call only resets, the host would '
+              'have to ask; make it with SAME_STEP or DISABLED')
 _COUNTED = [np.dtype(o) for o in ('?', '?', 'f4', 'f4', 'i8', 'i8', 'i8', 'i8')]       # from `terminated` on
 _STREAM = np.dtype([*zip(_KNOWN[-4:], _COUNTED[-4:]), ('total', 'f8'), ('void', '?')])
 _TOO_LARGE = 'reward: expected a number within float32, got one that overflows; scale it'
@@ -194,7 +290,7 @@ def _count(streams, terminated, truncated, reward, resets, ended, rows, columns)
         o.void = ended[i] and resets
     return n_ended
 
-class _Vector(_Stream):
+class _Vector(_TensorSteps, _Stream):
     "The streams of a vector environment"
     def __init__(self, env, maker, ids, episodes, proc_id=0, seeds=(None, None), made=True):
         super().__init__(env, maker, n := len(ids), seeds, made)
@@ -205,10 +301,12 @@ class _Vector(_Stream):
         self.streams, self.n_void = np.zeros(n, _STREAM), 0      # void: the next call only resets
         for f, v in dict(env_id=ids, proc_id=proc_id, episode_n=episodes).items(): self.streams[f] = v
 
-    def next_episodes(self): return (self.streams['episode_n'] + (self.streams['step_n'] > 0)).tolist()
+    def next_episodes(self):
+        now: Any = self.streams if self.counted is None else {k: v.cpu().numpy() for k, v in self.counted.items()}
+        return (now['episode_n'] + (now['step_n'] > 0)).tolist()
     def start(self):
         obs = self.first_obs()
-        self.streams['episode_n'], self.n_void = self.next_episodes(), 0
+        self.streams['episode_n'], self.n_void, self.counted = self.next_episodes(), 0, None
         for f in ('step_n', 'total', 'void'): self.streams[f] = 0
         return obs
     def beginning(self): return (self.streams['step_n']==0) & ~self.streams['void']
@@ -220,11 +318,15 @@ class _Vector(_Stream):
     def call(self, agent):
         "Return one call of the environments' `step`, as a chunk; None if it has no rows"
         self.obs = obs = self.start() if self.obs is None else self.obs
+        if isinstance(tree_leaves(obs)[0], torch.Tensor):
+            if self.mode is not AutoresetMode.NEXT_STEP: return self.tensor_call(agent, obs)
+            require(tree_leaves(obs)[0].device.type=='cpu', _NEXT_STEP)
         if agent is None: actions, others = self.env.action_space.sample(), {}
         else: actions, others = self.ask(agent, _own(obs))
         self.obs = None
         new, reward, terminated, truncated, info = self.env.step(_own(actions))
         ended, rows, counted = self.count(reward, terminated, truncated)
+        if self.maker.info and len(rows): others = others | self.from_info(info, ended, rows)
         new = _own(new)
         borders = ended is not None and self.mode is not AutoresetMode.NEXT_STEP
         last, following = self.borders(new, ended, info) if borders else (new, _own(new))
@@ -245,6 +347,14 @@ class _Vector(_Stream):
         n_ended = _count(self.streams, terminated, truncated, reward, resets, ended, rows, columns)
         self.n_void = n_ended if resets else 0
         return ended if n_ended else None, rows, columns
+
+    def from_info(self, info, ended, rows):
+        "Return the fields that `info` fills, of which those of an episode's end may lie in its `final_info`"
+        now, last = np.zeros(self.n, bool), np.zeros(self.n, bool)
+        now[rows] = True
+        if ended is not None and self.mode is AutoresetMode.SAME_STEP: now, last = now & ~ended, ended
+        sources = (info, now), (info.get('final_info', {}), last)
+        return {f: _info_column(sources, key, self.n, self.env) for f, key in self.maker.info.items()}
 
     def borders(self, new, ended, info):
         "Return the last observations, true in the rows of `ended`, and those from which the next step begins"
@@ -369,7 +479,8 @@ class GymStepper(IterDataPipe):
     `(actions, {field: array})` with fields of the step type of its own; None samples the action
     space. An agent's method `restarted(mask)`, if any, gets the streams that begin an episode
     (bool[n]); an agent with a state needs a source of one item. `step_type`: a NamedTuple of
-    fields of `SimpleStep`; others need a default.
+    fields of `SimpleStep`; others need a default. `info`: a dict from such other fields to keys of
+    the `info` of the step that led to `next_state`; the key must be in every step's.
 
     `next_state` at an episode's end is the true last observation; no transition crosses a reset.
     `env_id` numbers the streams from `first_env_id` on (where there is no such field, `batch.streams`
@@ -387,13 +498,14 @@ class GymStepper(IterDataPipe):
         n_envs: int = 1,        # copies of each environment; above 1, they are stepped together
         step_type: Any = SimpleStep,  # the `NamedTuple` class of the steps
         first_env_id: int = 0,  # the `env_id` of the first stream
+        info: dict[str, str] | None = None,  # fields of the steps, and the keys of `info` that fill them
     ) -> None:
         if isinstance(source_datapipe, str):
             hint = f'put it in a list: [{source_datapipe!r}]'
             refuse('gym_stepper', 'an iterable of environments', source_datapipe, hint, TypeError)
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type
-        self.n_envs, self._maker = whole('gym_stepper: n_envs', n_envs, 1), _Maker(step_type)
+        self.n_envs, self._maker = whole('gym_stepper: n_envs', n_envs, 1), _Maker(step_type, info)
         self.first_env_id = whole('gym_stepper: first_env_id', first_env_id)
         self.seed = None if seed is None else np.random.SeedSequence(seed).entropy
         self._world = _World()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from ..checks import differences, take
 from ..schedules import schedule_from
+from .age import AgeWeighted
 from .base import Sampler, as_priorities, check_beta
 from .more import ERE, LAP, Combined
 from .proportional import Proportional
@@ -90,7 +91,8 @@ def as_sampler(sampler: Any) -> Sampler:
     raise TypeError(f'sampler: expected an object with the methods {", ".join(_FIVE)}; got {sampler!r:.80}, {wrong}')
 
 # %% ../../nbs/3_lasting/09_own.ipynb #f08c1a82
-KINDS: dict[str, type[Sampler]] = {o.__name__: o for o in (Uniform, Proportional, RankBased, LAP, Combined, ERE)}
+KINDS: dict[str, type[Sampler]] = {o.__name__: o for o in (
+    Uniform, Proportional, RankBased, LAP, Combined, ERE, AgeWeighted)}
 "Samplers that `sampler_from` can make from their options, by name"
 
 def sampler_from(plain: Any, given: Any = None) -> Sampler:

@@ -316,7 +316,7 @@ class MappedFolder(NotedFolder):
     while it was open, and a `CheckpointError` that names the file if one is missing, damaged or
     cut. On Windows, which has no such locks, a warning says that a second writer isn't noticed."""
     JOURNAL, LEAST = 1 << 20, 256              # bytes of the journal, and its rows at least
-    ROWS = 'records', 'frames', 'journal'      # files that `close` does not sum up
+    ROWS = 'records', 'frames', 'texts', 'journal'      # files that `close` does not sum up
     durable = True
     def __init__(self, path, writable=True) -> None:
         super().__init__(path, writable)
@@ -333,7 +333,7 @@ class MappedFolder(NotedFolder):
         description = self.path/self.DESCRIPTION
         if self.writable: self._enter()
         elif not self.path.is_dir(): raise CheckpointError(f'{self.path}: no such folder; there is no memory here')
-        elif not description.exists(): raise CheckpointError(f'{self.path}: there is no memory here yet')
+        elif not description.exists(): raise CheckpointError(f'{description} is missing: there is no memory here yet')
         if not os.path.lexists(description): return self._mark()
         self.description = self._read(description)
         if not self.writable: return
