@@ -126,15 +126,19 @@ class Pruned(Windowed):
             self._enter(storage)
 
     def where(self, field: str, test: Any) -> np.ndarray:
-        """Return ids of the stored transitions whose `field`, one number, passes a test, oldest first (int64).
+        """Return ids of the stored transitions whose `field`, one number or string, passes a test, oldest first (int64).
 
-        `test`: a function of an array of these numbers (n,) that returns n bools, or the number to be
+        `test`: a function of an array of these numbers or strings (n,) that returns n bools, or the one to be
         equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
         names a field that isn't one number, or an answer that isn't n bools."""
         with self.lock:
-            column, bits = self._numbers(field), self.layout.leaves[self.layout.leaf(field)].bits_of
             ids = np.arange(self.first_id, self.n_added)
-            values = column[ids % self.max_sz]
+            k = None if self.layout is None else self.layout.leaf(field)
+            texts, bits = k is not None and self.layout.leaves[k].text, None
+            if texts: values = np.array(self.fetch(ids, (field,))[field], object)
+            else:
+                column, bits = self._numbers(field), self.layout.leaves[k].bits_of
+                values = column[ids % self.max_sz]
         if bits is not None: values = values_of(values, bits)
         found = np.asarray(test(values) if callable(test) else values==test)
         if found.dtype==bool and found.shape==ids.shape: return ids[found]
