@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 import numpy as np
 import torch
-from .batch import DRAWN, HEADER, Batch, Column, as_chunk, example_row, packed
+from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
 from .checks import Words, array, ids_of, is_number, of_type, refuse, require, whole, within
 from .health import Health
 from .kernels import inlined, kernel
@@ -187,7 +187,7 @@ _LOCAL = (1 << SHIFT) - 1
 class MixedBatch(Batch):
     """A `Batch` of rows of several memories; `source` (int64 tensor (bs,)): the number of the
     memory of each"""
-    _header: tuple = (*DRAWN, 'source')
+    _header: tuple = (*AROUND, 'source')
     source: Column[torch.Tensor] = Column()
     @property
     def idxs(self) -> torch.Tensor | None:
@@ -383,7 +383,8 @@ class Mixed:
         """One batch of the rows of all `parts` (by memory), those of the first at the first of the
         `places`, and so on"""
         batches = {k: packed(parts[k]) for k in sorted(parts)}
-        key = *batches, *(plan for plan, _ in batches.values())
+        around = next(iter(parts.values()))._extra.get('windows', ())
+        key = *batches, *(plan for plan, _ in batches.values()), around
         requests, how, moves = self._plans.get(key) or self._plan(key, parts)
         request, at = requests.get(*how), 0
         out = packed(batch := request.batch())[1]
@@ -397,15 +398,16 @@ class Mixed:
         """How to join batches of these plans: the `Requests`, what to ask of them, and the moves of
         each"""
         m = len(parts)
-        numbers, plans = key[:m], key[m:]
+        numbers, plans, around = key[:m], key[m:-1], key[-1]
         like = next((k for k in numbers if parts[k].layout is self._layouts[k]), numbers[0])
         plan, kind, length = plans[numbers.index(like)], MixedBatch, None
-        rows = plan.layout
+        rows = _steps_of(plan.layout, dict(around))
         if isinstance(parts[like], SequenceBatch):
-            kind, length, rows = MixedSequenceBatch, plan.columns[0][3][1], _steps_of(rows)
+            kind, length = MixedSequenceBatch, plan.columns[0][3][1]
+            rows = _steps_of(plan.layout, plan.layout.fields)
         requests = self._requests_for(rows, kind, parts[like]._extra)
         header = tuple(o for o, column in zip(HEADER, plan.columns) if column is not None)
-        how = sum(o.n for o in plans), None, (*header, 'source'), length
+        how = sum(o.n for o in plans), None, (*header, 'source'), length, around
         moves = []
         for k, own in zip(numbers, plans):
             try: moves.append(_moves(own, packed(requests.get(*how).batch())[0]))
@@ -424,9 +426,9 @@ class Mixed:
             self._requests[rows, kind] = known
         return known
 
-def _steps_of(layout):
-    "The layout of the steps in windows of this layout"
-    leaves = [o._replace(shape=o.shape[1:]) for o in layout.leaves]
+def _steps_of(layout, windowed):
+    "The layout of the steps in windows of the fields `windowed`"
+    leaves = [o._replace(shape=o.shape[1:]) if o.path[0] in windowed else o for o in layout.leaves]
     return same_layout(layout.step_type, layout.trees, leaves)
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000015

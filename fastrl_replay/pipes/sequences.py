@@ -16,7 +16,8 @@ from ..samplers.uniform import Uniform
 # %% ../../nbs/3_lasting/13_sequence_replay.ipynb #ceae873b
 _INSTEAD = dict(
     sampler='draws uniformly, or with alpha= by priorities; leave it out',
-    sequence='makes it from length, burn_in and stride; leave it out')
+    sequence='makes it from length, burn_in and stride; leave it out',
+    windows='yields windows of all fields already; leave it out')
 
 @datapipe('sequence_replay')
 class SequenceReplay(ExperienceReplay):
