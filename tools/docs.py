@@ -27,7 +27,8 @@ MAP = {
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
-        'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/offline', 'tutorials/*'],
+        'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/offline',
+        'tutorials/*'],
     'How to': ['howto/*'],
     'The library': [
         'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept',
@@ -36,7 +37,8 @@ MAP = {
         'learning/replay', 'learning/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
         'learning/agents', 'learning/learner', 'lasting/frames', 'lasting/mapped', 'lasting/saving',
         'processes/actors', 'processes/weights', 'processes/rate_limiter',
-        'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines', 'processes/device',
+        'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines',
+        'processes/device',
         'looking/health', 'looking/show', 'looking/runs', 'looking/cli', 'looking/all'],
     'API index': ['reference/*'],
     'Other libraries': ['start/compared', 'elsewhere/*'],
