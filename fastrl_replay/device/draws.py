@@ -51,7 +51,9 @@ class DeviceRng:
 class Law:
     """Who is drawn: all rows alike, with replacement, unless a derived class says otherwise. `first` and
     `n` (int64, no axes): the oldest row that may be drawn, and how many were stored"""
-    prioritized, sequence, beta = False, None, None      # type: Any
+    prioritized = False
+    sequence: Any = None
+    beta: Any = None
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
         self.max_sz, self.rng, self.device = max_sz, rng, rng.key.device
         self.kind = self.name = sampler.kind

@@ -82,6 +82,8 @@ class DeviceStored:
     _ring: Any = None                        # once a chunk has shown what a row is
     _starts: Any = None                      # of sequences
     _count: int | None = 0                   # rows stored; None: only the device knows
+    _drawn: Any                              # of `DeviceDrawn`
+    _updated: Any
 
     def __init__(
         self, max_sz: int,  # how many transitions it holds: the newest; a multiple of `n_envs`
@@ -101,13 +103,14 @@ class DeviceStored:
         for k in others: raise TypeError(f'{k}: a DeviceMemory has no such option; a ReplayMemory, in RAM, '
                                          f'{_ELSEWHERE.get(k, "may have it")}')
         self.device, self.max_sz = as_device(device), whole('max_sz', max_sz, 1, 1 << 30)
-        self.n_envs = None if n_envs is None else whole('n_envs', n_envs, 1)
+        self.n_envs: Any = None if n_envs is None else whole('n_envs', n_envs, 1)
         self.n_step, self.gamma = whole('n_step', n_step, 1), number('gamma', gamma, 0, 1)
-        self.sequence = None if sequence is None else of_type('sequence', sequence, Sequence)
+        self.sequence: Any = None if sequence is None else of_type('sequence', sequence, Sequence)
         require(sequence is None or n_step==1, 'n_step: sequences are not added up; leave one of them out')
-        self.next_of, self.max_ends, self.dtypes, self.layout = next_of, max_ends, dtypes, None
+        self.next_of, self.max_ends, self.dtypes = next_of, max_ends, dtypes
+        self.layout: Any = None
         self.rng = DeviceRng(seed, self.device)
-        self.sampler = law_of(sampler, self.max_sz, self.rng, self.sequence)
+        self.sampler: Any = law_of(sampler, self.max_sz, self.rng, self.sequence)
         self.lock, self._ref = threading.RLock(), weakref.ref(self)
         compiled = self.device.type=='cuda' if compile is None else bool(compile)
         def made(f): return torch.compile(f, dynamic=False) if compiled else f
@@ -224,7 +227,7 @@ class DeviceDrawn(DeviceStored):
         if groups: ids, *found = (o.view(groups, bs, *o.shape[1:]) for o in (ids, *found))
         return found, ids, probs, weights, mask
 
-    def update_priorities(self, ids: Any, td_errors: Any) -> None:
+    def update_priorities(self, ids: Any, td_errors: Any) -> Any:
         """Set p = |td| + eps for the rows `ids` (m,). Entries that are stale, unknown or not finite change
         nothing and are counted in `n_stale`; of duplicates the last counts. Of sequences, `ids` and
         `td_errors` are as in a `SequenceBatch`, of groups (k, bs). A `ValueError` for another number of errors"""

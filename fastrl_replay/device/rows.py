@@ -87,8 +87,8 @@ class Ring:
         self.spare, self.newest = max_sz + self.room, max_sz + self.room + 1  # nobody's; that of stream 0
         more = dict.fromkeys(self.next_of.values(), self.room + 1 + n_envs)
         sizes = [(max_sz + more.get(k, 0), *leaf.shape) for k, leaf in enumerate(layout.leaves)]
-        self.columns = [None if k in self.next_of else self._zeros(size, dtype)
-                        for k, (size, dtype) in enumerate(zip(sizes, self.stored))]
+        self.columns: list[Any] = [None if k in self.next_of else self._zeros(size, dtype)
+                                   for k, (size, dtype) in enumerate(zip(sizes, self.stored))]
         flags = [layout.leaf(o) for o in _ENDS]
         self.flags: Any = [k for k in flags if k is not None]
         self.ends: Any = [self.columns[k] for k in self.flags]
@@ -227,7 +227,8 @@ def n_step_rows(ring: Ring, ids: Tensor, leaves: Any, n: int, gamma: float) -> l
     the last, γᵐ, all else from the first"""
     at, mask = ring.ahead(ids, n)
     powers = gamma**torch.arange(n + 1, device=ring.device)
-    m, reward = mask.sum(1), ring.layout.leaf('reward')
+    m, reward = mask.sum(1), ring.layout.fields.index('reward')
+    [reward] = tree_leaves(ring.layout.trees[reward])
     chosen = [k for k in leaves if k < len(ring.layout.leaves)]
     found = dict(zip(chosen, ring.read(ids, chosen, ids + (m - 1)*ring.n_envs)))
     if reward in found:
