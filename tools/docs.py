@@ -28,9 +28,14 @@ MAP = {
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
+<<<<<<< HEAD
         'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/frame_history',
         'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online',
         'tutorials/device', 'tutorials/*'],
+=======
+        'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent',
+        'tutorials/frame_history', 'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online', 'tutorials/*'],
+>>>>>>> main
     'How to': ['howto/*'],
     'The library': [
         'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept', 'lasting/dropped', 'lasting/windows',
@@ -41,7 +46,7 @@ MAP = {
         'learning/replay', 'learning/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
         'learning/agents', 'learning/learner', 'lasting/frames', 'lasting/mapped', 'lasting/saving',
         'processes/actors', 'processes/weights', 'processes/rate_limiter',
-        'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines',
+        'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines', 'processes/device',
         'looking/health', 'looking/show', 'looking/runs', 'looking/cli', 'looking/all'],
     'API index': [examples.PAGE, 'reference/*'],
     'Other libraries': ['start/compared', 'elsewhere/*'],

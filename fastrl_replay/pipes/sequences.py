@@ -16,7 +16,8 @@ from ..samplers.uniform import Uniform
 # %% ../../nbs/3_lasting/13_sequence_replay.ipynb #ceae873b
 _INSTEAD = dict(
     sampler='draws uniformly, or with alpha= by priorities; leave it out',
-    sequence='makes it from length, burn_in and stride; leave it out')
+    sequence='makes it from length, burn_in and stride; leave it out',
+    windows='yields windows of all fields already; leave it out')
 
 @datapipe('sequence_replay')
 class SequenceReplay(ExperienceReplay):
@@ -46,7 +47,7 @@ class SequenceReplay(ExperienceReplay):
         if alpha is None and beta!=.4:
             raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
         sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta)
-        sampler = Uniform(replace) if alpha is None else Proportional(alpha, beta)
+        sampler: Any = Uniform(replace) if alpha is None else Proportional(alpha, beta)
         given = given_memory('sequence_replay', kw, lambda o: o.sequence==sequence and o.prioritized==sampler.prioritized,
                              f'{sequence}' + (' by priorities' if sampler.prioritized else ' uniformly'))
         if given: sampler = sequence = None
