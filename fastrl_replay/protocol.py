@@ -45,8 +45,7 @@ class Memory(Protocol, Generic[B]):
         """Return `n_drawn`, the rows of all batches drawn, `samples_per_insert`, `n_stale`, the priorities that
         came too late, and, where it is known, `nbytes`, and `bytes_each` of a transition"""
     def health(self) -> Any: "Return numbers, by name, and `warnings`: what looks wrong, in words"
-    def show(self, *args: Any, source: str = '', **kw: Any) -> Any:
-        "Return a figure of what it holds; `source`: where its steps come from, for the title"
+    def show(self, *, source: str = '') -> Any: "Return a figure; `source`: whence its steps come, for the title"
 
 class Lasting(Memory[B], Protocol):
     "A memory that a pipe can save and restore with itself"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ..checks import Words, form, ids_of, refuse, require, shown, values_of, whole
 from ..kernels import ids_in, kernel
-from .plain import PlainMemory
+from .windows import Windowed
 from ..samplers.base import as_errors, check_answers
 from ..storage.draw_counts import COUNTS, DrawCounts
 
@@ -93,7 +93,7 @@ class Living:
         return True
 
 # %% ../../nbs/3_lasting/16_dropped.ipynb #da480093
-class Pruned(PlainMemory):
+class Pruned(Windowed):
     "A memory that draws not all that it stores"
     _drawn_counts: Any = None        # where the draws of all rows are counted, for `max_draws`
 
@@ -154,13 +154,14 @@ class Pruned(PlainMemory):
         raise TypeError(f'sampler: {self._sampler.name} has no method on_drop(slots), which says that these slots are '
                         'not to be drawn any more; write one (it may remove them from all that draw looks at)')
     def _drop(self, slots):
+        self._note_dropped(np.empty(0, np.int64))       # is there room to note it?
         self._leaving = ids_in(slots, self.n_added, self.max_sz)
         self._enter(self._storage)
     def _leave(self, storage):
         "Do what `drop` or `clear` began. After an interruption it is done once more, by the next call"
         sampler, n, first = self._sampler, storage.n_added, storage.first_id
         if sampler.living is None: sampler.living = Living(self.max_sz, np.arange(sampler.size))
-        self._note_dropped(self._leaving)
+        if len(self._leaving): self._note_dropped(self._leaving)
         ids = np.append(np.arange(max(0, n - self.max_sz), first), self._leaving[self._leaving >= first])
         slots = ids[sampler.living.holds(ids % self.max_sz)] % self.max_sz
         if len(slots): sampler.on_drop(slots)

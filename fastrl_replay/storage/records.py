@@ -144,6 +144,7 @@ class Ring:
             n, first = piece['n_added'], piece['first_id']
         if n is None or first < oldest: raise ValueError('state: rows are missing')
         self.unsettled = True
+        # `recover` goes by `CLEARED`; one statement, which Python never interrupts
         self._count[CLEARED], self._count[N_ADDED], self._count[FIRST_ID] = first, n, first
         self.settle()
         self._count[LOADING] = 0
@@ -272,6 +273,7 @@ class Writer(Ring):
         """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing changes. `streams`: as
         in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't fit"""
         columns, m = chunk_columns(self.layout, chunk)
+        for t in self.tables: t.accept([columns[k] for k in t.leaves])
         return Accepted(columns, m, chunk_streams(self.layout, chunk, columns, streams))
     def put(self, rows) -> int:
         """Store the rows that `accept` returned, or some of them; return the first id. A `MemoryError` or `OSError`,
@@ -346,6 +348,7 @@ class Records(Writer):
         self._requests = Requests(layout, _max_sz=max_sz)
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
+        self._kernels: dict[tuple, Any] = {}         # those of windows, by fields
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
         elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
@@ -355,18 +358,27 @@ class Records(Writer):
         "Bytes allocated; in main memory, pages are occupied once they are written to"
         return self.rows.nbytes + sum(t.nbytes for t in self.tables)
 
-    def ask(self, n, fields=None, header=DRAWN, length=None) -> Request:
-        """Return a `Request` for `n` rows, or windows of `length` rows, with these fields (None: all) and columns of
-        the header"""
-        return self._requests.get(n, fields, header, length)
+    def ask(self, n, fields=None, header=DRAWN, length=None, windows=()) -> Request:
+        """Return a `Request` for `n` rows, or sequences of `length` rows, with these fields (None: all) and columns of
+        the header, and of the fields of `windows` the rows around each"""
+        return self._requests.get(n, fields, header, length, windows)
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
-        if self.tables or request.layout is not self.layout: self._read_columns(request)
+        if request.around is not None and not self.tables: self._read_around(request)
+        elif self.tables or request.layout is not self.layout: self._read_columns(request)
         else:
             if self._kernel is None: self._kernel = fetch_kernel(self.layout)
             self._kernel(self._words, request.words, len(request.flat), self._count[N_ADDED], self.max_sz)
         return request.batch()
+    def _read_around(self, request):
+        "Read rows, and the windows around them, by a kernel for these fields"
+        kind, n = (request.layout.fields, request.windows), len(request.flat)
+        if kind not in self._kernels:
+            if len(self._kernels) > 99: self._kernels.clear()
+            self._kernels[kind] = fetch_kernel(self.layout, request.windows, request.layout)
+        n_added, around = self._count[N_ADDED], (request.around, request.lengths)
+        self._kernels[kind](self._words, request.words, n, n_added, self.max_sz, *around)
 
     def _read_columns(self, request):
         slots = request.flat.copy()
@@ -374,9 +386,13 @@ class Records(Writer):
         if n_gone:
             gone = slots < 0
             slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
-        if n_gone < len(slots):
-            self._fill_columns({o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, slots)
-        for c in request.leaves if n_gone else (): c[gone] = 0
+        columns, first = {o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, 0
+        for field, n in zip(request.windows, request.lengths):
+            around = request.around[:, first:first + n].reshape(-1)
+            self._fill_columns({k: columns.pop(k) for k in list(columns) if k[0]==field}, around)
+            first += n
+        if n_gone < len(slots): self._fill_columns(columns, slots)
+        for c in request.leaves if n_gone else (): c[gone] = '' if c.dtype.hasobject else 0
     def _fill_columns(self, columns, slots):
         "Read columns, given by the paths of their leaves"
         for t in self.tables:
@@ -390,7 +406,7 @@ class Records(Writer):
         if self.unsettled: self.settle()
         if field=='_prev': return self.links[:, 0]
         k = self.layout.leaf(field)
-        return None if k is None or self.layout.leaves[k].shape else self.fields[k]
+        return None if k is None or self.layout.leaves[k].shape or self.layout.leaves[k].text else self.fields[k]
 
     def get_state(self, since=0) -> dict:
         "Return the rows with ids ≥ `since`, and what they refer to, as plain numbers and arrays"
