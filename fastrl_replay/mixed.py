@@ -19,7 +19,7 @@ from .health import Health
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
 from .memory.kept import also_state, memory_like
-from .protocol import Lasting, check_memory
+from .protocol import Lasting, check_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
@@ -631,6 +631,8 @@ class MixedMemory(Routed):
             memory.also = found.get('also')
         return memory
 
+    def __getattr__(self, name: str) -> Any:
+        refuse_name(self, name, 'call it on one of its `memories`')
     def __copy__(self) -> Self: return copy.deepcopy(self)
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:

@@ -92,8 +92,8 @@ class Living:
         assert (self.slots[self.places[there]]==there).all(), 'a slot is not at its place in the list'
         return True
 
-# %% ../../nbs/3_lasting/16_dropped.ipynb #da480093
-class Pruned(Windowed):
+# %% ../../nbs/3_lasting/16_dropped.ipynb #44d14119
+class Pruned(PlainMemory):
     "A memory that draws not all that it stores"
     _drawn_counts: Any = None        # where the draws of all rows are counted, for `max_draws`
 

@@ -16,6 +16,7 @@ import numpy as np
 from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..steps import Layout
+from ..protocol import refuse_name
 from ..samplers.base import as_errors, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
@@ -789,6 +790,10 @@ class RayMemory(Watched):
         "End the shards, and release what they hold; an attached memory only with `everything`"
         self._close()
         if everything: end_actors(self._directory, self._made)
+    def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory`, in one process, may have it')
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError('RayMemory: deepcopy and pickle would copy this client, not its shards; use save(folder), or '
+                        'RayMemory.attach(name) in another process')
     def __enter__(self) -> 'RayMemory': return self
     def __exit__(self, *_: object) -> None: self.close()
     def __repr__(self) -> str:
