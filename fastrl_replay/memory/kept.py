@@ -22,7 +22,6 @@ from ..samplers.base import release
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
 from ..saving import Rows, SavedState, check_plain, naming, save_state
-from ..saving import Rows, SavedState, naming, save_state
 from ..kernels import ids_in
 from ..steps import Layout, Transition
 from ..storage.draw_counts import COUNTS, SEEN, SINCE

@@ -126,7 +126,7 @@ class Pruned(Windowed):
             self._enter(storage)
 
     def where(self, field: str, test: Any) -> np.ndarray:
-        """Return ids of the stored transitions whose `field`, one number or string, passes a test, oldest first (int64).
+        """Return ids of the stored transitions whose `field`, a number or string, passes a test, oldest first (int64).
 
         `test`: a function of an array of these numbers or strings (n,) that returns n bools, or the one to be
         equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
