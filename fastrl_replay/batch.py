@@ -544,13 +544,16 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
             for f, v in zip(layout.fitters, values)], m
 
 def first_row(step) -> Any:
-    "Return the first row of a step of stacked arrays, as an example step"
+    "Return the first row of a step of stacked arrays, as an example step; of arrays without rows, zeros"
     if not is_step(step): refuse('chunk', 'a NamedTuple of stacked arrays', typed(step), error=TypeError)
     for f, v in zip(step._fields, step):
         for leaf in tree_leaves(v):
-            if hasattr(leaf, '__len__') and len(leaf) and not isinstance(leaf, str): continue
-            refuse(f, 'one row or more', leaf, 'a single step is not a chunk')
-    return type(step)(*(tree_map(lambda a: a[0], v) for v in step))
+            if getattr(leaf, 'ndim', 0) or isinstance(leaf, (list, tuple)) and leaf: continue
+            refuse(f, 'rows', leaf, 'a single step is not a chunk')
+    return type(step)(*(tree_map(_first_of, v) for v in step))
+def _first_of(a):
+    if len(a): return a[0]
+    return a.new_zeros(a.shape[1:]) if isinstance(a, torch.Tensor) else np.zeros(a.shape[1:], a.dtype)
 
 def example_row(chunk) -> Any:
     "Return the first row of a list of steps, a `Batch` or a step of stacked arrays, as an example step"

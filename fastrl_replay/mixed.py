@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHIFT', 'dealt', 'Shares', 'Mixture', 'MixedRng', 'Locks', 'MixedBatch', 'MixedSequenceBatch', 'scattered',
-           'move_rows', 'common_fields', 'Mixed', 'Stored', 'MixedMemory']
+           'move_rows', 'common_fields', 'Mixed', 'Routed', 'MixedMemory']
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000007
 import copy, dataclasses, math, weakref
@@ -14,12 +14,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
-from .checks import Words, array, ids_of, is_number, of_type, refuse, require, typed, whole, within
+from .checks import Words, array, ids_of, is_number, of_type, refuse, require, whole, within
 from .health import Health
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
 from .memory.kept import also_state, memory_like
-from .protocol import Lasting, check_memory
+from .protocol import Lasting, check_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
@@ -30,8 +30,9 @@ from .storage.sequences import WINDOWED, SequenceBatch
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000009
 def dealt(bs: int, shares: Any, owed: Any) -> tuple[list[int], list[float]]:
-    """Return how many of `bs` rows each memory gives, and how many each is owed afterwards (below 0: it gave too
-    many). `owed`: from before; a memory whose share is 0 gives none, and is owed none"""
+    """Return how many of `bs` rows each memory gives, and how many each is owed afterwards (below
+    0: it gave too many). `owed`: from before; a memory whose share is 0 gives none, and is owed
+    none"""
     due = [o + bs*s if s > 0 else 0. for s, o in zip(shares, owed)]
     rows, some = [max(0, math.floor(d)) for d in due], [k for k, s in enumerate(shares) if s > 0]
     def left(k): return due[k] - rows[k]
@@ -41,14 +42,15 @@ def dealt(bs: int, shares: Any, owed: Any) -> tuple[list[int], list[float]]:
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e100000c
 class Shares:
-    """What part of each batch comes from which of `n` memories: numbers or schedules, one for each, or a function of
-    the batches drawn that returns all of them (or, of two memories, the first's)"""
+    """What part of each batch comes from which of `n` memories: numbers or schedules, one for each,
+    or a function of the batches drawn that returns all of them (or, of two memories, the
+    first's)"""
     def __init__(self, given: Any, n: int) -> None:
         self.given: Any = (1/n,)*n if given is None else given
         self.n, self._now = n, None
         if not callable(self.given) and not is_number(self.given):
             of_type('shares', self.given, (tuple, list, np.ndarray), 'a number for each memory, or a schedule')
-            self.given = tuple(o if callable(o) else o.item() if isinstance(o, np.generic) else o for o in self.given)
+            self.given = tuple(o.item() if isinstance(o, np.generic) else o for o in self.given)
         if n!=2 and is_number(self.given): refuse('shares', f'{n}, one for each memory', self.given)
         now = self.at(0)
         changes = callable(self.given) or not is_number(self.given) and any(map(callable, self.given))
@@ -57,24 +59,27 @@ class Shares:
     def at(self, k: int) -> tuple[float, ...]:
         "Return the shares after `k` batches; a `ValueError` says what is wrong with them"
         if self._now is not None: return self._now
-        now = value_at(self.given, k)
+        now: Any = value_at(self.given, k)
         if is_number(now) and self.n==2: now = now, 1 - now
         found = tuple(value_at(o, k) for o in now)
         if len(found)!=self.n: refuse('shares', f'{self.n}, one for each memory', found)
         for o in found:
             if not is_number(o) or o < 0: refuse('shares', 'numbers ≥ 0', found)
         total = math.fsum(found)
-        if abs(total - 1) > 1e-6: refuse('shares', 'numbers that add up to 1', found, f'they add up to {total:.6g}')
+        hint = f'they add up to {total:.6g}'
+        if abs(total - 1) > 1e-6: refuse('shares', 'numbers that add up to 1', found, hint)
         return tuple(max(0., o)/total for o in found)
 
     def get_state(self) -> Any:
         "Return the shares as plain data: functions of your own by name"
-        return schedule_state(self.given) if self._single() else [schedule_state(o) for o in self.given]
+        if self._single(): return schedule_state(self.given)
+        return [schedule_state(o) for o in self.given]
     def set_state(self, state: Any) -> None:
         "Continue with what `get_state` returned; those of your own must be there already"
         if self._single() or not isinstance(state, list):
             own = self.given if callable(self.given) else None
-            given = [schedule_from(o) for o in state] if isinstance(state, list) else schedule_from(state, own)
+            several = isinstance(state, list)
+            given = [schedule_from(o) for o in state] if several else schedule_from(state, own)
         else: given = [schedule_from(o, mine) for o, mine in zip(state, self.given, strict=True)]
         made = Shares(given, self.n)
         self.given, self._now = made.given, made._now
@@ -84,9 +89,10 @@ class Shares:
 # %% ../nbs/3_lasting/17_mixed.ipynb #e100000e
 class Mixture:
     "Stands where a memory has its sampler: how a `MixedMemory` draws"
+    replace = True
     def __init__(self, memories: list, shares: Shares) -> None:
         self.memories, self.shares = memories, shares
-        self.n_batches, self.owed = 0, [0.]*len(memories)        # rows that each memory is to give still
+        self.n_batches, self.owed = 0, [0.]*len(memories)     # rows that each has to give still
     @property
     def prioritized(self) -> bool:
         "Does any of the memories take priorities?"
@@ -103,31 +109,50 @@ class Mixture:
     def name(self) -> str:
         "The names of their samplers"
         return 'mixture of ' + ' and '.join(o.sampler.name for o in self.memories)
+    @property
+    def shares_now(self) -> tuple[float, ...]:
+        "The part of each memory in the next batch"
+        return self.shares.at(self.n_batches)
     def plan(self, bs: int) -> tuple[list[int], list[float]]:
-        "Return how many of `bs` rows each memory gives next, and what each is owed afterwards; nothing changes"
-        return dealt(bs, self.shares.at(self.n_batches), self.owed)
+        "Return how many of `bs` rows each memory gives next, and what each is owed afterwards"
+        return dealt(bs, self.shares_now, self.owed)
     def room(self, rows: Any) -> dict[int, float]:
-        "Of each memory that is to give some of `rows`: its rows for each of these; infinite, where they lie elsewhere"
+        """Of each memory that is to give some of `rows`: its choices for each of these; infinite,
+        where they lie elsewhere"""
         some = [(k, self.memories[k], n) for k, n in enumerate(rows) if n]
-        return {k: math.inf if o.draws is None else len(o)/n for k, o, n in some}
+        return {k: math.inf if o.draws is None else len(o.sampler)/n for k, o, n in some}
+    def __len__(self) -> int:
+        "The number of choices in the memory that has the fewest, of those that have a share"
+        some = [o for o, s in zip(self.memories, self.shares_now, strict=True) if s > 0]
+        return min(o.n_added if o.draws is None else len(o.sampler) for o in some)
+    def __bool__(self) -> bool: return True
     def can_draw(self, bs: int) -> bool:
-        "Is there something in all the memories that are to give rows of a next batch of `bs`?"
-        return all(self.room(self.plan(bs)[0]).values())
-    def __repr__(self) -> str: return f'{self.name}, shares {self.shares!r}: {self.n_batches:,} batches drawn'
+        "Have all memories enough complete sequences for a next batch of `bs`?"
+        rows = zip(self.memories, self.plan(bs)[0])
+        return all(o.sampler.can_draw(n) for o, n in rows if n)
+    @property
+    def living(self) -> Any:
+        "None: there is something to draw in each memory that has a share; else a pipe waits"
+        return None if len(self) else ()
+    def __repr__(self) -> str:
+        return f'{self.name}, shares {self.shares!r}: {self.n_batches:,} batches drawn'
 
 class MixedRng(Rng):
-    "The generator of a mixture. Its state is all that decides the next draws, those of the memories included"
+    """The generator of a mixture. Its state is all that decides the next draws, those of the
+    memories included"""
     def __init__(self, seed: Any, mixture: Mixture) -> None:
         super().__init__(seed)
         self.mixture = mixture
     def get_state(self) -> Any:
         each = [[o.rng.get_state(), o.sampler.n_batches] for o in self.mixture.memories]
         own = super().get_state()
-        return dict(own=own, memories=each, owed=[*self.mixture.owed], n_batches=self.mixture.n_batches)
+        mixture = self.mixture
+        return dict(own=own, memories=each, owed=[*mixture.owed], n_batches=mixture.n_batches)
     def set_state(self, state: Any) -> None:
         owed, each = [float(o) for o in state['owed']], [*state['memories']]
         here = len(self.mixture.memories)
-        require(len(owed)==len(each)==here, f'rng: expected the state of {here} memories, got that of {len(each)}')
+        wanted = f'rng: expected the state of {here} memories, got that of {len(each)}'
+        require(len(owed)==len(each)==here, wanted)
         super().set_state(state['own'])
         self.mixture.owed, self.mixture.n_batches = owed, int(state['n_batches'])
         for o, (rng, n_batches) in zip(self.mixture.memories, each):
@@ -135,27 +160,33 @@ class MixedRng(Rng):
             o.sampler.n_batches = int(n_batches)
 
 class Locks:
-    "The locks of several memories, taken together in their order, which must be the same everywhere"
-    def __init__(self, memories: Any) -> None: self.locks = [o.lock for o in memories]
+    """The locks of several memories, taken together in their order, which must be the same
+    everywhere"""
+    def __init__(self, memories: Any) -> None:
+        self.memories = memories
+        self._held: list[list] = []      # by those who are inside: a forked child gets new locks
     def __enter__(self) -> Self:
-        held = []
+        held: list[Any] = []
         try:
-            for o in self.locks:
-                o.__enter__()
-                held.append(o)
+            for o in self.memories:
+                lock = o.lock
+                lock.__enter__()
+                held.append(lock)
         except BaseException:
-            for o in reversed(held): o.__exit__(None, None, None)
+            for lock in reversed(held): lock.__exit__(None, None, None)
             raise
+        self._held.append(held)          # nobody else is here now
         return self
     def __exit__(self, *error: Any) -> None:
-        for o in reversed(self.locks): o.__exit__(*error)
+        for lock in reversed(self._held.pop()): lock.__exit__(*error)
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000010
 SHIFT = 56
 _LOCAL = (1 << SHIFT) - 1
 
 class MixedBatch(Batch):
-    "A `Batch` of rows of several memories; `source` (int64 tensor (bs,)): the number of the memory of each"
+    """A `Batch` of rows of several memories; `source` (int64 tensor (bs,)): the number of the
+    memory of each"""
     _header: tuple = (*AROUND, 'source')
     source: Column[torch.Tensor] = Column()
     @property
@@ -167,15 +198,17 @@ class MixedBatch(Batch):
         return torch.where(ids < 0, ids, (ids & _LOCAL) % sizes)
 
 class MixedSequenceBatch(MixedBatch, SequenceBatch):
-    "A `SequenceBatch` of sequences of several memories; `source` (int64 tensor (bs,)): the memory of each"
-    _header = (*WINDOWED, 'source')
+    """A `SequenceBatch` of sequences of several memories; `source` (int64 tensor (bs,)): the memory
+    of each"""
+    _header: tuple = (*WINDOWED, 'source')
 
 _u = np.uint64
 
 @kernel
 def scattered(words, rows):
-    """Return random places for the `rows` (int64[k]) of each of k memories, those of the first first, each memory's in
-    order (int64[sum(rows)]); `words` (uint64[4]), the state of an `Rng`, advances"""
+    """Return random places for the `rows` (int64[k]) of each of k memories, those of the first
+    first, each memory's in order (int64[sum(rows)]); `words` (uint64[4]), the state of an `Rng`,
+    advances"""
     n, ends, state = rows.sum(), np.cumsum(rows), load(words)
     places, at, left = np.empty(n, np.int64), ends - rows, rows.copy()
     for i in range(n):
@@ -200,10 +233,12 @@ def _move(column, out, begin, to, n, places):
 
 @kernel
 def move_rows(raw, out, moves, places, source, k):
-    """Copy the rows of a batch of memory `k`, in a buffer (uint8), to `places` (int64[m]) in another. `moves`, of each
-    column: where it begins in both, words in a row, bytes in a word. The ids come first, and become those of the
-    mixture; −1 stays. `source` (int64): the memory of each row"""
-    raw8, out8, raw4, out4 = raw.view(np.uint64), out.view(np.uint64), raw.view(np.uint32), out.view(np.uint32)
+    """Copy the rows of a batch of memory `k`, in a buffer (uint8), to `places` (int64[m]) in
+    another. `moves`, of each column: where it begins in both, words in a row, bytes in a word. The
+    ids come first, and become those of the mixture; −1 stays. `source` (int64): the memory of each
+    row"""
+    raw8, raw4 = raw.view(np.uint64), raw.view(np.uint32)
+    out8, out4 = out.view(np.uint64), out.view(np.uint32)
     for c in range(len(moves)):
         begin, to, n, word = moves[c]
         if word==8: _move(raw8, out8, begin, to, n, places)
@@ -223,7 +258,8 @@ def _moves(plan, other):
         if column is None or column[2].hasobject: continue                # strings lie elsewhere
         (begin, size, dtype, shape), (to, _, other_dtype, other_shape) = column, wanted
         if (dtype, shape[1:])!=(other_dtype, other_shape[1:]):
-            refuse(name, f'{other_dtype}{list(other_shape[1:])}, as in another memory', f'{dtype}{list(shape[1:])}')
+            wanted = f'{other_dtype}{list(other_shape[1:])}, as in another memory'
+            refuse(name, wanted, Words(f'{dtype}{list(shape[1:])}'))
         each = size // plan.n
         word = next(o for o in (8, 4, 1) if each % o==0)
         found.append((begin//word, to//word, each//word, word))
@@ -233,7 +269,8 @@ def _moves(plan, other):
 _HINT = 'make both alike: convert the rows of one of them before they are stored'
 
 def common_fields(layouts: Any) -> tuple[str, ...]:
-    "Return the fields that all `layouts` have (None: not known yet); a `ValueError` names one that differs"
+    """Return the fields that all `layouts` have (None: not known yet); a `ValueError` names one
+    that differs"""
     known = [(k, o) for k, o in enumerate(layouts) if o is not None]
     if not known: return ()
     (first, layout), *others = known
@@ -242,13 +279,15 @@ def common_fields(layouts: Any) -> tuple[str, ...]:
         for f in names:
             mine, theirs = (str(made.select((f,))) for made in (layout, o))
             mine, theirs = (text.partition(': ')[2].rpartition(';')[0] for text in (mine, theirs))
-            if mine!=theirs: refuse(f, f'{mine} as in memory {first}', Words(f'{theirs} in memory {k}'), _HINT)
-        if not names: refuse('memories', f'fields that all have, such as {layout.fields[0]}', o.fields)
+            if mine==theirs: continue
+            refuse(f, f'{mine} as in memory {first}', Words(f'{theirs} in memory {k}'), _HINT)
+        wanted = f'fields that all have, such as {layout.fields[0]}'
+        if not names: refuse('memories', wanted, o.fields)
     summed = [k for k, o in known if 'discount' in o.fields]
     if summed and len(summed) < len(known):
         single = next(k for k, o in known if k not in summed)
-        raise ValueError(f'discount: memory {summed[0]} holds n-step transitions, memory {single} single steps; pass '
-                         'the steps of both through NStep before they are stored')
+        raise ValueError(f'discount: memory {summed[0]} holds n-step transitions, memory {single} single '
+                         'steps; pass the steps of both through NStep before they are stored')
     return names
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000014
@@ -256,10 +295,12 @@ def _checked(memories):
     of_type('memories', memories, (list, tuple), 'a list of memories')
     require(len(memories), 'memories: expected at least one memory, got none')
     for k, o in enumerate(memories):
-        if isinstance(o, MixedMemory): refuse('memories', 'memories that hold steps themselves', o, 'list its members')
+        if isinstance(o, MixedMemory):
+            refuse('memories', 'memories that hold steps themselves', o, 'list its members')
         check_memory(o, hint=f' (memory {k})')
         before = next((i for i, other in enumerate(memories[:k]) if other is o), None)
-        require(before is None, f'memories: {before} and {k} are the same memory; give it the sum of both shares')
+        twice = f'memories: {before} and {k} are the same memory; give it the sum of both shares'
+        require(before is None, twice)
         mine, first = o.sampler.sequence, memories[0].sampler.sequence
         if mine!=first: refuse(f'memory {k}', f'a sequence={first}, as memory 0 has', mine)
     common_fields([o.layout for o in memories])
@@ -267,11 +308,11 @@ def _checked(memories):
 
 class Mixed:
     "Several memories, and how their rows become one batch"
-    draws = path = None              # each of the memories counts its own; all are saved into one folder
+    draws = path = None        # each of the memories counts its own; all are saved into one folder
 
     def __init__(
         self, memories: Any,         # a list of memories; what is stored goes to the first
-        shares: Any = None,          # the part of each in a batch: numbers, or schedules (None: equal)
+        shares: Any = None,  # the part of each in a batch: numbers, or schedules (None: equal)
         seed: int | None = None,     # of the order of the rows in a batch
     ) -> None:
         memories = _checked(memories)
@@ -287,16 +328,7 @@ class Mixed:
         self._names: tuple[str, ...] = ()
         self._ref, self._plans = weakref.ref(self), dict[Any, Any]()
         self._requests: dict[Any, Requests] = {}
-        self._ordered = sorted(memories, key=id)
-    @property
-    def lock(self) -> Locks:
-        "The locks of all the memories"
-        return Locks(self._ordered)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        "The parts of the next batch"
-        return self.sampler.shares.at(self.sampler.n_batches)
+        self.lock = Locks(sorted(memories, key=id))
     def set_shares(self, shares: Any) -> None:
         "Draw by other `shares` from now on; what a memory was owed is forgotten"
         with self.lock:
@@ -309,17 +341,21 @@ class Mixed:
             layouts = [o.layout for o in self.memories]
             self._names, self._layouts = common_fields(layouts), layouts
         known = self._layouts[k]
-        if fields is None: return None if known is not None and known.fields==self._names else self._names or None
+        if fields is None and known is not None and known.fields==self._names: return None
+        if fields is None: return self._names or None
         for o in fields:
-            if o not in self._names: raise ValueError(f'fields: no field {o!r:.60}; all have {self._names}')
+            there = o in self._names
+            require(there, f'fields: no field {o!r:.60}; all have {self._names}')
         return fields
 
     def sample(self, bs: int, fields: Any = None, **options: Any) -> Any:
-        """Draw `bs` transitions, of each memory its share, as a `MixedBatch` in random order, with the columns that all
-        have, or `fields` of them; `options`: those of its memories' `sample`. Probabilities and weights are those
-        of the memories. A `ValueError` names a memory that can't give its share"""
+        """Draw `bs` transitions, of each memory its share, as a `MixedBatch` in random order, with
+        the columns that all have, or `fields` of them; `options`: those of its memories' `sample`.
+        Probabilities and weights are those of the memories. A `ValueError` names a memory that
+        can't give its share"""
         bs = whole('bs', bs, 1)
-        if fields is not None: fields = tuple(of_type('fields', fields, (list, tuple), 'a list of field names'))
+        if fields is not None:
+            fields = tuple(of_type('fields', fields, (list, tuple), 'a list of field names'))
         with self.lock:
             rows, owed = self.sampler.plan(bs)
             drawn = self._draw(rows, fields, options)
@@ -330,17 +366,22 @@ class Mixed:
             return batch
 
     def _draw(self, rows, fields, options):
-        "Batches of the memories by number. The one with the fewest rows for its share is asked first: it may refuse"
+        """Batches of the memories by number. The one with the fewest rows for its share is asked
+        first: it may refuse"""
         found, room = {}, self.sampler.room(rows)
         for k in sorted(room, key=room.__getitem__):
-            if not room[k]: raise ValueError(f'memory {k} is empty, and its share of a batch is {self.shares[k]:.3g}: '
-                                             'store steps in it, or set its share to 0')
+            if not room[k]:
+                share, empty = self.sampler.shares_now[k], not len(self.memories[k])
+                lacks = 'is empty' if empty else 'has nothing that may be drawn yet'
+                raise ValueError(f'memory {k} {lacks}, and its share of a batch is {share:.3g}: store '
+                                 'steps in it, or set its share to 0')
             try: found[k] = self.memories[k].sample(rows[k], self._fields(k, fields), **options)
             except ValueError as e: raise ValueError(f'memory {k}: {e}') from None
         return found
 
     def _joined(self, parts, places):
-        "One batch of the rows of all `parts` (by memory), those of the first at the first of the `places`, and so on"
+        """One batch of the rows of all `parts` (by memory), those of the first at the first of the
+        `places`, and so on"""
         batches = {k: packed(parts[k]) for k in sorted(parts)}
         around = next(iter(parts.values()))._extra.get('windows', ())
         key = *batches, *(plan for plan, _ in batches.values()), around
@@ -357,15 +398,16 @@ class Mixed:
         return batch
 
     def _plan(self, key, parts):
-        "How to join batches of these plans: the `Requests`, what to ask of them, and the moves of each"
+        """How to join batches of these plans: the `Requests`, what to ask of them, and the moves of
+        each"""
         m = len(parts)
         numbers, plans, around = key[:m], key[m:-1], key[-1]
         like = next((k for k in numbers if parts[k].layout is self._layouts[k]), numbers[0])
-        plan, windowed, kind = plans[numbers.index(like)], isinstance(parts[like], SequenceBatch), MixedBatch
-        length, rows = None, _steps_of(plan.layout, dict(around))
-        if windowed:
-            rows, kind = _steps_of(plan.layout, plan.layout.fields), MixedSequenceBatch
-            length = plan.columns[0][3][1]
+        plan, kind, length = plans[numbers.index(like)], MixedBatch, None
+        rows = _steps_of(plan.layout, dict(around))
+        if isinstance(parts[like], SequenceBatch):
+            kind, length = MixedSequenceBatch, plan.columns[0][3][1]
+            rows = _steps_of(plan.layout, plan.layout.fields)
         requests = self._requests_for(rows, kind, parts[like]._extra)
         header = tuple(o for o, column in zip(HEADER, plan.columns) if column is not None)
         how = sum(o.n for o in plans), None, (*header, 'source'), length, around
@@ -393,7 +435,7 @@ def _steps_of(layout, windowed):
     return same_layout(layout.step_type, layout.trees, leaves)
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000015
-class Stored(Mixed):
+class Routed(Mixed):
     "What goes to the first memory, and what goes to a memory by an id"
     @property
     def layout(self) -> Layout | None:
@@ -420,42 +462,47 @@ class Stored(Mixed):
 
     def _check_first(self, example):
         "Refuse a first step that has other columns than the other memories"
-        if self.layout is None: common_fields([Layout.of(example()), *(o.layout for o in self.memories[1:])])
+        if self.layout is not None: return
+        common_fields([Layout.of(example()), *(o.layout for o in self.memories[1:])])
     def add(self, step: Any, priority: float | None = None) -> int:
-        "Store one step in the first memory; return its id"
+        "Store one step in the first memory, as `ReplayMemory.add`; return its id"
         with self.lock:
             self._check_first(lambda: step)
             return self.memories[0].add(step, priority)
     def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> np.ndarray:
-        "Store a chunk in the first memory, all of it or nothing; return its ids (int64[m])"
+        "Store a chunk in the first memory, as `ReplayMemory.extend`; return its ids (int64[m])"
         with self.lock:
             if self.layout is None:
                 chunk = as_chunk(chunk)
                 if len(chunk): self._check_first(lambda: example_row(chunk))
             return self.memories[0].extend(chunk, priorities, streams)
     def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Any]]:
-        "Yield what was stored in the first memory since, as its `news` does"
+        "Yield what was stored in the first memory since, as `ReplayMemory.news`"
         return self.memories[0].news(seen, fields)
 
     def _of_each(self, ids):
         "Of each memory among the ids (int64[m]): its number, where its own are, the ids in it"
-        whose = ids >> SHIFT
-        for k in np.unique(whose).tolist():
+        whose, n = ids >> SHIFT, len(self.memories)
+        wrong = np.flatnonzero((whose < 0) | (whose >= n))
+        if len(wrong):
+            id, k = ids[wrong[0]], whose[wrong[0]]
+            raise ValueError(f'ids: {id} is of memory {k}; there are {n}, from 0 on')
+        for k in range(n):
             at = np.flatnonzero(whose==k)
-            if not 0 <= k < len(self.memories):
-                raise ValueError(f'ids: {ids[at[0]]} is of memory {k}; there are {len(self.memories)}, from 0 on')
-            yield k, at, ids[at] & _LOCAL
+            if len(at): yield k, at, ids[at] & _LOCAL
     def fetch(self, ids: Any, fields: Any = None) -> Any:
-        """Return the transitions with these ids, in this order; a `ValueError` for one that isn't stored. Those of one
-        memory have all of its columns, those of several the columns that all memories have"""
+        """Return the transitions with these ids, in this order; a `ValueError` for one that isn't
+        stored. Those of one memory have all of its columns, those of several the columns that all
+        memories have"""
         with self.lock:
             each = [*self._of_each(ids_of('ids', ids))]
             if not each: return self.memories[0].fetch(ids, fields)
-            parts = {k: self.memories[k].fetch(own, fields if len(each)==1 else self._fields(k, fields))
-                     for k, _, own in each}
+            ask = (lambda k, o: o) if len(each)==1 else self._fields
+            parts = {k: self.memories[k].fetch(own, ask(k, fields)) for k, _, own in each}
             return self._joined(parts, np.concatenate([at for _, at, _ in each]))
     def episode(self, id: int) -> Any:
-        "Return the stored part of the episode with transition `id`, oldest first, with the columns of its memory"
+        """Return the stored part of the episode with transition `id`, oldest first, with the
+        columns of its memory"""
         with self.lock:
             [(k, _, [own])] = self._of_each(ids_of('id', [id]))
             rows = self.memories[k].episode(own)
@@ -470,47 +517,53 @@ class Stored(Mixed):
                 found[at] = np.where(other < 0, -1, other | k << SHIFT)
         return found
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return the ids of the steps before these in their streams, or episodes; −1: none is stored"
+        "As `ReplayMemory.previous`, within each memory"
         return self._beside(ids, lambda o: o.previous, within_episode)
     def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return the ids of the steps after these in their streams, or episodes; −1: there is none yet"
+        "As `ReplayMemory.next`, within each memory"
         return self._beside(ids, lambda o: o.next, within_episode)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
-        """Send TD errors to the memories that these rows are in; return how many distinct transitions changed.
+        """Send TD errors to the memories that these rows are in; return how many distinct
+        transitions changed.
 
-        As `ReplayMemory.update_priorities`; a `ValueError` for an id never handed out, a wrong length or an error
-        that isn't finite changes nothing."""
+        As `ReplayMemory.update_priorities`; a `ValueError` for an id never handed out, a wrong
+        length or an error that isn't finite changes nothing."""
         ids, td = array('ids', ids, 'iu'), array('td_errors', td_errors)
         if ids.ndim==1: td = as_errors(td, len(ids))
-        require(len(td)==len(ids), f'td_errors: expected one for each of {len(ids)} rows, got {len(td)}')
+        wanted = f'td_errors: expected one for each of {len(ids)} rows, got {len(td)}'
+        require(len(td)==len(ids), wanted)
         within('td_errors', td)
-        first = ids if ids.ndim==1 else ids.max(1, initial=-1)           # of a sequence, any id that is no padding
+        first = ids if ids.ndim==1 else ids.max(1, initial=-1)    # of a sequence, one that is no padding
         with self.lock:
             parts = [(self.memories[k], at) for k, at, _ in self._of_each(first)]
-            for o, at in parts:                      # a memory elsewhere, whose ids are its own affair, checks itself
-                if o.draws is not None and ids.ndim==1: check_answers('ids', ids[at] & _LOCAL, td[at], o.n_added)
-            return sum(o.update_priorities(np.where(ids[at] < 0, -1, ids[at] & _LOCAL), td[at]) for o, at in parts)
+            own = np.where(ids < 0, -1, ids & _LOCAL)
+            for o, at in parts:          # a memory elsewhere, whose ids are its own affair, checks itself
+                if o.draws is None or ids.ndim==2: continue
+                check_answers('ids', own[at], td[at], o.n_added)
+            return sum(o.update_priorities(own[at], td[at]) for o, at in parts)
 
     def usage(self) -> dict[str, float]:
-        """Return `n_drawn`, the rows of all batches of this mixture, `samples_per_insert`, that is, these for each
-        transition stored in the first memory, `n_stale`, and the bytes of all memories"""
+        """Return `n_drawn`, the rows of all batches of this mixture, `samples_per_insert`, that is,
+        these for each transition stored in the first memory, `n_stale`, and the bytes of all
+        memories"""
         each, first = [o.usage() for o in self.memories], self.memories[0]
         n_new = first.n_added - (0 if first.draws is None else first.draws.since)
         drawn = sum(self.n_drawn)
-        known = dict(n_drawn=drawn, n_stale=self.n_stale, samples_per_insert=drawn/n_new if n_new > 0 else math.nan)
+        ratio = drawn/n_new if n_new > 0 else math.nan
+        known = dict(n_drawn=drawn, n_stale=self.n_stale, samples_per_insert=ratio)
         if all('nbytes' in o for o in each): known['nbytes'] = sum(o['nbytes'] for o in each)
         return known | {k: each[0][k] for k in ('bytes_each',) if k in each[0]}
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000017
-class MixedMemory(Stored):
+class MixedMemory(Routed):
     """Several memories as one: each batch takes its share of rows from each, in random order.
 
-    `add`, `extend`, `len`, `n_added` and `layout` are those of the first memory. Shares hold exactly
-    in the long run: what a batch rounds is carried to the next. The columns are the fields that all
-    have; `batch.source` says whose each row is. An id is `number of the memory << 56 | id in it`;
-    priorities find their memory. Any memory will do, if all draw steps or all the same kind of
-    sequences. Raises `ValueError` or `TypeError`, which names what doesn't fit together."""
+    `add`, `extend`, `len`, `n_added` and `layout` are those of the first memory. Shares hold
+    exactly in the long run: what a batch rounds is carried to the next. The columns are the fields
+    that all have; `batch.source` says whose each row is. An id is `number of the memory << 56 | id
+    in it`; priorities find their memory. Any memory will do, if all draw steps or all the same kind
+    of sequences. Raises `ValueError` or `TypeError`, which names what doesn't fit together."""
     def flush(self) -> None:
         "Wait until what the memories have on disk survives a power cut"
         with self.lock:
@@ -520,15 +573,17 @@ class MixedMemory(Stored):
                 for k, o in enumerate(self.memories)]
 
     def saved(self) -> tuple[dict[str, Any], Rows]:
-        "Return what `save_state` needs: the state of all memories, and their `Rows`; hold the `lock` meanwhile"
+        """Return what `save_state` needs: the state of all memories, and their `Rows`; hold the
+        `lock` meanwhile"""
         with self.lock:
             states, (first, *others) = zip(*(o.saved() for o in self._lasting()))
-            state = dict(memories=[*states], shares=self.sampler.shares.get_state(), rng=self.rng.get_state(),
-                         n_drawn=[*self.n_drawn])
+            state = dict(memories=[*states], shares=self.sampler.shares.get_state(),
+                         rng=self.rng.get_state(), n_drawn=[*self.n_drawn])
             return state, dataclasses.replace(first, others=others)
 
     def restore(self, state: dict[str, Any], pieces: Any) -> None:
-        "Continue from what `saved` returned, and the pieces of all rows: all of it or, with an error, nothing"
+        """Continue from what `saved` returned, and the pieces of all rows: all of it or, with an
+        error, nothing"""
         with self.lock:
             memories, there = self._lasting(), state['memories']
             n, here = len(there), len(memories)
@@ -545,40 +600,48 @@ class MixedMemory(Stored):
                 self.rng.set_state(state['rng'])
                 self.n_drawn = [int(n) for n in state['n_drawn']]
             except BaseException:
-                for o, (its_state, rows) in zip(memories[:n_done], before): o.restore(its_state, rows.pieces())
+                for o, (its_state, rows) in zip(memories[:n_done], before):
+                    o.restore(its_state, rows.pieces())
                 self.sampler.shares = shares
                 self.rng.set_state(rng)
                 raise
 
     def save(self, folder: str | Path, also: dict | None = None) -> int:
-        "Save all memories in `folder`, all or nothing, and `also`: as `ReplayMemory.save`; return the bytes written"
+        """Save all memories in `folder`, all or nothing, and `also`: as `ReplayMemory.save`; return
+        the bytes written"""
         with self.lock:
             state, rows = self.saved()
             return save_state(folder, dict(mixed=state) | also_state(also), 'mixed memory', rows)
 
     @classmethod
-    def load(cls, folder: str | Path, samplers: Any = None, step: Any = None, shares: Any = None) -> Self:
-        """Return the mixture saved in `folder`, of `ReplayMemory`s in RAM. `samplers`: those of your own, one for each
-        memory (None: the library's); `step`: an example of a step type of your own; `shares`: again, if they are
-        functions of your own. Errors are those of `ReplayMemory.load`"""
+    def load(cls, folder: str | Path, samplers: Any = None, step: Any = None,
+             shares: Any = None) -> Self:
+        """Return the mixture saved in `folder`, of `ReplayMemory`s in RAM. `samplers`: those of
+        your own, one for each memory (None: the library's); `step`: an example of a step type of
+        your own; `shares`: again, if they are functions of your own. Errors are those of
+        `ReplayMemory.load`"""
         with SavedState(folder, 'mixed memory') as saved:
             with saved.sense('a mixed memory'):
                 found = saved.state()
                 state, there = found['mixed'], found['mixed']['memories']
             own = [None]*len(there) if samplers is None else samplers
-            require(len(own)==len(there), f'samplers: expected {len(there)}, one for each memory, got {len(own)}')
-            memories = [memory_like(ReplayMemory, o, saved, mine, step) for o, mine in zip(there, own)]
-            memory = cls(memories, shares)
+            n, wanted = len(own), f'samplers: expected {len(there)}, one for each memory, got {len(own)}'
+            require(n==len(there), wanted)
+            made = [memory_like(ReplayMemory, o, saved, mine, step) for o, mine in zip(there, own)]
+            memory = cls(made, shares)
             with saved.sense('a mixed memory'): memory.restore(state, saved.pieces())
             memory.saved()[1].note(saved.token)
             memory.also = found.get('also')
         return memory
 
+    def __getattr__(self, name: str) -> Any:
+        refuse_name(self, name, 'call it on one of its `memories`')
     def __copy__(self) -> Self: return copy.deepcopy(self)
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:
-            own = dict(rng=Rng.get_state(self.rng), owed=self.sampler.owed, n_batches=self.sampler.n_batches)
-            return dict(memories=self.memories, shares=self.sampler.shares, n_drawn=self.n_drawn, **own)
+            rng, how = Rng.get_state(self.rng), self.sampler
+            return dict(memories=self.memories, n_drawn=self.n_drawn, rng=rng, shares=how.shares,
+                        owed=how.owed, n_batches=how.n_batches)
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(state['memories'], state['shares'], 0)
         Rng.set_state(self.rng, state['rng'])
@@ -589,22 +652,25 @@ class MixedMemory(Stored):
         "Return True, or raise an `AssertionError` that says what is wrong"
         with self.lock:
             owed = self.sampler.owed
-            assert abs(math.fsum(owed)) < 1e-6 or callable(self.sampler.shares.given), f'{owed} do not add up to 0'
+            assert len(owed)==len(self.memories) and np.isfinite(owed).all(), f'owed: {owed}'
             return all(o.check_valid() for o in self.memories)
 
     def health(self) -> Health:
-        "Return the shares asked and given, and `memories`: the health of each; their warnings are the mixture's"
+        """Return the shares asked and given, and `memories`: the health of each; their warnings are
+        the mixture's"""
         with self.lock:
             each, drawn = [o.health() for o in self.memories], sum(self.n_drawn)
             given = [n/max(1, drawn) for n in self.n_drawn]
-            out = dict(n=len(self), max_sz=self.max_sz, n_added=self.n_added, n_batches=self.sampler.n_batches,
-                       shares=[*self.shares], shares_drawn=given, **self.usage())
+            out = dict(n=len(self), max_sz=self.max_sz, n_added=self.n_added,
+                       n_batches=self.sampler.n_batches, shares=[*self.sampler.shares_now],
+                       shares_drawn=given, **self.usage())
             said = [f'memory {k}: {text}' for k, o in enumerate(each) for text in o['warnings']]
             return Health(out, memories=each, warnings=said)
 
     def show(self, id: int | None = None, n: int = 3, gamma: float = .99, source: str = '') -> Any:
-        """Return a figure with a bar for each memory: transitions stored, share of the rows drawn (the line: what was
-        asked), rows drawn for each stored. With an `id`, the figure of its memory; see `ReplayMemory.show`"""
+        """Return a figure with a bar for each memory: transitions stored, share of the rows drawn
+        (the line: what was asked), rows drawn for each stored. With an `id`, the figure of its
+        memory; see `ReplayMemory.show`"""
         import matplotlib.pyplot as plt
         with self.lock:
             if id is not None:
@@ -612,7 +678,7 @@ class MixedMemory(Stored):
                 return self.memories[k].show(int(own), n, gamma, source)
             found, sizes = self.health(), [len(o) for o in self.memories]
             bars = {'transitions': sizes, 'share of the rows drawn': found['shares_drawn'],
-                    'rows drawn for each stored': [a/max(1, m) for a, m in zip(self.n_drawn, sizes)]}
+                    'drawn for each stored': [a/max(1, m) for a, m in zip(self.n_drawn, sizes)]}
         figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), layout='constrained')
         for ax, (title, values) in zip(axes, bars.items()):
             ax.bar([str(k) for k in range(len(values))], values, color='C1')
@@ -621,5 +687,5 @@ class MixedMemory(Stored):
         figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
         return figure
     def __repr__(self) -> str:
-        parts = ', '.join(f'{share:.3g} of {o!r}' for share, o in zip(self.shares, self.memories))
+        parts = ', '.join(f'{share:.3g} of {o!r}' for share, o in zip(self.sampler.shares_now, self.memories))
         return f'MixedMemory({parts})'

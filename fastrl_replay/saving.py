@@ -45,8 +45,8 @@ def to_plain(v: Any, put: Callable, where: str = 'state') -> Any:
     return {'!pairs': [[to_plain(k, put, f'{where}, a key'), o] for k, o in parts.items()]}
 
 def check_plain(name: str, v: Any) -> Any:
-    """Return `v` if it is of numbers, strings, None, arrays and tensors, in lists, tuples and dicts: what a state
-    holds. A `TypeError` names anything else by its path, such as `also.optimizer.lr`"""
+    """Return `v` if it is of numbers, strings, None, arrays and tensors, in lists, tuples and dicts: what
+    a state holds. A `TypeError` names anything else by its path, such as `also.optimizer.lr`"""
     kind = type(v)
     if kind in (list, tuple, dict, OrderedDict):
         for k, o in v.items() if isinstance(v, dict) else enumerate(v):
@@ -298,7 +298,7 @@ class _Save:
         n, plain = len(self.files), to_plain(v, self.put, where)
         return dict(plain=plain, files=dict([*self.files.items()][n:]))
     def range(self, rows, pieces, since):
-        "Write the rows of a memory from id `since` on, and return what the manifest says of all, some in `pieces`"
+        "Write the rows of a memory from id `since` on; return what the manifest says of all, `pieces` included"
         if since < rows.n_added or rows.n_added and not pieces:
             pieces.append(dict(first=since, end=rows.n_added, **self.part(rows.get(since), 'rows')))
         return dict(first_id=rows.first_id, n_added=rows.n_added, pieces=pieces)
@@ -409,7 +409,7 @@ class SavedState:
         "Return the state as it was given to `save_state`, with arrays of its own"
         return self._part(self._manifest['state'], mapped=False)
     def pieces(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows, oldest first, as `Rows.get` returned them, in read-only arrays; some may be before `first_id`.
-        Those of further memories come after those of the first, with their numbers, 1, 2, …, as `of_memory`"""
+        """Yield the rows, oldest first, as `Rows.get` returned them, in read-only arrays; some may be before
+        `first_id`. Those of further memories follow, with their numbers, 1, 2, …, as `of_memory`"""
         for k, o in enumerate([self._manifest, *self._manifest.get('others', ())]):
             for part in o['pieces']: yield _of_memory(k, self._part(part, mapped=True))

@@ -1,6 +1,8 @@
 "What may be drawn: drop, clear, where and max_draws, beside a twin that writes the law out"
 import copy
 import pickle
+import shutil
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -10,12 +12,17 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
+from fastrl_replay.samplers.age import AgeWeighted
+from fastrl_replay.samplers.base import Prioritized
 from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
+from fastrl_replay.saving import CheckpointError
 from fastrl_replay.storage.sequence_sampler import Sequence
+from limits import small_files
+from watched import PACKAGE, at_every_line, moments, torn
 
 MAX_SZ = 37
 
@@ -38,7 +45,8 @@ class Own:
 
 
 SAMPLERS = dict(uniform=Uniform, repeating=lambda: Uniform(True), proportional=lambda: Proportional(alpha=.7, eps=.01, normalize='memory'),
-                zero=lambda: Proportional(alpha=0.), rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own)
+                zero=lambda: Proportional(alpha=0.), rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own,
+                aged=lambda: AgeWeighted(20), fading=lambda: AgeWeighted(15, 0.), floored=lambda: AgeWeighted(3.5, 1.))
 
 
 class Naive:
@@ -60,7 +68,7 @@ class Naive:
     def update(self, ids, errors):
         last = {i: abs(e) for i, e in zip(ids, errors) if i >= self.first and i not in self.dropped}
         self.n_stale += sum(i not in last for i in ids)
-        if self.kind in ('uniform', 'repeating'): return 0
+        if self.kind in ('uniform', 'repeating', 'aged', 'fading', 'floored'): return 0
         for i, e in last.items():
             self.p[i] = max(e, 1.) if self.kind=='lap' else e + {'proportional': .01, 'zero': 1e-6}.get(self.kind, 0.)
             self.largest = max(self.largest, self.p[i])
@@ -68,7 +76,8 @@ class Naive:
     def probs(self):
         ids = self.living()
         ranked = sorted(ids, key=lambda i: (-self.p[i], i))
-        mass = dict(proportional=lambda i: self.p[i]**.7, lap=lambda i: self.p[i]**.4, rank=lambda i: (ranked.index(i) + 1)**-.8).get(self.kind, lambda i: 1.)
+        mass = dict(proportional=lambda i: self.p[i]**.7, lap=lambda i: self.p[i]**.4, rank=lambda i: (ranked.index(i) + 1)**-.8,
+                    aged=lambda i: max(.1, 1 - (len(self.p) - 1 - i)/20), fading=lambda i: max(0., 1 - (len(self.p) - 1 - i)/15)).get(self.kind, lambda i: 1.)
         mass = {i: mass(i) for i in ids}
         total = sum(mass.values())
         return {i: m/total if total else 1/len(mass) for i, m in mass.items()}
@@ -111,7 +120,7 @@ def again(memory, rng, folder, make):
 def test_thousands_of_random_calls_beside_the_twin(kind, disk, tmp_path):
     rng, make, folder = np.random.default_rng(len(kind)), SAMPLERS[kind], tmp_path/'memory'
     memory, twin = ReplayMemory(MAX_SZ, make(), seed=0, path=folder if disk else None), Naive(kind)
-    for k in range(200 if disk else 600):
+    for _ in range(200 if disk else 600):
         n, first, what = len(twin.p), twin.first, rng.random()
         if what < .2 or not n:
             priority = float(rng.random()*3) if rng.random() < .3 else None
@@ -156,6 +165,7 @@ def test_frequencies_are_those_of_the_law(kind):
     twin.extend([None]*5)
     probs, n = twin.probs(), 1000
     seen = np.bincount(np.concatenate([memory.sample(30).ids.numpy() for _ in range(n)]), minlength=65)
+    probs = {i: p for i, p in probs.items() if p}
     ids = np.array(list(probs))
     assert seen.sum() == seen[ids].sum() == 30*n
     expected = 30*n*np.array(list(probs.values()))
@@ -529,3 +539,143 @@ def test_a_checkpoint_of_a_pipe_brings_what_was_dropped(tmp_path):
     other = make().load(tmp_path)
     assert other.memory.usage()['n_dropped'] == 15
     for _ in range(10): assert other.sample().ids.tolist() == replay.sample().ids.tolist()
+
+
+# ---- killed, struck by an exception, in a forked child
+
+def what_is_there(memory):
+    "What was dropped, what is stored, and the priorities of those that may be drawn"
+    living, stored = memory.sampler.living, np.arange(memory.first_id, memory.n_added)
+    kept = stored if living is None else stored[living.holds(stored % memory.max_sz)]
+    p = memory.sampler.priorities[kept % memory.max_sz].tolist() if isinstance(memory.sampler, Prioritized) else []
+    return memory.first_id, memory.n_added, kept.tolist(), p
+
+
+CALLS = dict(drop=lambda m: m.drop(np.arange(22, 26)), more=lambda m: m.drop([20, 23, 27, 28]), clear=lambda m: m.clear(),
+             drop_again=lambda m: m.drop([m.n_added - 1]))
+
+@pytest.mark.parametrize('kind', ['uniform', 'proportional', 'rank', 'own'])
+def test_killed_at_any_line_it_is_the_state_before_or_after(kind, tmp_path):
+    "The files are copied before every line; each copy, and a mixture of two, opens as what was there before, or after"
+    rng, folder, count = np.random.default_rng(0), tmp_path/'m', 0
+    memory = ReplayMemory(12, SAMPLERS[kind](), path=folder, seed=0)
+    memory.extend([step(i) for i in range(30)])
+    memory.sample(4)
+    notes = {name: (folder/name).read_bytes() for name in ('memory.json', 'flushed.json')}
+    for name, call in CALLS.items():
+        if name=='drop_again': memory.extend([step(30 + i) for i in range(3)])
+        before = what_is_there(memory)
+        shots = moments(folder, lambda call=call: call(memory))
+        after = what_is_there(memory)
+        assert after != before and len(shots) > (1 if name=='clear' else 2)
+        for a, b in zip(shots, shots[1:] + shots[-1:]):
+            for files in (a, torn(a, b, rng)):
+                path, count = tmp_path/str(count), count + 1
+                path.mkdir()
+                for file, data in (files | notes).items(): (path/file).write_bytes(data)
+                again = ReplayMemory.open(path, sampler=Own() if kind=='own' else None, step=step(0))
+                assert what_is_there(again) in (before, after) and again.check_valid()
+                again.add(step(again.n_added))
+                assert what_is_there(again)[2][-1] == again.n_added - 1 and again.check_valid()
+                again.close()
+                shutil.rmtree(path)
+    assert count > 30
+    memory.close()
+
+
+class Struck(Exception): pass
+
+LINES = tuple(f'{PACKAGE}/{o}' for o in ('memory/', 'storage/'))
+
+
+@pytest.mark.parametrize('disk', [False, True], ids=['ram', 'path'])
+@pytest.mark.parametrize('kind', ['uniform', 'proportional', 'rank', 'sequences'])
+def test_an_exception_at_any_line_leaves_the_state_before_or_after(kind, disk, tmp_path):
+    options = dict(sequence=Sequence(3)) if kind=='sequences' else {}
+    for name in ('drop', 'clear'):
+        for k in range(0, 1000, 5 if disk else 1 if kind=='uniform' else 3):
+            memory = ReplayMemory(12, None if options else SAMPLERS[kind](), path=tmp_path/f'{name}{k}' if disk else None, seed=0, **options)
+            memory.extend([step(i, step_n=i % 10, end=i % 10==9) for i in range(30)])
+            before, lines = what_is_there(memory), [0]
+            def strike(lines=lines, k=k):
+                lines[0] += 1
+                if lines[0]==k + 1: raise Struck
+            try:
+                with at_every_line(strike, LINES): CALLS[name](memory)
+            except Struck: pass
+            else: break
+            memory.check_valid()
+            found = what_is_there(memory)
+            wanted = (18, 30, [i for i in range(18, 30) if not 22 <= i < 26]) if name=='drop' else (30, 30, [])
+            assert found==before or found[:3]==wanted
+            memory.extend([step(30 + i, step_n=i) for i in range(4)])
+            assert memory.check_valid() and len(memory.sampler) >= 0
+            memory.close()
+        assert k > 5
+        memory.close()
+
+
+def test_a_forked_child_may_not_drop_and_draws_no_dropped_row():
+    memory = filled(Proportional())
+    memory.drop(np.arange(30))
+    memory._read_only = 'made before this process was forked'
+    for call in (lambda: memory.drop([35]), memory.clear):
+        with pytest.raises(RuntimeError, match='forked'): call()
+    assert (memory.sample(50).ids >= 30).all()
+    memory._read_only = ''
+    memory.close()
+    with pytest.raises(RuntimeError, match='closed'): memory.drop([1])
+    with pytest.raises(RuntimeError, match='closed'): memory.clear()
+
+
+def test_a_full_disk_changes_nothing(tmp_path):
+    memory = filled(path=tmp_path/'m', max_sz=4000)
+    with small_files(1000):
+        with pytest.raises(OSError, match='dropped'): memory.drop([3, 4])
+    assert sorted(o.name for o in (tmp_path/'m').iterdir() if 'dropped' in o.name) == []
+    assert set(memory.sample(40).ids.tolist()) == set(range(40)) and memory.usage()['n_dropped'] == 0
+    memory.close()
+
+
+def test_a_folder_of_an_earlier_version_gets_its_file_with_the_first_drop(tmp_path):
+    memory = filled(path=tmp_path/'m')
+    memory.close()
+    assert not (tmp_path/'m'/'dropped.map').exists() and 'max_draws' not in (tmp_path/'m'/'memory.json').read_text()
+    memory = ReplayMemory.open(tmp_path/'m')
+    memory.drop([7])
+    assert (tmp_path/'m'/'dropped.map').stat().st_size == 8*51
+    memory.close()
+    (tmp_path/'m'/'dropped.map').unlink()
+    with pytest.raises(CheckpointError, match='dropped.map: no such file'): ReplayMemory.open(tmp_path/'m')
+
+
+def test_a_memory_of_shards_refuses_max_draws_by_name():
+    from fastrl_replay.ray import RayMemory
+    with pytest.raises(ValueError, match='max_draws: shards drop no rows; leave it out'): RayMemory(0, 100, max_draws=2)
+
+
+def test_a_part_one_memory_refuses_max_draws_by_name():
+    from fastrl_replay.memory.plain import PlainMemory
+    with pytest.raises(TypeError, match='max_draws: this memory drops no rows'): PlainMemory(100, max_draws=2)
+
+
+def test_threads_that_add_drop_clear_and_draw():
+    memory, stop, faults = ReplayMemory(64, Proportional(), seed=0), Event(), []
+    memory.extend([step(i) for i in range(64)])
+    def every(call):
+        while not stop.is_set():
+            try: call()
+            except ValueError as e:                    # overwritten or cleared meanwhile, or nothing left
+                if 'not in the memory' not in str(e) and 'nothing to draw' not in str(e): faults.append(e)
+            except Exception as e: faults.append(e)
+    def drop(): memory.drop([memory.n_added - 1, memory.first_id])
+    def draw():
+        batch = memory.sample(8)
+        batch.update_priorities(np.ones(8))
+    calls = [lambda: memory.add(step(memory.n_added)), drop, draw, memory.health, memory.clear, lambda: memory.where('reward', 3.)]
+    threads = [Thread(target=every, args=(o,)) for o in calls]
+    for o in threads: o.start()
+    stop.wait(.5)
+    stop.set()
+    for o in threads: o.join(10)
+    assert not faults and memory.check_valid()

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fastrl_replay.all import (
-    DQNLearner, ExperienceReplay, LinearSchedule, MixedMemory, Proportional, ReplayMemory, Sequence, SimpleStep, Transition,
+    DQNLearner, ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional, RankBased, RankReplay,
+    ReplayMemory, Sequence, SequenceReplay, SimpleStep, Transition,
     Uniform)
-from fastrl_replay.batch import Batch
 from fastrl_replay.mixed import SHIFT, dealt
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.saving import CheckpointError
@@ -81,7 +81,7 @@ def test_shares_may_be_schedules():
     counts = [int((mixed.sample(8).source==0).sum()) for _ in range(150)]
     assert counts[0]==0 and counts[100:]==[8]*50 and abs(sum(counts[:100]) - 8*sum(k/100 for k in range(100))) < 1
     one = mixture(LinearSchedule(1., .5, 10))                      # that of the first
-    assert [int(one.sample(4).source.sum()) for _ in range(12)][:1]==[0] and one.shares==(.5, .5)
+    assert [int(one.sample(4).source.sum()) for _ in range(12)][:1]==[0] and one.sampler.shares_now==(.5, .5)
     both = mixture(lambda k: (.5, .5) if k % 2 else (1., 0.))
     assert [int(both.sample(4).source.sum()) for _ in range(4)]==[0, 2, 0, 2]
     late = mixture(lambda k: (.5, .5) if k < 1 else (.7, .7))
@@ -92,10 +92,10 @@ def test_new_shares_forget_what_was_owed():
     mixed = mixture((.5, .5))
     mixed.sample(1)
     mixed.set_shares((.25, .75))
-    assert mixed.shares==(.25, .75) and mixed.sampler.owed==[0., 0.]
+    assert mixed.sampler.shares_now==(.25, .75) and mixed.sampler.owed==[0., 0.]
     assert int((mixed.sample(4).source==0).sum())==1
     with pytest.raises(ValueError, match='add up to 1'): mixed.set_shares((1, 1))
-    assert mixed.shares==(.25, .75)
+    assert mixed.sampler.shares_now==(.25, .75)
 
 def test_every_order_is_equally_likely():
     "Which memory has which place: chi-square of all 15 arrangements of two and four rows"
@@ -363,7 +363,7 @@ def test_shards_may_be_one_of_them():
 def everything(mixed):
     "All that two equal mixtures have in common"
     rows = [list(map(repr, o.fetch(np.arange(o.first_id, o.n_added)).astuple())) for o in mixed.memories]
-    return rows, mixed.rng.get_state(), [o.sampler.get_state()['n_batches'] for o in mixed.memories], mixed.n_drawn, mixed.shares
+    return rows, mixed.rng.get_state(), [o.sampler.get_state()['n_batches'] for o in mixed.memories], mixed.n_drawn, mixed.sampler.shares_now
 
 def test_a_second_save_writes_what_is_new(tmp_path):
     def big(k): return filled(k, 5000, 6000, kind=Wider if k else Named)
@@ -517,3 +517,46 @@ def test_loaders_prefetch_and_return_slots():
         batch, slots = batch
         assert torch.equal(slots, batch.idxs) and len(batch)==8
     assert 'memory 0' in repr(mixed.health()) and '0.5 of ReplayMemory' in repr(replay) and 'MixedMemory' in replay._repr_html_()
+
+def test_every_pipe_takes_one():
+    def of(*samplers, **kw): return MixedMemory([ReplayMemory(60, o, seed=1, **kw) for o in samplers], seed=2)
+    def fill(mixed):
+        for o in mixed.memories[1:]: o.extend([*loop(60)])
+        return mixed
+    mixed = fill(of(Proportional(), Proportional()))
+    batches = [*loop_through(PrioritizedReplay, mixed, bs=6)]
+    assert len(batches)==16 and all((o.source.bincount()==3).all() for o in batches) and batches[-1].update_priorities(np.ones(6)) > 3
+    mixed = fill(of(RankBased(), RankBased()))
+    assert len([*loop_through(RankReplay, mixed, bs=6)])==16
+    mixed = fill(of(None, None, sequence=Sequence(5)))
+    batches = [*loop_through(SequenceReplay, mixed, bs=4, max_sz=60, length=5)]
+    assert len(batches) > 10 and batches[-1].mask.shape==(4, 5) and (batches[-1].source.bincount()==2).all()
+    for pipe, kw, message in [(PrioritizedReplay, dict(alpha=.7), 'alpha: an option of a new memory, but memory= is given'),
+                              (PrioritizedReplay, dict(beta=LinearSchedule(.4, 1., 9)), 'beta: an option of a new memory'),
+                              (RankReplay, {}, 'memory: expected one that draws by ranks, for rank_replay')]:
+        with pytest.raises(TypeError, match=message): pipe([], memory=fill(of(Proportional(), Proportional())), **kw)
+    with pytest.raises(TypeError, match=r'memory: expected one that draws Sequence\(length=6.* uniformly, for sequence_replay'):
+        SequenceReplay([], bs=2, max_sz=60, length=6, memory=mixed)
+    with pytest.raises(TypeError, match='MixedMemory without episode_index; use a ReplayMemory'):
+        HindsightReplay([], lambda a, b, info: 0, memory=fill(of(None, None)))
+
+def loop_through(pipe, mixed, **kw): return pipe(loop(80), memory=mixed, **dict(min_sz=20, steps_per_batch=4) | kw)
+
+def test_a_pipe_waits_for_a_memory_that_is_empty():
+    demos = ReplayMemory(60, seed=1)
+    mixed, found = MixedMemory([ReplayMemory(200, seed=0), demos], (.5, .5), seed=0), []
+    def steps():
+        for i, o in enumerate(loop(100)):
+            if i==60: demos.extend([*loop(30)])
+            yield o
+    for _ in ExperienceReplay(steps(), bs=4, memory=mixed, min_sz=10, steps_per_batch=10): found.append(mixed.n_added)
+    assert found==[70, 80, 90, 100]                                # those that were due before are skipped
+    mixed = MixedMemory([ReplayMemory(200, seed=0), ReplayMemory(9)], (1., 0.), seed=0)
+    assert len([*ExperienceReplay(loop(100), bs=4, memory=mixed, min_sz=10, steps_per_batch=10)])==10
+
+def test_rows_that_were_dropped_are_not_drawn():
+    mixed = mixture((.5, .5))
+    assert mixed.memories[1].drop(np.arange(25))==25
+    assert (torch.cat([o.idxs[o.source==1] for o in [mixed.sample(8) for _ in range(20)]]) >= 25).all()
+    mixed.memories[1].drop(np.arange(25, 30))
+    with pytest.raises(ValueError, match='memory 1 has nothing that may be drawn yet, and its share of a batch is 0.5'): mixed.sample(8)

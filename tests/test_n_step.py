@@ -560,6 +560,9 @@ def test_an_empty_push_stores_nothing():
     n_step, other = NStep(n=2, gamma=.9), ReplayMemory(10)
     assert other.extend(n_step.push(chunk)).tolist() == [] and isinstance(n_step.push(chunk), Batch)
     assert len(other.extend(n_step.flush())) == 2 and NStep(n=2, gamma=.9).flush() == []
+    for n_step in NStep(n=2, gamma=.9), NStep(n=2, gamma=.9):      # all copies were being reset: a chunk without rows, before or after others
+        assert len(other.extend(n_step.push(chunk[:0]))) == 0 and len(n_step.push(chunk)) == 0 == len(n_step.push(chunk[:0])) and len(n_step.push(chunk)) == 2
+    assert [len(o) for o in NStep([chunk[:0], chunk, chunk[:0], chunk], 2, .9)] == [2]
 
 
 def test_what_cannot_be_pushed_changes_nothing():

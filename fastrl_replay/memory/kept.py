@@ -75,7 +75,7 @@ def _in_child():
 if hasattr(os, 'register_at_fork'):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
-# %% ../../nbs/3_lasting/16_kept.ipynb #d0000009
+# %% ../../nbs/3_lasting/16_kept.ipynb #e3000002
 def also_state(also: Any) -> dict[str, Any]:
     "Return what a saved state holds of `also`; a `TypeError` names by its path what can't be saved"
     if also is None: return {}
@@ -91,6 +91,7 @@ def memory_like(make: Any, state: Any, saved: SavedState, sampler: Any = None, s
     made = sampler_from(kind, sampler)
     with saved.sense('a memory'): return make(max_sz, made, step=step, windows=state.get('windows'), **options)
 
+# %% ../../nbs/3_lasting/16_kept.ipynb #d0000009
 class Saved(Pruned):
     "A memory that can be saved and loaded, copied and pickled"
     def _begin(self, *made):
@@ -323,7 +324,7 @@ class ReplayMemory(Saved):
             self._leave(storage)
         return storage
     def _note_dropped(self, ids):
-        if self._room.durable and len(ids): self._room.dropped(self.max_sz, make=True).note(ids)
+        if self._room.durable: self._room.dropped(self.max_sz, make=True).note(ids)
     def _note_living(self, storage):
         living = self._sampler.living
         if not self._room.durable or storage is None or living is None: return
@@ -370,8 +371,9 @@ class ReplayMemory(Saved):
 
         `options`: those of `ReplayMemory`; `max_sz` is the number of steps, unless given. Each
         episode is a stream; where `step_type` has `env_id`, this is 0, and `episode_n` and `step_n`
-        count. Fields that a data set doesn't have get the defaults of `step_type`. A `ValueError`, `TypeError` or `FileNotFoundError` says what doesn't fit, and leaves
-        nothing behind; an `ImportError` names the extra, `minari`."""
+        count. Fields that a data set doesn't have get the defaults of `step_type`. A `ValueError`,
+        `TypeError` or `FileNotFoundError` says what doesn't fit, and leaves nothing behind; an
+        `ImportError` names the extra, `minari`."""
         return load_minari(cls, dataset, step_type, **options)
 
     def to_minari(self, dataset_id: str, env: Any = None, **options: Any) -> Any:

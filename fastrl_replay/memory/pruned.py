@@ -92,7 +92,7 @@ class Living:
         assert (self.slots[self.places[there]]==there).all(), 'a slot is not at its place in the list'
         return True
 
-# %% ../../nbs/3_lasting/16_dropped.ipynb #da480093
+# %% ../../nbs/3_lasting/16_dropped.ipynb #44d14119
 class Pruned(Windowed):
     "A memory that draws not all that it stores"
     _drawn_counts: Any = None        # where the draws of all rows are counted, for `max_draws`
@@ -101,7 +101,7 @@ class Pruned(Windowed):
         """Never draw the transitions `ids` (m,) again; return how many had not been dropped before.
 
         They stay readable until they are overwritten, by transitions that are drawn as ever. `len`
-        counts them, windows and sequences that hold one are not drawn, and priorities for them are
+        counts them, sequences that hold one are not drawn, windows end before it, and priorities for them are
         stale. A `ValueError` for an id that isn't stored, a `TypeError` for a sampler of your own
         without a method `on_drop(slots)`; neither changes anything."""
         with self.lock:
@@ -128,12 +128,11 @@ class Pruned(Windowed):
     def where(self, field: str, test: Any) -> np.ndarray:
         """Return ids of the stored transitions whose `field`, a number or string, passes a test, oldest first (int64).
 
-        `test`: a function of an array of these numbers or strings (n,) that returns n bools, or the one to be
-        equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
-        names a field that isn't one number, or an answer that isn't n bools."""
+        `test`: a function of an array of these numbers or strings (n,) that returns n bools, or the one
+        to be equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
+        names a field that is neither, or an answer that isn't n bools."""
         with self.lock:
-            ids = np.arange(self.first_id, self.n_added)
-            k = None if self.layout is None else self.layout.leaf(field)
+            ids, k = np.arange(self.first_id, self.n_added), self.layout and self.layout.leaf(field)
             texts, bits = k is not None and self.layout.leaves[k].text, None
             if texts: values = np.array(self.fetch(ids, (field,))[field], object)
             else:
@@ -158,13 +157,14 @@ class Pruned(Windowed):
         raise TypeError(f'sampler: {self._sampler.name} has no method on_drop(slots), which says that these slots are '
                         'not to be drawn any more; write one (it may remove them from all that draw looks at)')
     def _drop(self, slots):
+        self._note_dropped(np.empty(0, np.int64))       # is there room to note it?
         self._leaving = ids_in(slots, self.n_added, self.max_sz)
         self._enter(self._storage)
     def _leave(self, storage):
         "Do what `drop` or `clear` began. After an interruption it is done once more, by the next call"
         sampler, n, first = self._sampler, storage.n_added, storage.first_id
         if sampler.living is None: sampler.living = Living(self.max_sz, np.arange(sampler.size))
-        self._note_dropped(self._leaving)
+        if len(self._leaving): self._note_dropped(self._leaving)
         ids = np.append(np.arange(max(0, n - self.max_sz), first), self._leaving[self._leaving >= first])
         slots = ids[sampler.living.holds(ids % self.max_sz)] % self.max_sz
         if len(slots): sampler.on_drop(slots)

@@ -245,6 +245,7 @@ class _RowWindows:
         "Return the transitions that the rows of `batch` complete, as a `Batch`, or None"
         if batch.layout is not self.layout: self.begin(batch.layout)
         m = len(batch)
+        if not m: return None
         if len(self) and 'env_id' not in self.at and batch.streams is None and m!=self.chunk_rows:
             raise ValueError(f'n_step: a chunk of {m} rows after one of {self.chunk_rows}: without env_id '
                              'a row is known by its position alone, and positions have shifted; '

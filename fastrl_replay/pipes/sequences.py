@@ -8,7 +8,7 @@ __all__ = ['SequenceReplay']
 # %% ../../nbs/3_lasting/13_sequence_replay.ipynb #c0a5f41c
 from typing import Any
 from .base import datapipe
-from .replay import ExperienceReplay, refuse_options
+from .replay import ExperienceReplay, given_memory, refuse_options
 from ..samplers.proportional import Proportional
 from ..storage.sequence_sampler import Sequence
 from ..samplers.uniform import Uniform
@@ -17,8 +17,7 @@ from ..samplers.uniform import Uniform
 _INSTEAD = dict(
     sampler='draws uniformly, or with alpha= by priorities; leave it out',
     sequence='makes it from length, burn_in and stride; leave it out',
-    windows='yields windows of all fields already; leave it out',
-    memory='makes its own memory; use experience_replay(memory=ReplayMemory(..., sequence=Sequence(...)))')
+    windows='yields windows of all fields already; leave it out')
 
 @datapipe('sequence_replay')
 class SequenceReplay(ExperienceReplay):
@@ -47,8 +46,11 @@ class SequenceReplay(ExperienceReplay):
             raise TypeError('replace: with alpha, sequence_replay always draws with replacement; leave it out')
         if alpha is None and beta!=.4:
             raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
-        sampler = Uniform(replace) if alpha is None else Proportional(alpha, beta)
-        sequence = Sequence(length, burn_in, stride, across_episodes, pad, eta)
+        sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta)
+        sampler: Any = Uniform(replace) if alpha is None else Proportional(alpha, beta)
+        given = given_memory('sequence_replay', kw, lambda o: o.sequence==sequence and o.prioritized==sampler.prioritized,
+                             f'{sequence}' + (' by priorities' if sampler.prioritized else ' uniformly'))
+        if given: sampler = sequence = None
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)
 
     def _can_draw(self):

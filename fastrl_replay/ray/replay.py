@@ -22,7 +22,7 @@ from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
     CPU, LEASE, NAMESPACE, RESTARTS, Info, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch, every,
-    named_actor, pack, ray_library)
+    named_actor, not_started, pack, ray_library)
 
 # %% ../../nbs/4_processes/07_ray_replay.ipynb #8c1c27e5
 class RayPusher(Telling):
@@ -44,7 +44,6 @@ class RayPusher(Telling):
         self.asked: Any = None               # whether to move: the call
         self.next = 0.                       # when to ask again, at the latest
         self.sender = Sender(self._connect, in_flight, timeout, limited=True)
-
     def _connect(self, failed):
         "The shard in this place, started again if it died; another if it takes no more steps"
         self.place = self._tell('move', self.place, self.number)
@@ -65,7 +64,6 @@ class RayPusher(Telling):
         self.sender.flush()
         self.place, self.rows = place, 0
         self.sender.shard = self._tell('find', place)[1]
-
     def push(self, chunk: Any, priorities: Any = None) -> None:
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
         chunk = as_batch(chunk)
@@ -90,6 +88,7 @@ class ActingWorker:
         torch.set_num_threads(1)
         become_actor(number)
         self.number, self.chunk, self.task = number, chunk, Task(pipe, chunk, math.inf)
+    def ready(self) -> None: "It has started"
     def run(self, *target: Any) -> None:
         "Run the pipe to its end; `target`: the arguments of a `RayPusher`"
         self.task.begin(self.number)
@@ -120,16 +119,16 @@ class RayActors(IterDataPipe):
         self.source_datapipe, self.n = source_datapipe, whole('ray_actors: n', n)
         self.chunk = whole('ray_actors: chunk', chunk, 1)
         self.in_flight = whole('ray_actors: in_flight', in_flight, 1)
-        self.resources = dict(num_cpus=CPU, scheduling_strategy='SPREAD') | (resources or {})
+        self.resources: dict[str, Any] = dict(num_cpus=CPU, scheduling_strategy='SPREAD') | (resources or {})
         self.restart, self.timeout, self.n_restarts = restart, timeout, 0
         self._place = Resumable()
         self._target: Any = None              # the memory that they push to
         self._crew: dict[int, Any] = {}  # number: actor, its running call, restarts
+        self._starting: dict[int, Any] = {}   # number: a call that is answered once it has started; since when
         self._look_at = 0.                    # when to look at them next
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in Task(self.source_datapipe, self.chunk, math.inf).chunks(self._place): yield batch
     __getstate__ = pickled_state
-
     def begin(self, memory: RayMemory) -> None:
         "Start the actors, which push to `memory`, unless they are running"
         self._target = memory
@@ -139,6 +138,7 @@ class RayActors(IterDataPipe):
         place, number = memory.assign()
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
+        self._starting[number] = actor.ready.remote(), time.monotonic()
         running = actor.run.remote(memory.name, self.in_flight, self.timeout, (place, number))
         self._crew[number] = actor, running, restarts
 
@@ -148,7 +148,18 @@ class RayActors(IterDataPipe):
         self._look_at = time.monotonic() + .1
         calls = {call: number for number, (_, call, *_) in self._crew.items()}
         for call in ray_library().wait(list(calls), num_returns=len(calls), timeout=0)[0]: self._ended(calls[call])
+        if self._starting: self._await_start()
         return bool(self._crew)
+    def _await_start(self):
+        "An `ActorError` says that an actor was not started within `timeout`: there is no room for it, perhaps"
+        waiting = {ref: k for k, (ref, _) in self._starting.items() if k in self._crew}
+        there = ray_library().wait(list(waiting), num_returns=len(waiting), timeout=0)[0] if waiting else []
+        self._starting = {k: self._starting[k] for ref, k in waiting.items() if ref not in there}
+        late = [k for k, (_, since) in self._starting.items() if time.monotonic() - since > self.timeout]
+        if not late: return
+        self.close()
+        what, cpus = f'ray_actors: actor {late[0]} (and {len(late) - 1} more)', self.resources.get('num_cpus') or 0
+        raise ActorError(not_started(what, cpus, self.timeout))
 
     def _ended(self, number):
         "An actor has come to its end, or raised, or died"
@@ -166,10 +177,9 @@ class RayActors(IterDataPipe):
             return self._start(restarts + 1)
         self.close()
         raise error from cause
-
     def close(self) -> None:
         "End the actors; iterating the replay again starts new ones"
-        crew, self._crew = self._crew, {}
+        crew, self._crew, self._starting = self._crew, {}, {}
         for actor, *_ in crew.values(): ray_library().kill(actor)
 
 def _actors_of(pipe):
@@ -227,7 +237,6 @@ class RayReplay(ExperienceReplay):
         self._check_slack(len(self.memory.places))
         if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.places) or self.n_batches
         self.memory.deferred = True
-
     def _make_memory(self, max_sz, replace, seed, sampler, **options):
         options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
         self._check_slack(options['shards'])
@@ -254,7 +263,6 @@ class RayReplay(ExperienceReplay):
         sampler: Any = memory.sampler
         if world > 1: sampler.normalize = 'memory'
         return cls(source_datapipe, memory=memory, timeout=timeout, **kw)
-
     def __iter__(self) -> Iterator[Any]:
         refuse_worker(type(self).__name__)
         return self._while_pushed() if self.pushed or self.freeze_memory else self._while_pulled()
@@ -263,14 +271,12 @@ class RayReplay(ExperienceReplay):
         while self._pull_until_due():
             batch, self.n_batches = self.sample(), self.n_batches + 1
             yield batch
-
     def _while_pushed(self):
         if self._actors is not None and not self.freeze_memory: self._actors.begin(self.memory)
         while self._ready or self._asked or self._await_steps():
             if self._actors is not None: self._actors.watch()
             while len(self._asked) < self.ahead and (k := self._allowed()) > 0: self._asked.append(self._ask(k))
             yield self._next()
-
     def _due(self): return batches_due(self.memory.known_added, self.min_sz, self.steps_per_batch)
     def _allowed(self):
         "How many batches may be asked for now"
@@ -304,13 +310,11 @@ class RayReplay(ExperienceReplay):
             elsewhere = self.memory.known_added - sum(o.n_added for o in taking)
             self.memory.caps = dealt(taking, [caps for _, caps in self._asked], total - elsewhere)
         return self.memory.ask(n, self.bs), self.memory.caps
-
     def _next(self):
         if not self._ready: self._ready.extend(self.memory.take(self._asked.popleft()[0]))
         if not self.freeze_memory: self.n_batches += 1
         batch = self._ready.popleft()
         return (batch, batch.idxs) if self.return_idxs else batch
-
     def stats(self) -> dict[str, Any]:
         "Return figures by shard: `RayMemory.stats`"
         return self.memory.stats()
@@ -336,7 +340,6 @@ class RayReplay(ExperienceReplay):
         for ahead in (self._asked, self._ready): ahead.clear()
         self.n_batches = int(self.memory.restore(folder)['n_batches'])
         return self
-
     def close(self, everything: bool = False) -> None:
         "End the actors and the shards; an attached replay ends these only with `everything`"
         if self._actors is not None: self._actors.close()
@@ -348,22 +351,25 @@ class RayReplay(ExperienceReplay):
 class Board:
     "Where the newest weights lie, and how many steps all actors have made"
     def __init__(self, plan: Any = None, lease: float | None = None) -> None:
-        self.plan, self.version, self.n_steps, self.heard = plan, -1, 0, time.monotonic()
+        self.plan, self.version, self.n_steps, self.n_silent = plan, -1, 0, 0
         self.newest: Any = None
-        if lease is not None: every(lease/10, lambda: time.monotonic() - self.heard > lease and os._exit(0))
+        if lease is not None: every(lease/10, self._end_unheard)
+    def _end_unheard(self):
+        self.n_silent += 1
+        if self.n_silent > 10: os._exit(0)
     def facts(self) -> Any:
         "Return which tensors it has"
         return self.plan
     def renew(self) -> None:
         "A learner lives"
-        self.heard = time.monotonic()
+        self.n_silent = 0
     def publish(self, flat: Any) -> int:
         "`flat` is the newest version; put into the store here, it outlives the learner"
         self.version, self.newest = self.version + 1, [ray_library().put(flat)]
         return self.version
     def sync(self, steps: int, have: int) -> tuple[int, int, Any]:
         "Count `steps`; the version, the steps of all, and where the weights lie if they are new"
-        self.n_steps, self.heard = self.n_steps + steps, time.monotonic()
+        self.n_steps, self.n_silent = self.n_steps + steps, 0
         return self.version, self.n_steps, None if self.version==have else self.newest
     def set_steps(self, n: int) -> None:
         "Set the number of steps"
@@ -398,7 +404,6 @@ class RayParams(Telling):
         matching(model, made.plan)
         made._show_life()
         return made
-
     def publish(self, model: torch.nn.Module) -> int:
         "Make the weights of `model` the newest version; returns its number (as `SharedParams`)"
         return self._tell('publish', packed(matching(model, self.plan)).numpy())

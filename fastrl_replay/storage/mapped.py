@@ -333,7 +333,7 @@ class MappedFolder(NotedFolder):
         description = self.path/self.DESCRIPTION
         if self.writable: self._enter()
         elif not self.path.is_dir(): raise CheckpointError(f'{self.path}: no such folder; there is no memory here')
-        elif not description.exists(): raise CheckpointError(f'{self.path}: there is no memory here yet')
+        elif not description.exists(): raise CheckpointError(f'{description} is missing: there is no memory here yet')
         if not os.path.lexists(description): return self._mark()
         self.description = self._read(description)
         if not self.writable: return

@@ -24,7 +24,7 @@ class SequenceBatch(Batch):
     """Windows of consecutive steps of a stream: columns of shape (bs, length, …). `mask` (bs, length)
     is False where there is no step: columns are zeros and `ids` (bs, length) −1. `probs` and
     `weights` are (bs,). The first `burn_in` steps only warm up a recurrent state."""
-    _header = WINDOWED
+    _header: tuple = WINDOWED
     mask: Column[torch.Tensor] = Column()
 
     @property
