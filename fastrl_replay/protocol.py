@@ -23,7 +23,7 @@ class Memory(Protocol, Generic[B]):
     @property
     def n_added(self) -> int: "How many transitions were ever stored"
     @property
-    def first_id(self) -> int: "How many of them were overwritten since"
+    def first_id(self) -> int: "How many of them were overwritten, or cleared, since"
     @property
     def sampler(self) -> Any: "The `Sampler`, which knows everything stored so far"
     def __len__(self) -> int: "How many transitions are stored"

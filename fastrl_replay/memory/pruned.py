@@ -92,7 +92,7 @@ class Living:
         assert (self.slots[self.places[there]]==there).all(), 'a slot is not at its place in the list'
         return True
 
-# %% ../../nbs/3_lasting/16_dropped.ipynb #da480093
+# %% ../../nbs/3_lasting/16_dropped.ipynb #44d14119
 class Pruned(Windowed):
     "A memory that draws not all that it stores"
     _drawn_counts: Any = None        # where the draws of all rows are counted, for `max_draws`
