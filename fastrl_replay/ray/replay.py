@@ -388,7 +388,7 @@ class RayParams(Telling):
         self.name, lease = f'params-{secrets.token_hex(8)}' if name is None else name, None if detached else LEASE
         how = dict(num_cpus=0, name=self.name, namespace=NAMESPACE, lifetime='detached')
         try: actor = ray_library().remote(Board).options(**how).remote(plan_of(model), lease)
-        except ValueError: refuse('name', 'one that nothing has', name, f'RayParams.attach({name!r}, model) uses what is there')
+        except ValueError: refuse('name', 'one that nothing has', name, 'RayParams.attach uses what is there')
         self._begin(RemoteActor(actor), plan_of(model), timeout)
         self.publish(model)
         if not detached: self._show_life(), atexit.register(self.close)
