@@ -28,18 +28,13 @@ MAP = {
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
-<<<<<<< HEAD
-        'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/frame_history',
-        'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online',
-        'tutorials/device', 'tutorials/*'],
-=======
         'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent',
-        'tutorials/frame_history', 'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online', 'tutorials/*'],
->>>>>>> main
+        'tutorials/frame_history', 'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online',
+        'tutorials/*'],
     'How to': ['howto/*'],
     'The library': [
         'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept', 'lasting/dropped', 'lasting/windows',
-        'lasting/mixed', 'lasting/texts', 'processes/device',
+        'lasting/mixed', 'lasting/texts',
         'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/age',
         'lasting/own',
         'memory/schedules', 'learning/stepper', 'learning/n_step',
