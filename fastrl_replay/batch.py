@@ -436,10 +436,9 @@ class Batch(Columns):
         return self.layout.step(self._readable())
     def _readable(self):
         leaves, arrays = self.layout.leaves, self.arrays()
-        def readable(o, a):
-            if o.text: return a.tolist()
-            return a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy()
-        return [readable(o, a) for o, a in zip(leaves, arrays)]
+        found = [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
+        for k in self.layout.texts: found[k] = found[k].tolist()
+        return found
 
     def replace(self, **columns) -> 'Batch':
         "Return a batch with other `columns` for these fields; it keeps ids, weights and its memory"

@@ -255,7 +255,7 @@ def _moves(plan, other):
     found = []
     names = [*HEADER, *(o.name for o in plan.layout.leaves)]
     for name, column, wanted in zip(names, plan.columns, other.columns, strict=True):
-        if column is None: continue
+        if column is None or column[2].hasobject: continue                # strings lie elsewhere
         (begin, size, dtype, shape), (to, _, other_dtype, other_shape) = column, wanted
         if (dtype, shape[1:])!=(other_dtype, other_shape[1:]):
             wanted = f'{other_dtype}{list(other_shape[1:])}, as in another memory'
@@ -391,6 +391,9 @@ class Mixed:
         for (k, (plan, raw)), own in zip(batches.items(), moves):
             to = places[at:at + plan.n]
             move_rows(raw, out, own, to, request.source, k)
+            for j in plan.layout.texts:
+                strings = parts[k].arrays()[j].reshape(plan.n, -1)
+                request.leaves[j].reshape(len(places), -1)[to] = strings
             at += plan.n
         return batch
 
