@@ -34,7 +34,7 @@ MAP = {
     'How to': ['howto/*'],
     'The library': [
         'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept', 'lasting/dropped', 'lasting/windows',
-        'lasting/mixed',
+        'lasting/mixed', 'lasting/texts',
         'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/age',
         'lasting/own',
         'memory/schedules', 'learning/stepper', 'learning/n_step',

@@ -93,7 +93,7 @@ class Living:
         return True
 
 # %% ../../nbs/3_lasting/16_dropped.ipynb #44d14119
-class Pruned(PlainMemory):
+class Pruned(Windowed):
     "A memory that draws not all that it stores"
     _drawn_counts: Any = None        # where the draws of all rows are counted, for `max_draws`
 
