@@ -101,7 +101,7 @@ class Pruned(Windowed):
         """Never draw the transitions `ids` (m,) again; return how many had not been dropped before.
 
         They stay readable until they are overwritten, by transitions that are drawn as ever. `len`
-        counts them, windows and sequences that hold one are not drawn, and priorities for them are
+        counts them, sequences that hold one are not drawn, windows end before it, and priorities for them are
         stale. A `ValueError` for an id that isn't stored, a `TypeError` for a sampler of your own
         without a method `on_drop(slots)`; neither changes anything."""
         with self.lock:
@@ -127,15 +127,18 @@ class Pruned(Windowed):
             self._enter(storage)
 
     def where(self, field: str, test: Any) -> np.ndarray:
-        """Return ids of the stored transitions whose `field`, one number, passes a test, oldest first (int64).
+        """Return ids of the stored transitions whose `field`, a number or string, passes a test, oldest first (int64).
 
-        `test`: a function of an array of these numbers (n,) that returns n bools, or the number to be
-        equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
-        names a field that isn't one number, or an answer that isn't n bools."""
+        `test`: a function of an array of these numbers or strings (n,) that returns n bools, or the one
+        to be equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
+        names a field that is neither, or an answer that isn't n bools."""
         with self.lock:
-            column, bits = self._numbers(field), self.layout.leaves[self.layout.leaf(field)].bits_of
-            ids = np.arange(self.first_id, self.n_added)
-            values = column[ids % self.max_sz]
+            ids, k = np.arange(self.first_id, self.n_added), self.layout and self.layout.leaf(field)
+            texts, bits = k is not None and self.layout.leaves[k].text, None
+            if texts: values = np.array(self.fetch(ids, (field,))[field], object)
+            else:
+                column, bits = self._numbers(field), self.layout.leaves[k].bits_of
+                values = column[ids % self.max_sz]
         if bits is not None: values = values_of(values, bits)
         found = np.asarray(test(values) if callable(test) else values==test)
         if found.dtype==bool and found.shape==ids.shape: return ids[found]

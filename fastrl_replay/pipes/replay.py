@@ -197,7 +197,10 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def health(self) -> dict[str, Any]:
         "Return numbers and `warnings` about the memory: its `health`"
         return self.memory.health()
-    def show(self, *args: Any, **kw: Any) -> Any:
+    def show(
+        self, *args: Any,   # as for `ReplayMemory.show`
+        **kw: Any,          # the same
+    ) -> Any:
         "Return a figure of the memory, as `ReplayMemory.show`. Its title begins with the environment"
         source = next((f'{o.spec.id}: ' for o in upstream(self) if getattr(o, 'spec', None)), '')
         return self.memory.show(*args, source=source, **kw)

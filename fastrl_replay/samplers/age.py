@@ -150,7 +150,7 @@ class AgeWeighted(Latest):
         if self.sums is None: self.sums = np.ones((3, -(-self.max_sz//BLOCK)), np.int64)
         count_again(living.places, self.sums)
         left, tries = mass_left(living.places, self.sums, living.n, *law)
-        if tries < 64*left: 
+        if tries < 64*left:
             listed = living.slots[:living.n]
             draw_left(slots, probs, weights, words_of(rng), listed, living.places, left, tries, *law)
             return
