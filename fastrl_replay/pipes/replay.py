@@ -104,11 +104,11 @@ class Tracked:
     "How full the memory of a pipe is, by the names that the ancestor of this library gave to it"
     memory: Any
     @property
-    def _sz_tracker(self): return len(self.memory)
+    def _sz_tracker(self): return self.memory.n_added - self.memory.first_id
     @property
-    def _idx_tracker(self): return (self.memory.n_added - 1) % self.memory.max_sz + 1 if len(self.memory) else 0
+    def _idx_tracker(self): return (self.memory.n_added - 1) % self.memory.max_sz + 1 if self._sz_tracker else 0
     @property
-    def _cycle_tracker(self): return (self.memory.n_added - 1) // self.memory.max_sz if len(self.memory) else 0
+    def _cycle_tracker(self): return (self.memory.n_added - 1) // self.memory.max_sz if self._sz_tracker else 0
 
 # %% ../../nbs/2_learning/04_replay.ipynb #cf3408a4
 @datapipe('experience_replay')
