@@ -463,7 +463,7 @@ class Learner(Training):
         due = (self.n_batches + 1) % self.target_sync==0
         descend = self._eagerly if self._graph is None else partial(self._graph, self)
         for left in reversed(range(self.gradient_steps)): loss, td_errors = descend(batch, due and not left)
-        if prioritized and td_errors is not None: batch.update_priorities(td_errors.cpu())
+        if prioritized and td_errors is not None: batch.update_priorities(td_errors)
         if memory is not None: self.episodes.memory = memory
         self._unread.append(loss)
         if len(self._unread)==100: self._read()

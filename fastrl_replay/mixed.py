@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Self
 import numpy as np
 import torch
-from .batch import DRAWN, HEADER, Batch, Column, as_chunk, example_row, packed
-from .checks import Words, array, ids_of, is_number, of_type, refuse, require, typed, whole, within
+from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
+from .checks import Words, array, ids_of, is_number, of_type, refuse, require, whole, within
 from .health import Health
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
 from .memory.kept import also_state, memory_like
-from .protocol import Lasting, check_memory
+from .protocol import Lasting, check_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
@@ -183,11 +183,12 @@ class Locks:
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000010
 SHIFT = 56
 _LOCAL = (1 << SHIFT) - 1
+_CPU = torch.device('cpu')
 
 class MixedBatch(Batch):
     """A `Batch` of rows of several memories; `source` (int64 tensor (bs,)): the number of the
     memory of each"""
-    _header: tuple = (*DRAWN, 'source')
+    _header: tuple = (*AROUND, 'source')
     source: Column[torch.Tensor] = Column()
     @property
     def idxs(self) -> torch.Tensor | None:
@@ -255,7 +256,7 @@ def _moves(plan, other):
     found = []
     names = [*HEADER, *(o.name for o in plan.layout.leaves)]
     for name, column, wanted in zip(names, plan.columns, other.columns, strict=True):
-        if column is None: continue
+        if column is None or column[2].hasobject: continue                # strings lie elsewhere
         (begin, size, dtype, shape), (to, _, other_dtype, other_shape) = column, wanted
         if (dtype, shape[1:])!=(other_dtype, other_shape[1:]):
             wanted = f'{other_dtype}{list(other_shape[1:])}, as in another memory'
@@ -383,13 +384,17 @@ class Mixed:
         """One batch of the rows of all `parts` (by memory), those of the first at the first of the
         `places`, and so on"""
         batches = {k: packed(parts[k]) for k in sorted(parts)}
-        key = *batches, *(plan for plan, _ in batches.values())
+        around = next(iter(parts.values()))._extra.get('windows', ())
+        key = *batches, *(plan for plan, _ in batches.values()), around
         requests, how, moves = self._plans.get(key) or self._plan(key, parts)
         request, at = requests.get(*how), 0
         out = packed(batch := request.batch())[1]
         for (k, (plan, raw)), own in zip(batches.items(), moves):
             to = places[at:at + plan.n]
             move_rows(raw, out, own, to, request.source, k)
+            for j in plan.layout.texts:
+                strings = parts[k].arrays()[j].reshape(plan.n, -1)
+                request.leaves[j].reshape(len(places), -1)[to] = strings
             at += plan.n
         return batch
 
@@ -397,17 +402,21 @@ class Mixed:
         """How to join batches of these plans: the `Requests`, what to ask of them, and the moves of
         each"""
         m = len(parts)
-        numbers, plans = key[:m], key[m:]
+        numbers, plans, around = key[:m], key[m:-1], key[-1]
         like = next((k for k in numbers if parts[k].layout is self._layouts[k]), numbers[0])
         plan, kind, length = plans[numbers.index(like)], MixedBatch, None
-        rows = plan.layout
+        rows = _steps_of(plan.layout, dict(around))
         if isinstance(parts[like], SequenceBatch):
-            kind, length, rows = MixedSequenceBatch, plan.columns[0][3][1], _steps_of(rows)
+            kind, length = MixedSequenceBatch, plan.columns[0][3][1]
+            rows = _steps_of(plan.layout, plan.layout.fields)
         requests = self._requests_for(rows, kind, parts[like]._extra)
         header = tuple(o for o, column in zip(HEADER, plan.columns) if column is not None)
-        how = sum(o.n for o in plans), None, (*header, 'source'), length
+        how = sum(o.n for o in plans), None, (*header, 'source'), length, around
         moves = []
         for k, own in zip(numbers, plans):
+            device = next((o.device for o in parts[k].astuple() if isinstance(o, torch.Tensor)), _CPU)
+            if device!=_CPU:
+                refuse(f'memory {k}', 'batches on the CPU', Words(f'on {device}'), 'draw from it alone')
             try: moves.append(_moves(own, packed(requests.get(*how).batch())[0]))
             except ValueError as e: raise ValueError(f'memory {k}: {e}') from None
         if len(self._plans) > 99: self._plans.clear()
@@ -424,9 +433,9 @@ class Mixed:
             self._requests[rows, kind] = known
         return known
 
-def _steps_of(layout):
-    "The layout of the steps in windows of this layout"
-    leaves = [o._replace(shape=o.shape[1:]) for o in layout.leaves]
+def _steps_of(layout, windowed):
+    "The layout of the steps in windows of the fields `windowed`"
+    leaves = [o._replace(shape=o.shape[1:]) if o.path[0] in windowed else o for o in layout.leaves]
     return same_layout(layout.step_type, layout.trees, leaves)
 
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000015
@@ -451,7 +460,7 @@ class Routed(Mixed):
     @property
     def n_stale(self) -> int:
         "Priority updates that came too late, in all memories"
-        return sum(o.n_stale for o in self.memories)
+        return sum(int(o.n_stale) for o in self.memories)
     def __len__(self) -> int: return len(self.memories[0])
     def __bool__(self) -> bool: return True
 
@@ -460,30 +469,31 @@ class Routed(Mixed):
         if self.layout is not None: return
         common_fields([Layout.of(example()), *(o.layout for o in self.memories[1:])])
     def add(self, step: Any, priority: float | None = None) -> int:
-        "Store one step in the first memory; return its id"
+        "Store one step in the first memory, as `ReplayMemory.add`; return its id"
         with self.lock:
             self._check_first(lambda: step)
             return self.memories[0].add(step, priority)
     def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> np.ndarray:
-        "Store a chunk in the first memory, all of it or nothing; return its ids (int64[m])"
+        "Store a chunk in the first memory, as `ReplayMemory.extend`; return its ids (int64[m])"
         with self.lock:
             if self.layout is None:
                 chunk = as_chunk(chunk)
                 if len(chunk): self._check_first(lambda: example_row(chunk))
             return self.memories[0].extend(chunk, priorities, streams)
     def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Any]]:
-        "Yield what was stored in the first memory since, as its `news` does"
+        "Yield what was stored in the first memory since, as `ReplayMemory.news`"
         return self.memories[0].news(seen, fields)
 
     def _of_each(self, ids):
         "Of each memory among the ids (int64[m]): its number, where its own are, the ids in it"
-        whose = ids >> SHIFT
-        for k in np.unique(whose).tolist():
+        whose, n = ids >> SHIFT, len(self.memories)
+        wrong = np.flatnonzero((whose < 0) | (whose >= n))
+        if len(wrong):
+            id, k = ids[wrong[0]], whose[wrong[0]]
+            raise ValueError(f'ids: {id} is of memory {k}; there are {n}, from 0 on')
+        for k in range(n):
             at = np.flatnonzero(whose==k)
-            if not 0 <= k < len(self.memories):
-                n = len(self.memories)
-                raise ValueError(f'ids: {ids[at[0]]} is of memory {k}; there are {n}, from 0 on')
-            yield k, at, ids[at] & _LOCAL
+            if len(at): yield k, at, ids[at] & _LOCAL
     def fetch(self, ids: Any, fields: Any = None) -> Any:
         """Return the transitions with these ids, in this order; a `ValueError` for one that isn't
         stored. Those of one memory have all of its columns, those of several the columns that all
@@ -511,11 +521,10 @@ class Routed(Mixed):
                 found[at] = np.where(other < 0, -1, other | k << SHIFT)
         return found
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return the ids of the steps before these in their streams, or episodes; −1: none is stored"
+        "As `ReplayMemory.previous`, within each memory"
         return self._beside(ids, lambda o: o.previous, within_episode)
     def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        """Return the ids of the steps after these in their streams, or episodes; −1: there is none
-        yet"""
+        "As `ReplayMemory.next`, within each memory"
         return self._beside(ids, lambda o: o.next, within_episode)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
@@ -536,7 +545,7 @@ class Routed(Mixed):
             for o, at in parts:          # a memory elsewhere, whose ids are its own affair, checks itself
                 if o.draws is None or ids.ndim==2: continue
                 check_answers('ids', own[at], td[at], o.n_added)
-            return sum(o.update_priorities(own[at], td[at]) for o, at in parts)
+            return sum(o.update_priorities(own[at], td[at]) or 0 for o, at in parts)    # None: not counted
 
     def usage(self) -> dict[str, float]:
         """Return `n_drawn`, the rows of all batches of this mixture, `samples_per_insert`, that is,
@@ -629,6 +638,8 @@ class MixedMemory(Routed):
             memory.also = found.get('also')
         return memory
 
+    def __getattr__(self, name: str) -> Any:
+        refuse_name(self, name, 'call it on one of its `memories`')
     def __copy__(self) -> Self: return copy.deepcopy(self)
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:

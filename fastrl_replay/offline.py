@@ -8,6 +8,7 @@ __all__ = ['episode_steps', 'load_minari', 'by_episodes', 'space_of', 'save_mina
 # %% ../nbs/3_lasting/15_offline.ipynb #6f3eeb50
 import re, shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 import gymnasium as gym
@@ -46,10 +47,10 @@ def episode_steps(dataset: Any, step_type: Any) -> Iterator[Any]:
         for name, m in dict(observations=n + 1, actions=n, terminations=n, truncations=n).items():
             lengths = {len(a) for a in tree_leaves(getattr(episode, name))}
             if lengths!={m}: refuse(f'episode {episode.id}: {name}', f'{m} rows', lengths)
-        columns = {f: tree_map(lambda v: _repeated(v, n), v) for f, v in more.items()} | _columns(episode, k, n)
+        columns = {f: tree_map(partial(_repeated, n), v) for f, v in more.items()} | _columns(episode, k, n)
         if n: yield step_type(*(columns[f] for f in step_type._fields))
 
-def _repeated(v, n):
+def _repeated(n, v):
     "A default `n` times, of the dtype in which a step has it"
     a = np.asarray(v, np.float32 if type(v) is float else None)
     return np.broadcast_to(a, (n, *a.shape))

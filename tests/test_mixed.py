@@ -549,7 +549,7 @@ def test_a_pipe_waits_for_a_memory_that_is_empty():
         for i, o in enumerate(loop(100)):
             if i==60: demos.extend([*loop(30)])
             yield o
-    for batch in ExperienceReplay(steps(), bs=4, memory=mixed, min_sz=10, steps_per_batch=10): found.append(mixed.n_added)
+    for _ in ExperienceReplay(steps(), bs=4, memory=mixed, min_sz=10, steps_per_batch=10): found.append(mixed.n_added)
     assert found==[70, 80, 90, 100]                                # those that were due before are skipped
     mixed = MixedMemory([ReplayMemory(200, seed=0), ReplayMemory(9)], (1., 0.), seed=0)
     assert len([*ExperienceReplay(loop(100), bs=4, memory=mixed, min_sz=10, steps_per_batch=10)])==10

@@ -128,7 +128,7 @@ def test_actors_push_and_the_ratio_holds(name):
     assert steps.n_restarts == 1 and sum(seen['n_added']) >= 100 + 4*199 and replay.memory.check_valid()
     steps.close()
     held = {}
-    for batch in replay.memory.news({}, ('env_id', 'episode_n', 'step_n')):
+    for _, batch in replay.memory.news({}, ('env_id', 'episode_n', 'step_n')):
         for env, episode, step in zip(*(batch[k].tolist() for k in ('env_id', 'episode_n', 'step_n'))): held.setdefault(env, []).append((episode, step))
     assert set(held) == {0, 1, 2}
     for v in held.values():
@@ -232,7 +232,7 @@ def test_a_learner_dies_and_another_goes_on(name):
     assert replay.memory.check_valid()
     steps.close()
     held = {}
-    for batch in replay.memory.news({}, ('env_id', 'episode_n', 'step_n')):
+    for _, batch in replay.memory.news({}, ('env_id', 'episode_n', 'step_n')):
         for env, episode, step in zip(*(batch[k].tolist() for k in ('env_id', 'episode_n', 'step_n'))): held.setdefault(env, []).append((episode, step))
     assert set(held) >= {0, 1} and len(held) > 2 and all(v == sorted(set(v)) for v in held.values())       # each stream once, and in order
     replay.close(everything=True)
@@ -375,9 +375,12 @@ def test_exactly_once_over_a_kill(name, tmp_path): assert kills(name, tmp_path, 
 
 
 @pytest.mark.slow
-def test_exactly_once_over_many_kills(name, tmp_path):
-    n_dead, draws = kills(name, tmp_path, 2, 3, 8, {3: 0, 5: 1})
-    assert n_dead >= 8 and draws
+def test_exactly_once_over_many_kills(name, tmp_path, request):
+    "Eight kills; with `--kills 100` more, in memories of their own, since a shard is not restarted for ever"
+    wanted = request.config.getoption('--kills')
+    for k in range(1 if wanted <= 25 else -(-wanted//8)):
+        n_dead, draws = kills(f'{name}-{k}', tmp_path/str(k), 2, 3, 8, {3: 0, 5: 1})
+        assert n_dead >= 8 and draws
 
 
 @pytest.mark.slow
@@ -403,6 +406,24 @@ def test_save_kill_all_load_and_draw_the_same(name, tmp_path):
         assert set((again.sample(16).ids >> 44).tolist()) == {1} and again.check_valid()
         pids = again.stats()['pids']
     until(lambda: not any(map(is_running, pids)), 'a process is left')
+
+
+@pytest.mark.slow
+def test_saved_with_two_shards_and_loaded_with_three(name, tmp_path):
+    "The two are started beside the three for as long as it takes; frames and priorities arrive"
+    with RayMemory(2, 1200, Proportional(), name=name, seed=0, timeout=WAIT) as memory:
+        for a in range(0, 300, 20): memory.extend(sights(a, 20, a//20))
+        for _ in range(4): memory.sample(32).update_priorities(np.arange(32.)**2)
+        memory.save(tmp_path)
+        before, held = memory.stats(), contents(memory)
+        rows = {(int(o.env_id), int(o.value)): p for batch in memory.take(memory.ask(20, 64)) for o, p in zip(batch, batch.probs.tolist())}
+    with RayMemory.load(tmp_path, name=name, shards=3, timeout=WAIT) as again:
+        stats = again.stats()
+        assert contents(again) == held and stats['number'] == [2, 3, 4] and len(named()) == 4
+        assert np.isclose(sum(stats['mass']), sum(before['mass'])) and max(stats['fill']) - min(stats['fill']) < 60
+        for batch in again.take(again.ask(20, 64)):
+            for o, p in zip(batch, batch.probs.tolist()): assert abs(rows.get((int(o.env_id), int(o.value)), p) - p) < 1e-5*p
+        assert again.check_valid()
 
 
 @pytest.mark.slow

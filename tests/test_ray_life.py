@@ -76,8 +76,7 @@ def owner(first, how, name, address):
     return program, [int(o) for o in said[1:]]
 
 
-@pytest.mark.parametrize('first', ['ray', 'package'])
-@pytest.mark.parametrize('how', ['ends', 'raises', 'waits'])
+@pytest.mark.parametrize('first, how', [('ray', 'waits'), ('package', 'ends'), ('package', 'raises'), ('package', 'waits')])
 def test_an_exit_without_close_leaves_nothing(name, cluster, first, how):
     program, pids = owner(first, how, name, cluster)
     if how == 'waits': program.send_signal(signal.SIGINT)
@@ -85,30 +84,25 @@ def test_an_exit_without_close_leaves_nothing(name, cluster, first, how):
     until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 10)
 
 
-@pytest.mark.parametrize('how', [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_owner_leaves_nothing_for_long(name, cluster, how):
-    program, pids = owner('package', 'waits', name, cluster)
-    program.send_signal(how)
-    program.wait(WAIT)
-    until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 45)
-
-
-def test_it_ends_also_when_owner_and_directory_are_killed_for_good(name, cluster):
-    program, pids = owner('package', 'waits', name, cluster)
-    ray.kill(named_actor(name).actor)
-    program.kill()
-    until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 60)
-
-
-def test_detached_it_stays_until_it_is_closed(name, cluster):
+def test_killed_owners_leave_nothing_for_long_but_what_is_detached(name, cluster):
+    "One gets SIGTERM, one SIGKILL, one SIGKILL with its directory; a detached memory stays until it is closed"
     memory = RayMemory(2, 1000, name=name, detached=True, timeout=WAIT)
-    ids = memory.extend(rows(0, 20))
+    ids, stays = memory.extend(rows(0, 20)), set(memory.stats()['pids'])
+    owners = [owner('package', 'waits', f'{name}-{k}', cluster) for k in range(3)]
     del memory
     with pytest.raises(ValueError, match=rf'name: .*got {name!r}; RayMemory.attach\({name!r}\) uses .*close\(everything=True\) ends it'):
         RayMemory(1, 10, name=name)
-    time.sleep(35)                                        # longer than a lease
+    ray.kill(named_actor(f'{name}-2').actor)
+    begin = time.monotonic()
+    for how, (program, _) in zip((signal.SIGTERM, signal.SIGKILL, signal.SIGKILL), owners):
+        program.send_signal(how)
+        program.wait(WAIT)
+    for seconds, (_, pids) in zip((45, 45, 60), owners):
+        until(lambda pids=pids: not any(map(running, pids)), 'a shard is left', begin + seconds - time.monotonic())
+    until(lambda: not [o for o in named() if o.startswith(f'{name}-')], 'a name is left', begin + 60 - time.monotonic())
+    time.sleep(max(0., begin + 35 - time.monotonic()))     # longer than a lease
     again = RayMemory.attach(name, timeout=WAIT)
-    assert again.fetch(ids).value.tolist() == list(range(20))
+    assert again.fetch(ids).value.tolist() == list(range(20)) and set(again.stats()['pids']) == stays
     again.close(everything=True)
     until(lambda: not named(), 'something is left', 10)
     with pytest.raises(ShardLost, match='has been closed'): again.add_shards(1)
@@ -116,8 +110,9 @@ def test_detached_it_stays_until_it_is_closed(name, cluster):
 
 PUBLISHER = '''
 import sys, time, torch, ray
-from fastrl_replay.ray import RayParams
+from fastrl_replay.ray import RayParams, replay
 how, name, address = sys.argv[1:]
+replay.LEASE = 10.
 ray.init(address, log_to_driver=False)
 model = torch.nn.Linear(4, 2)
 with torch.no_grad(): model.weight.fill_(7.)
@@ -144,7 +139,7 @@ def test_weights_outlive_their_learner(name, cluster):
     with pytest.raises(ValueError, match='name: expected one that nothing has.*RayParams.attach'): RayParams(model, name=name)
     with pytest.raises(ValueError, match='differs'): RayParams.attach(name, torch.nn.Linear(3, 2))
     assert params.pull(model) == 0 and (model.weight == 7).all() and params.n_steps == 5
-    time.sleep(30)                                        # longer than a lease: who is attached keeps them
+    time.sleep(15)                                        # longer than this lease: who is attached keeps them
     assert params.publish(model) == params.version == 1
     params.close()
     until(lambda: not named() and not workers(), 'something is left', 10)
@@ -245,7 +240,7 @@ def test_without_a_free_cpu_the_error_says_so(name):
         def ready(self): return True
     greedy = Greedy.remote()
     ray.get(greedy.ready.remote(), timeout=WAIT)
-    with pytest.raises(ShardLost, match='of 4 CPUs 0 are free, and it needs 0.01 of one'): RayMemory(2, 100, name=name, timeout=8)
+    with pytest.raises(ShardLost, match='of 4 CPUs 0 are free, and it needs 0.01 of one'): RayMemory(2, 100, name=name, timeout=20)
     ray.kill(greedy)
 
 

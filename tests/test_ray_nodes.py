@@ -65,11 +65,15 @@ def parents(pids):
     return [found.count(o) for o in set(found)]
 
 
-def test_shards_and_actors_are_spread_over_the_nodes(cluster):
-    "Six shards and six actors on three nodes: at most three of a kind on one of them"
-    steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(6, chunk=16)
+def test_shards_and_actors_are_spread_over_the_nodes(cluster, tmp_path):
+    "Six shards and six actors on three nodes: at most three of a kind on one of them. With files, also on nodes of one name"
+    steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(6, chunk=16, timeout=WAIT)
     with steps.ray_replay(shards=6, bs=8, max_sz=6000, min_sz=10, seed=0, name='spread', timeout=WAIT) as replay:
         next(iter(replay))
         until(lambda: len(workers('ray::ActingWorker')) == 6, 'an actor is missing')
         for pids in replay.stats()['pids'], workers('ray::ActingWorker'):
             assert sum(parents(pids)) == 6 and max(parents(pids)) <= 3, parents(pids)
+    twins = [cluster.add_node(num_cpus=1, node_name='twin') for _ in range(2)]
+    with RayMemory(5, 500, name='twins', path=tmp_path, timeout=WAIT) as memory:
+        assert parents(memory.stats()['pids']) == [1]*5
+    for o in twins: cluster.remove_node(o)

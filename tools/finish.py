@@ -159,7 +159,8 @@ def search_entry(entry, ref, groups):
     found = next((e for e in ref.entries.get(entry['section'], []) if e.page == page), None)
     if found is None: return {**entry, 'weight': .3}
     root = found.name.partition('.')[0]
-    if root in CENTRAL: weight = CENTRAL[root]
+    if ref.is_part(found): weight = .5
+    elif root in CENTRAL: weight = CENTRAL[root]
     elif ref.is_public(found): weight = 1.4 if root in ref.chosen else .9
     else: weight = .5
     return {**entry, 'weight': weight, 'name': found.name}

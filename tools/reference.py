@@ -27,6 +27,18 @@ FOR_USERS = {
 PARTS = frozenset('''arrays empty of_arrays saved restore news episode_index in_worker waiting read_waiting take_waiting
     begin watch add_run draw_into enter update_ids n_entered note_largest kept_priorities kept rebuild write mass
     least_priority set_largest set_alpha priorities_in'''.split())
+# What a parameter of this name means wherever nothing else is said of it
+WORDS = {
+    'id': 'the number of a stored transition', 'ids': 'numbers of stored transitions, (m,)',
+    'slots': 'positions in the ring, int64 (m,)', 'bs': 'how many rows', 'field': 'the name of a field',
+    'fields': 'names of columns, if not all', 'step': 'one step, a `NamedTuple`',
+    'chunk': 'several steps: a `Batch`, a list, or a step of stacked arrays', 'batch': 'a `Batch`',
+    'streams': 'whose step each row is, (m,)', 'td_errors': 'one for each row, (m,)',
+    'priority': 'finite and ≥ 0', 'priorities': 'finite and ≥ 0, one for each row, (m,)',
+    'within_episode': 'stop where the episode ends?', 'folder': 'the path of a folder', 'timeout': 'in seconds',
+    'gamma': 'the discount factor', 'model': 'a torch module', 'state': 'what `state_dict` or `get_state` returned',
+    'source_datapipe': 'the pipe or iterable that the items come from',
+    'pieces': 'the rows, as `saved` returned them', 'seen': 'how far it is known what was stored'}
 WIDTH = 96                                              # of a signature
 # What a variable of this name holds in the text of a chapter: `memory.add` is `ReplayMemory.add`
 USUAL = {'memory': 'ReplayMemory', 'batch': 'Batch', 'replay': 'ExperienceReplay', 'learn': 'DQNLearner'}
@@ -172,8 +184,8 @@ def described_in(entry):
 
 
 def meanings(entry, sig):
-    "What each parameter means: what stands beside it, or beside that of the same name in a base class"
-    sources = [comments(o) for o in described_in(entry)]
+    "What each parameter means: what stands beside it, or beside that of the same name in a base class, or `WORDS`"
+    sources = [*(comments(o) for o in described_in(entry)), WORDS]
     return {k: next((o[k] for o in sources if o.get(k)), '') for k in sig.parameters}
 
 

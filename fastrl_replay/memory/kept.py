@@ -16,12 +16,12 @@ import torch
 from ..batch import convert
 from ..checks import of_type, refuse, require, whole
 from .pruned import Living, Pruned
+from .windows import as_windows
 from ..offline import load_minari, save_minari
 from ..samplers.base import release
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
 from ..saving import Rows, SavedState, check_plain, naming, save_state
-from ..saving import Rows, SavedState, naming, save_state
 from ..kernels import ids_in
 from ..steps import Layout, Transition
 from ..storage.draw_counts import COUNTS, SEEN, SINCE
@@ -75,7 +75,7 @@ def _in_child():
 if hasattr(os, 'register_at_fork'):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
-# %% ../../nbs/3_lasting/16_kept.ipynb #d0000009
+# %% ../../nbs/3_lasting/16_kept.ipynb #e3000002
 def also_state(also: Any) -> dict[str, Any]:
     "Return what a saved state holds of `also`; a `TypeError` names by its path what can't be saved"
     if also is None: return {}
@@ -89,8 +89,9 @@ def memory_like(make: Any, state: Any, saved: SavedState, sampler: Any = None, s
         options['max_draws'] = state.get('max_draws')
         kind, max_sz = dict(state['sampler']), whole('max_sz', state['max_sz'], 1)
     made = sampler_from(kind, sampler)
-    with saved.sense('a memory'): return make(max_sz, made, step=step, **options)
+    with saved.sense('a memory'): return make(max_sz, made, step=step, windows=state.get('windows'), **options)
 
+# %% ../../nbs/3_lasting/16_kept.ipynb #d0000009
 class Saved(Pruned):
     "A memory that can be saved and loaded, copied and pickled"
     def _begin(self, *made):
@@ -104,6 +105,7 @@ class Saved(Pruned):
 
     def _counters(self):
         own = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(), options=self._options)
+        if self.windows: own['windows'] = self.windows
         if self.max_draws is None: return own
         return own | dict(max_draws=self.max_draws, drawn=None if self._storage is None else self._drawn_counts.copy())
     def _set_counters(self, state):
@@ -246,6 +248,7 @@ class Saved(Pruned):
         return copy.deepcopy(own, memo) | dict(rows=rows)
     def __setstate__(self, state):
         self._begin(state['max_sz'], Rng(0), state['options'], state['dtype'])
+        self.windows = state.get('windows')
         self._limit_draws(state.get('max_draws'))
         self._set_counters(state)
         self._sampler, self.layout = state['sampler'], state['layout']
@@ -301,6 +304,7 @@ class ReplayMemory(Saved):
     def _check_folder(self, there, sampler, layout):
         "The layout in the folder; a `ValueError` names an option that differs from it"
         if self._options['dedup']=='auto': self._options['dedup'] = there['dedup']
+        if self.windows is None: self.windows = as_windows(there.get('windows'), self.max_sz)
         self._room.check(max_sz=self.max_sz, sampler=_described(sampler), dedup=self._options['dedup'],
                          max_draws=self.max_draws)
         try: return Layout.from_plain(there['layout'], layout)
@@ -338,9 +342,10 @@ class ReplayMemory(Saved):
     def _describe(self, layout):
         "Note in a new folder what it holds"
         if self._room.description is not None: return
-        limit = {} if self.max_draws is None else dict(max_draws=self.max_draws)
+        given = dict(max_draws=self.max_draws, windows=self.windows or None)
+        more = {k: v for k, v in given.items() if v is not None}
         self._room.describe(dict(max_sz=self.max_sz, sampler=_described(self._sampler),
-                                 layout=layout.to_plain(), dedup=self._options['dedup']) | limit)
+                                 layout=layout.to_plain(), dedup=self._options['dedup']) | more)
 
     def _resume(self):
         self.power_cut, path = self._room.power_cut, self._room.subfolder('state')

@@ -66,6 +66,7 @@ class Joined:
         path: str | Path | None = None,  # a folder to keep everything in (None: in RAM)
         seed: int | None = None,         # of all draws (None: different each time)
         sequence: Any = None,            # a `Sequence`, to draw sequences of steps
+        windows: Any = None,             # offsets by field: the rows around each, to draw with it
         max_draws: int | None = None,    # a row that was drawn so often is dropped (None: none is)
     ) -> None:
         check_storage_options(dedup, codec, path is not None)
@@ -73,6 +74,7 @@ class Joined:
         self._limit_draws(max_draws)
         layout = None if step is None else self._layout_of(step)
         if sequence is not None: sampler = SequenceSampler(sequence, sampler)
+        self.windows = self._checked_windows(windows)
         self._room = self._room_for(path)
         try: self._join(sampler, layout)
         except BaseException:
@@ -98,6 +100,9 @@ class Joined:
         return Ram()
     def _limit_draws(self, max_draws):
         leave_out('max_draws', max_draws, 'this memory drops no rows, a ReplayMemory does')
+
+    def _checked_windows(self, windows):
+        leave_out('windows', windows, 'this memory draws rows alone, a ReplayMemory also those around them')
 
     def _join(self, sampler, layout, *lasting):
         self._sampler: Any = as_sampler(Uniform() if sampler is None else sampler)
@@ -252,8 +257,12 @@ class Drawn(Joined):
         most = self._sampler.max_lag
         return most is not None and storage.n_added - self._sampler.n_entered > most
 
-    def sample(self, bs: int, fields: Any = None) -> Batch:
+    def sample(self, bs: int, fields: Any = None, windows: Any = None) -> Batch:
         """Draw `bs` transitions as a `Batch`, in random order; `fields`: the names of its columns.
+
+        `windows`, such as `{'state': (-1, 0), 'action': range(8)}` (None: the memory's): these columns are (bs, n, …),
+        of the rows so many steps further in the same episode; beyond what is stored of it, its first or last row is
+        repeated, and `batch.is_pad['action']` (bs, n) is True. Sequences are drawn without.
 
         A `ValueError` if there is nothing to draw, bs < 1, or without replacement bs > len."""
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = whole('bs', bs, 1)
@@ -264,12 +273,17 @@ class Drawn(Joined):
             n_added = storage.n_added
             if sampler.n_entered!=n_added or self._leaving is not None: self._enter(storage)
             if sampler.sequence is not None:
+                leave_out('windows', windows, 'the columns of sequences are windows already', ValueError)
                 return self._counted(draw_sequences(storage, sampler, bs, self.rng, fields))
-            request = storage.ask(bs, fields)
+            if windows is None and self.windows is None: request = storage.ask(bs, fields)
+            else: request = self._ask_around(bs, fields, windows)
             sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
             self.draws.count(request.slots, n_added)
+            if request.around is not None: self._look_around(request)
             if self.max_draws is not None: self._drop_spent(request.slots)
             return came_from(storage.read(request), self._ref)
+    def _ask_around(self, bs, fields, windows):
+        self._checked_windows(windows)
     def _counted(self, batch):
         "A batch of sequences, after its draw has been counted"
         slots = batch.ids.numpy()[batch.mask.numpy()] % self.max_sz
@@ -359,7 +373,7 @@ class PlainMemory(Drawn):
         found = None if self._storage is None else self._storage.numbers(field)
         if found is not None: return found
         known = () if self.layout is None else self.layout.fields
-        if field in known: refuse(field, 'one number', Words(f'a field of several in each step of {self.layout}'))
+        if field in known: refuse(field, 'one number', Words(f'strings or several numbers a step: {self.layout}'))
         raise ValueError(f'column: no field {shown(field)}; there are {known or "no steps yet"}')
     def column(self, field: str) -> np.ndarray:
         """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct` changes

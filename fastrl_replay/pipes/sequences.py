@@ -16,7 +16,8 @@ from ..samplers.uniform import Uniform
 # %% ../../nbs/3_lasting/13_sequence_replay.ipynb #ceae873b
 _INSTEAD = dict(
     sampler='draws uniformly, or with alpha= by priorities; leave it out',
-    sequence='makes it from length, burn_in and stride; leave it out')
+    sequence='makes it from length, burn_in and stride; leave it out',
+    windows='yields windows of all fields already; leave it out')
 
 @datapipe('sequence_replay')
 class SequenceReplay(ExperienceReplay):
@@ -46,9 +47,10 @@ class SequenceReplay(ExperienceReplay):
         if alpha is None and beta!=.4:
             raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
         sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta)
-        sampler = Uniform(replace) if alpha is None else Proportional(alpha, beta)
-        given = given_memory('sequence_replay', kw, lambda o: o.sequence==sequence and o.prioritized==sampler.prioritized,
-                             f'{sequence}' + (' by priorities' if sampler.prioritized else ' uniformly'))
+        sampler: Any = Uniform(replace) if alpha is None else Proportional(alpha, beta)
+        def alike(o): return o.sequence==sequence and o.prioritized==sampler.prioritized
+        how = f'{sequence} ' + ('by priorities' if sampler.prioritized else 'uniformly')
+        given = given_memory('sequence_replay', kw, alike, how)
         if given: sampler = sequence = None
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)
 

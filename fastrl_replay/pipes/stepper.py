@@ -13,11 +13,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from ..checks import Words, plain_array, refuse, shown, typed, whole
+from ..checks import Words, plain_array, refuse, require, shown, typed, whole
 from ..batch import Batch
 from ..kernels import kernel
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, worker_place
-from ..steps import Layout, SimpleStep, as_number, tree_map
+from ..steps import Layout, SimpleStep, as_number, tree_leaves, tree_map
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #fb016958
 def _copied(v):
@@ -185,6 +185,70 @@ class _Single(_Stream):
         else: self.step_n, self.obs = self.step_n + 1, _own(new)
         return self.maker(values, others)
 
+# %% ../../nbs/2_learning/02_stepper.ipynb #7e450002
+_IN_TENSORS = 'step_n', 'episode_n', 'total'        # what changes of a stream, where observations are tensors
+
+class _TensorSteps:
+    "Steps of a vector environment that returns tensors: all stays on their device, and nothing waits"
+    env: Any; maker: Any; space: Any; mode: Any; streams: Any; shape: Any; n: int; obs: Any; layout: Any
+    counted: Any = None          # `_IN_TENSORS` as tensors, and the constant ones
+
+    def tensor_call(self, agent, obs):
+        "One call of the environments' `step`, as a chunk of tensors"
+        device = tree_leaves(obs)[0].device
+        if self.counted is None:
+            self.counted = {f: torch.as_tensor(self.streams[f].copy(), device=device) for f in _IN_ALL}
+        actions, others = self.tensor_actions(agent, obs, device)
+        self.obs = None                                # an environment that raises costs its episodes
+        new, reward, terminated, truncated, info = self.env.step(_own(actions))
+        new, now = _own(new), self.counted
+        flags = [torch.as_tensor(o, device=device).bool() for o in (terminated, truncated)]
+        reward, ended = torch.as_tensor(reward, device=device).float(), flags[0] | flags[1]
+        last, following = self.tensor_borders(new, ended, info)
+        now['total'] = now['total'] + reward
+        values = obs, actions, last, *flags, reward, now['total'], *(now[f] for f in _KNOWN[-4:])
+        chunk = self.tensor_chunk(values, others)
+        more = dict(step_n=now['step_n'] + 1, episode_n=now['episode_n'] + ended, total=now['total'])
+        self.counted = now | more | {f: more[f].masked_fill(ended, 0) for f in ('step_n', 'total')}
+        self.obs = following
+        return chunk
+
+    def tensor_actions(self, agent, obs, device):
+        "The agent's actions as a tensor of the space's dtype, and its fields"
+        if hasattr(agent, 'restarted'): agent.restarted(self.counted['step_n']==0)
+        answer = self.env.action_space.sample() if agent is None else agent(obs)
+        actions, others = self.maker.split(answer, self.space)
+        if self.space.shape is None: return actions, others
+        actions = torch.as_tensor(actions, device=device).detach()
+        if actions.shape!=self.shape:
+            refuse('actions', f'shape {self.shape} for {self.space}', Words(tuple(actions.shape)))
+        return actions.to(torch.from_numpy(np.empty(0, self.space.dtype)).dtype), others
+
+    def tensor_borders(self, new, ended, info):
+        "The last observations, and those from which the next step begins, whether an episode ended or not"
+        if self.mode is AutoresetMode.DISABLED:
+            return new, _where(ended, self.env.reset(options=dict(reset_mask=ended.clone()))[0], new)
+        if 'final_obs' in info: return _where(ended, info['final_obs'], new), new
+        if not ended.any(): return new, new            # waits: give final_obs at every step, and it won't
+        raise ValueError(f'{self.env}: an episode ended, and info has no final_obs, as mode SAME_STEP asks')
+
+    def tensor_chunk(self, values, others):
+        step = self.maker.stacked(values, others, self.n)
+        if self.layout is None:
+            self.layout = Layout.of(type(step)(*(tree_map(lambda o: o[0], v) for v in step)))
+            self.has_ids = 'env_id' in self.layout.fields
+        leaves, device = self.layout.leaves, values[3].device
+        dtypes = [o.bits_of or torch.as_tensor(np.empty(0, o.dtype)).dtype for o in leaves]
+        tensors = [torch.as_tensor(v, device=device).to(o) for v, o in zip(self.layout.values(step), dtypes)]
+        streams = None if self.has_ids else self.streams['env_id'].copy()
+        return Batch.of_tensors(self.layout, tensors, streams=streams)
+
+_IN_ALL = *_IN_TENSORS, 'env_id', 'proc_id'
+
+def _where(mask, a, b):
+    "The rows of `a` where the mask is True, else those of `b`"
+    return tree_map(lambda u, v: torch.where(mask.view(-1, *[1]*(v.ndim - 1)), u.to(v.device), v), a, b)
+
 # %% ../../nbs/2_learning/02_stepper.ipynb #d4c5c49b
 def _mode(env):
     mode = env.metadata.get('autoreset_mode')
@@ -203,6 +267,8 @@ class _Fresh(gym.Wrapper):
         obs, *rest = self.env.step(action)
         return _own(obs), *rest
 
+_NEXT_STEP = ('gym_stepper: an environment of tensors in autoreset mode NEXT_STEP, where the host would have to ask '
+              'which calls only reset; make it with SAME_STEP or DISABLED')
 _COUNTED = [np.dtype(o) for o in ('?', '?', 'f4', 'f4', 'i8', 'i8', 'i8', 'i8')]       # from `terminated` on
 _STREAM = np.dtype([*zip(_KNOWN[-4:], _COUNTED[-4:]), ('total', 'f8'), ('void', '?')])
 _TOO_LARGE = 'reward: expected a number within float32, got one that overflows; scale it'
@@ -228,7 +294,7 @@ def _count(streams, terminated, truncated, reward, resets, ended, rows, columns)
         o.void = ended[i] and resets
     return n_ended
 
-class _Vector(_Stream):
+class _Vector(_TensorSteps, _Stream):
     "The streams of a vector environment"
     def __init__(self, env, maker, ids, episodes, proc_id=0, seeds=(None, None), made=True):
         super().__init__(env, maker, n := len(ids), seeds, made)
@@ -239,10 +305,12 @@ class _Vector(_Stream):
         self.streams, self.n_void = np.zeros(n, _STREAM), 0      # void: the next call only resets
         for f, v in dict(env_id=ids, proc_id=proc_id, episode_n=episodes).items(): self.streams[f] = v
 
-    def next_episodes(self): return (self.streams['episode_n'] + (self.streams['step_n'] > 0)).tolist()
+    def next_episodes(self):
+        now: Any = self.streams if self.counted is None else {k: v.cpu().numpy() for k, v in self.counted.items()}
+        return (now['episode_n'] + (now['step_n'] > 0)).tolist()
     def start(self):
         obs = self.first_obs()
-        self.streams['episode_n'], self.n_void = self.next_episodes(), 0
+        self.streams['episode_n'], self.n_void, self.counted = self.next_episodes(), 0, None
         for f in ('step_n', 'total', 'void'): self.streams[f] = 0
         return obs
     def beginning(self): return (self.streams['step_n']==0) & ~self.streams['void']
@@ -254,6 +322,9 @@ class _Vector(_Stream):
     def call(self, agent):
         "Return one call of the environments' `step`, as a chunk; None if it has no rows"
         self.obs = obs = self.start() if self.obs is None else self.obs
+        if isinstance(tree_leaves(obs)[0], torch.Tensor):
+            if self.mode is not AutoresetMode.NEXT_STEP: return self.tensor_call(agent, obs)
+            require(tree_leaves(obs)[0].device.type=='cpu', _NEXT_STEP)
         if agent is None: actions, others = self.env.action_space.sample(), {}
         else: actions, others = self.ask(agent, _own(obs))
         self.obs = None

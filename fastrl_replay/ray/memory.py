@@ -16,6 +16,7 @@ import numpy as np
 from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..steps import Layout
+from ..protocol import refuse_name
 from ..samplers.base import as_errors, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
@@ -62,7 +63,6 @@ class Dealer:
             dealt[k] += 1
             found.append(k)
         return np.array(found, np.int64)
-
     def get_state(self, places: list[int]) -> dict[str, Any]:
         "Return how far it is, with the shards `places` called 0, 1, …"
         begun = [[stream, places.index(k), m] for stream, (k, m) in self.begun.items() if k in places]
@@ -86,7 +86,6 @@ class _ShardLink:
         self.since, self.why = 0., ''        # when it was lost, and why it isn't back
         self.due: Any = None                 # when a retired one goes: `n_added` of the whole
         self.sender: Any = None
-
     def take_updates(self):
         "Return what is to be sent, ids in the shard and errors; None if there is nothing"
         if not self.updates: return None
@@ -139,9 +138,9 @@ class Shards(Telling):
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
-        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()   # while shards start, too
+        watched = isinstance(directory, RemoteActor) and made['lease'] is not None
+        if watched: self._show_life()        # also while shards start
         self._take_in()
-
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
         if not actors_called(self._made['life']): raise ShardLost(f'{self.name!r} has been closed')
@@ -155,7 +154,8 @@ class Shards(Telling):
         for number, handle, ref in new:
             info = Info(number, *[0]*(len(Info._fields) - 1))
             try: info = info if handle is None else handle.get(ref, max(.1, limit - time.monotonic()))
-            except ShardSlow: raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from None
+            except ShardSlow as e:
+                raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from e
             place = _ShardLink(handle, info)
             place.sender = Sender(functools.partial(self._again, place), timeout=self.timeout)
             self.places.append(place)
@@ -172,7 +172,6 @@ class Shards(Telling):
             self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
             self._take_in()
             if not drop: self.places[k].due = self.known_added + self.max_sz
-
     def _again(self, place, failed):
         "The handle of a place, after a failure the one that is there by then"
         if failed:
@@ -188,7 +187,6 @@ class Shards(Telling):
         self.n_lost += sum(len(ids) for ids, _ in place.updates)
         place.updates.clear()
         if self.on_loss=='raise': raise ShardLost(f'shard {place.info.number} of {self.name!r} does not answer')
-
     def _look_for_lost(self):
         "Take back the shards that answer again; those that died are started again by the directory"
         for k, place in enumerate(self.places):
@@ -225,7 +223,6 @@ class Shards(Telling):
                                 if not o.live and not o.dropped)
                 raise ShardLost(f'{self.name!r}: waited {self.timeout:g} s: {why}')
             time.sleep(.02)
-
     def _known(self, what):
         "A number of each shard, as far as known; 0 of those that don't answer"
         return np.array([getattr(o.info, what) if o.live else 0 for o in self.places], float)
@@ -253,7 +250,6 @@ class Shards(Telling):
             asked = [(o, o.handle, o.handle.send('info')) for o in self.places if o.live]
             for o, info in self._answers_of(asked).items(): o.info = info
             self._report()
-
     def __len__(self) -> int:
         self.refresh()
         return int(self._known('fill').sum())
@@ -359,7 +355,6 @@ class Drawn(Shards):
             request.weights[:] = self._weights(probs, asked.q)
             made.append(request.batch())
         return made
-
     def _request(self, n, fields, header=DRAWN):
         "A request whose slots are ids of the cluster"
         layout: Any = self.layout
@@ -376,11 +371,9 @@ class Drawn(Shards):
             lows, masses = self._known('low'), self._known('mass')
             least = min(float(q[k]*lows[k]/masses[k]) for k in np.flatnonzero(masses))
         return (least/probs)**beta
-
     def sample(self, bs: int, fields: Any = None) -> Batch:
         "As `ReplayMemory.sample`; `idxs` are the ids within the shards"
         with self.lock: return self.take(self.ask(1, whole('bs', bs, 1), None if fields is None else tuple(fields)))[0]
-
     def _find_layout(self):
         "Learn the layout from a shard, if it isn't known"
         for o in self.places:
@@ -448,13 +441,11 @@ class Stored(Drawn):
             for o, own, _ in parts: self._check_given_out(o, int(own.max()))
             self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
             return sum(self._update(*part) for part in parts)
-
     def _check_given_out(self, place, newest):
         if newest >= place.info.n_added: self.refresh()
         if newest < place.info.n_added or not place.live: return
         raise ValueError(f'ids: {newest} of shard {place.info.number} was never given out; '
                          f'expected numbers from 0 to {place.info.n_added - 1}')
-
     def _update(self, place, ids, td):
         place.updates.append((ids, td))
         if not self.deferred: return self._send_updates(place)
@@ -485,7 +476,6 @@ class Stored(Drawn):
             except ShardLost: self._lose(place, handle)
             if time.monotonic() > limit: raise ShardLost(place.why or f'shard {number} is silent')
             time.sleep(.02)
-
     def _of_each(self, ids, name, *args):
         "Of each shard among the ids: where its own are, its number, what its method `name` returns"
         for number in np.unique(ids >> SHIFT).tolist():
@@ -532,7 +522,6 @@ class Stored(Drawn):
                     'newest ids of each, see stats()', NotImplementedError)
             k = whole('k', k, 1, info.fill, 'that many are stored')
             return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
-
     def usage(self) -> dict[str, float]:
         "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
         self.refresh()
@@ -561,18 +550,15 @@ class Saved(Stored):
         there = [o for o in self.places if not o.dropped]
         for o in there: self._send_updates(o)
         return there
-
     def _of_all(self, method, *args):
         "What a method of all shards returns; `args`: a list with one value for each"
         refs = [(o.handle, o.handle.send(method, *own)) for o, *own in zip(self._all(), *args)]
         return [handle.get(ref, 10*self.timeout) for handle, ref in refs]
-
     def _whole(self):
         sampler, there = dict(kind=self.sampler.kind, options=self.sampler.options()), self._all()
         return dict(shards=self.n_shards, n=len(there), each=self._each, sampler=sampler, rng=self.rng.get_state(),
                     n_batches=self.sampler.n_batches, n_lost=self.n_lost, gone=[o.gone for o in there],
                     dealer=self._dealer.get_state([self.places.index(o) for o in there]))
-
     def _go_on(self, state, parts):
         "Continue with a state of the whole; `parts`: the folder of each shard"
         there, infos = self._all(), self._of_all('load', parts)
@@ -644,7 +630,7 @@ class Saved(Stored):
                                 'only what as many and as large shards saved replaces what is there')
         options: Any = own | dict(path=None, closed=False, max_sz=state['n']*state['each'], name=name, rank='shard')
         here = isinstance(there[0].handle, LocalShard)
-        with type(self)(state['n'], timeout=self.timeout, place='here' if here else 'SPREAD', **options) as other:
+        with RayMemory(state['n'], timeout=self.timeout, place='here' if here else 'SPREAD', **options) as other:
             other._go_on(state, parts)
             self._take_over(other)
             self._count_as(other, there)
@@ -701,7 +687,6 @@ class Watched(Saved):
             ax.set(xlabel='shard', title=dict(fill='transitions', share='share of the mass', rate='steps/s')[what])
         figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
         return figure
-
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is wrong"
         with self.lock:
@@ -710,14 +695,12 @@ class Watched(Saved):
         "Wait until everything on disks outlives a power cut"
         with self.lock:
             for o in self._all(): o.handle.get(o.handle.send('ask', 'flush'), self.timeout)
-
     def assign(self) -> tuple[int, int]:
         "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
         return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
     def release(self, number: int) -> None:
         "Pusher `number` has left"
         self._tell('release', number)
-
     def add_shards(self, n: int = 1) -> None:
         "Start `n` more shards, each as large as the others; new steps and pushers go there too"
         with self.lock:
@@ -809,6 +792,10 @@ class RayMemory(Watched):
         "End the shards, and release what they hold; an attached memory only with `everything`"
         self._close()
         if everything: end_actors(self._directory, self._made)
+    def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory`, in one process, may have it')
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError('RayMemory: deepcopy and pickle would copy this client, not its shards; use save(folder), or '
+                        'RayMemory.attach(name) in another process')
     def __enter__(self) -> 'RayMemory': return self
     def __exit__(self, *_: object) -> None: self.close()
     def __repr__(self) -> str:

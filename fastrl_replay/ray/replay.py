@@ -44,7 +44,6 @@ class RayPusher(Telling):
         self.asked: Any = None               # whether to move: the call
         self.next = 0.                       # when to ask again, at the latest
         self.sender = Sender(self._connect, in_flight, timeout, limited=True)
-
     def _connect(self, failed):
         "The shard in this place, started again if it died; another if it takes no more steps"
         self.place = self._tell('move', self.place, self.number)
@@ -65,7 +64,6 @@ class RayPusher(Telling):
         self.sender.flush()
         self.place, self.rows = place, 0
         self.sender.shard = self._tell('find', place)[1]
-
     def push(self, chunk: Any, priorities: Any = None) -> None:
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
         chunk = as_batch(chunk)
@@ -121,7 +119,7 @@ class RayActors(IterDataPipe):
         self.source_datapipe, self.n = source_datapipe, whole('ray_actors: n', n)
         self.chunk = whole('ray_actors: chunk', chunk, 1)
         self.in_flight = whole('ray_actors: in_flight', in_flight, 1)
-        self.resources = dict(num_cpus=CPU, scheduling_strategy='SPREAD') | (resources or {})
+        self.resources: dict[str, Any] = dict(num_cpus=CPU, scheduling_strategy='SPREAD') | (resources or {})
         self.restart, self.timeout, self.n_restarts = restart, timeout, 0
         self._place = Resumable()
         self._target: Any = None              # the memory that they push to
@@ -131,7 +129,6 @@ class RayActors(IterDataPipe):
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in Task(self.source_datapipe, self.chunk, math.inf).chunks(self._place): yield batch
     __getstate__ = pickled_state
-
     def begin(self, memory: RayMemory) -> None:
         "Start the actors, which push to `memory`, unless they are running"
         self._target = memory
@@ -161,8 +158,8 @@ class RayActors(IterDataPipe):
         late = [k for k, (_, since) in self._starting.items() if time.monotonic() - since > self.timeout]
         if not late: return
         self.close()
-        cpus = self.resources.get('num_cpus') or 0
-        raise ActorError(not_started(f'ray_actors: actor {late[0]} (and {len(late) - 1} more)', cpus, self.timeout))
+        what, cpus = f'ray_actors: actor {late[0]} (and {len(late) - 1} more)', self.resources.get('num_cpus') or 0
+        raise ActorError(not_started(what, cpus, self.timeout))
 
     def _ended(self, number):
         "An actor has come to its end, or raised, or died"
@@ -180,7 +177,6 @@ class RayActors(IterDataPipe):
             return self._start(restarts + 1)
         self.close()
         raise error from cause
-
     def close(self) -> None:
         "End the actors; iterating the replay again starts new ones"
         crew, self._crew, self._starting = self._crew, {}, {}
@@ -241,7 +237,6 @@ class RayReplay(ExperienceReplay):
         self._check_slack(len(self.memory.places))
         if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.places) or self.n_batches
         self.memory.deferred = True
-
     def _make_memory(self, max_sz, replace, seed, sampler, **options):
         options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
         self._check_slack(options['shards'])
@@ -268,7 +263,6 @@ class RayReplay(ExperienceReplay):
         sampler: Any = memory.sampler
         if world > 1: sampler.normalize = 'memory'
         return cls(source_datapipe, memory=memory, timeout=timeout, **kw)
-
     def __iter__(self) -> Iterator[Any]:
         refuse_worker(type(self).__name__)
         return self._while_pushed() if self.pushed or self.freeze_memory else self._while_pulled()
@@ -277,14 +271,12 @@ class RayReplay(ExperienceReplay):
         while self._pull_until_due():
             batch, self.n_batches = self.sample(), self.n_batches + 1
             yield batch
-
     def _while_pushed(self):
         if self._actors is not None and not self.freeze_memory: self._actors.begin(self.memory)
         while self._ready or self._asked or self._await_steps():
             if self._actors is not None: self._actors.watch()
             while len(self._asked) < self.ahead and (k := self._allowed()) > 0: self._asked.append(self._ask(k))
             yield self._next()
-
     def _due(self): return batches_due(self.memory.known_added, self.min_sz, self.steps_per_batch)
     def _allowed(self):
         "How many batches may be asked for now"
@@ -318,13 +310,11 @@ class RayReplay(ExperienceReplay):
             elsewhere = self.memory.known_added - sum(o.n_added for o in taking)
             self.memory.caps = dealt(taking, [caps for _, caps in self._asked], total - elsewhere)
         return self.memory.ask(n, self.bs), self.memory.caps
-
     def _next(self):
         if not self._ready: self._ready.extend(self.memory.take(self._asked.popleft()[0]))
         if not self.freeze_memory: self.n_batches += 1
         batch = self._ready.popleft()
         return (batch, batch.idxs) if self.return_idxs else batch
-
     def stats(self) -> dict[str, Any]:
         "Return figures by shard: `RayMemory.stats`"
         return self.memory.stats()
@@ -350,7 +340,6 @@ class RayReplay(ExperienceReplay):
         for ahead in (self._asked, self._ready): ahead.clear()
         self.n_batches = int(self.memory.restore(folder)['n_batches'])
         return self
-
     def close(self, everything: bool = False) -> None:
         "End the actors and the shards; an attached replay ends these only with `everything`"
         if self._actors is not None: self._actors.close()
@@ -362,22 +351,25 @@ class RayReplay(ExperienceReplay):
 class Board:
     "Where the newest weights lie, and how many steps all actors have made"
     def __init__(self, plan: Any = None, lease: float | None = None) -> None:
-        self.plan, self.version, self.n_steps, self.heard = plan, -1, 0, time.monotonic()
+        self.plan, self.version, self.n_steps, self.n_silent = plan, -1, 0, 0
         self.newest: Any = None
-        if lease is not None: every(lease/10, lambda: time.monotonic() - self.heard > lease and os._exit(0))
+        if lease is not None: every(lease/10, self._end_unheard)
+    def _end_unheard(self):
+        self.n_silent += 1
+        if self.n_silent > 10: os._exit(0)
     def facts(self) -> Any:
         "Return which tensors it has"
         return self.plan
     def renew(self) -> None:
         "A learner lives"
-        self.heard = time.monotonic()
+        self.n_silent = 0
     def publish(self, flat: Any) -> int:
         "`flat` is the newest version; put into the store here, it outlives the learner"
         self.version, self.newest = self.version + 1, [ray_library().put(flat)]
         return self.version
     def sync(self, steps: int, have: int) -> tuple[int, int, Any]:
         "Count `steps`; the version, the steps of all, and where the weights lie if they are new"
-        self.n_steps, self.heard = self.n_steps + steps, time.monotonic()
+        self.n_steps, self.n_silent = self.n_steps + steps, 0
         return self.version, self.n_steps, None if self.version==have else self.newest
     def set_steps(self, n: int) -> None:
         "Set the number of steps"
@@ -396,7 +388,7 @@ class RayParams(Telling):
         self.name, lease = f'params-{secrets.token_hex(8)}' if name is None else name, None if detached else LEASE
         how = dict(num_cpus=0, name=self.name, namespace=NAMESPACE, lifetime='detached')
         try: actor = ray_library().remote(Board).options(**how).remote(plan_of(model), lease)
-        except ValueError as e: refuse('name', 'one that nothing has', name, f'RayParams.attach uses what is there ({e})')
+        except ValueError: refuse('name', 'one that nothing has', name, 'RayParams.attach uses what is there')
         self._begin(RemoteActor(actor), plan_of(model), timeout)
         self.publish(model)
         if not detached: self._show_life(), atexit.register(self.close)
@@ -405,14 +397,13 @@ class RayParams(Telling):
     @classmethod
     def attach(cls, name: str, model: torch.nn.Module, timeout: float = 60.) -> 'RayParams':
         """Return those called `name`, whose publisher is perhaps dead; `pull` gives the newest weights, and
-        `publish` goes on from there. A `ValueError` unless `model` has the same tensors, a `ShardLost` for no such name"""
+        `publish` continues from there. A `ValueError` if `model` has other tensors, a `ShardLost` if there is none"""
         made, board = cls.__new__(cls), named_actor(name, timeout)
         made.name = name
         made._begin(board, board.get(board.send('facts'), timeout), timeout)
         matching(model, made.plan)
         made._show_life()
         return made
-
     def publish(self, model: torch.nn.Module) -> int:
         "Make the weights of `model` the newest version; returns its number (as `SharedParams`)"
         return self._tell('publish', packed(matching(model, self.plan)).numpy())

@@ -9,7 +9,7 @@ __all__ = ['PLACES', 'OPEN', 'SMALL', 'NAMESPACE', 'RESTARTS', 'STEADY', 'LEASE'
            'actors_called', 'named_actor', 'not_started', 'every', 'Telling', 'Sender', 'Starter', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
-import copy, copyreg, functools, importlib, io, mmap, os, pickle, random, secrets, shutil, threading, time, weakref
+import copy, copyreg, functools, importlib, io, mmap, os, pickle, random, secrets, shutil, sys, threading, time, weakref
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -56,13 +56,11 @@ class Ledger:
         whole = stored==m
         self.known[key] = [place, seq + whole, 0 if whole else before + stored, first - before]
         if not whole: self._write(place, key, seq, first + stored, m - stored, before + stored, 1)
-
     def _write(self, place, *words):
         row = self.rows[place, self.rows[place, :, _VERSION].argmin()]
         row[:_VERSION] = words
         self.clock += 1
         row[_VERSION] = self.clock                   # last: from here on the row counts
-
     def wants(self, key: int, oldest: int) -> tuple[int, int]:
         """Return the number of the chunk wanted from this pusher; how many of its rows are stored.
         `oldest`: the first that it doesn't know to be stored; wanted if it is later: a load took
@@ -88,7 +86,6 @@ class Ledger:
             self.rows = _words(self.path, places*2*8).reshape(-1, 2, 8)
             self.rows[:len(old)] = old
         return len(self.known)
-
     def get_state(self) -> np.ndarray:
         "Of each pusher: key, chunk wanted, how much is stored, first id of the last (int64[n, 4])"
         return np.array([[k, *o[1:]] for k, o in self.known.items()], np.int64).reshape(-1, 4)
@@ -135,7 +132,6 @@ class Packed:
         none, at = np.zeros((self.n + 1, 1), np.int32), np.zeros(3, np.int64)
         numbers = intern_rows(frames, prints, counts, none[0], none, at, *planes, back, 0)
         return frames[:counts[0]].copy(), numbers - 1
-
     def __len__(self) -> int: return self.n
     @property
     def nbytes(self) -> int:
@@ -171,7 +167,7 @@ def as_batch(chunk: Any) -> Batch:
 SMALL = 100_000                      # bytes up to which Ray sends a message inline
 
 @functools.lru_cache(64)
-def _bytes_of(layout): return importlib.import_module('ray').cloudpickle.dumps(layout)  # with a step type of `__main__`
+def _bytes_of(layout): return sys.modules.get('ray.cloudpickle', pickle).dumps(layout)   # step types of `__main__` too
 @functools.lru_cache(64)
 def _layout_of(content): return pickle.loads(content)
 class _Pickler(pickle.Pickler):
@@ -185,7 +181,7 @@ def to_wire(value: Any) -> Any:
     parts = [file.getvalue(), *(np.frombuffer(o.raw(), np.uint8) for o in buffers)]
     return parts if sum(map(len, parts)) > SMALL else pickle.dumps([bytes(o) for o in parts], 5)
 def from_wire(sent: Any) -> Any:
-    "Return what `to_wire` was given; its arrays are read-only"
+    "Return what `to_wire` was given; its arrays may be read-only"
     head, *buffers = pickle.loads(sent) if isinstance(sent, bytes) else sent
     return pickle.loads(head, buffers=buffers)
 
@@ -224,7 +220,6 @@ class Info(NamedTuple):
     rate: float              # steps a second since the shard was started
     pid: int
     cpu: float               # seconds
-
     @property
     def fill(self) -> int:
         "How many transitions it holds"
@@ -336,7 +331,6 @@ class Shard:
         m.draws.count(slots[:n], m.n_added)
         rows = pack(m.fetch(ids, fields))    # of few sizes, so that their buffers are used again
         return ids[:n], probs, rows if isinstance(rows, Packed) else [column[:n] for column in rows.arrays()]
-
     def ask(self, name: str, *args: Any) -> Any:
         "Return the attribute `name` of the memory or, if that is a method, what it returns"
         found = getattr(self.memory, name)
@@ -347,7 +341,6 @@ class Shard:
     def retire(self) -> None:
         "Take no new steps any more, and let those who wait for room know"
         self.retired, self.cap = True, OPEN
-
     def keep(self, known: Any) -> None:
         "Keep what the directory knows, so that another one can continue as it"
         self.kept = known
@@ -358,7 +351,9 @@ class Shard:
         "End this process once there has been no directory `name` for `LEASE` seconds"
         seen = [time.monotonic()]
         def look():
-            with suppress(ShardLost): seen[0] = named_actor(name, 0.) and time.monotonic()
+            with suppress(ShardLost):
+                named_actor(name, 0.)
+                seen[0] = time.monotonic()
             if time.monotonic() - seen[0] > LEASE: os._exit(0)
         every(BEAT, look)
 
@@ -401,7 +396,6 @@ class Shard:
         self.number, self.memory.n_stale = number, self.memory.n_stale + n_stale
         note_largest(self.memory.sampler, largest)
         return self.info()
-
     def close(self) -> None:
         "Release memory and files"
         self.memory.close()
@@ -502,6 +496,8 @@ class Telling:
     _directory: Any
     def _tell(self, *call):
         try: return self._directory.get(self._directory.send(*call), self.timeout)
+        except ShardSlow as e:
+            raise ShardSlow(f'{self.name!r} has not answered for {self.timeout:g} s: pass a longer timeout') from e
         except ShardDied: self._directory = self._next_directory()
         return self._directory.get(self._directory.send(*call), self.timeout)
     def _next_directory(self): return named_actor(self.name, self.timeout)
@@ -524,7 +520,6 @@ class Sender:
         self.key, self.seq, self.n_resent = random.SystemRandom().getrandbits(62), 0, 0
         self.shard, self.unacked = connect(False), deque[list[Any]]()
         self.answer: Any = None       # of the newest chunk stored: its first id, and an `Info`
-
     def push(self, chunk: Any, priorities: Any = None, largest: float = 0.) -> None:
         "Send a chunk; waits while `in_flight` chunks aren't acknowledged"
         self.seq += 1
@@ -535,7 +530,6 @@ class Sender:
         "Wait until all is stored; returns the id of the first row of the last chunk, and an `Info`"
         while self.unacked: self._settle()
         return self.answer
-
     def _send(self, waiting):
         seq, *content, _ = waiting
         waiting[-1] = self.shard.send('push', self.key, seq, self.unacked[0][0], *content, self.limited)
@@ -553,7 +547,6 @@ class Sender:
                 failed = True
                 time.sleep(.05)
             self._resend(failed)
-
     def _await_room(self, m):
         "Wait until `m` rows fit below the shard's cap: to ask costs less than to send them in vain"
         while self.limited and (wait := self.shard.get(self.shard.send('room', self.key, m), self.timeout)):
@@ -570,7 +563,6 @@ class Sender:
         self.unacked.popleft()
         self.answer = first, info
         return True
-
     def _resend(self, failed):
         if failed: self.shard = self.connect(True)
         self.n_resent += len(self.unacked)
@@ -602,7 +594,7 @@ class Starter:
         self.n_numbers = self.n_pushers = self.n_changes = 0
         self.seats: list[_ShardEntry] = []
         if place=='here' or not self._continued(): self.grow(shards)
-        self.renewed = time.monotonic()
+        self.n_silent = 0                    # looks since a client was heard
 
     def _continued(self):
         "Continue as the directory before this one, which let all shards keep what it knew"
@@ -624,7 +616,6 @@ class Starter:
         known = ray_library().cloudpickle.dumps({k: getattr(self, k) for k in names})
         for o in self.seats:
             if o.handle is not None: o.handle.send('keep', known)
-
     def grow(self, n: int) -> None:
         "Start shards until there are `n`, retired ones counted"
         while len(self.seats) < n:
@@ -689,7 +680,6 @@ class Starter:
         except ShardLost: pass
         seat.probe = None
         return False
-
     def shards(self) -> list[tuple[int, Any, bool]]:
         "Number, handle, and whether it takes steps, of all shards"
         return [(o.number, o.handle, o.open) for o in self.seats]
@@ -713,12 +703,12 @@ class Directory(Starter):
                  lease: float | None = None) -> None:
         super().__init__(name, shards, options, place, life, lease)
         if lease is not None: every(lease/10, self._end_without_clients)
-
     def renew(self) -> None:
         "A client lives"
-        self.renewed = time.monotonic()
+        self.n_silent = 0
     def _end_without_clients(self):
-        if self.lease is None or time.monotonic() - self.renewed < self.lease: return
+        self.n_silent += 1                   # looks are counted, not seconds: this process may have been stopped itself
+        if self.n_silent <= 10: return
         self.end(10.)
         named_actor(self.name, 1.).kill()                  # for good: after another end Ray would start it again
 
@@ -730,7 +720,6 @@ class Directory(Starter):
         if drop and not seat.dropped: self._end([seat], 20.)
         elif not seat.dropped: seat.handle.send('retire')
         self._note()
-
     def assign(self, places: list[int] | None = None) -> tuple[int, int]:
         "Return the place with the fewest pushers (of `places`), and a number that no other pusher gets"
         self.n_pushers += 1
@@ -760,7 +749,6 @@ class Directory(Starter):
         if not seat.open or there < others or turn: return self._put(number, to)
         seat.pushers[number] = now
         return k
-
     def end(self, timeout: float = 20.) -> None:
         "End all shards, which release their files first"
         self._end([o for o in self.seats if not o.dropped], timeout)

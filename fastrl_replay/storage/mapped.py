@@ -316,7 +316,7 @@ class MappedFolder(NotedFolder):
     while it was open, and a `CheckpointError` that names the file if one is missing, damaged or
     cut. On Windows, which has no such locks, a warning says that a second writer isn't noticed."""
     JOURNAL, LEAST = 1 << 20, 256              # bytes of the journal, and its rows at least
-    ROWS = 'records', 'frames', 'journal'      # files that `close` does not sum up
+    ROWS = 'records', 'frames', 'texts', 'journal'      # files that `close` does not sum up
     durable = True
     def __init__(self, path, writable=True) -> None:
         super().__init__(path, writable)

@@ -20,7 +20,8 @@ from .request import Request, Requests, fetch_kernel
 from .rooms import Ram
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
-# The counters: rows so far, the oldest, those that entered the sampler, a load under way; where the last `clear` was
+# The counters: rows so far, the oldest, those that entered the sampler, a load under way; and at the last `clear`,
+# rows so far
 N_ADDED, FIRST_ID, TOLD, LOADING, CLEARED = 0, 1, 2, 3, 5
 PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
 MOST = 2**60                      # rows that can ever be stored: 36,000 years at a million a second
@@ -130,8 +131,8 @@ class Ring:
         rows = runs[0] if len(runs)==1 else np.concatenate([self.rows[:0], *runs])
         return dict(first_id=self.first_id, n_added=self.n_added, since=a, records=rows)
     def set_state(self, pieces) -> None:
-        """Restore what several `get_state` returned, oldest first; a `ValueError` if it doesn't fit. One without rows, of
-        the present `n_added`, clears the ring: at one moment, also on the disk"""
+        """Restore what several `get_state` returned, oldest first; a `ValueError` if it doesn't fit. One without
+        rows, of the present `n_added`, clears the ring: at one moment, also on the disk"""
         n, oldest = None, 0
         for piece in pieces:
             self._check_piece(piece, n)
@@ -273,6 +274,7 @@ class Writer(Ring):
         """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing changes. `streams`: as
         in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't fit"""
         columns, m = chunk_columns(self.layout, chunk)
+        for t in self.tables: t.accept([columns[k] for k in t.leaves])
         return Accepted(columns, m, chunk_streams(self.layout, chunk, columns, streams))
     def put(self, rows) -> int:
         """Store the rows that `accept` returned, or some of them; return the first id. A `MemoryError` or `OSError`,
@@ -347,6 +349,7 @@ class Records(Writer):
         self._requests = Requests(layout, _max_sz=max_sz)
         self._words = self.rows.reshape(-1).view(np.uint64)
         self._kernel: Any = None
+        self._kernels: dict[tuple, Any] = {}         # those of windows, by fields
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
         elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
@@ -356,18 +359,27 @@ class Records(Writer):
         "Bytes allocated; in main memory, pages are occupied once they are written to"
         return self.rows.nbytes + sum(t.nbytes for t in self.tables)
 
-    def ask(self, n, fields=None, header=DRAWN, length=None) -> Request:
-        """Return a `Request` for `n` rows, or windows of `length` rows, with these fields (None: all) and columns of
-        the header"""
-        return self._requests.get(n, fields, header, length)
+    def ask(self, n, fields=None, header=DRAWN, length=None, windows=()) -> Request:
+        """Return a `Request` for `n` rows, or sequences of `length` rows, with these fields (None: all) and columns of
+        the header, and of the fields of `windows` the rows around each"""
+        return self._requests.get(n, fields, header, length, windows)
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
-        if self.tables or request.layout is not self.layout: self._read_columns(request)
+        if request.around is not None and not self.tables: self._read_around(request)
+        elif self.tables or request.layout is not self.layout: self._read_columns(request)
         else:
             if self._kernel is None: self._kernel = fetch_kernel(self.layout)
             self._kernel(self._words, request.words, len(request.flat), self._count[N_ADDED], self.max_sz)
         return request.batch()
+    def _read_around(self, request):
+        "Read rows, and the windows around them, by a kernel for these fields"
+        kind, n = (request.layout.fields, request.windows), len(request.flat)
+        if kind not in self._kernels:
+            if len(self._kernels) > 99: self._kernels.clear()
+            self._kernels[kind] = fetch_kernel(self.layout, request.windows, request.layout)
+        n_added, around = self._count[N_ADDED], (request.around, request.lengths)
+        self._kernels[kind](self._words, request.words, n, n_added, self.max_sz, *around)
 
     def _read_columns(self, request):
         slots = request.flat.copy()
@@ -375,9 +387,13 @@ class Records(Writer):
         if n_gone:
             gone = slots < 0
             slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
-        if n_gone < len(slots):
-            self._fill_columns({o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, slots)
-        for c in request.leaves if n_gone else (): c[gone] = 0
+        columns, first = {o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, 0
+        for field, n in zip(request.windows, request.lengths):
+            around = request.around[:, first:first + n].reshape(-1)
+            self._fill_columns({k: columns.pop(k) for k in list(columns) if k[0]==field}, around)
+            first += n
+        if n_gone < len(slots): self._fill_columns(columns, slots)
+        for c in request.leaves if n_gone else (): c[gone] = '' if c.dtype.hasobject else 0
     def _fill_columns(self, columns, slots):
         "Read columns, given by the paths of their leaves"
         for t in self.tables:
@@ -391,7 +407,7 @@ class Records(Writer):
         if self.unsettled: self.settle()
         if field=='_prev': return self.links[:, 0]
         k = self.layout.leaf(field)
-        return None if k is None or self.layout.leaves[k].shape else self.fields[k]
+        return None if k is None or self.layout.leaves[k].shape or self.layout.leaves[k].text else self.fields[k]
 
     def get_state(self, since=0) -> dict:
         "Return the rows with ids ≥ `since`, and what they refer to, as plain numbers and arrays"

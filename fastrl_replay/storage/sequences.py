@@ -33,11 +33,14 @@ class SequenceBatch(Batch):
         return self._extra['burn_in']
     def first(self, field: str) -> Any:
         "Return a column at each window's first step, (bs, …), such as a recurrent state"
-        return tree_map(lambda t: t[0] if 'time_first' in self._extra else t[:, 0], self[field])
+        def first(t): return t[:, 0] if isinstance(t, torch.Tensor) else [row[0] for row in t]     # strings: lists
+        return tree_map(lambda t: t[0] if 'time_first' in self._extra else first(t), self[field])
 
     def time_first(self) -> 'SequenceBatch':
         "Return the same batch with `ids`, `mask` and columns of shape (length, bs, …)"
-        def turned(k, t): return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
+        def turned(k, t):
+            if isinstance(t, list): return [list(o) for o in zip(*t)]
+            return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
         columns = [turned(k, t) for k, t in enumerate(self._tensors())]
         more = dict(_extra=self._extra | dict(time_first=True), _type=_turned(self._type, len(self)))
         return made_of(type(self), self._kept() | more | dict(_n=len(columns[0]), _columns=columns))
