@@ -12,7 +12,7 @@ PEERS  := $(VENV)/.peers
 GAMES  := $(VENV)/.games
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lowest export docs dist bench evidence clean
+.PHONY: help setup train test test-all test-ray lowest export docs dist bench evidence clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,10 @@ test: $(TESTS)  ## run the notebooks of parts 1 to 3, and the quick tests: a few
 
 test-all: $(READY)  ## run every notebook and every test (CONTRIBUTING.md has a table)
 	@$(RUN_TESTS) $(ARGS)
+
+# Two clusters at a time, each with a file of tests. Once a week: make test-ray ARGS="--kills 100 -o faulthandler_timeout=0"
+test-ray: $(READY)  ## run the tests on Ray clusters, the long ones too: at most 12 minutes on two cores
+	@$(subst $$(($(JOBS)*2)),2,$(RUN_TESTS)) -k test_ray --nbflags slow $(ARGS)
 
 # TORCH=2.13.0 takes this PyTorch in place of the lowest, which is a download of gigabytes where it comes with CUDA
 lowest:  ## install the lowest versions allowed into .lowest, and use the library with them

@@ -3,8 +3,8 @@
     python benchmarks/cluster.py [--seconds 10] [costs rates]
 
 `costs`: CPU of all processes for a pushed chunk of 64 CartPole steps and for a drawn group of 8 batches of 512 with
-their updates, over that of a call with the same arguments and answers of an actor that does nothing, followed by the
-work of one memory in this process. The memory's own work costs more after such a call than in a loop of its own, since
+their updates, less that of a call without arguments of an actor that does nothing; and over that of a call with the
+same arguments and answers, as objects, followed by the work of one memory in this process. The memory's own work costs more after such a call than in a loop of its own, since
 the call leaves the caches cold; both are shown. All are measured in turns within one run. `rates`: four pushers, and a learner, by the number
 of shards. It needs the extra `ray`, and uses the cores it is allowed.
 """
@@ -38,6 +38,7 @@ class Bare:
     "Takes what a shard takes and answers what a shard answered once, without any work"
     def __init__(self, answer): self.answer = answer
     def call(self, *args): return self.answer
+    def nothing(self): pass
     def cpu(self): return time.process_time()
 
 
@@ -99,6 +100,7 @@ def costs(seconds):
         def call_push(): return bare_push.call.remote(1, 1, 1, chunk, None, 0.)
         def bare_group(n):
             for _ in range(n): ray.get(bare_draw.call.remote(updates, counts, 1., None, None))
+        def nothing(): return bare_push.nothing.remote()
         def both_push():
             alone.extend(chunk)
             return call_push()
@@ -106,22 +108,26 @@ def costs(seconds):
             for _ in range(n):
                 bare_group(1)
                 draw_alone(1)
-        cases = {'push': (push, keep_three(call_push), push_alone, keep_three(both_push), bare_push, 300),
-                 'group': (draw, bare_group, draw_alone, both_group, bare_draw, 40)}
+        def nothings(n):
+            for _ in range(n): ray.get(nothing())
+        cases = {'push': (push, keep_three(nothing), keep_three(call_push), push_alone, keep_three(both_push), bare_push, 300),
+                 'group': (draw, nothings, bare_group, draw_alone, both_group, bare_draw, 40)}
         found = {k: [] for k in cases}
         for *ways, _, n in cases.values():
             for way in ways: way(n)
         for _ in range(max(5, int(seconds))):
-            for k, (ours, bare, own, both, actor, n) in cases.items():
+            for k, (ours, empty, bare, own, both, actor, n) in cases.items():
                 def busy(actor=actor): return ray.get(actor.cpu.remote())
-                found[k].append([spent(ours, n, cpu), spent(bare, n, busy), spent(own, n), spent(both, n, busy)])
+                def idle(): return ray.get(bare_push.cpu.remote())
+                found[k].append([spent(ours, n, cpu), spent(empty, n, idle), spent(bare, n, busy), spent(own, n), spent(both, n, busy)])
     rows = []
     for k, v in found.items():
         medians = [f'{statistics.median(o):,.0f}' for o in zip(*v)]
-        ratios = statistics.median(a/d for a, *_, d in v), statistics.median(a/(b + c) for a, b, c, _ in v)
-        rows.append([k, *medians, *(f'{o:.2f}' for o in ratios)])
+        ratios = statistics.median(a/d for a, *_, d in v), statistics.median(a/(b + c) for a, _, b, c, _ in v)
+        rows.append([k, *medians, f'{statistics.median(a - b for a, b, *_ in v):,.0f}', *(f'{o:.2f}' for o in ratios)])
     table('CPU µs of all processes', rows,
-          ['what', 'ours', "Ray's bare call", "memory's own work", 'one after the other', 'ours/one after the other', 'ours/sum of both loops'])
+          ['what', 'ours', 'an empty call', 'a call with objects', "memory's own work", 'one after the other', 'ours less an empty call',
+           'ours/one after the other', 'ours/sum of both loops'])
 
 
 def rates(seconds):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError', 'ReplayMemory',
-           'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'AgeWeighted',
-           'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
+           'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE',
+           'AgeWeighted', 'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
            'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay', 'Actors',
            'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay', 'DQNLearner',
            'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
@@ -24,6 +24,7 @@ from .samplers.more import ERE, LAP, Combined
 from .storage.sequence_sampler import Sequence
 from .saving import CheckpointError
 from .memory import ReplayMemory
+from .mixed import MixedMemory
 from .device import DeviceMemory
 from .pipes.base import IterDataPipe, datapipe
 from .pipes.stepper import GymStepper
@@ -42,9 +43,8 @@ from .runs import BestWeights
 
 # %% ../nbs/5_looking/05_all.ipynb #4044ddb8
 _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError',
-         'ReplayMemory', 'DeviceMemory',
-         'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE', 'AgeWeighted', 'Sequence',
-         'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
+         'ReplayMemory', 'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined',
+         'ERE', 'AgeWeighted', 'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
          'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
          'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay',
          'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']

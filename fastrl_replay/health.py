@@ -90,11 +90,14 @@ def _last_of_each(rows, at):
 
 # %% ../nbs/5_looking/01_health.ipynb #2a18df0c
 def stored_priorities(memory: Memory) -> tuple[np.ndarray, np.ndarray]:
-    "Return ids and priorities of what has one (int64, float64); none where the sampler keeps none"
+    "Return ids and priorities of what has one, and was not dropped (int64, float64); none where none are kept"
     sampler = memory.sampler
     p = getattr(sampler, 'priorities', None)
     if not isinstance(p, np.ndarray) or not sampler.prioritized: p = np.empty(0)
     slots = np.arange(len(p)) if sampler.sequence is None else sampler.starts[:len(p), 0]
+    if sampler.living is not None and sampler.sequence is None:
+        drawn = sampler.living.holds(slots)
+        slots, p = slots[drawn], p[drawn]
     return ids_in(slots.astype(np.int64), memory.n_added, memory.max_sz), p
 
 def trial_draws(memory: Memory, n: int = 20_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -283,6 +286,8 @@ _RULES = [     # when (a function of the numbers), and what to say
      'or a larger eps'),
     (lambda o: o['priority_zero_share'] > .5,
      '{priority_zero_share:.1%} of transitions have priority 0 and are never drawn: use an eps above 0'),
+    (lambda o: o['n_dropped']==o['n'],
+     'all {n:,} transitions stored were dropped: nothing can be drawn until others are added'),
     (lambda o: o['not_finite'],
      'NaN or infinity in {bad}, of {n_looked_at:,} rows read: find out where they come from'),
     (lambda o: o['reward_zero_share']==1 and o['n'] >= 1000,
@@ -318,8 +323,10 @@ class Health(dict[str, Any]):
     def __repr__(self) -> str:
         warnings = [f'warning: {o}' for o in self['warnings']] or ['no warnings']
         numbers = {k: f'{v:,.4g}' if isinstance(v, float) else f'{v:,}' if isinstance(v, int) else str(v)
-                   for k, v in self.items() if k!='warnings'}
-        return '\n'.join(warnings + [f'{k:24}{v}' for k, v in numbers.items()])
+                   for k, v in self.items() if k not in ('warnings', 'memories')}
+        lines = warnings + [f'{k:24}{v}' for k, v in numbers.items()]
+        parts = [f'memory {k}\n{o!r}' for k, o in enumerate(self.get('memories', ()))]
+        return '\n\n'.join(['\n'.join(lines), *parts])
     def _repr_html_(self): return f'<pre>{html.escape(repr(self))}</pre>'
 
 def memory_health(memory: Memory) -> Health:

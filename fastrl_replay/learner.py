@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 from torch.optim.adam import adam
-from .pipes.agents import evaluate, move_towards
+from .pipes.agents import check_legal, evaluate, legal_in, masked, move_towards
 from .pipes.base import upstream
 from .checks import Words, number, refuse, require, whole
 from .saving import SavedState, save_state
@@ -37,13 +37,16 @@ def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
     Float (bs,), no gradient. a′ is `model`'s choice (van Hasselt et al. 2016, *Deep Reinforcement
     Learning with Double Q-learning*, equation 4), or `target`'s own with `double=False` (Mnih et
     al. 2015, *Human-level control …*, algorithm 1). `discount` is the batch's column of that name
-    (n-step returns bring γᵐ), else `gamma`. Truncated transitions are bootstrapped."""
+    (n-step returns bring γᵐ), else `gamma`. Truncated transitions are bootstrapped. Where the next
+    states are a dict with an 'action_mask', a′ is legal; a `ValueError` if none is and the task goes on."""
     return _targets(batch, _as_input(batch.next_state, target), model, target, gamma, double)
 
 def _targets(batch, states, model, target, gamma, double):
     with torch.no_grad():
-        values = target(states)
-        future = values.gather(1, model(states).argmax(1, keepdim=True))[:, 0] if double else values.amax(1)
+        values, legal = target(states), _legal_next(batch)
+        rated = model(states) if double else values
+        if legal is not None: rated = masked(rated, legal)
+        future = values.gather(1, rated.argmax(1, keepdim=True))[:, 0]
         future = future.masked_fill(batch.terminated.bool(), 0.)
         return batch.reward + getattr(batch, 'discount', gamma)*future
 
@@ -55,6 +58,13 @@ def dqn_loss(batch, model, target, gamma=.99, double=True) -> tuple[torch.Tensor
     wanted = _targets(batch, after, model, target, gamma, double)
     q = model(states).gather(1, batch.action.long()[:, None])[:, 0]
     return nn.functional.smooth_l1_loss(q, wanted, reduction='none'), wanted - q.detach()
+
+def _legal_next(batch):
+    "The legal actions of the next states, or None; without a look in compiled code, which can't raise"
+    legal = legal_in(batch.next_state)
+    if legal is None or torch.compiler.is_compiling(): return legal
+    check_legal(legal, batch.terminated.bool())
+    return legal
 
 def _as_input(states, model):
     "States in the dtype of the model's parameters"
@@ -146,10 +156,19 @@ class Pixels(nn.Module):
         "Return the images `x` as a convolution takes them"
         return (x.permute(0, 3, 1, 2) if self.channels_last else x)/self.scale
 
+class _Observed(nn.Module):
+    "Of a dict with an 'observation' and an 'action_mask', the observation"
+    def forward(self, x) -> torch.Tensor:
+        "Return `x['observation']`"
+        return x['observation']
+
 _LARGE, _SMALL = ((32, 8, 4), (64, 4, 2), (64, 3, 1)), ((16, 3, 1),)      # filters, size, stride
 
 def _first_layers(space):
     "What makes rows of numbers of the observations, and how many numbers"
+    if isinstance(space, gym.spaces.Dict) and {*space.keys()}=={'observation', 'action_mask'}:
+        inner, n = _first_layers(space['observation'])
+        return [_Observed(), *inner], n
     if isinstance(space, gym.spaces.Discrete): return [OneHot(int(space.n), int(space.start))], int(space.n)
     if not isinstance(space, gym.spaces.Box):
         refuse('q_network', 'Box or Discrete observations', Words(space), 'wrap the environment in FlattenObservation',
@@ -165,7 +184,7 @@ def _first_layers(space):
     return [*layers, nn.Flatten()], c*h*w
 
 def q_network(
-    observation_space,  # a `Box` or a `Discrete`
+    observation_space,  # a `Box` or a `Discrete`; a `Dict` of 'observation' and 'action_mask'
     n_actions,          # how many Q-values there are
     hidden=128,         # units of the hidden layer
     seed=None,          # determines the first weights (None: torch's generator does)
@@ -175,7 +194,8 @@ def q_network(
     Images (three axes, at least 8 pixels high and wide) first go through convolutions: from 36
     pixels on those of Mnih et al. 2015 (Methods; `hidden=512` there), else 16 of 3 × 3. Channels
     are the shorter of the first and the last axis, the last if both are alike; uint8 is divided by
-    255. Other shapes are flattened. A `TypeError` for other spaces."""
+    255. Other shapes are flattened. Of a dict of 'observation' and 'action_mask', the first is used.
+    A `TypeError` for other spaces."""
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None: torch.manual_seed(seed)
         first, n = _first_layers(observation_space)
@@ -512,14 +532,14 @@ class Learner(Training):
                 for k, o in parts.items(): o.load_state_dict(before[k])
                 raise
             rows = None if replay is None else replay.saved()[1]
-            if rows is not None: rows.known[saved.token] = rows.n_added     # a next save writes what is new
+            if rows is not None: rows.note(saved.token)                     # a next save writes what is new
         return state['notes']
 
 # %% ../nbs/2_learning/07_learner.ipynb #6eb62919
 class DQNLearner(Learner):
     """A double DQN: a `Learner` whose `loss`, unless given, is `dqn_loss` with `gamma` and `double`.
 
-    A batch needs state, action, reward, next_state and terminated."""
+    A batch needs state, action, reward, next_state and terminated. Masks: see `q_targets`."""
     def __init__(
         self, model: nn.Module,  # from states (bs, …) to Q-values (bs, n_actions)
         dl: Any,
@@ -532,6 +552,9 @@ class DQNLearner(Learner):
     ) -> None:
         if loss is None: loss = partial(dqn_loss, gamma=gamma, double=double)
         super().__init__(model, dl, loss, lr, target_sync, device=device, **options)
+    def update(self, batch: Any) -> None:
+        if self._graph is not None: _legal_next(batch)                  # its loss can't look at masks itself
+        super().update(batch)
     def evaluate(self, env_id: Any, episodes: int = 20, seed: int = 0) -> np.ndarray:
         "Return the greedy policy's returns, float64 (episodes,): see the function `evaluate`"
         return evaluate(self.model, env_id, episodes, seed)

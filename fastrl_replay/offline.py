@@ -8,6 +8,7 @@ __all__ = ['episode_steps', 'load_minari', 'by_episodes', 'space_of', 'save_mina
 # %% ../nbs/3_lasting/15_offline.ipynb #6f3eeb50
 import re, shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 import gymnasium as gym
@@ -35,17 +36,24 @@ def _check_space(name, space):
 def episode_steps(dataset: Any, step_type: Any) -> Iterator[Any]:
     """Yield each episode of a `MinariDataset` as a `step_type` of stacked arrays (T, …).
 
-    A `ValueError` or `TypeError` names the space, the field or the episode that doesn't fit."""
-    unknown = [f for f in getattr(step_type, '_fields', [step_type]) if f not in _KNOWN]
-    if unknown: refuse('step_type', f'a NamedTuple of some of {_KNOWN}', unknown[0])
+    Fields that a data set doesn't have get their defaults. A `ValueError` or `TypeError` names the space, the field or
+    the episode that doesn't fit."""
+    more = getattr(step_type, '_field_defaults', {})
+    unknown = [f for f in getattr(step_type, '_fields', [step_type]) if f not in _KNOWN and f not in more]
+    if unknown: refuse('step_type', f'a NamedTuple of some of {_KNOWN}', unknown[0], 'give each other field a default')
     for name in ('observation_space', 'action_space'): _check_space(name, getattr(dataset, name))
     for k, episode in enumerate(dataset.iterate_episodes()):
         n = len(episode.rewards)
         for name, m in dict(observations=n + 1, actions=n, terminations=n, truncations=n).items():
             lengths = {len(a) for a in tree_leaves(getattr(episode, name))}
             if lengths!={m}: refuse(f'episode {episode.id}: {name}', f'{m} rows', lengths)
-        columns = _columns(episode, k, n)
+        columns = {f: tree_map(partial(_repeated, n), v) for f, v in more.items()} | _columns(episode, k, n)
         if n: yield step_type(*(columns[f] for f in step_type._fields))
+
+def _repeated(n, v):
+    "A default `n` times, of the dtype in which a step has it"
+    a = np.asarray(v, np.float32 if type(v) is float else None)
+    return np.broadcast_to(a, (n, *a.shape))
 
 def _columns(episode, k, n):
     "Return the columns of the `n` steps of episode number `k`"

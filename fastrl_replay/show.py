@@ -285,6 +285,7 @@ def _in_words(memory, rows, health, shift):
     words = [f'ids {memory.first_id + shift:,} to {memory.n_added - 1 + shift:,}']
     if 'bytes_each' in health: words.append(f"{bytes_in_words(health['bytes_each'], memory.layout)} each")
     if len(rewards)==1: words.append(f'every reward is {rewards[0]:.3g}')
+    if health.get('n_dropped'): words.append(f"{health['n_dropped']:,} dropped")
     if health.get('n_batches'): words.append(f"{health['n_batches']:,} batches")
     if health['n_drawn']: words.append(f"{health['samples_per_insert']:.3g} samples per insert")
     unsampled = health.get('evicted_undrawn', np.nan)

@@ -63,6 +63,10 @@ class Leaf(NamedTuple):
         "The path as error messages show it: 'state.camera'"
         return '.'.join(map(str, self.path))
     @property
+    def text(self) -> bool:
+        "Is it a string? (Columns are object arrays then, and records have a number in its place.)"
+        return self.dtype.hasobject
+    @property
     def nbytes(self) -> int:
         "Bytes in each record"
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
@@ -78,7 +82,7 @@ class Leaf(NamedTuple):
     def word(self) -> int:
         "The widest word, in bytes, that divides its size"
         return next(w for w in (8, 4, 2, 1) if self.nbytes % w==0)
-    def __str__(self): return f'{self.bits_of or self.dtype}{list(self.shape) or ""}'
+    def __str__(self): return f'{"str" if self.text else self.bits_of or self.dtype}{list(self.shape) or ""}'
 
 def readable(nbytes: float) -> str:
     "Return `nbytes` in words: '7.1 GB'"
@@ -87,11 +91,15 @@ def readable(nbytes: float) -> str:
         nbytes /= 1000
     return f'{nbytes:.1f} TB'
 
+def _all_texts(a): return all(isinstance(o, str) for o in a.flat)
 def _python_floats(v, a): return type(v) is float or isinstance(v, list) and a.dtype==np.float64
 
 def leaf_of(path: tuple, v) -> Leaf:
     "Return the `Leaf` of the example value `v`"
     name = '.'.join(map(str, path))
+    own = len(path)==1 and path[0] not in (*SimpleStep._fields, *Transition._fields)
+    if own and (isinstance(v, str) or isinstance(v, np.ndarray) and v.dtype.hasobject and _all_texts(v)):
+        return Leaf(path, np.dtype(object), np.shape(v))
     a, bits = plain_array(name, v)
     dtype = np.dtype(np.float32) if _python_floats(v, a) else a.dtype
     if type(v) is int and dtype!=np.int64: refuse(name, 'a whole number within int64', v, 'make it a float')
@@ -105,6 +113,7 @@ def leaf_of(path: tuple, v) -> Leaf:
 def encode(leaf: Leaf, v, lead: tuple = ()) -> np.ndarray:
     """Return the value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`; a `ValueError`
     (shape, a number that does not fit) or `TypeError` (kind of value) names the field"""
+    if leaf.text: return _as_texts(leaf, v, lead)
     if leaf.loose and v.__class__ is int and abs(v) < 2**127: v = float(v)
     a, bits = plain_array(leaf.name, v)
     if a.shape != lead + leaf.shape: _refuse_shape(leaf, a.shape, lead)
@@ -114,6 +123,14 @@ def encode(leaf: Leaf, v, lead: tuple = ()) -> np.ndarray:
     if leaf.bits_of is not None: return _as_bits(leaf, a, bits, _python_floats(v, a))
     if bits is not None: _refuse_loss(leaf, bits)
     return _cast(leaf, a, _python_floats(v, a))
+
+def _as_texts(leaf, v, lead):
+    try: a = np.asarray(v, dtype=object)
+    except (TypeError, ValueError): refuse(leaf.name, 'strings', typed(v), error=TypeError)
+    wrong = [o for o in a.flat if not isinstance(o, str)][:1]
+    if wrong: refuse(leaf.name, 'a string', typed(wrong[0]), 'a field of strings holds nothing else', TypeError)
+    if a.shape!=lead + leaf.shape: _refuse_shape(leaf, a.shape, lead)
+    return a
 
 def _refuse_shape(leaf, shape, lead=()) -> NoReturn:
     why = 'each step has one flag' if leaf.flag else 'every step of a memory has the same shapes'
@@ -193,13 +210,14 @@ _FLOATS = {'f2': (float, np.float16), 'f4': (float, np.float16, np.float32),
 def _exact_types(leaf):
     "Types of numbers that `struct` packs as `encode` would, or refuses"
     if leaf.bits_of is not None or leaf.dtype.kind=='c' or leaf.shape: return frozenset()
+    if leaf.text: return frozenset((str,))
     if leaf.loose: return _NUMBERS
     if leaf.dtype.kind=='b': return frozenset((bool, np.bool_))
     return frozenset(_FLOATS[leaf.dtype.str[1:]]) if leaf.dtype.kind=='f' else _INTS
 
 def _safe_dtypes(leaf):
     "Dtypes of arrays that numpy casts to this leaf's without loss"
-    if leaf.bits_of is not None: return frozenset()
+    if leaf.bits_of is not None or leaf.text: return frozenset()
     found = [np.dtype(c) for c in '?bBhHiIlLqQefdFD' if np.can_cast(c, leaf.dtype)]
     if leaf.loose: found += [np.dtype(c) for c in 'iIlLqQ']
     elif leaf.dtype.kind in 'fc': found = [o for o in found if o.kind not in 'iu' or o.itemsize < 8]
@@ -209,9 +227,9 @@ class Fitter:
     "Converts values of one leaf to the form in which they are stored, by the rules of `encode`"
     def __init__(self, leaf):
         self.leaf, self.types, self.dtypes = leaf, _exact_types(leaf), _safe_dtypes(leaf)
-        self.shape, self.dtype = leaf.shape, leaf.dtype if leaf.bits_of is None else None
-        self.flag = leaf.flag and not leaf.shape
-        self.number = leaf.shape==() and leaf.dtype.kind!='c'
+        self.shape, self.dtype = leaf.shape, None if leaf.bits_of is not None or leaf.text else leaf.dtype
+        self.flag, self.text = leaf.flag and not leaf.shape, leaf.text
+        self.number = leaf.shape==() and leaf.dtype.kind not in 'cO'
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
 
@@ -235,6 +253,7 @@ class Fitter:
         "Return one array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"
         m, fitted = len(values), values
         try:
+            if self.text: return encode(self.leaf, list(values), (m,))
             if not self.types.issuperset(map(type, values)): fitted = list(map(self.fit, values))
             raw = struct.pack(f'<{m}{self.code}', *fitted) if self.number else b''.join(fitted)
         except (TypeError, ValueError, OverflowError, struct.error): self._refuse(values)
@@ -360,6 +379,8 @@ class Layout:
         """The layout in which a memory stores these steps: with one bool for each flag. A `ValueError`
         unless `next_state` is like `state`, and flags are not nested"""
         if {'state', 'next_state'} <= set(self.fields): self._compare_states()
+        for o in (self.leaves[k] for k in self.texts):
+            if o.shape: refuse(o.name, 'one string', Words(f'strings of shape {o.shape}'), 'make it several fields')
         leaves = list(self.leaves)
         for f in (o for o in FLAGS if o in self.fields):
             k = self.leaf(f)
@@ -433,6 +454,10 @@ class Layout:
     def example(self) -> Any:
         "A step of this layout"
         return self.step([_example_of(*o) for o in self.to_plain()['leaves']])
+    @cached_property
+    def texts(self) -> tuple:
+        "The numbers of the leaves that are strings"
+        return tuple(k for k, o in enumerate(self.leaves) if o.text)
     @cached_property
     def fitters(self) -> list:
         "The `Fitter` of each leaf"
@@ -521,6 +546,7 @@ def _nest(plain, leaves):
 
 def _example_of(dtype, shape, bits):
     "A value of a leaf that allocates nothing"
+    if dtype=='|O' and not bits: return np.full(shape, '', object) if shape else ''
     if dtype[1:] not in (*_CODES, 'c8', 'c16') or np.prod(shape, dtype=float) > 2**31:
         raise ValueError(f'layout: a leaf cannot have dtype {dtype!r} and shape {shape!r}')
     if bits: return torch.zeros((), dtype=_BITS_NAMED[bits]).expand(shape)

@@ -25,6 +25,10 @@
   window.addEventListener("hashchange", unfold);
   unfold();
 
+  // ---- a figure that is touched on a phone becomes larger, and small again
+  const text = $("main");
+  if (text) text.addEventListener("click", (event) => { if (event.target.matches("img")) event.target.classList.toggle("large"); });
+
   // ---- a drawing that moves can be stopped, and does not move for who wants no motion
   document.querySelectorAll("svg.moving").forEach((o) => {
     const toggle = () => o.animationsPaused() ? o.unpauseAnimations() : o.pauseAnimations();
@@ -45,13 +49,16 @@
   // what people type, and what the pages say; "=": and nothing else
   const SYNONYMS = {
     per: "= prioritized proportional", schaul: "prioritized proportional", ppo: "algorithm", a2c: "algorithm ppo", sac: "actor-critic", td3: "algorithm",
-    oom: "= ram estimate", delete: "overwritten", clear: "empty overwritten", remove: "delete overwritten", reset: "empty", multi: "several",
+    oom: "= ram estimate", delete: "drop", remove: "drop delete", forget: "drop clear", discard: "drop", filter: "where drop", reset: "clear empty", multi: "several",
     transformer: "sequences recurrent", lstm: "recurrent sequences", gru: "recurrent sequences", rnn: "recurrent sequences", drqn: "recurrent", r2d2: "recurrent sequences",
     wandb: "tensorboard", mlflow: "tensorboard", logging: "tensorboard log", monitor: "tensorboard health", quickstart: "install overview", tutorial: "tutorials", beginner: "install overview",
     started: "install overview", example: "overview tutorials", resize: "max_sz capacity", grow: "max_sz capacity", capacity: "max_sz", size: "max_sz",
     cite: "paper citation", citation: "paper", bibtex: "paper citation", license: "apache", licence: "apache license", github: "checkout clone", repo: "checkout clone", repository: "checkout clone",
     gpus: "gpu cuda", multigpu: "gpu cuda", cuda: "gpu", distributed: "cluster machines ray", multinode: "cluster machines ray", parallel: "actors processes", worker: "actors workers", workers: "actors",
-    her: "hindsight", mixing: "mixed mix offline", mix: "mixed mixing", d4rl: "minari", dataset: "minari recorded", demonstrations: "recorded offline", gym: "gymnasium", ram: "memory",
+    her: "hindsight", mixing: "mixed mix offline", mix: "mixed mixing", d4rl: "minari", dataset: "minari recorded", demonstrations: "mixed demos recorded", demonstration: "mixed demos recorded", demos: "mixed demonstrations recorded",
+    rlpd: "mixed-demos mixed-offline mixed", hybrid: "mixed", imitation: "recorded offline", chunking: "windows chunks", chunks: "windows", history: "windows", histories: "windows history", framestack: "frames windows", stack: "frames windows",
+    mask: "action_mask illegal", masks: "mask illegal", masking: "mask illegal", invalid: "illegal", isaaclab: "= device", isaacgym: "= device", isaac: "= device", brax: "= device", mjx: "= device", maniskill: "= device", simulator: "device",
+    swd: "= age", recency: "age recent", decay: "age schedule", strings: "string str", string: "strings str", text: "strings string", language: "strings string", instruction: "strings string", instructions: "strings string", gym: "gymnasium", ram: "memory",
     benchmark: "compared measured", fast: "compared cost", slow: "seconds cost", crash: "killed", checkpoint: "save", resume: "resume save", importance: "weights", td: "error errors", datapipe: "datapipes",
   };
   const LIMIT = 20;
@@ -70,7 +77,8 @@
     const script = document.createElement("script");        // a script may be read from a disk, where nothing may be fetched
     script.onload = () => {
       entries = window.searchIndex.map((e) => ({
-        text: "", ...e, head: e.name || e.section || e.title, names: words(e.name || e.section || e.title), about: words(e.title),
+        text: "", ...e, head: e.name || e.section || e.title, about: words(`${e.title} ${e.name || ""}`),
+        names: words(e.name ? e.name.split(".").pop() : e.section || e.title),      // a method is named by its own name, and is about its class
         body: " " + words(`${e.text || ""} ${e.more || ""}`).join(" ") + " ",
       }));
       done();
@@ -84,6 +92,7 @@
 
   const scoreOfWord = (e, word) => {
     if (e.names.includes(word)) return 10;
+    if (word.includes(" ")) return e.names.join(" ").includes(word) ? 9 : e.body.includes(` ${word} `) ? 4 : 0;      // steps_per_batch, in words
     const root = word.length < 3 ? word + " " : stem(word);
     if (e.names.some((o) => o.startsWith(root))) return 9;
     if (e.about.some((o) => o.startsWith(root))) return 6;
@@ -99,7 +108,7 @@
     const telling = all.filter((o) => !COMMON.has(o));
     const terms = (telling.length ? telling : all).map((typed) => {
       const [only, said] = (SYNONYMS[typed] || "").match(/^(= )?(.*)/).slice(1), parts = split(typed, /_+/);
-      return { word: only ? "" : parts.join(""), meant: [...(parts.length > 1 ? [parts] : []), ...said.split(" ").filter(Boolean).map((o) => asked(o.replace("-", " ")))] };
+      return { word: only ? "" : parts.join(""), meant: [...(parts.length > 1 ? [[parts.join(" ")]] : []), ...said.split(" ").filter(Boolean).map((o) => asked(o.replace("-", " ")))] };
     });
     const question = terms.length < all.length;
     const each = entries.map((e) => terms.map((o) => scoreOfTerm(e, o)));

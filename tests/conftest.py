@@ -1,5 +1,7 @@
 "What all tests share"
 import gc
+import mmap
+import os
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
@@ -24,11 +26,11 @@ GROUPS = dict(
     book=Group('make test', 'the notebooks of parts 1 to 3, the first pages, and the quick chapters of parts 4 and 5',
         'nbs/[123]_*/* nbs/index.ipynb nbs/start/* nbs/4_processes/* nbs/5_looking/*'),
     chapters=Group('make test', 'the tests of the chapters, beside naive twins',
-        '''test_checks.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_options.py test_rank.py
+        '''test_checks.py test_lasting.py test_mixed.py test_also.py test_where.py test_drop.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_own_loop.py test_options.py test_rank.py
         test_rate_limiter.py test_replay.py test_samplers.py test_age.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
-        test_storage.py test_sum_tree.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
-        test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_health.py test_show.py test_cli.py
-        test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py test_device.py'''),
+        test_storage.py test_texts.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
+        test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
+        test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
@@ -43,9 +45,8 @@ GROUPS = dict(
         'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
         '''test_kills.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
-        *::test_mutants* *::*power_cut* test_folders.py::test_damaged_priorities* test_folders.py::test_without_its_lock_file*
-        test_mapped.py::test_a_second_writer* test_mapped.py::test_a_windows_without* test_mapped.py::test_a_copy_of_the_folder*
-        test_ondisk.py::test_a_second_open_says* test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
+        *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
+        test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
         test_saving_format.py::test_without_fcntl*'''),
     compiled=Group('make test-all', 'torch.compile',
         '''test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
@@ -54,7 +55,7 @@ GROUPS = dict(
         'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[89]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
         '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*'''),
-    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[234]_*'),
+    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[2346]_*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py'),
 )
@@ -134,6 +135,16 @@ def pytest_collection_finish():
 def root():
     "The repository's root"
     return Path(__file__).resolve().parent.parent
+
+
+class Unsynced(mmap.mmap):
+    def flush(self, *_): pass
+
+@pytest.fixture
+def quick(monkeypatch):
+    "No waiting for the disk, where nothing is about the power"
+    monkeypatch.setattr(os, 'fsync', lambda fd: None)
+    monkeypatch.setattr(mmap, 'mmap', Unsynced)
 
 
 @pytest.hookimpl(optionalhook=True)

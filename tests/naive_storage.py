@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from fastrl_replay.batch import DRAWN, Batch, as_tensor
+from fastrl_replay.batch import DRAWN, Batch, as_kind, as_tensor
 from fastrl_replay.steps import Layout, encode
 from fastrl_replay.storage.request import windows_of
 
@@ -48,24 +48,30 @@ class NaiveStorage:
             self.n_added += 1
         return first
 
-    def ask(self, n, fields=None, header=DRAWN, length=None):
+    def ask(self, n, fields=None, header=DRAWN, length=None, windows=()):
         layout, slots = self.layout if fields is None else self.layout.select(fields), np.zeros((n,) if length is None else (n, length), np.int64)
         probs, weights = (np.zeros(n, np.float32) if o in header else None for o in ('probs', 'weights'))
         mask = np.zeros(slots.shape, bool) if 'mask' in header else None
-        return SimpleNamespace(layout=layout, slots=slots, flat=slots.reshape(-1), probs=probs, weights=weights, mask=mask, length=length)
+        offsets = np.array([o for _, many in windows for o in many], np.int64)
+        around, is_pad = (np.zeros((n, len(offsets)), kind) if windows else None for kind in (np.int64, bool))
+        return SimpleNamespace(layout=layout, slots=slots, flat=slots.reshape(-1), probs=probs, weights=weights, mask=mask, length=length,
+                               windows=windows, offsets=offsets, around=around, is_pad=is_pad)
 
     def read(self, request):
         slots, at = request.slots, {o.path: a for o, a in zip(self.layout.leaves, self.columns)}
         if request.mask is not None: request.mask[:] = slots >= 0
-        tensors = []
+        tensors, first, layout = [], 0, request.layout if request.length is None else windows_of(request.layout, request.length)
+        where = {}
+        for field, many in request.windows:
+            where[field], first = request.around[:, first:first + len(many)], first + len(many)
+            layout = windows_of(layout, len(many), fields=(field,))
         for o in request.layout.leaves:
-            column = at[o.path][slots]
-            column[slots < 0] = 0
+            column = at[o.path][where.get(o.path[0], slots)]
+            if o.path[0] not in where: column[slots < 0] = 0
             tensors.append(as_tensor(column, o.bits_of))
         request.flat[:] = [self.id_in(slot) for slot in request.flat]
-        layout = request.layout if request.length is None else windows_of(request.layout, request.length)
-        header = dict(ids=request.slots, probs=request.probs, weights=request.weights, mask=request.mask)
-        return Batch.of_tensors(layout, tensors, max_sz=self.max_sz, **header)
+        header = dict(ids=request.slots, probs=request.probs, weights=request.weights, mask=request.mask, _is_pad=request.is_pad)
+        return as_kind(Batch.of_tensors(layout, tensors, max_sz=self.max_sz, **header), Batch, windows=request.windows)
 
     def follow(self, slots, length, back=False):
         found = np.full((len(slots), length), -1)

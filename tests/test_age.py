@@ -130,3 +130,36 @@ def test_age_weighted_in_pipes_and_where_it_is_refused(tmp_path):
     with pytest.raises(TypeError, match='Uniform or Proportional, which draw sequences'):
         ReplayMemory(50, AgeWeighted(10), sequence=Sequence(4))
     with pytest.raises(ValueError, match='AgeWeighted'): RayMemory(0, 50, AgeWeighted(10))
+
+
+@pytest.mark.parametrize('horizon,floor,gone', [
+    (1500., .1, 'half'), (1500., .1, 'most'), (300., .1, 'newest'), (5000., 0., 'half'), (700.5, 0., 'newest'), (2000., 0., 'but the last on the line'), (1e6, .5, 'half'),
+    (900., 1., 'most'), (50., 0., 'newest')])
+def test_age_weighted_draws_what_is_left_by_its_law(horizon, floor, gone):
+    "Several blocks of slots, wrapped around; dropped, added to, dropped again: exact probabilities, and chi-square of many draws"
+    n, max_sz, rng = 5000, 2000, np.random.default_rng(0)
+    memory, dropped = ReplayMemory(max_sz, AgeWeighted(horizon, floor), step=Rows(), seed=2), set()
+    memory.extend([Rows(k) for k in range(n)])
+    for _ in range(3):
+        ids = np.arange(memory.first_id, memory.n_added)
+        age = memory.n_added - 1 - ids
+        chosen = {'half': ids[rng.random(len(ids)) < .5], 'most': ids[rng.random(len(ids)) < .99], 'newest': ids[age < 600],
+                  'but the last on the line': ids[age != 1990]}[gone]
+        memory.drop(chosen)
+        dropped |= set(chosen.tolist())
+        if dropped >= set(ids.tolist()): break                       # nothing is left
+        left = np.array([i for i in ids if i not in dropped])
+        w = np.maximum(floor, 1 - (memory.n_added - 1 - left)/horizon)
+        law = dict(zip(left.tolist(), (w/w.sum() if w.sum() else np.full(len(left), 1/len(left))).tolist()))
+        batch = memory.sample(100_000)
+        assert (batch.weights == 1).all() and np.allclose(batch.probs, [law[i] for i in batch.ids.tolist()], rtol=1e-5)
+        p = np.array([o for o in law.values() if o])
+        counts = np.bincount(np.searchsorted(left, batch.ids), minlength=len(left))[np.array(list(law.values())) > 0]
+        assert counts.sum() == 100_000 and chi2(counts, p*100_000) < limit(max(len(p) - 1, 1)) and memory.check_valid()
+        memory.extend([Rows(memory.n_added + k) for k in range(137)])
+    memory.extend([Rows(k) for k in range(max_sz)])                       # all that was dropped is overwritten
+    assert memory.sampler.living is None and memory.sampler.sums is None
+    memory.clear()
+    with pytest.raises(ValueError, match='dropped or cleared'): memory.sample(1)
+    memory.add(Rows(1))
+    assert (memory.sample(5).ids == memory.n_added - 1).all()

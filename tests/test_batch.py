@@ -350,7 +350,9 @@ def test_batch_of():
     source.fill(0)
     made.x[0] = 5
     assert made.x.tolist()==[[5., 5.], [1., 1.], [1., 1.]] and not source.any()
-    for bad in (Only(np.zeros((0, 2))), Only(5), Only([]), Only('ab'), (1, 2), 5, [Only(1)], Only({'a': np.ones(2), 'b': np.ones(3)}), Only(None)):
+    for none in np.zeros((0, 2)), torch.zeros(0, 2, dtype=torch.bfloat16):         # all copies were being reset, say
+        assert len(Batch.of(Only(none)))==0 and Batch.of(Only(none)).x.shape==(0, 2) and (Batch.of(Only(none)).x.dtype==torch.bfloat16)==isinstance(none, torch.Tensor)
+    for bad in (Only(5), Only([]), Only('ab'), (1, 2), 5, [Only(1)], Only({'a': np.ones(2), 'b': np.ones(3)}), Only(None)):
         with pytest.raises((ValueError, TypeError)): Batch.of(bad)
 
 

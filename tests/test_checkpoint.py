@@ -18,7 +18,6 @@ from fastrl_replay.steps import SimpleStep
 from harness import check_resume, seen
 from hostile import attack, forge, no_pickle, setter
 from test_harness import SAMPLERS, Own, memory_of, use
-from test_saving_format import small_files
 from twins import KINDS, stacked
 
 MORE = SAMPLERS | dict(rank=RankBased, lap=LAP, combined=Combined, ere=lambda: ERE(c_min=5, period=7), aged=lambda: AgeWeighted(9, .2),
@@ -197,31 +196,6 @@ def refused(folder, match, error=CheckpointError):
     with pytest.raises(error, match=match):
         with SavedState(folder, 'memory') as saved, saved.sense('a memory'): victim.restore(saved.state()['memory'], saved.pieces())
     assert seen(victim.state_dict())==before and victim.check_valid()
-
-
-@pytest.mark.parametrize('what', ['flipped', 'cut', 'missing'])
-def test_a_damaged_file_is_named(saved_twice, what):
-    files = files_of(saved_twice)
-    assert len(files) >= 4
-    for name, data in files.items():
-        path = saved_twice/name
-        if what=='missing': path.unlink()
-        else: path.write_bytes(data[:-1] if what=='cut' else data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
-        refused(saved_twice, name)
-        path.write_bytes(data)
-    assert len(ReplayMemory.load(saved_twice)) > 400
-
-
-@pytest.mark.parametrize('limit', [0, 100, 5000])
-def test_a_full_disk_leaves_the_earlier_checkpoint(saved_twice, limit):
-    memory, before = ReplayMemory.load(saved_twice), files_of(saved_twice)
-    memory.extend([memory[k] for k in range(400)])
-    state = seen(memory.state_dict())
-    with small_files(limit), pytest.raises(OSError): memory.save(saved_twice)
-    assert files_of(saved_twice)==before and seen(memory.state_dict())==state
-    memory.add(memory[0])
-    memory.save(saved_twice)
-    assert len(ReplayMemory.load(saved_twice))==len(memory)
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------

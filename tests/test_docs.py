@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent/'tools'))
 pytest.importorskip('latex2mathml', reason='the site is made with the extra `docs`')
-import chapters, docs, finish, reference
+import chapters, docs, examples, finish, reference
 from fastrl_replay import all as everything
 
 try: from browser import CHROMIUM, Browser, Server
@@ -381,8 +381,68 @@ def texts_about(ref, e):
     return found + [o.doc for text in found for name in re.findall(r'`([\w.]+)`', text) if (o := ref.find(name)) and o.kind != 'constant']
 
 
-WORDS = {'state': 'what `state_dict` or `get_state` returned', 'folder': 'a path', 'source_datapipe': 'the pipe or iterable that the items come from',
-         'batch': 'a `Batch`', 'fields': 'the names of the columns (None: all)'}      # names that mean the same wherever they stand
+@pytest.fixture(scope='module')
+def at_work(root):
+    "Name → its section of the chapter *Names at work*"
+    return examples.read(next(p for p in (root/'nbs').rglob('*.ipynb') if docs.plain(p.relative_to(root/'nbs').as_posix()) == f'{examples.PAGE}.ipynb'))
+
+
+MOST_USED = """ReplayMemory ReplayMemory.add ReplayMemory.extend ReplayMemory.sample ReplayMemory.update_priorities ReplayMemory.fetch ReplayMemory.recent
+    ReplayMemory.episode ReplayMemory.episodes ReplayMemory.sample_sequences ReplayMemory.estimate ReplayMemory.health ReplayMemory.show ReplayMemory.save
+    ReplayMemory.load ReplayMemory.open ReplayMemory.peek ReplayMemory.from_minari ReplayMemory.to_minari Transition Batch Batch.of Batch.replace Batch.to
+    Batch.update_priorities Uniform Proportional RankBased LinearSchedule RateLimiter GymStepper NStep ExperienceReplay PrioritizedReplay
+    ExperienceReplay.loader SequenceReplay HindsightReplay Actors EpsilonGreedy DQNLearner DQNLearner.fit DQNLearner.evaluate DQNLearner.plot
+    DQNLearner.save DQNLearner.load BestWeights interop.sb3.ReplayBuffer interop.torchrl.ReplayBuffer RayReplay RayMemory AgeWeighted MixedMemory
+    ReplayMemory.where ReplayMemory.drop ReplayMemory.clear""".split()
+
+
+def test_the_most_used_names_have_an_example_returns_errors_and_see_also(ref, at_work):
+    assert not {*MOST_USED} - at_work.keys()
+    for name, example in at_work.items():
+        assert ref.find(name) is not None and ref.is_public(ref.find(name)), name
+        assert list(example.points) == ['Returns', 'Raises', 'See also'], name
+        assert all(re.search(r'\w{3}.*\.$', said) for said in example.points.values()), name
+        named = [o for o in re.findall(r'`([\w.]+)`', example.points['See also']) if not o[0].islower() or '.' in o]
+        assert named and all(ref.find(o) for o in named), (name, named)
+        assert example.cells and any(map(examples.texts, example.cells)), f'{name}: a few lines, and what they print'
+
+
+def test_an_example_shows_the_error_that_its_text_names(at_work):
+    shown = 0
+    for name, example in at_work.items():
+        printed = '\n'.join(sum(map(examples.texts, example.cells), []))
+        for error in re.findall(r'^(\w*Error|ShardLost): ', printed, re.M):
+            assert f'`{error}`' in example.points['Raises'], (name, error)
+            shown += 1
+    assert shown > 30
+
+
+def test_the_most_used_names_show_their_example_where_they_are_described(pages, ref, at_work):
+    chapter = pages[f'{examples.PAGE}.html']
+    contents, headings = re.findall(r'<td.*?</td>', main_of(chapter).partition('</table>')[0], re.S), []
+    for name, example in at_work.items():
+        e = ref.find(name)
+        entry = entry_of(pages[f'{e.page}.html'], e.name)
+        said = [re.sub(r'\W', '', o) for o in (words(entry), *example.points.values(), *sum(map(examples.texts, example.cells), []))]
+        assert all(o and o in said[0] for o in said[1:]), name
+        assert f'{example.place}"' in entry and f'id="{e.place}"' in pages[f'{e.page}.html']
+        assert re.search(rf'id="{re.escape(name.lower())}".*?<div class="defines">\s*<ul>\s*<li>.*?href="[^"]*{e.page}.html#{re.escape(e.place)}"', chapter, re.S), name
+        headings.append(name.lower())
+    assert re.findall(r'href="#([\w.]+)"', ' '.join(contents[1::2])) == headings, 'the table of contents by subject has each once, in order'
+
+
+def test_what_serves_the_library_itself_stands_behind_what_users_need(ref):
+    for module in 'batch', 'steps', 'memory.kept', 'ray.memory', 'learner':
+        public = [ref.is_public(e) for e in ref.by_module[module]]
+        assert any(public) and not all(public), module
+    assert not any(map(ref.is_public, ref.by_module['checks'])) and not ref.is_public(ref.find('ray.memory.Dealer'))
+    memory = ref.find('ReplayMemory')
+    assert {'saved', 'restore', 'news'} <= {m.name.partition('.')[2] for m in memory.methods if ref.is_part(m)} and not ref.is_part(ref.find('ReplayMemory.save'))
+    assert not {o.partition('.')[2] for o in MOST_USED} & reference.PARTS
+    named = {m.name.partition('.')[2] for same in ref.entries.values() for e in same for m in e.methods}
+    assert not {o for o in reference.PARTS if o not in named}, 'each is a method of something'
+    for module, names in reference.FOR_USERS.items():
+        assert module in ref.left_out or {*names.split()} <= {e.name for e in ref.by_module[module]}, module
 
 
 def test_every_parameter_of_a_name_for_users_is_described(ref):
@@ -392,7 +452,7 @@ def test_every_parameter_of_a_name_for_users_is_described(ref):
         meanings = reference.meanings(e, sig) if (sig := reference.signature(e)) else {}
         n += len(meanings)
         text = '\n'.join(texts_about(ref, e))
-        faulty += [(e.name, k) for k, said in meanings.items() if not said and k not in WORDS and not re.search(rf'`[^`]*\b{k}\b[^`]*`', text)]
+        faulty += [(e.name, k) for k, said in meanings.items() if not said and not re.search(rf'`[^`]*\b{k}\b[^`]*`', text)]
     assert n > 350 and not faulty
 
 
@@ -561,8 +621,10 @@ def home(browser, server):
 @pytest.mark.parametrize('query,wanted', [
     ('replaymemory', 'reference/memory/kept.html#replaymemory'), ('gymstepper', 'reference/pipes/stepper.html#gymstepper'), ('dataloader', 'start/faq.html#can-i-use-dataloader-workers'),
     ('pytorch', 'start/install.html'), ('lunarlander', 'tutorials/beside_learners.html'), ('d4rl', 'lasting/offline.html'), ('nstep', 'reference/pipes/n_step.html#nstep'),
-    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory/kept.html#replaymemory.estimate'), ('out of memory', 'reference/memory/kept.html#replaymemory.estimate'), ('clear', 'empty'),
-    ('delete', 'start/faq.html#how-do-i-delete-an-episode'), ('PPO', 'start/faq.html#does-it-serve-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory/kept.html#replaymemory'),
+    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory/kept.html#replaymemory.estimate'), ('out of memory', 'reference/memory/kept.html#replaymemory.estimate'), ('clear', 'reference/memory/kept.html#replaymemory.clear'),
+    ('delete', 'start/faq.html#how-do-i-delete-an-episode'), ('remove', 'reference/memory/kept.html#replaymemory.drop'), ('delete an episode', 'reference/memory/kept.html#replaymemory.drop'),
+    ('demonstrations', 'reference/mixed.html#mixedmemory'), ('RLPD', 'reference/mixed.html#mixedmemory'), ('action mask', 'learning/agents.html#legal-actions'), ('invalid actions', 'learning/agents.html#legal-actions'),
+    ('sample weight decay', 'reference/samplers/age.html#ageweighted'), ('replay_ratio', 'start/concepts.html#replay-ratio'), ('PPO', 'start/faq.html#does-it-serve-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory/kept.html#replaymemory'),
     ('github', ''), ('multi-GPU', 'start/faq.html#how-do-i-use-several-gpus'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', 'start/faq.html#why-are-all-my-weights-1'), ('mixing offline data', 'start/faq.html#how-do-i-mix-offline-and-online-data'),
     ('how do I mix offline and online data', 'start/faq.html#how-do-i-mix-offline-and-online-data'), ('several GPUs', 'start/faq.html#how-do-i-use-several-gpus'), ('how to keep only the best weights', 'start/faq.html#how-do-i-keep-only-the-best-weights'),
     ('does it serve PPO', 'start/faq.html#does-it-serve-ppo'), ('how do I delete an episode', 'start/faq.html#how-do-i-delete-an-episode'), ('why are my weights all 1', 'start/faq.html#why-are-all-my-weights-1')])
@@ -681,6 +743,21 @@ def test_pictures_are_drawn_to_one_scale(browser, server):
         shown += browser.eval('Array.from(document.querySelectorAll(".cell-output img"), o => [o.clientWidth, o.naturalWidth, o.parentElement.clientWidth])')
     assert len(shown) > 6 and min(shown)[0] < 700
     for width, natural, column in shown: assert abs(width - min(natural*92/203, column)) < 4, (width, natural, column)
+
+
+def test_wide_plots_fit_a_phone_and_grow_when_they_are_touched(browser, server):
+    browser.size(PHONE, mobile=True)
+    for page in 'looking/show.html', 'memory/steps.html', 'index.html':
+        browser.open(server.url + page)
+        browser.eval('document.querySelectorAll("main img").forEach(o => o.loading = "eager")')
+        browser.until('Array.from(document.querySelectorAll("main img")).every(o => o.complete && o.naturalWidth)')
+        widths = 'Array.from(document.querySelectorAll("main img"), o => [o.clientWidth, o.closest("figure").clientWidth])'
+        assert (fitting := browser.eval(widths)) and all(0 < width <= column < PHONE for width, column in fitting), page
+        browser.eval('document.querySelectorAll("main img").forEach(o => o.click())')
+        grown = browser.eval(widths)
+        assert any(a[0] < b[0] > b[1] for a, b in zip(fitting, grown)) and not browser.eval(TOO_WIDE), page
+        browser.eval('document.querySelectorAll("main img").forEach(o => o.click())')
+        assert browser.eval(widths) == fitting
 
 
 def test_the_sidebar_shows_the_page(browser, server):

@@ -18,9 +18,12 @@ from fastrl_replay.storage.records import Records
 from fastrl_replay.storage.mapped import MappedFolder
 from harness import seen
 from test_frames import Pair, World, digest, fetched, held, ids_in
-from test_mapped import small_disk
+from lasting import small_disk
 from twins import Twin, column_bytes, stacked
 from watched import moments, torn
+
+
+pytestmark = pytest.mark.usefixtures('quick')
 
 
 def opened(path, layout, max_sz, dedup='frames'):
@@ -175,33 +178,6 @@ def test_it_grows_and_what_is_free_is_used_again(tmp_path):
     released(pair.storage)
 
 
-def test_a_full_disk_while_it_grows(tmp_path, monkeypatch):
-    "An `OSError`; nothing is stored, nothing is left behind, and it goes on when there is room"
-    pair = OnDisk(tmp_path, wild(), 0, 70)
-    for _ in range(3): pair.add()
-    def full(*args): raise OSError(28, 'No space left on device')
-    with monkeypatch.context() as patch:
-        patch.setattr(mapped, '_allocate_blocks', full)
-        with pytest.raises(OSError):
-            for _ in range(100):
-                last = pair.world.step()
-                pair.storage.add(last)
-                pair.twin.add(last)
-        before, there = digest(pair.storage), blocks(tmp_path)
-        chunk = pair.storage.accept([last]*9)
-        for failing in (lambda: pair.storage.add(last), lambda: pair.storage.put(chunk)):
-            with pytest.raises(OSError): failing()
-            assert digest(pair.storage)==before and blocks(tmp_path)==there and pair.storage.check_valid()
-        pair.check()
-    pair.twin.add(last)
-    pair.storage.add(last)
-    for _ in range(80): pair.add()
-    pair.check()
-    pair.again()
-    pair.check()
-    released(pair.storage)
-
-
 def test_a_small_disk(tmp_path):
     "A file system that is really full: no signal, and every row that was acknowledged"
     with small_disk(tmp_path, '1m'):
@@ -259,36 +235,18 @@ def filled(path, n=40, max_sz=30, **options):
     return memory
 
 
-def test_what_differs_is_said_and_nothing_changed(tmp_path):
-    filled(tmp_path/'f').close()
-    filled(tmp_path/'p', dedup=None).close()
-    def now(): return {p: p.read_bytes() for p in tmp_path.rglob('*.map')}
-    before = now()
-    for where, options, words in (('f', dict(dedup=None), 'dedup'), ('f', dict(dedup='next_state'), 'dedup'), ('f', dict(codec='lz4'), 'codec'),
-                                  ('p', dict(dedup='frames'), 'dedup'), ('f', dict(dedup='frame'), "'frame'"), ('n', dict(codec='lz4'), 'codec')):
-        with pytest.raises(ValueError, match=words): ReplayMemory(30, path=tmp_path/where, **options)
-        assert now()==before
-    for where, kept in (('f', 'frames of stacks of 3'), ('p', 'plain records')):
-        for open_it in (ReplayMemory.open, lambda path: ReplayMemory(30, path=path)):
-            with open_it(tmp_path/where) as memory: assert kept in repr(memory) and memory.check_valid() and memory.n_added==40
-
-
-def test_damage_is_named(tmp_path):
+def test_a_record_that_refers_to_no_frame_is_damage(tmp_path):
     layout = filled(tmp_path/'x').layout
     filled(tmp_path/'m').close()
-    there = {p.name: p.read_bytes() for p in (tmp_path/'m').iterdir() if p.suffix=='.map' or p.name=='flushed.json'}
-    def again(**changed):
-        for name, data in (there | changed).items(): (tmp_path/'m'/name).write_bytes(data) if data is not None else (tmp_path/'m'/name).unlink()
-        with ReplayMemory.open(tmp_path/'m') as memory: return memory.check_valid()
-    assert again()
-    for data in (there['frames.0.map'][:-8], None):
-        with pytest.raises(CheckpointError, match='frames.0.map'): again(**{'frames.0.map': data})
-    stored = storage_for(layout, 30, 'frames').stored
-    records = np.frombuffer(there['records.map'], stored.record).copy()
+    path, stored = tmp_path/'m'/'records.map', storage_for(layout, 30, 'frames').stored
+    whole = np.fromfile(path, stored.record)
     for number in (0, -5, 10_000, 2**31 - 1, -2**31):
+        records = whole.copy()
         records['next_state'][7, 1] = number
-        with pytest.raises(CheckpointError, match='records.map.*damaged.*state: step 37 refers to a frame'): again(**{'records.map': records.tobytes()})
-    assert again()
+        records.tofile(path)
+        with pytest.raises(CheckpointError, match='records.map.*damaged.*state: step 37 refers to a frame'): ReplayMemory.open(tmp_path/'m')
+    whole.tofile(path)
+    with ReplayMemory.open(tmp_path/'m') as memory: assert memory.check_valid()
 
 
 def test_a_frame_that_changed_since_the_flush_is_noticed_by_the_checksums(tmp_path):
@@ -304,19 +262,6 @@ def test_a_frame_that_changed_since_the_flush_is_noticed_by_the_checksums(tmp_pa
 
 
 # --- looking, loading -------------------------------------------------------------------------------------------------
-def test_a_look_at_frames_while_they_are_written(tmp_path):
-    "Another reader sees each row as it was stored, through all that comes and goes"
-    memory, world = ReplayMemory(60, dedup='frames', path=tmp_path), World(0, odd=.3)
-    for step in world.steps(60): memory.add(step)
-    with ReplayMemory.peek(tmp_path) as view:
-        for _ in range(20):
-            memory.extend(stacked(world.steps(17)))
-            memory.add(world.step())
-            got = view.recent()
-            assert len(got)==60 and seen(got)[1]==seen(memory.fetch(got.ids))[1]
-    memory.close()
-
-
 @pytest.mark.parametrize('late', ['records', 'frames'])
 def test_frames_that_are_used_again_while_they_are_read(late, tmp_path, monkeypatch):
     "Rows whose records, or whose frames, are overwritten between the look and the copy are left out"
@@ -337,41 +282,6 @@ def test_frames_that_are_used_again_while_they_are_read(late, tmp_path, monkeypa
     for row, id in enumerate(got.ids.tolist()): assert column_bytes(got)[row]==column_bytes(want[id])[0]
     view.close()
     memory.close()
-
-
-def test_a_checkpoint_is_loaded_into_a_memory_on_disk(tmp_path):
-    ram = ReplayMemory(30, dedup='frames', seed=0)
-    for step in World(5, odd=.3).steps(70): ram.add(step)
-    disk = filled(tmp_path/'m')
-    disk.load_state_dict(ram.state_dict())
-    assert seen(disk.recent(30))==seen(ram.recent(30)) and disk.check_valid()
-    disk.close()
-    disk = ReplayMemory.open(tmp_path/'m')
-    assert seen(disk.recent(30))==seen(ram.recent(30)) and disk.check_valid()
-    disk.save(tmp_path/'saved')
-    again = ReplayMemory.load(tmp_path/'saved')
-    assert again.path is None and seen(again.recent(30))==seen(ram.recent(30))
-    for step in World(6).steps(20): assert disk.add(step)==again.add(step)
-    assert disk.check_valid() and seen(disk.recent(30))==seen(again.recent(30))
-    disk.close()
-
-
-def test_a_load_for_which_there_is_no_room(tmp_path, monkeypatch):
-    ram, disk = ReplayMemory(70, dedup='frames'), ReplayMemory(70, dedup='frames', path=tmp_path)
-    for step in wild().steps(70): ram.add(step)
-    for step in World(0, shape=(30, 30)).steps(9): disk.add(step)
-    before = seen(disk.recent(9))
-    def full(*args): raise OSError(28, 'No space left on device')
-    with monkeypatch.context() as patch:
-        patch.setattr(mapped, '_allocate_blocks', full)
-        with pytest.raises(OSError): disk.load_state_dict(ram.state_dict())
-    assert seen(disk.recent(9))==before and disk.check_valid()
-    disk.close()
-    disk = ReplayMemory.open(tmp_path)
-    assert seen(disk.recent(9))==before
-    disk.load_state_dict(ram.state_dict())
-    assert seen(disk.recent(70))==seen(ram.recent(70)) and disk.check_valid()
-    disk.close()
 
 
 def test_names_that_look_alike_have_files_of_their_own(tmp_path):

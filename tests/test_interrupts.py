@@ -1,17 +1,13 @@
 """Ctrl-C at any moment, threads, and forks: nobody waits forever, and what is stored holds together."""
-import copy
 import linecache
-import os
 import random
 import signal
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
 
-from fastrl_replay.memory import kept as memory_module
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
@@ -110,39 +106,6 @@ def test_an_exception_at_every_line_of_a_write(sampler):
             assert memory.check_valid(), f'line {k}'
             k += 1
         assert k > 5
-
-
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fork')
-def test_a_fork_while_another_thread_draws(monkeypatch):
-    "A child that inherits a taken lock would hang at its first call"
-    monkeypatch.setattr(memory_module, '_PATIENCE', 60.)               # the machine may be busy
-    memory, stop = filled('proportional'), threading.Event()
-    def draw():
-        while not stop.is_set(): memory.sample(4)
-    threads = [threading.Thread(target=draw, daemon=True) for _ in range(2)]
-    for t in threads: t.start()
-    try:
-        for _ in range(20):
-            pid = os.fork()
-            if not pid:
-                code = 1
-                try:
-                    memory.sample(4)
-                    own = copy.deepcopy(memory)
-                    own.add(STEP)
-                    code = 0 if memory.check_valid() and own.check_valid() else 2
-                finally: os._exit(code)
-            limit = time.monotonic() + 60
-            while (status := os.waitpid(pid, os.WNOHANG))[0]==0:
-                if time.monotonic() > limit:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    pytest.fail('the child hangs')
-                time.sleep(.005)
-            assert os.waitstatus_to_exitcode(status[1])==0
-    finally:
-        stop.set()
-        for t in threads: t.join()
 
 
 def test_links_in_a_circle_end():

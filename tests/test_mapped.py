@@ -1,29 +1,26 @@
 """A folder of mapped files: one writer, no hole that a full disk could tear open, and nothing held after `close`."""
-import errno
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.steps import Layout, SimpleStep, Transition
 from fastrl_replay.storage import mapped
-from fastrl_replay.storage.mapped import Journal, MappedFolder, View
-from fastrl_replay.storage.records import FIRST_ID, LOADING, N_ADDED, TOLD, Records
+from fastrl_replay.storage.mapped import Journal, MappedFolder
+from fastrl_replay.storage.records import FIRST_ID, Records
 from hostile import rewrite
+from lasting import held, needs_proc
 from watched import interrupted, moments, torn
 
-needs_proc = pytest.mark.skipif(not Path('/proc/self/maps').exists(), reason='needs /proc')
+
+pytestmark = pytest.mark.usefixtures('quick')
 
 
 def made(path, **files):
@@ -32,80 +29,6 @@ def made(path, **files):
     arrays = {name: folder.allocate(name, n) for name, n in dict(counts=64, **files).items()}
     folder.describe(dict(max_sz=3))
     return folder, arrays
-
-
-def held(path):
-    "What this process still has of the files under `path`: mappings and descriptors"
-    fds = []
-    for fd in os.listdir('/proc/self/fd'):
-        try: fds.append(os.readlink(f'/proc/self/fd/{fd}'))
-        except OSError: pass
-    return [o for o in [*open('/proc/self/maps'), *fds] if str(path) in o]
-
-
-@contextmanager
-def small_disk(path, size):
-    "A file system of `size` bytes at `path`; skips where this process may not mount"
-    mount = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'none', str(path)]
-    if shutil.which('mount') is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip('needs the right to mount a small tmpfs')
-    try: yield
-    finally: subprocess.run(['umount', '-l', str(path)])
-
-
-# --- one writer -------------------------------------------------------------------------------------------------------
-def in_another_process(path):
-    "What another process says that opens the folder for writing"
-    code = f'from fastrl_replay.storage.mapped import MappedFolder\nMappedFolder({str(path)!r})\nprint("opened")'
-    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    return ran.stdout + ran.stderr
-
-
-def test_a_second_writer_is_told_who_is_writing(tmp_path):
-    folder, _ = made(tmp_path)
-    with pytest.raises(BlockingIOError, match=f'this process .process {os.getpid()}. already'): MappedFolder(tmp_path)
-    assert f'process {os.getpid()} is writing' in in_another_process(tmp_path)
-    folder.close()
-    assert in_another_process(tmp_path)=='opened\n'
-
-
-def test_a_copy_of_the_folder_does_not_lose_the_lock(tmp_path):
-    "`copytree` closes a descriptor of the lock file; a lock of the POSIX kind would be gone"
-    folder, _ = made(tmp_path/'a')
-    shutil.copytree(tmp_path/'a', tmp_path/'b')
-    assert f'process {os.getpid()} is writing' in in_another_process(tmp_path/'a')
-    MappedFolder(tmp_path/'b').close()
-    folder.close()
-
-
-def test_a_folder_that_was_dropped_can_be_opened(tmp_path):
-    folder, _ = made(tmp_path)
-    folder.itself = folder                     # only the garbage collector finds it
-    del folder, _
-    MappedFolder(tmp_path).close()
-
-
-@pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_a_forked_child_does_not_hold_the_lock(tmp_path):
-    "The parent is killed, its child lives on: the folder is free"
-    says, child_says = os.pipe()
-    parent = os.fork()
-    if not parent:
-        folder, _ = made(tmp_path)
-        child = os.fork()
-        if not child:
-            try: MappedFolder(tmp_path)
-            except BlockingIOError: os.write(child_says, f'{os.getpid()}\n'.encode())
-            signal.pause()
-        signal.pause()
-    child = int(os.read(says, 99))
-    try:
-        with pytest.raises(BlockingIOError, match=f'process {parent}'): MappedFolder(tmp_path)
-        os.kill(parent, signal.SIGKILL)
-        os.waitpid(parent, 0)
-        os.kill(child, 0)                      # lives
-        MappedFolder(tmp_path).close()
-    finally: os.kill(child, signal.SIGKILL)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -121,17 +44,6 @@ def test_close_gives_everything_back(hold, tmp_path):
     if hold: assert kept.tolist()==[0, 0, 0]   # a view outlives `close`, and takes its mapping with it
     del kept
     assert held(tmp_path)==[] and 'closed' in repr(folder)
-
-
-@needs_proc
-def test_an_opening_that_fails_gives_everything_back(tmp_path):
-    folder, _ = made(tmp_path, numbers=100)
-    del _
-    folder.close()
-    (tmp_path/'memory.json').write_bytes(b'{}')
-    for writable in (True, False):
-        with pytest.raises(CheckpointError, match='memory.json'): MappedFolder(tmp_path, writable)
-        assert held(tmp_path)==[]
 
 
 def test_blocks_are_there_before_they_are_written(tmp_path):
@@ -169,44 +81,6 @@ def test_a_growing_file_is_given_blocks_as_it_is_asked_for_them(has_fallocate, t
     again.close()
 
 
-def test_a_full_disk_is_an_error_that_names_the_folder_and_the_bytes(tmp_path):
-    with small_disk(tmp_path, '1m'):
-        folder = MappedFolder(tmp_path/'m')
-        numbers = folder.allocate('numbers', 100_000)
-        with pytest.raises(OSError, match='m: records.map needs 2,000,000 more bytes') as e:
-            folder.allocate('records', 2_000_000)
-        assert e.value.errno==errno.ENOSPC
-        frames = folder.allocate('frames', 1 << 40, grow=True)
-        folder.describe({})
-        folder.extend('frames', 300_000)
-        before, used = shutil.disk_usage(tmp_path), os.stat(tmp_path/'m'/'frames.map').st_blocks
-        with pytest.raises(OSError, match='frames.map needs'): folder.extend('frames', 1_200_000)
-        assert shutil.disk_usage(tmp_path)==before and os.stat(tmp_path/'m'/'frames.map').st_blocks==used
-        folder.extend('frames', 400_000)
-        frames[:400_000] = numbers[0] + 1
-        del frames, numbers
-        folder.close()
-        folder = MappedFolder(tmp_path/'n')
-        folder.allocate('counts', 64)
-        with pytest.raises(OSError): folder.allocate('records', 2_000_000)
-        folder.close()
-        assert not list((tmp_path/'n').glob('*.map'))
-
-
-def test_a_file_beyond_the_limit_of_the_process(tmp_path):
-    before, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
-    try:
-        folder = MappedFolder(tmp_path)
-        with pytest.raises(OSError, match=f'{tmp_path}: records.map'): folder.allocate('records', 1_000_000)
-        with pytest.raises(OSError, match=f'{tmp_path}: frames.map'): folder.allocate('frames', 1_000_000, grow=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, before)
-    folder.close()
-    assert not list(tmp_path.glob('*.map'))
-
-
 def test_what_an_interrupted_opening_left_is_removed(tmp_path):
     folder = MappedFolder(tmp_path)
     folder.allocate('records', 50)
@@ -215,19 +89,6 @@ def test_what_an_interrupted_opening_left_is_removed(tmp_path):
     assert [o.name for o in tmp_path.iterdir()]==['lock']
     MappedFolder(tmp_path.with_name('killed')).close()
     assert [o.name for o in tmp_path.with_name('killed').iterdir()]==['lock']
-
-
-def test_a_file_that_is_missing_or_cut_is_named(tmp_path):
-    folder, _ = made(tmp_path, numbers=5000)
-    folder.close()
-    os.truncate(tmp_path/'numbers.map', 4999)
-    for writable in (True, False):
-        folder = MappedFolder(tmp_path, writable)
-        with pytest.raises(CheckpointError, match='numbers.map: expected 5000 bytes, got 4999'):
-            folder.allocate('numbers', 5000)
-        with pytest.raises(CheckpointError, match='other.map: no such file'): folder.allocate('other', 5000)
-        folder.close()
-    assert os.stat(tmp_path/'numbers.map').st_size==4999
 
 
 def test_a_reader_writes_nothing(tmp_path):
@@ -242,15 +103,6 @@ def test_a_reader_writes_nothing(tmp_path):
     for path, words in ((tmp_path/'nothing', 'no such folder'), (tmp_path.parent, 'no memory here yet')):
         with pytest.raises(CheckpointError, match=words): MappedFolder(path, writable=False)
     assert not (tmp_path/'nothing').exists()
-
-
-def test_options_that_differ_are_named(tmp_path):
-    folder = MappedFolder(tmp_path)
-    folder.describe(dict(max_sz=20, sampler=dict(kind='Proportional', alpha=.6)))
-    folder.check(max_sz=20, sampler=dict(kind='Proportional', alpha=.6))
-    with pytest.raises(ValueError, match='max_sz: .* has 20, got 21'): folder.check(max_sz=21)
-    folder.check(max_sz=20)
-    folder.close()
 
 
 def test_a_windows_without_fcntl_imports_it():
@@ -418,93 +270,7 @@ def test_a_write_interrupted_at_any_line_is_completed_or_never_was(kind, m, dura
     raise AssertionError('the write never came to its end')
 
 
-WRONG = [{N_ADDED: -1}, {N_ADDED: 0}, {N_ADDED: 2**62}, {FIRST_ID: 1}, {FIRST_ID: 7}, {FIRST_ID: 2**62},
-         {TOLD: 7}, {TOLD: -1}, {LOADING: 1}]
-
-@pytest.mark.parametrize('wrong', WRONG)
-def test_impossible_counters_are_refused(wrong, tmp_path):
-    records = records_over(tmp_path, LAYOUTS['plain'], 4)
-    for k in range(6): records.add(LAYOUTS['plain'](k))
-    released(records)
-    counts = np.fromfile(tmp_path/'counts.map', np.int64)
-    for k, v in wrong.items(): counts[k] = v
-    counts.tofile(tmp_path/'counts.map')
-    with pytest.raises(CheckpointError, match='interrupted' if LOADING in wrong else 'counts.map'):
-        records_over(tmp_path, LAYOUTS['plain'], 4)
-
-
-@needs_proc
-def test_a_closed_memory_that_is_still_there_holds_no_file(tmp_path):
-    memory = ReplayMemory(8, path=tmp_path)
-    for k in range(20): memory.add(LAYOUTS['plain'](k))
-    room, sampler = memory._room, memory.sampler
-    memory.close()
-    assert held(tmp_path)==[] and room.closed and sampler.n_entered==20
-
-
-@needs_proc
-@pytest.mark.parametrize('kind', LAYOUTS)
-def test_records_that_are_closed_hold_no_file(kind, tmp_path):
-    records = records_over(tmp_path, LAYOUTS[kind])
-    for k in range(20): records.add(LAYOUTS[kind](k))
-    rows = fetched(records, np.arange(8))
-    released(records)
-    assert held(tmp_path)==[] and len(rows)==8
-    records = records_over(tmp_path, LAYOUTS[kind])
-    assert contents(records)[0]==list(range(12, 20))
-    released(records)
-
-
 # --- looking ----------------------------------------------------------------------------------------------------------
-def test_a_view_reads_what_another_process_writes(tmp_path):
-    make, folder = LAYOUTS['plain'], MappedFolder(tmp_path)
-    records = Records(20, Layout.of(make(0)), folder)
-    folder.describe(dict(max_sz=20, layout=records.layout.to_plain(), sampler=dict(kind='Uniform', options={}), dedup='auto'))
-    for k in range(30): records.add(make(k))
-    view = View(tmp_path)
-    assert (len(view), view.max_sz, view.n_added, view.first_id)==(20, 20, 30, 10)
-    assert view.recent(3).action.tolist()==view.recent(3).ids.tolist()==[27, 28, 29]
-    records.add(make(30))
-    rows = view.fetch([3, 10, 15, 99])
-    assert (rows.ids.tolist(), rows.idxs.tolist(), rows.action.tolist(), rows.streams.tolist())==([15], [15], [15], [0])
-    assert view.recent().ids.tolist()==list(range(11, 31)) and len(view.fetch([]))==0 and view.priorities([15]) is None
-    assert set(view.sample(300, seed=0).ids.tolist())==set(range(11, 31))
-    assert 'Uniform' in repr(view) and '20 of 20' in repr(view)
-    with pytest.raises(TypeError, match='ids'): view.fetch([1.5])
-    view.close()
-    assert 'closed' in repr(view)
-    released(records)
-    if Path('/proc/self/maps').exists(): assert held(tmp_path)==[]
-
-
-class Late(View):
-    "Rows are overwritten between the look at the counters and the reading"
-    @property
-    def first_id(self):
-        first = super().first_id
-        if self.late:
-            self.late()
-            self.late = None
-        return first
-
-
-def test_rows_that_are_overwritten_while_they_are_read_are_left_out(tmp_path):
-    make, folder = LAYOUTS['plain'], MappedFolder(tmp_path)
-    records = Records(20, Layout.of(make(0)), folder)
-    folder.describe(dict(max_sz=20, layout=records.layout.to_plain(), sampler=dict(kind='Uniform', options={}), dedup='auto'))
-    for k in range(26): records.add(make(k))
-    view = Late.__new__(Late)
-    view.late = None
-    view.__init__(tmp_path)
-    view.late = lambda: [records.add(make(k)) for k in range(26, 29)]
-    rows = view.fetch(np.arange(6, 20))
-    assert rows.ids.tolist()==rows.action.tolist()==rows.idxs.tolist()==list(range(9, 20)) and len(rows.streams)==11
-    view.late = lambda: [records.add(make(k)) for k in range(29, 69)]
-    assert view.recent(5).ids.tolist()==list(range(64, 69))
-    view.close()
-    released(records)
-
-
 def test_a_journal_has_room_for_as_many_rows_as_it_says(tmp_path):
     folder = MappedFolder(tmp_path)
     assert [folder.journal(*o).rows for o in ((64, 10), (64, 10**6), (10**5, 10**6))]==[10, 2**14, 256]

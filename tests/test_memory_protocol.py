@@ -6,6 +6,7 @@ import threading, weakref
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import matplotlib.pyplot
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fastrl_replay.all import ExperienceReplay, Learner, Proportional, ReplayMem
 from fastrl_replay.batch import Batch, as_chunk, came_from, chunk_columns, chunk_streams
 from fastrl_replay.health import memory_health
 from fastrl_replay.memory.plain import PlainMemory
+from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.offline import by_episodes
 from fastrl_replay.protocol import Lasting, Memory, check_memory, members
 from fastrl_replay.ray import RayMemory
@@ -101,15 +103,27 @@ class NaiveMemory:
         ids = np.arange(max(self.first_id, seen.get(0, 0)), self.n_added)
         seen[0] = self.n_added
         if len(ids): yield ids + 1, self.fetch(ids, fields)
+    def health(self): return memory_health(self)
+    def show(self, **kw): return memory_figure(self, **kw)
     def usage(self):
         return dict(n_drawn=self.n_drawn, n_stale=self.n_stale, samples_per_insert=self.n_drawn/max(1, self.n_added))
+
+
+def mixed(*memories, seed):
+    "One of several, of which the first alone is drawn from"
+    other = ReplayMemory(9, Proportional() if memories[0].sampler.prioritized else None, seed=0)
+    other.extend([World(5).step() for _ in range(9)])
+    return MixedMemory([*memories, other], shares=(1., 0.), seed=seed)
 
 
 KINDS = dict(naive=lambda seed: NaiveMemory(MAX_SZ, seed), uniform=lambda seed: ReplayMemory(MAX_SZ, seed=seed),
              plain=lambda seed: PlainMemory(MAX_SZ, seed=seed),
              proportional=lambda seed: ReplayMemory(MAX_SZ, Proportional(), seed=seed),
              one_shard=lambda seed: RayMemory(0, MAX_SZ, seed=seed),
-             three_shards=lambda seed: RayMemory(3, MAX_SZ, Proportional(), place='here', seed=seed))
+             three_shards=lambda seed: RayMemory(3, MAX_SZ, Proportional(), place='here', seed=seed),
+             mixed=lambda seed: mixed(ReplayMemory(MAX_SZ, Proportional(), seed=seed), seed=seed),
+             mixed_naive=lambda seed: mixed(NaiveMemory(MAX_SZ, seed), seed=seed),
+             mixed_shards=lambda seed: mixed(RayMemory(3, MAX_SZ, place='here', seed=seed), seed=seed))
 
 
 @pytest.fixture(params=list(KINDS))
@@ -253,7 +267,7 @@ def test_the_same_seed_draws_the_same(kind):
     def draws(seed):
         memory, world = KINDS[kind](seed), World()
         found = [memory.sample(5).ids.tolist() for _ in range(12) if store(memory, world, {}, 6)]
-        if kind in ('naive', 'plain', 'uniform', 'proportional'):      # shards have generators of their own
+        if kind in ('naive', 'plain', 'uniform', 'proportional', 'mixed', 'mixed_naive'):      # shards have generators of their own
             state = memory.rng.get_state()
             again = memory.sample(5).ids.tolist()
             memory.rng.set_state(state)
@@ -303,11 +317,18 @@ def test_a_replay_and_a_learner_use_it(memory):
     replay.load_state_dict(state)
 
 
+def test_it_tells_how_it_is(memory):
+    "Through a pipe too, which asks the memory itself"
+    store(memory, World(), {}, 60)
+    memory.sample(3)
+    health = ExperienceReplay([], memory=memory).health()
+    assert health['n']==len(memory)==MAX_SZ and isinstance(health['warnings'], list)
+    assert ExperienceReplay([], memory=memory).show().axes and memory.show(source='Env-v0: ').axes
+    matplotlib.pyplot.close('all')
+
+
 def test_checks_and_pictures_read_it(memory):
-    if isinstance(memory, RayMemory) and memory.n_shards > 1:
-        health, figure = memory.health(), memory.show()                # of several parts it has its own
-        assert health['n']==0 and len(figure.axes)==3
-        return
+    if isinstance(memory, RayMemory) and memory.n_shards > 1 or isinstance(memory, MixedMemory): return     # it has its own
     store(memory, World(), {}, 60)
     memory.sample(3)
     health = memory_health(memory)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from fastrl_replay.batch import Batch
+from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep, n_step_type
 from fastrl_replay.steps import SimpleStep, Transition
 
@@ -467,3 +468,126 @@ def test_loading_and_dying_actors_are_not_warned_of():
         pipe.load_state_dict(pipe.state_dict())
     died = [s for k in range(60) for s in walked(k, [9])[:7]]
     assert said(died, 5)[0]==[]
+
+
+# ---- without a source: push and flush, beside the pipe
+
+def columns(item):
+    "What an item holds, as bytes: steps by their values and types, a `Batch` by its columns and streams"
+    if isinstance(item, Batch): return [(str(a.dtype), a.tobytes()) for a in item.arrays()], None if item.streams is None else item.streams.tolist()
+    return [[(type(v).__name__, repr(v)) for v in s] for s in item]
+
+
+def through_pipe(items, n, gamma):
+    "What a pipe yields for each item, and what its open windows yield as truncated"
+    source, found = [], []
+    pipe = NStep(source, n, gamma)
+    for item in items:
+        source[:] = [item]
+        got = list(pipe)
+        if isinstance(item, Batch): found.append(got[0] if got else None)
+        else: found.append(got[0] if isinstance(item, list) and got else got)
+    source.clear()
+    pipe.load_state_dict(pipe.state_dict())
+    last = list(pipe)
+    return found, (last[0] if last and isinstance(last[0], Batch) else last)
+
+
+PIECES = dict(single=None, list=(list,), chunk=(stack,), mixed=(list, stack))
+
+@pytest.mark.parametrize('seed', range(6))
+@pytest.mark.parametrize('form', PIECES)
+@pytest.mark.parametrize('cls', [SimpleStep, Transition])
+def test_push_and_flush_give_what_the_pipe_gives(cls, form, seed):
+    "Bit for bit, also through a saved state in the middle; a list for steps, a `Batch` for a `Batch`, perhaps empty"
+    rng = np.random.default_rng(seed)
+    n, gamma, eps = int(rng.integers(1, 6)), float(rng.choice([.5, .9, .99])), episodes(rng, int(rng.integers(1, 9)) if cls is SimpleStep else 1, 6)
+    steps = [s._replace(reward=float(rng.normal())) for s in interleaved(rng, eps)]
+    if cls is Transition: steps = [Transition(s.state, s.action, s.reward, s.next_state, s.terminated, s.truncated) for s in steps]
+    pieces = steps if PIECES[form] is None else list(cut(rng, steps, PIECES[form]))
+    if cls is Transition: pieces = [Batch.of(Transition(*o.arrays()), streams=np.zeros(len(o), np.int64)) if isinstance(o, Batch) else o for o in pieces]
+    right, last = through_pipe(pieces, n, gamma)
+    mine = NStep(n=n, gamma=gamma)
+    for k, (item, want) in enumerate(zip(pieces, right)):
+        got = mine.push(item)
+        assert isinstance(got, Batch) if isinstance(item, Batch) else type(got) is list
+        if want is None: assert len(got) == 0
+        else: assert columns(got) == columns(want)
+        if k % 3 == 1 and form != 'mixed':
+            state = pickle.loads(pickle.dumps(mine.state_dict()))
+            mine = NStep(n=n, gamma=gamma)
+            mine.load_state_dict(state)
+            if form in ('single', 'list'): mine = restored_types(mine, steps[0])
+    got = mine.flush()
+    assert len(got) == len(last) and (not len(got) or columns(got) == columns(last))
+    assert len(mine.flush()) == 0 and type(mine.flush()) is type(got) and mine.state_dict()['open'] is None
+
+
+def restored_types(n_step, step):
+    "The same steps, of the types that they had before they were columns"
+    for window in n_step._steps.open.values():
+        window[:] = [type(step)._make(type(a)(b) for a, b in zip(step, s)) for s in window]
+    return n_step
+
+
+@pytest.mark.parametrize('form', ['single', 'chunk'])
+def test_saved_windows_go_on_in_a_memory_bit_for_bit(form, tmp_path):
+    "A memory fed through an interrupted loop holds what it holds without an interruption"
+    rng = np.random.default_rng(3)
+    steps = [s._replace(reward=float(rng.normal())) for s in interleaved(rng, episodes(rng, 4, 12))]
+    pieces = steps if form == 'single' else list(cut(rng, steps))
+    whole, broken = ReplayMemory(500, seed=0), ReplayMemory(500, seed=0)
+    a, b = NStep(n=3, gamma=.97), NStep(n=3, gamma=.97)
+    for k, item in enumerate(pieces):
+        whole.extend(a.push(item))
+        broken.extend(b.push(item))
+        if k % 5 == 0:
+            state = pickle.loads(pickle.dumps(b.state_dict()))
+            b = NStep(n=3, gamma=.97)
+            b.load_state_dict(state)
+            broken.save(tmp_path/'m')
+            broken = ReplayMemory.load(tmp_path/'m')
+    for memory, n_step in ((whole, a), (broken, b)): memory.extend(n_step.flush())
+    assert len(whole) == len(steps) == len(broken) and columns(whole[:]) == columns(broken[:])
+
+
+def test_an_empty_push_stores_nothing():
+    memory, n_step = ReplayMemory(10), NStep(n=3, gamma=.9)
+    one = SimpleStep(np.zeros(2, np.float32), 0, np.ones(2, np.float32), reward=1.)
+    assert memory.extend(n_step.push(one)).tolist() == [] == memory.extend(n_step.push([])).tolist() and len(memory) == 0
+    assert memory.extend(n_step.flush()).tolist() == [0] and memory[0].truncated
+    chunk = Batch.of(Transition(np.zeros((2, 3)), np.zeros(2, int), np.ones(2), np.zeros((2, 3)), np.zeros(2, bool), np.zeros(2, bool)))
+    n_step, other = NStep(n=2, gamma=.9), ReplayMemory(10)
+    assert other.extend(n_step.push(chunk)).tolist() == [] and isinstance(n_step.push(chunk), Batch)
+    assert len(other.extend(n_step.flush())) == 2 and NStep(n=2, gamma=.9).flush() == []
+    for n_step in NStep(n=2, gamma=.9), NStep(n=2, gamma=.9):      # all copies were being reset: a chunk without rows, before or after others
+        assert len(other.extend(n_step.push(chunk[:0]))) == 0 and len(n_step.push(chunk)) == 0 == len(n_step.push(chunk[:0])) and len(n_step.push(chunk)) == 2
+    assert [len(o) for o in NStep([chunk[:0], chunk, chunk[:0], chunk], 2, .9)] == [2]
+
+
+def test_what_cannot_be_pushed_changes_nothing():
+    stacked = Transition(np.zeros((3, 2)), np.zeros(3, int), np.ones(3), np.zeros((3, 2)), np.zeros(3, bool), np.zeros(3, bool))
+    ok = [SimpleStep(float(k), 0, k + 1., reward=1., step_n=k) for k in range(4)]
+    for bad, kind, said in ((stacked, ValueError, r'n_step: terminated: expected one flag.*Batch\.of\('),
+                            (stacked._asdict(), TypeError, r'got dict.*Batch\.of\('), (3, TypeError, 'got int 3'), (None, TypeError, 'NoneType'),
+                            (ok[1]._replace(reward=None), TypeError, 'reward: expected one number, got None'),
+                            ([ok[1], ok[2]._replace(reward='x')], TypeError, 'reward'),
+                            ([ok[1], ok[2]._replace(truncated=np.zeros(2))], ValueError, 'truncated: expected one flag')):
+        n_step = NStep(n=2, gamma=1.)
+        assert n_step.push(ok[0]) == []
+        with pytest.raises(kind, match=said): n_step.push(bad)
+        assert [o.state for o in n_step.push(ok[1])] == [0.] and [o.state for o in n_step.flush()] == [1.]
+        pipe = NStep([ok[0], bad, *ok[1:]], 2, 1.)            # the pipe, too: a wrong reward doesn't stay in its window
+        with pytest.raises(kind, match=said): list(pipe)
+        assert [o.state for o in pipe] == [0., 1., 2.]
+
+
+def test_with_and_without_a_source():
+    with pytest.raises(TypeError, match='push: this NStep has a source'): NStep([], 3, .9).push([])
+    with pytest.raises(TypeError, match='there is no source to iterate; push'): list(NStep(n=3, gamma=.9))
+    with pytest.raises(ValueError, match='n_step: n: expected a whole number'): NStep(gamma=.9)
+    with pytest.raises(ValueError, match='n_step: gamma: expected a number'): NStep(n=3)
+    mine, piped = NStep(n=3, gamma=.9), NStep([], 3, .9)
+    with pytest.raises(ValueError, match='one without a source'): mine.load_state_dict(piped.state_dict())
+    with pytest.raises(ValueError, match='one with a source'): piped.load_state_dict(mine.state_dict())
+    with pytest.raises(ValueError, match='got n=3, gamma=0.9'): NStep(n=2, gamma=.9).load_state_dict(mine.state_dict())

@@ -73,6 +73,48 @@ def same_episodes(one, two):
 
 # ---- in
 
+class Marked(NamedTuple):
+    "A step of a loop in which a person may intervene, with what a recording doesn't know"
+    state: Any
+    action: Any
+    reward: float
+    next_state: Any
+    terminated: bool
+    truncated: bool
+    intervened: bool = False
+    score: float = .5
+    count: int = 3
+    hidden: np.ndarray = np.ones(2, np.float16)
+    parts: Any = {'a': 1., 'b': (np.int8(2), True)}
+
+
+def test_fields_of_your_own_get_their_defaults():
+    dataset = recorded('box', [4, 3])
+    memory = ReplayMemory.from_minari(dataset, Marked)
+    rows, plain = memory.fetch(np.arange(7)), ReplayMemory.from_minari(dataset).fetch(np.arange(7))
+    assert all((getattr(rows, f)==getattr(plain, f)).all() for f in Transition._fields)
+    assert (rows.score==.5).all() and (rows.count==3).all() and not rows.intervened.any() and (rows.hidden==1).all() and (rows.parts['b'][0]==2).all()
+    one = Marked(np.zeros(3, np.float32), 0, 0., np.zeros(3, np.float32), False, False)
+    for field in 'intervened', 'score', 'count', 'hidden', 'parts':                # as a step of that type has them
+        assert memory.layout.select([field])==ReplayMemory(9, step=one).layout.select([field])
+    memory.add(memory[0]._replace(intervened=True))
+    bare = NamedTuple('Bare', [*((f, Any) for f in Transition._fields), ('intervened', bool)])
+    with pytest.raises(ValueError, match="step_type: .* got 'intervened'; give each other field a default"): ReplayMemory.from_minari(dataset, bare)
+    with pytest.raises((TypeError, ValueError), match='when'): ReplayMemory.from_minari(dataset, _with_none())
+
+
+def _with_none():
+    class When(NamedTuple):
+        state: Any
+        action: Any
+        reward: float
+        next_state: Any
+        terminated: bool
+        truncated: bool
+        when: Any = None
+    return When
+
+
 @pytest.mark.parametrize('kind', SPACES)
 @pytest.mark.parametrize('step_type', [Transition, SimpleStep])
 @pytest.mark.parametrize('flags', ['right', 'none', 'both'])

@@ -1,12 +1,8 @@
 """A memory on disk: the same as one in memory, whole at every line, for one writer, refused where it doesn't fit."""
 import os
 import pickle
-import resource
-import shutil
-import signal
 import subprocess
 import sys
-import time
 import warnings
 from contextlib import contextmanager
 
@@ -22,9 +18,11 @@ from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.storage import mapped
 from harness import seen
 from hostile import rewrite
-from test_harness import Own, memory_of, use
-from test_mapped import held, needs_proc, small_disk
+from test_harness import Own
+from lasting import Teller
 from twins import CHUNKS, KINDS, Only, stacked
+
+pytestmark = pytest.mark.usefixtures('quick')
 
 SAMPLERS = dict(uniform=Uniform, proportional=Proportional, ranked=RankBased,
                 whole=lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'))
@@ -116,19 +114,6 @@ def test_streams_without_env_id_are_known_after_a_reopening(tmp_path):
     disk.close()
 
 
-class Teller(Own):
-    "A user's sampler that remembers what it was told"
-    def __init__(self):
-        super().__init__()
-        self.told, self.errors = {}, {}
-    def on_add(self, slots, priorities):
-        super().on_add(slots, priorities)
-        for k, s in enumerate(slots.tolist()):
-            self.told[s] = None if priorities is None else float(priorities[k])
-            self.errors.pop(s, None)
-    def update(self, slots, td_errors): self.errors |= dict(zip(slots.tolist(), np.asarray(td_errors).tolist()))
-
-
 def test_a_sampler_of_the_users_own_is_told_again(tmp_path):
     rng, memory, most = np.random.default_rng(0), ReplayMemory(20, Teller(), path=tmp_path), 0
     for k in range(40):
@@ -212,117 +197,11 @@ def test_an_update_cut_short_leaves_old_and_new_priorities(tmp_path):
 
 
 # --- one writer -------------------------------------------------------------------------------------------------------
-def opened_elsewhere(path):
-    "What another process says that opens the memory for writing"
-    code = f'from fastrl_replay.memory import ReplayMemory\nprint(ReplayMemory.open({str(path)!r}).n_added)'
-    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    return ran.stdout + ran.stderr
-
-
-def test_a_second_open_says_who_has_it(tmp_path):
-    memory = filled(tmp_path/'m')
-    with pytest.raises(BlockingIOError, match=f'process {os.getpid()}'): ReplayMemory(20, path=tmp_path/'m')
-    shutil.copytree(tmp_path/'m', tmp_path/'copy')         # which closes a descriptor of the lock file
-    assert f'process {os.getpid()} is writing' in opened_elsewhere(tmp_path/'m')
-    memory.add(memory[0])                      # the refused ones have taken nothing away
-    memory.close()
-    assert opened_elsewhere(tmp_path/'m')=='31\n' and ReplayMemory.open(tmp_path/'copy').n_added==30
-
-
-def test_a_memory_that_was_dropped_can_be_opened(tmp_path):
-    filled(tmp_path)
-    assert ReplayMemory(20, path=tmp_path).n_added==30
-
-
-@pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_a_forked_child_neither_writes_nor_holds_the_lock(tmp_path):
-    memory = filled(tmp_path)
-    ready, child_says = os.pipe()
-    child = os.fork()
-    if not child:
-        said = []
-        for do in (lambda: memory.add(step_of(0)), lambda: memory.sample(3), lambda: ReplayMemory(20, path=tmp_path),
-                   lambda: memory.update_priorities([15], [1.]), lambda: memory.flush(), lambda: memory.recent(2)):
-            try: do()
-            except Exception as e: said.append(type(e).__name__)      # noqa: BLE001
-        os.write(child_says, ' '.join(said).encode())
-        time.sleep(60)
-        os._exit(0)
-    try:
-        wanted = ['RuntimeError', 'RuntimeError', 'BlockingIOError', 'RuntimeError', 'RuntimeError', 'RuntimeError']
-        assert os.read(ready, 999).decode().split()==wanted
-        memory.add(memory[0])
-        memory.close()
-        again = ReplayMemory(20, path=tmp_path)                # the child still lives
-        assert again.n_added==31
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.parametrize('sampler', SAMPLERS)
-def test_after_close_nothing_is_left(sampler, tmp_path):
-    memory = filled(tmp_path, sampler=SAMPLERS[sampler])
-    batch = memory.sample(4)
-    rows = seen(batch)
-    memory.close()
-    memory.close()
-    if os.path.exists('/proc/self/maps'): assert held(tmp_path)==[]
-    for do in (lambda: memory.add(step_of(0)), lambda: memory.sample(2), lambda: memory.flush(),
-               lambda: memory.recent(1), lambda: memory.update_priorities([15], [1.]),
-               lambda: memory.save(tmp_path/'x')):
-        with pytest.raises(RuntimeError, match='closed'): do()
-    assert seen(batch)==rows and 'closed' in repr(memory)
-    assert ReplayMemory.open(tmp_path).n_added==30
-
-
-@needs_proc
-def test_a_sampler_that_is_still_held_holds_no_file(tmp_path):
-    sampler = Proportional()
-    memory = filled(tmp_path, sampler=lambda: sampler)
-    memory.close()
-    assert held(tmp_path)==[]
-
-
-@needs_proc
-def test_an_opening_that_fails_leaves_nothing(tmp_path):
-    filled(tmp_path).close()
-    counts = np.fromfile(tmp_path/'counts.map', np.int64)
-    counts[0] = -1
-    counts.tofile(tmp_path/'counts.map')
-    for _ in range(2):
-        with pytest.raises(CheckpointError, match='counts.map'): ReplayMemory.open(tmp_path)
-        assert held(tmp_path)==[]
-
-
 def test_a_memory_on_disk_is_not_pickled(tmp_path):
     with pytest.raises(RuntimeError, match='save'): pickle.dumps(filled(tmp_path))
 
 
 # --- what doesn't fit -------------------------------------------------------------------------------------------------
-def all_files(path):
-    return {p.name: p.read_bytes() for p in path.iterdir() if p.suffix=='.map' or p.name=='memory.json'}
-
-
-def test_what_differs_is_named_and_nothing_changed(tmp_path):
-    filled(tmp_path, sampler=lambda: Proportional(alpha=.7, normalize='memory')).close()
-    ReplayMemory.open(tmp_path).close()
-    before = all_files(tmp_path)
-    def own(**more): return Proportional(**{'alpha': .7, 'normalize': 'memory', **more})
-    wide = Only(np.zeros(4, np.int32))
-    for open_it, words in ((lambda: ReplayMemory(21, own(), path=tmp_path), 'max_sz: .*20.*21'),
-                           (lambda: ReplayMemory(20, Uniform(), path=tmp_path), 'sampler.kind: .*Proportional.*Uniform'),
-                           (lambda: ReplayMemory(20, own(alpha=.5), path=tmp_path), r'sampler\.options\.alpha: .*0\.7.*0\.5'),
-                           (lambda: ReplayMemory(20, own(normalize='batch'), path=tmp_path), 'normalize: .*memory.*batch'),
-                           (lambda: ReplayMemory(20, own(), dedup='next_state', path=tmp_path), 'dedup'),
-                           (lambda: ReplayMemory(20, own(), step=wide, path=tmp_path), 'step: .*Only')):
-        with pytest.raises(ValueError, match=words): open_it()
-        assert all_files(tmp_path)==before
-    again = ReplayMemory(20, own(), path=tmp_path)
-    with pytest.raises(TypeError, match='Only'): again.add(KINDS['transition'](np.random.default_rng(0), {}))
-    assert again.n_added==30 and again.check_valid()
-
-
 OPTIONS = [Uniform, lambda: Uniform(replace=True), lambda: Proportional(alpha=0.), RankBased, lambda: RankBased(.5, .3),
            lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory')]
 
@@ -343,21 +222,6 @@ def test_open_of_a_sampler_of_the_users_own_asks_for_it(tmp_path):
     filled(tmp_path, sampler=Own).close()
     with pytest.raises(ValueError, match='sampler='): ReplayMemory.open(tmp_path)
     assert ReplayMemory.open(tmp_path, sampler=Own()).n_added==30
-
-
-FILES = ['memory.json', 'flushed.json', 'records.map', 'counts.map', 'priorities.map', 'journal.map']
-
-@pytest.mark.parametrize('name', FILES)
-def test_damage_is_named(name, tmp_path):
-    filled(tmp_path, sampler=Proportional).close()
-    path, whole = tmp_path/name, (tmp_path/name).read_bytes()
-    path.write_bytes(whole[:len(whole)//2])
-    with pytest.raises(CheckpointError, match=name): ReplayMemory(20, Proportional(), path=tmp_path)
-    path.unlink()
-    if name!='memory.json':
-        with pytest.raises(CheckpointError, match=name): ReplayMemory(20, Proportional(), path=tmp_path)
-    path.write_bytes(whole)
-    assert ReplayMemory(20, Proportional(), path=tmp_path).check_valid()
 
 
 IMPOSSIBLE = [dict(max_sz=0), dict(max_sz='20'), dict(max_sz=2**70), dict(layout=[]), dict(layout=None),
@@ -385,55 +249,7 @@ def test_a_description_that_cannot_be_is_refused(change, tmp_path):
         with pytest.raises(CheckpointError, match='memory.json'): look(tmp_path)
 
 
-def test_impossible_counters_are_refused(tmp_path):
-    filled(tmp_path).close()
-    counters, whole = tmp_path/'counts.map', (tmp_path/'counts.map').read_bytes()
-    for n, first in ((-1, 0), (30, 9), (30, 31), (5, -2)):
-        counters.write_bytes(np.array([n, first], np.int64).tobytes() + whole[16:])
-        with pytest.raises(CheckpointError, match='counts.map'): ReplayMemory(20, path=tmp_path)
-
-
-def test_a_full_disk_is_an_error_at_the_opening(tmp_path):
-    before, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
-    try:
-        memory = ReplayMemory(1_000_000, path=tmp_path)
-        with pytest.raises(OSError, match=str(tmp_path)): memory.add(step_of(0))
-        assert len(memory)==0
-        with pytest.raises(OSError): ReplayMemory(1_000_000, Proportional(), path=tmp_path/'b')
-        assert not list((tmp_path/'b').glob('*.map'))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, before)
-    memory.close()
-    assert not list(tmp_path.glob('*.map')) and filled(tmp_path/'c').n_added==30
-
-
-def test_a_small_disk(tmp_path):
-    "A file system of four megabytes: no room for the memory, and none of its files is left behind"
-    with small_disk(tmp_path, '4m'):
-        with pytest.raises(OSError, match='more bytes'): ReplayMemory(400_000, step=step_of(0), path=tmp_path/'m')
-        assert not list((tmp_path/'m').glob('*.map'))
-        memory = filled(tmp_path/'m', sampler=Proportional)
-        memory.add(memory[0])
-        memory.close()
-        assert ReplayMemory.open(tmp_path/'m').n_added==31
-
-
 # --- the power goes ---------------------------------------------------------------------------------------------------
-def test_after_a_power_cut_a_warning_says_what_is_certain(tmp_path, monkeypatch):
-    memory = filled(tmp_path)
-    memory.flush()
-    memory.add(step_of(30))
-    del memory                                 # no close, no flush: as a kill
-    with no_warning(): assert ReplayMemory.open(tmp_path).power_cut is None
-    monkeypatch.setattr(mapped, 'boot_id', lambda: 'the next boot')
-    with pytest.warns(UserWarning, match=r'ids below 30.*check_valid\(\)'): memory = ReplayMemory.open(tmp_path)
-    assert memory.power_cut[:2]==(30, 10) and memory.check_valid()
-    memory.close()
-    with no_warning(): assert ReplayMemory.open(tmp_path).power_cut is None
-
-
 def test_a_memory_that_was_closed_survives_a_restart(tmp_path, monkeypatch):
     filled(tmp_path).close()
     monkeypatch.setattr(mapped, 'boot_id', lambda: 'the next boot')
@@ -441,41 +257,6 @@ def test_a_memory_that_was_closed_survives_a_restart(tmp_path, monkeypatch):
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize('sampler', SAMPLERS)
-def test_a_look_at_a_memory_that_is_being_written(sampler, tmp_path):
-    memory = filled(tmp_path, 25, SAMPLERS[sampler])
-    memory.update_priorities([7, 9], [5., 6.])
-    view = ReplayMemory.peek(tmp_path)
-    assert (len(view), view.max_sz, view.n_added, view.first_id)==(20, 20, 25, 5)
-    assert type(memory.sampler).__name__ in repr(view) and '20' in repr(view)
-    assert seen(view.recent(4).x)==seen(memory.recent(4).x) and view.recent(4).ids.tolist()==[21, 22, 23, 24]
-    want = getattr(memory.sampler, 'priorities', None)
-    got = view.priorities(np.arange(5, 25))
-    assert got is None if want is None else got.tolist()==want[np.arange(5, 25) % 20].tolist()
-    memory.add(memory[0])
-    assert view.recent().ids.tolist()==list(range(6, 26)) and view.fetch([3, 7, 99]).ids.tolist()==[7]
-    assert set(view.sample(200).ids.tolist())==set(range(6, 26))
-    for path, words in ((tmp_path/'nothing', 'nothing'), (tmp_path.parent, 'no memory here')):
-        with pytest.raises(CheckpointError, match=words): ReplayMemory.peek(path)
-
-
-def test_rows_that_are_overwritten_while_they_are_read_are_dropped(tmp_path):
-    memory = filled(tmp_path, 26)
-    view = ReplayMemory.peek(tmp_path)
-    class Late(type(view)):
-        "Rows are overwritten between the look at the counters and the reading"
-        @property
-        def first_id(self):
-            first = super().first_id
-            if self.late:
-                self.late = False
-                for _ in range(3): memory.add(step_of(-1))
-            return first
-    view.__class__, view.late = Late, True
-    got = view.fetch(np.arange(6, 20))
-    assert got.ids.tolist()==list(range(9, 20))==got.x[:, 0].tolist()
-
-
 def test_a_reader_beside_a_writer_never_sees_a_torn_row(tmp_path):
     code = f'''if 1:
         import numpy as np
@@ -502,26 +283,6 @@ def test_a_reader_beside_a_writer_never_sees_a_torn_row(tmp_path):
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize('sampler', [Uniform, Proportional, RankBased])
-def test_a_state_is_loaded_into_a_memory_on_disk(sampler, tmp_path):
-    ram = memory_of('simple', sampler)()
-    use(ram, 15)
-    disk = ReplayMemory(20, sampler(), path=tmp_path/'m')
-    disk.make = ram.make
-    disk.load_state_dict(ram.state_dict())
-    assert disk.check_valid() and seen(use(disk, 5))==seen(use(ram, 5))
-    disk.close()
-    disk = ReplayMemory(20, sampler(), path=tmp_path/'m')
-    disk.make = ram.make
-    assert disk.check_valid() and seen(use(disk, 5))==seen(use(ram, 5))
-    disk.load_state_dict(ram.state_dict())
-    assert seen(use(disk, 5))==seen(use(ram, 5))
-    disk.save(tmp_path/'again')
-    again = ReplayMemory.load(tmp_path/'again')
-    again.make = ram.make
-    assert contents(again)==contents(disk)==contents(ram) and seen(use(again, 5))==seen(use(disk, 5))
-
-
 def test_a_load_that_was_killed_half_way_is_noticed(tmp_path):
     code = '''if 1:
         import sys

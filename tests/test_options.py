@@ -44,9 +44,9 @@ PAIRS = [
                               sequence=Sequence(4)).items()),
     Pair(experience, 'max_sz', 'memory= is given', memory=a_memory, max_sz=51),
     Pair(hindsight, 'seed', 'memory= is given', memory=a_memory, seed=3),
-    Pair(prioritized, 'memory', 'experience_replay(memory=ReplayMemory(..., Proportional(...)))', memory=a_memory),
-    Pair(rank, 'memory', 'experience_replay(memory=ReplayMemory(..., RankBased(...)))', memory=a_memory),
-    Pair(sequences, 'memory', 'experience_replay(memory=ReplayMemory(..., sequence=Sequence(...)))', memory=lambda: a_memory(sequence=Sequence(5))),
+    Pair(prioritized, 'memory', 'one that draws by priorities, for prioritized_replay', memory=a_memory),
+    Pair(rank, 'memory', 'one that draws by ranks, for rank_replay', memory=a_memory),
+    Pair(sequences, 'memory', 'one that draws Sequence(', memory=lambda: a_memory(sequence=Sequence(6))),
     Pair(hindsight, 'memory', 'sequence_replay', memory=lambda: a_memory(sequence=Sequence(5))),
     # how it draws
     Pair(experience, 'replace', 'leave it out', sampler=Proportional, replace=True),

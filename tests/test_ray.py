@@ -1,7 +1,7 @@
 """A memory in several shards, without Ray: the ledger, the law of the draws, and a naive twin.
 
 The shards are in this process here; tests/test_ray_cluster.py has them in Ray actors, and kills them."""
-import subprocess, sys
+import copy, heapq, subprocess, sys
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,7 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.ray import RayMemory, memory as module
 from fastrl_replay.ray.memory import SHIFT, Dealer, shares, systematic
-from fastrl_replay.ray.pusher import Sender
-from fastrl_replay.ray.shard import SILENT, Directory, Ledger, LocalShard, Shard, ShardLost
+from fastrl_replay.ray.shard import SILENT, Directory, Ledger, LocalShard, Sender, Shard, ShardLost, from_wire, to_wire
 from fastrl_replay.samplers.more import LAP
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
@@ -118,6 +117,37 @@ def test_a_sender_and_a_shard_that_loses_calls_and_answers(seed):
     for w in (0, 1): assert rows.value[rows.env_id == w].tolist() == list(range(made[w]))
     assert shard.n_doubled and senders[0].n_resent
     assert shard.memory.check_valid()
+
+
+def test_waiting_pushers_ask_a_shard_a_hundred_times_a_second_together(monkeypatch):
+    "However many there are; alone, one asks as often; and all are let in soon after there is room"
+    clock = [0.]
+    monkeypatch.setattr('fastrl_replay.ray.shard.time.monotonic', lambda: clock[0])
+    for n in (1, 7, 90, 360):
+        shard = Shard(0, 10**6, closed=True)
+        due, asked = [(clock[0] + k*1e-6, k) for k in range(n)], []
+        begin, opened = clock[0], clock[0] + 20
+        while due:
+            clock[0], key = heapq.heappop(due)
+            asked.append(clock[0] - begin)
+            if clock[0] > opened: shard.cap = 64*n
+            wait = shard.room(key, 64)
+            if wait: heapq.heappush(due, (clock[0] + wait, key))
+            assert clock[0] < opened + .011*n + .1
+        early = [t for t in asked if 8 < t <= 20]
+        assert 80 < len(early)/12 < 120 and not shard.waiting
+
+
+def test_what_travels_as_bytes_arrives_unchanged():
+    "A chunk, an answer, a dict: few bytes, also with their layout; large arrays stay arrays, for Ray to share"
+    m = 20_000
+    for value in (chunk(range(50)), chunk(range(m)), Shard(1, 10).info(), dict(a=[1, None, np.arange(3.)])):
+        sent = to_wire(value)
+        assert isinstance(sent, list if isinstance(value, Batch) and len(value) == m else bytes)
+        got = from_wire(sent)
+        if not isinstance(value, Batch): assert str(got) == str(value)
+        else: assert got.layout is value.layout and all((a == b).all() and a.dtype == b.dtype for a, b in zip(got.arrays(), value.arrays()))
+    assert len(to_wire(chunk(range(1)))) < 1500
 
 
 def test_what_the_memory_refuses_is_not_asked_for_again():
@@ -383,7 +413,7 @@ def test_saved_and_loaded_it_draws_the_same(tmp_path, shards, sampler):
         for name in ('value', 'ids', 'probs', 'weights'): assert (getattr(a, name) == getattr(b, name)).all()
         a.update_priorities(np.ones(30)), b.update_priorities(np.ones(30))
     assert again.check_valid() and again.n_added == memory.n_added
-    with pytest.raises(ValueError, match='expected 3 shards of 26'): RayMemory(3, 77, place='here').restore(tmp_path)
+    with pytest.raises(ValueError, match='max_sz: expected at least .* got 78'): RayMemory(3, 77, copy.deepcopy(sampler), place='here').restore(tmp_path)
     for other in (Proportional(beta=.8), RankBased()):              # not what was saved
         with pytest.raises(ValueError, match='^sampler.*: the saved one'): RayMemory.load(tmp_path, other, place='here')
 

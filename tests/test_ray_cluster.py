@@ -7,16 +7,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from clusters import WAIT, beside, named, until
 
 from fastrl_replay.all import EpsilonGreedy, GymStepper, SharedAgent
 from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.actors import ActorError
 from fastrl_replay.ray import RayMemory, RayParams, RayPusher, RayReplay, shard as module
-from fastrl_replay.ray.shard import NAMESPACE, ShardLost
+from fastrl_replay.ray.shard import ShardLost
 from fastrl_replay.samplers.proportional import Proportional
 
 ray = pytest.importorskip('ray')
-WAIT = 300.                 # seconds: more than anything takes on a busy machine
 
 
 class Row(NamedTuple):
@@ -34,21 +34,10 @@ def cluster(tmp_path_factory):
                 local.sample(8).update_priorities(np.ones(8))
                 local.fetch(local.sample(8).ids)
     with pytest.MonkeyPatch.context() as patch:            # the actors import what this file does
-        patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
-        patch.setenv('RAY_worker_niceness', '0')           # 15 unless told: other tests beside it would starve the actors
+        beside(patch)
         ray.init('local', num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=150_000_000)
     yield
     ray.shutdown()
-
-
-def named(): return [o['name'] for o in ray.util.list_named_actors(all_namespaces=True) if o['namespace'] == NAMESPACE]
-
-
-def until(met, what):
-    limit = time.monotonic() + WAIT
-    while not met():
-        assert time.monotonic() < limit, what
-        time.sleep(.05)
 
 
 @pytest.fixture
@@ -236,7 +225,7 @@ def test_a_learner_dies_and_another_goes_on(name):
     steps = GymStepper(['CartPole-v1'], seed=1).ray_actors(2, chunk=16)
     replay = RayReplay.attach(name, source_datapipe=steps, bs=32, min_sz=100, steps_per_batch=4, timeout=300)
     before, drawn = replay.memory.n_added, replay.n_batches
-    assert before >= 300 and drawn == 1 + (before - 100)//4
+    assert before >= 300 and 50 < drawn <= 1 + (before - 100)//4                 # what was drawn, not what was due
     for _, batch in zip(range(100), replay):
         batch.update_priorities(np.ones(32))
         assert replay.memory.known_added <= 100 + 4*replay.n_batches + replay.slack
@@ -386,9 +375,12 @@ def test_exactly_once_over_a_kill(name, tmp_path): assert kills(name, tmp_path, 
 
 
 @pytest.mark.slow
-def test_exactly_once_over_many_kills(name, tmp_path):
-    n_dead, draws = kills(name, tmp_path, 2, 3, 8, {3: 0, 5: 1})
-    assert n_dead >= 8 and draws
+def test_exactly_once_over_many_kills(name, tmp_path, request):
+    "Eight kills; with `--kills 100` more, in memories of their own, since a shard is not restarted for ever"
+    wanted = request.config.getoption('--kills')
+    for k in range(1 if wanted <= 25 else -(-wanted//8)):
+        n_dead, draws = kills(f'{name}-{k}', tmp_path/str(k), 2, 3, 8, {3: 0, 5: 1})
+        assert n_dead >= 8 and draws
 
 
 @pytest.mark.slow
@@ -414,6 +406,24 @@ def test_save_kill_all_load_and_draw_the_same(name, tmp_path):
         assert set((again.sample(16).ids >> 44).tolist()) == {1} and again.check_valid()
         pids = again.stats()['pids']
     until(lambda: not any(map(is_running, pids)), 'a process is left')
+
+
+@pytest.mark.slow
+def test_saved_with_two_shards_and_loaded_with_three(name, tmp_path):
+    "The two are started beside the three for as long as it takes; frames and priorities arrive"
+    with RayMemory(2, 1200, Proportional(), name=name, seed=0, timeout=WAIT) as memory:
+        for a in range(0, 300, 20): memory.extend(sights(a, 20, a//20))
+        for _ in range(4): memory.sample(32).update_priorities(np.arange(32.)**2)
+        memory.save(tmp_path)
+        before, held = memory.stats(), contents(memory)
+        rows = {(int(o.env_id), int(o.value)): p for batch in memory.take(memory.ask(20, 64)) for o, p in zip(batch, batch.probs.tolist())}
+    with RayMemory.load(tmp_path, name=name, shards=3, timeout=WAIT) as again:
+        stats = again.stats()
+        assert contents(again) == held and stats['number'] == [2, 3, 4] and len(named()) == 4
+        assert np.isclose(sum(stats['mass']), sum(before['mass'])) and max(stats['fill']) - min(stats['fill']) < 60
+        for batch in again.take(again.ask(20, 64)):
+            for o, p in zip(batch, batch.probs.tolist()): assert abs(rows.get((int(o.env_id), int(o.value)), p) - p) < 1e-5*p
+        assert again.check_valid()
 
 
 @pytest.mark.slow

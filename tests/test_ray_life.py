@@ -5,10 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from clusters import beside, named, running, until, workers
 
+from fastrl_replay.all import AgeWeighted, GymStepper, Sequence
 from fastrl_replay.batch import Batch
-from fastrl_replay.ray import RayMemory, RayPusher
-from fastrl_replay.ray.shard import NAMESPACE, ShardLost, actors_called, named_actor
+from fastrl_replay.pipes.actors import ActorError
+from fastrl_replay.ray import RayMemory, RayParams, RayPusher
+from fastrl_replay.ray.shard import ShardLost, actors_called, named_actor
 from fastrl_replay.samplers.proportional import Proportional
 
 ray = pytest.importorskip('ray')
@@ -29,36 +33,10 @@ def cluster():
         local.extend(rows(0, 50))
         local.sample(8).update_priorities(np.ones(8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
-        patch.setenv('RAY_worker_niceness', '0')
+        beside(patch)
         ray.init('local', num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=150_000_000)
         yield ray.get_runtime_context().gcs_address
     ray.shutdown()
-
-
-def named(): return [o['name'] for o in ray.util.list_named_actors(all_namespaces=True) if o['namespace'] == NAMESPACE]
-
-
-def running(pid):
-    try: return open(f'/proc/{pid}/stat').read().split()[2] not in 'ZX'
-    except OSError: return False
-
-
-def workers():
-    "The processes of actors of the package; each keeps the name of its class"
-    found = []
-    for pid in filter(str.isdigit, os.listdir('/proc')):
-        try: name = open(f'/proc/{pid}/cmdline').read()
-        except OSError: continue
-        if name.startswith(('ray::Shard', 'ray::Directory', 'ray::ActingWorker')) and running(pid): found.append(int(pid))
-    return found
-
-
-def until(met, what, seconds=WAIT):
-    limit = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < limit, what
-        time.sleep(.05)
 
 
 @pytest.fixture
@@ -98,8 +76,7 @@ def owner(first, how, name, address):
     return program, [int(o) for o in said[1:]]
 
 
-@pytest.mark.parametrize('first', ['ray', 'package'])
-@pytest.mark.parametrize('how', ['ends', 'raises', 'waits'])
+@pytest.mark.parametrize('first, how', [('ray', 'waits'), ('package', 'ends'), ('package', 'raises'), ('package', 'waits')])
 def test_an_exit_without_close_leaves_nothing(name, cluster, first, how):
     program, pids = owner(first, how, name, cluster)
     if how == 'waits': program.send_signal(signal.SIGINT)
@@ -107,33 +84,71 @@ def test_an_exit_without_close_leaves_nothing(name, cluster, first, how):
     until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 10)
 
 
-@pytest.mark.parametrize('how', [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_owner_leaves_nothing_for_long(name, cluster, how):
-    program, pids = owner('package', 'waits', name, cluster)
-    program.send_signal(how)
-    program.wait(WAIT)
-    until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 45)
-
-
-def test_it_ends_also_when_owner_and_directory_are_killed_for_good(name, cluster):
-    program, pids = owner('package', 'waits', name, cluster)
-    ray.kill(named_actor(name).actor)
-    program.kill()
-    until(lambda: not named() and not workers() and not any(map(running, pids)), 'something is left', 60)
-
-
-def test_detached_it_stays_until_it_is_closed(name, cluster):
+def test_killed_owners_leave_nothing_for_long_but_what_is_detached(name, cluster):
+    "One gets SIGTERM, one SIGKILL, one SIGKILL with its directory; a detached memory stays until it is closed"
     memory = RayMemory(2, 1000, name=name, detached=True, timeout=WAIT)
-    ids = memory.extend(rows(0, 20))
+    ids, stays = memory.extend(rows(0, 20)), set(memory.stats()['pids'])
+    owners = [owner('package', 'waits', f'{name}-{k}', cluster) for k in range(3)]
     del memory
     with pytest.raises(ValueError, match=rf'name: .*got {name!r}; RayMemory.attach\({name!r}\) uses .*close\(everything=True\) ends it'):
         RayMemory(1, 10, name=name)
-    time.sleep(35)                                        # longer than a lease
+    ray.kill(named_actor(f'{name}-2').actor)
+    begin = time.monotonic()
+    for how, (program, _) in zip((signal.SIGTERM, signal.SIGKILL, signal.SIGKILL), owners):
+        program.send_signal(how)
+        program.wait(WAIT)
+    for seconds, (_, pids) in zip((45, 45, 60), owners):
+        until(lambda pids=pids: not any(map(running, pids)), 'a shard is left', begin + seconds - time.monotonic())
+    until(lambda: not [o for o in named() if o.startswith(f'{name}-')], 'a name is left', begin + 60 - time.monotonic())
+    time.sleep(max(0., begin + 35 - time.monotonic()))     # longer than a lease
     again = RayMemory.attach(name, timeout=WAIT)
-    assert again.fetch(ids).value.tolist() == list(range(20))
+    assert again.fetch(ids).value.tolist() == list(range(20)) and set(again.stats()['pids']) == stays
     again.close(everything=True)
     until(lambda: not named(), 'something is left', 10)
     with pytest.raises(ShardLost, match='has been closed'): again.add_shards(1)
+
+
+PUBLISHER = '''
+import sys, time, torch, ray
+from fastrl_replay.ray import RayParams, replay
+how, name, address = sys.argv[1:]
+replay.LEASE = 10.
+ray.init(address, log_to_driver=False)
+model = torch.nn.Linear(4, 2)
+with torch.no_grad(): model.weight.fill_(7.)
+params = RayParams(model, name=name, timeout=100)
+params.add_steps(5)
+params.pull(model)
+print('published', flush=True)
+if how == 'waits': time.sleep(1000)
+'''
+
+
+def publisher(how, name, address):
+    program = subprocess.Popen([sys.executable, '-c', PUBLISHER, how, name, address], stdout=subprocess.PIPE, text=True)
+    assert program.stdout.readline() == 'published\n'
+    return program
+
+
+def test_weights_outlive_their_learner(name, cluster):
+    "kill -9 of who publishes them: they can be pulled, and another one publishes; without one they end, and with their program they end at once"
+    program = publisher('waits', name, cluster)
+    program.kill()
+    program.wait()
+    params = RayParams.attach(name, model := torch.nn.Linear(4, 2), timeout=WAIT)
+    with pytest.raises(ValueError, match='name: expected one that nothing has.*RayParams.attach'): RayParams(model, name=name)
+    with pytest.raises(ValueError, match='differs'): RayParams.attach(name, torch.nn.Linear(3, 2))
+    assert params.pull(model) == 0 and (model.weight == 7).all() and params.n_steps == 5
+    time.sleep(15)                                        # longer than this lease: who is attached keeps them
+    assert params.publish(model) == params.version == 1
+    params.close()
+    until(lambda: not named() and not workers(), 'something is left', 10)
+    with pytest.raises(ShardLost, match='have been closed'): params.pull(model)
+    program = publisher('waits', name, cluster)
+    program.kill()
+    until(lambda: not named() and not workers(), 'something is left', 45)
+    assert publisher('ends', name, cluster).wait(WAIT) == 0
+    until(lambda: not named() and not workers(), 'something is left', 10)
 
 
 # ---- the directory dies
@@ -167,7 +182,7 @@ def test_the_directory_dies_with_all_shards(name, tmp_path):
     for path in tmp_path, None:
         with RayMemory(2, 1000, name=name, path=path, seed=0, timeout=WAIT) as memory:
             ids = memory.extend(rows(0, 50))
-            for o in (*actors_called(memory._made['life']), named_actor(name)): ray.kill(o.actor, no_restart=False)
+            for o in (*actors_called(memory._made['life']), named_actor(name).actor): ray.kill(o, no_restart=False)
             until(lambda: [memory.refresh()] and memory.n_dead == 2 and all(memory.stats()['live']), 'no shard came back')
             if path: assert memory.fetch(ids).value.tolist() == list(range(50))
             else: assert len(memory) == 0 and memory.n_added == 50 and not set(memory.stats()['number']) & {0, 1}
@@ -225,11 +240,24 @@ def test_without_a_free_cpu_the_error_says_so(name):
         def ready(self): return True
     greedy = Greedy.remote()
     ray.get(greedy.ready.remote(), timeout=WAIT)
-    with pytest.raises(ShardLost, match='of 4 CPUs 0 are free, and it needs 0.01 of one'): RayMemory(2, 100, name=name, timeout=8)
+    with pytest.raises(ShardLost, match='of 4 CPUs 0 are free, and it needs 0.01 of one'): RayMemory(2, 100, name=name, timeout=20)
     ray.kill(greedy)
 
 
-@pytest.mark.parametrize('wrong, said', [(dict(place='MOON'), 'place'), (dict(colour=3), 'colour'), (dict(dedup='x'), 'dedup')])
+def test_actors_without_a_free_cpu_are_an_error_in_words(name):
+    "Some of them run, others find no room: after `timeout` that is said, and all end"
+    steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(4, resources=dict(num_cpus=3), timeout=15)
+    with steps.ray_replay(shards=1, bs=8, max_sz=10**6, min_sz=10, name=name, timeout=WAIT) as replay:
+        with pytest.raises(ActorError, match=r'ray_actors: actor \d \(and 2 more\) has not answered for 15 s; of 4 CPUs .* it needs 3 of one'):
+            for _ in replay: pass
+        until(lambda: not workers('ray::ActingWorker'), 'an actor is left', 20)
+        assert len(replay) and len(replay.sample()) == 8
+
+
+@pytest.mark.parametrize('wrong, said', [
+    (dict(place='MOON'), 'place'), (dict(colour=3), 'colour'), (dict(colour=None), 'colour'), (dict(dedup='x'), 'dedup'),
+    (dict(max_draws=3), 'max_draws: shards do not have'), (dict(sequence=Sequence(4)), 'sequence: shards draw single steps'),
+    (dict(sampler=AgeWeighted(50)), 'AgeWeighted ranks all transitions, by priority or age')])
 def test_what_is_unknown_is_refused_before_any_actor_is_started(wrong, said, monkeypatch):
     def never(*a, **kw): raise AssertionError('an actor was started')
     monkeypatch.setattr('fastrl_replay.ray.memory.open_directory', never)

@@ -1,13 +1,11 @@
 """A node of the cluster dies, with its shards; it comes back, and so do those whose files it has. Three nodes on one machine.
 
 Long: run by `pytest --nbflags slow`."""
-import os
-import sys
-import time
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from clusters import WAIT, beside, until, workers
 
 from fastrl_replay.all import GymStepper
 from fastrl_replay.batch import Batch
@@ -16,7 +14,6 @@ from fastrl_replay.ray.shard import ShardLost
 
 ray = pytest.importorskip('ray')
 pytestmark = pytest.mark.slow
-WAIT = 300.
 
 
 class Row(NamedTuple):
@@ -31,20 +28,13 @@ def rows(start, n, env): return Batch.of(Row(np.arange(start, start + n), np.ful
 def cluster():
     from ray.cluster_utils import Cluster
     with pytest.MonkeyPatch.context() as patch:            # the actors import what this file does
-        patch.setenv('PYTHONPATH', os.pathsep.join(map(os.path.abspath, sys.path)))
+        beside(patch)
         made = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1, node_name='head', include_dashboard=False))
         made.nodes = {name: made.add_node(num_cpus=1, node_name=name) for name in ('one', 'two')}
         ray.init(address=made.address, log_to_driver=False)
         yield made
         ray.shutdown()
         made.shutdown()
-
-
-def until(met, what):
-    limit = time.monotonic() + WAIT
-    while not met():
-        assert time.monotonic() < limit, what
-        time.sleep(.1)
 
 
 @pytest.mark.parametrize('path', [False, True])
@@ -75,19 +65,15 @@ def parents(pids):
     return [found.count(o) for o in set(found)]
 
 
-def acting():
-    "The processes of `.ray_actors`"
-    def name(pid):
-        try: return open(f'/proc/{pid}/cmdline').read()
-        except OSError: return ''
-    return [pid for pid in filter(str.isdigit, os.listdir('/proc')) if name(pid).startswith('ray::ActingWorker')]
-
-
-def test_shards_and_actors_are_spread_over_the_nodes(cluster):
-    "Six shards and six actors on three nodes: at most three of a kind on one of them"
-    steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(6, chunk=16)
+def test_shards_and_actors_are_spread_over_the_nodes(cluster, tmp_path):
+    "Six shards and six actors on three nodes: at most three of a kind on one of them. With files, also on nodes of one name"
+    steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(6, chunk=16, timeout=WAIT)
     with steps.ray_replay(shards=6, bs=8, max_sz=6000, min_sz=10, seed=0, name='spread', timeout=WAIT) as replay:
         next(iter(replay))
-        until(lambda: len(acting()) == 6, 'an actor is missing')
-        for pids in replay.stats()['pids'], acting():
+        until(lambda: len(workers('ray::ActingWorker')) == 6, 'an actor is missing')
+        for pids in replay.stats()['pids'], workers('ray::ActingWorker'):
             assert sum(parents(pids)) == 6 and max(parents(pids)) <= 3, parents(pids)
+    twins = [cluster.add_node(num_cpus=1, node_name='twin') for _ in range(2)]
+    with RayMemory(5, 500, name='twins', path=tmp_path, timeout=WAIT) as memory:
+        assert parents(memory.stats()['pids']) == [1]*5
+    for o in twins: cluster.remove_node(o)

@@ -127,6 +127,21 @@ def test_credits_of_a_silent_shard_go_to_the_others():
     assert n[1] == 0 and n[0] + n[2] > .99*(total - caps[1]) and caps[1] < 10
 
 
+def test_another_learner_counts_what_was_drawn(monkeypatch):
+    "Not what is due: batches that are owed stay owed, and a memory that nobody drew from owes nothing"
+    replay = RayReplay(None, 2, 8, 10_000, place='here', steps_per_batch=4, min_sz=40, group=3, ahead=2, slack=9000, seed=0)
+    replay.memory.extend(rows(2000))
+    for _ in zip(range(30), replay): pass
+    drawn = replay.memory.usage()['n_drawn']/8
+    monkeypatch.setattr(module.RayMemory, 'attach', lambda *a: replay.memory)
+    other = RayReplay.attach('replay', bs=8, min_sz=40, steps_per_batch=4)
+    assert 30 <= other.n_batches == drawn <= 36 < batches_due(2000, 40, 4) == 491
+    assert other._allowed() == 8                                       # a whole group is due
+    replay.memory = RayMemory(2, 5000, place='here')
+    replay.memory.extend(rows(2000))
+    assert RayReplay.attach('replay', bs=8, min_sz=40, steps_per_batch=4).n_batches == 491
+
+
 def test_too_little_slack_is_refused():
     steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(1, chunk=64)
     with pytest.raises(ValueError, match='slack: with 10 steps.*at least 192'):

@@ -9,9 +9,9 @@ from harness import check_resume
 from fastrl_replay.batch import Batch
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.ray import memory as module
-from fastrl_replay.ray.pusher import Sender
-from fastrl_replay.ray.shard import Ledger, LocalShard, Shard, ShardLost, pack, unpack
+from fastrl_replay.ray.shard import Ledger, LocalShard, Sender, Shard, ShardLost, pack, unpack
 from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.storage.records import Records
 
@@ -146,7 +146,15 @@ def use(memory, k):
     return out
 
 
-def test_a_memory_resumes(): check_resume(small, use, steps=(0, 1, 7), after=5)
+def test_a_memory_resumes(tmp_path):
+    def saved(memory):
+        folder = tmp_path/str(len(list(tmp_path.iterdir())))
+        memory.save(folder)
+        return str(folder)
+    def said(folder):
+        shards = sorted(RayMemory.load(folder, place='here').places, key=lambda o: o.info.number)
+        return [(o.info._replace(pid=0, cpu=0., rate=0.), o.handle.shard.memory.state_dict()) for o in shards]
+    check_resume(small, use, steps=(0, 1, 7), after=5, through=lambda s: s, save=saved, load=lambda o, s: o.restore(s), said=said)
 
 
 def test_one_shard_has_an_order_of_time():
@@ -199,7 +207,119 @@ def test_damage_is_named(tmp_path):
         file.write_bytes(content)
     assert len(loaded(tmp_path)) == 80
     with pytest.raises(CheckpointError, match='no such folder'): loaded(tmp_path/'else')
-    with pytest.raises(ValueError, match='expected 2 shards of 45 transitions, got 3 of 30'): RayMemory(2, 90, place='here').restore(tmp_path)
+    for n in (2, 3):
+        with pytest.raises(ValueError, match='expected that of a Uniform, got that of a Proportional'): RayMemory(n, 90, place='here').restore(tmp_path)
+
+
+# ---- saved with n shards, loaded with m
+
+class Ended(NamedTuple):
+    value: int
+    terminated: bool
+    truncated: bool
+
+
+def contents(memory):
+    "By value, of all that is stored: the values after and before in its episode, all of its episode, and its priority"
+    found = {}
+    for place in memory.places:
+        shard = place.handle.shard.memory
+        if not len(shard): continue
+        ids = np.arange(shard.first_id, shard.n_added)
+        p = shard.sampler.priorities[ids % shard.max_sz] if shard.sampler.prioritized else np.ones(len(ids))
+        values = shard.fetch(ids).value.numpy()
+        def beside(name): return [-1 if i < 0 else int(values[i - shard.first_id]) for i in getattr(shard, name)(ids, within_episode=True)]
+        for value, after, before, i, own in zip(values.tolist(), beside('next'), beside('previous'), ids, p.tolist()):
+            assert value not in found
+            found[value] = after, before, tuple(shard.episode(int(i)).value.tolist()), own
+    return found
+
+
+def used(n, sampler, full=False, flags=Row):
+    "Shards that hold episodes of five streams, some of them open, some without their beginnings; and priorities of all sizes"
+    memory, rng = RayMemory(n, 120*n, sampler, place='here', seed=2), np.random.default_rng(n)
+    made = [0]*5
+    while memory.known_added < (300 if full else 70)*n:
+        env, m = int(rng.integers(5)), int(rng.integers(1, 9))
+        k = made[env] + np.arange(m)
+        value, ends = env + 5*k, k % 13 == 12
+        memory.extend(Batch.of(Row(value, ends & (env < 3), ends & (env >= 3), np.full(m, env)) if flags is Row else Ended(value, ends, ends & False)),
+                      streams=None if flags is Row else np.full(m, env))
+        made[env] += m
+    if memory.sampler.prioritized:
+        ids = memory.sample(60*n).ids
+        memory.update_priorities(ids, rng.random(60*n)**4*9)
+    memory.update_priorities([5 << 44], [1.])
+    return memory
+
+
+@pytest.mark.parametrize('n, m', [(2, 3), (3, 1), (4, 2), (1, 4)])
+@pytest.mark.parametrize('sampler, flags', [(Proportional(alpha=.7, beta=.6), Row), (Uniform(), Row), (Proportional(), Ended)])
+def test_saved_with_n_shards_and_loaded_with_m(tmp_path, n, m, sampler, flags):
+    "The same rows, each with its priority and its neighbours; what was counted goes on; ids from before are stale"
+    memory = used(n, sampler, flags=flags)
+    before, ids = contents(memory), memory.sample(40).ids
+    memory.save(tmp_path, dict(n=1))
+    again = RayMemory.load(tmp_path, place='here', shards=m, step=memory.layout.example)
+    after, rows = contents(again), int(memory.max_sz//m)
+    assert after == before and len(again.places) == m and again.max_sz == memory.max_sz and again.check_valid()
+    assert (again.n_added, again.n_stale, again.first_id) == (memory.n_added, memory.n_stale, memory.first_id)
+    stats, was = again.stats(), memory.stats()
+    assert np.isclose(sum(stats['mass']), sum(was['mass']), rtol=1e-9) and max(stats['largest']) == max(was['largest'])
+    assert min(stats['fill']) > .5*len(again)/m and max(stats['fill']) <= rows and min(stats['number']) == n
+    assert again.sampler.n_batches == memory.sampler.n_batches and not set(ids >> 44) & set(stats['number'])
+    assert again.update_priorities(ids, np.ones(40)) == 0 and again.n_stale == memory.n_stale + 40
+    new = again.add(Row(10**6, False, False, 77) if flags is Row else Ended(10**6, False, False))
+    if sampler.prioritized: assert dict(zip(*(o.tolist() for o in drawn_all(again))))[new] == max(was['largest'])
+    back = RayMemory.load(tmp_path, place='here')                     # the folder is as it was
+    assert contents(back) == before and back.stats()['number'] == list(range(n)) and back.restore(tmp_path) == dict(n=1)
+
+
+def drawn_all(memory):
+    "All ids, and their priorities"
+    held = [o.handle.shard.memory for o in memory.places]
+    return [np.concatenate(o) for o in zip(*((np.arange(h.first_id, h.n_added) | p.info.number << 44, h.sampler.priorities[np.arange(h.first_id, h.n_added) % h.max_sz])
+                                             for h, p in zip(held, memory.places)))]
+
+
+@pytest.mark.parametrize('n, m', [(4, 2), (2, 3), (3, 1)])
+def test_full_shards_find_room_in_others_to_the_last_row(tmp_path, n, m):
+    "No row is lost where there is just room for all; what was older is overwritten earlier, whichever shard held it"
+    memory = used(n, Proportional(), full=True)
+    before = contents(memory)
+    memory.save(tmp_path)
+    again = RayMemory.load(tmp_path, place='here', shards=m)
+    after = contents(again)
+    assert after.keys() == before.keys() and len(again) == 120*n == len(memory)
+    assert all(after[k][3] == before[k][3] for k in before)
+    assert sum(after[k][2] == before[k][2] for k in before) > .8*len(before)             # a few episodes are cut where a shard is full
+    old = {v: k/120 for o in memory.places for k, v in enumerate(o.handle.shard.memory.recent(120).value.tolist())}
+    for o in again.places:
+        held = o.handle.shard.memory.recent(o.info.fill).value.tolist()
+        assert np.corrcoef(np.arange(len(held)), [old[v] for v in held])[0, 1] > .75
+    with pytest.raises(ValueError, match=f'max_sz: expected at least {120*n}, .* got {120*n//2}'):
+        RayMemory.load(tmp_path, place='here', shards=m + 1, max_sz=120*n//2)
+    other = RayMemory(m, 120*n + m, Proportional(), place='here', seed=0)
+    other.extend(rows(0, 5))
+    with pytest.raises(ValueError, match='restore: expected an empty memory'): other.restore(tmp_path)
+
+
+def test_after_another_number_of_shards_the_law_is_that_of_the_priorities(tmp_path):
+    memory = used(3, Proportional(alpha=.8, beta=1.))
+    memory.save(tmp_path)
+    leaves = {k: o[3]**.8 for k, o in contents(memory).items()}
+    again = RayMemory.load(tmp_path, place='here', shards=2)
+    total, n = sum(leaves.values()), 0
+    times = dict.fromkeys(leaves, 0)
+    for batch in again.take(again.ask(600, 64)):
+        expected = np.array([leaves[k]/total for k in batch.value.tolist()])
+        assert np.allclose(batch.probs, expected, rtol=1e-5)
+        for k in batch.value.tolist(): times[k] += 1
+        n += 64
+    mean = np.array([leaves[k]/total*n for k in leaves])
+    got = np.array([times[k] for k in leaves])
+    common = mean > 5
+    assert ((got - mean)[common]**2/mean[common]).mean() < 1.2 and common.sum() > 100
 
 
 # ---- more and fewer shards

@@ -39,6 +39,15 @@ def test_the_readme_shows_the_animation_first(root):
     assert f'<title>{first[1]}</title>' in (root/'nbs'/'images'/'replay.svg').read_text(encoding='utf-8')
 
 
+def test_the_readme_begins_with_logo_and_badges(root):
+    head = (root/'README.md').read_text(encoding='utf-8').partition('\n> ')[0]
+    pictures = re.findall(r'<img src="([^"]*)" alt="([^"]*)"', head)
+    assert pictures[0] == ('nbs/brand/logo.svg', 'fastrl_replay') and 'srcset="nbs/brand/logo-dark.svg"' in head.splitlines()[0]
+    shown = {root/file for file, _ in pictures} | {root/'nbs'/'brand'/'logo-dark.svg'}
+    assert shown == {*(root/'nbs'/'brand').glob('*.svg')}, 'all that is drawn is shown'
+    for file, says in pictures[1:]: assert f'<title>{says}</title>' in (root/file).read_text(encoding='utf-8')
+
+
 def test_the_sampler_of_contributing_works(root):
     from fastrl_replay.samplers.own import as_sampler
     code = re.search(r'```python\n(.*?)```', (root/'CONTRIBUTING.md').read_text(encoding='utf-8'), re.S)[1]

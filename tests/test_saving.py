@@ -14,11 +14,10 @@ from fastrl_replay.pipes.loader import as_node
 from fastrl_replay.pipes.n_step import NStep, items_from, items_state
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.runs import BestWeights
-from fastrl_replay.saving import CheckpointError, SavedState
+from fastrl_replay.saving import SavedState
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
 from harness import check_constant_size, check_resume, seen, through_json
-from limits import small_files
 from test_harness import Stream, draw
 
 REPLAYS = dict(uniform=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, min_sz=9, steps_per_batch=3, seed=1, **kw),
@@ -169,7 +168,7 @@ def test_a_source_that_fails_to_load_changes_nothing(before, tmp_path):
 
 
 def test_a_load_that_fails_changes_nothing(tmp_path):
-    "Damage, another n, another memory: the replay is what it was, and goes on as if nothing had been tried"
+    "Another n, another memory: the replay is what it was, and goes on as if nothing had been tried"
     def make(n=3, max_sz=60): return PrioritizedReplay(NStep(Stream(), n=n, gamma=.9), bs=4, max_sz=max_sz, min_sz=9, seed=1)
     saved = make()
     draw(saved, 20)
@@ -179,13 +178,6 @@ def test_a_load_that_fails_changes_nothing(tmp_path):
         draw(victim, 7), draw(twin, 7)
         with pytest.raises(ValueError, match=match): victim.load(tmp_path/'a')
         assert seen(victim.memory.state_dict())==seen(twin.memory.state_dict()) and seen(draw(victim, 5))==seen(draw(twin, 5))
-    victim, twin = make(), make()
-    draw(victim, 7), draw(twin, 7)
-    for name, data in files_of(tmp_path/'a').items():
-        (tmp_path/'a'/name).write_bytes(data[:len(data)//2])
-        with pytest.raises(CheckpointError, match=name): victim.load(tmp_path/'a')
-        (tmp_path/'a'/name).write_bytes(data)
-    assert seen(draw(victim, 5))==seen(draw(twin, 5))
     with pytest.raises(ValueError, match='1 such pipes were saved, this pipeline has 0'): PrioritizedReplay(Stream(), bs=4, max_sz=60, min_sz=9).load(tmp_path/'a')
     with pytest.raises(ValueError, match='without a path'): PrioritizedReplay(NStep(Stream(), 3, .9), bs=4, max_sz=60, path=tmp_path/'m').load(tmp_path/'a')
 
@@ -291,18 +283,6 @@ def test_the_last_save_and_its_notes_are_loaded(tmp_path):
         learn.save(tmp_path, k=k, more=[1.5, None])
     fresh = learner()
     assert fresh.load(tmp_path)==dict(k=2, more=[1.5, None]) and seen(everything(fresh))==seen(everything(learn))
-
-
-@pytest.mark.parametrize('limit', [10, 300])
-def test_a_full_disk_leaves_the_learners_checkpoint(tmp_path, limit):
-    learn = learner().fit(10)
-    learn.save(tmp_path)
-    before = files_of(tmp_path)
-    learn.fit(5)
-    with small_files(limit), pytest.raises(OSError): learn.save(tmp_path)
-    assert files_of(tmp_path)==before
-    learn.fit(1).save(tmp_path)
-    assert learner().load(tmp_path)=={}
 
 
 def test_best_weights_go_along(tmp_path):

@@ -883,6 +883,106 @@ def test_two_steppers_in_one_pipe(first):
     assert share == 1 if first else share < .2
 
 
+# ---- fields from info
+
+class Told(Count):
+    "A counting environment whose info says what its step was: a number, an array and a word; and at each reset something else"
+    def reset(self, seed=None, options=None):
+        return super().reset(seed=seed)[0], dict(at=-1, pair=np.full(2, -1.), flag=True, only_reset=1)
+
+    def step(self, action):
+        obs, *rest, _ = super().step(action)
+        _, e, t = obs.tolist()
+        info = dict(at=int(100*e + t), pair=np.array([e, t]), flag=bool(rest[1]), nested=dict(a=1))
+        if rest[1] or rest[2]: info['at_end'] = 1
+        return obs, *rest, info
+
+
+class Informed(NamedTuple):
+    "A step with three fields that only `info` knows"
+    state: Any
+    action: Any
+    next_state: Any
+    terminated: bool
+    truncated: bool
+    reward: float
+    at: int = -7
+    was: Any = (0., 0.)
+    flag: bool = False
+    env_id: int = 0
+    step_n: int = 0
+    episode_n: int = 0
+
+INFO = dict(at='at', was='pair', flag='flag')
+
+
+def informed(rows):
+    for s in rows:
+        _, e, t = s.next_state.tolist()
+        assert (s.at, list(s.was), bool(s.flag)) == (100*e + t, [e, t], bool(s.terminated)), s
+    return len(rows)
+
+
+def test_info_of_one_environment():
+    "Of the step that led to the next state, never of a reset"
+    rows = take(GymStepper([Told], step_type=Informed, info=INFO), 40)
+    assert informed(rows) == 40
+    assert not any(np.shares_memory(a.was, b.was) for a, b in itertools.combinations(rows[:10], 2))
+
+
+@pytest.mark.parametrize('lengths', [(3, 1, 4), (1,), (2, 2)])
+@pytest.mark.parametrize('mode', MODES)
+def test_info_of_vector_environments(mode, lengths):
+    "In each mode, episodes' ends included, also where all copies end at once"
+    env = SyncVectorEnv([functools.partial(Told, lengths[k % 2:] + lengths[:k % 2]) for k in range(4)], autoreset_mode=mode)
+    rows = list(flat(take(GymStepper([env], step_type=Informed, info=INFO), 60)))
+    assert informed(rows) == len(rows) > 100 and any(s.terminated for s in rows) and any(s.truncated for s in rows)
+
+
+def test_info_through_n_step_memory_and_actors():
+    "The fields of the window's first step; and the same from workers"
+    pipe = GymStepper([Told]*2, seed=0, n_envs=3, step_type=Informed, info=INFO)
+    rows = list(flat(take(NStep(pipe, 2, .9), 30)))
+    assert all(s.at == 100*s.state[1] + s.state[2] + 1 for s in rows)
+    replay = ExperienceReplay(GymStepper([Told], step_type=Informed, info=INFO), bs=16, max_sz=100, seed=0)
+    assert informed(list(take(replay, 20)[-1])) == 16
+    for workers in (0, 1):
+        actors = Actors(GymStepper([Told], step_type=Informed, info=INFO), workers, 'fork', chunk=8)
+        try: assert informed(list(flat(take(actors, 4)))) == 32
+        finally: actors.close()
+
+
+def test_info_of_a_vector_environment_without_marks():
+    "What tells no `_key` tells it of all copies"
+    class Own(gym.vector.VectorEnv):
+        metadata = dict(autoreset_mode=AutoresetMode.NEXT_STEP)
+        num_envs, single_action_space = 2, gym.spaces.Discrete(2)
+        single_observation_space = gym.spaces.Box(-9, 9, (1,))
+        action_space = gym.vector.utils.batch_space(single_action_space, 2)
+        def reset(self, seed=None, options=None): return np.zeros((2, 1), np.float32), {}
+        def step(self, actions): return np.zeros((2, 1), np.float32), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), dict(at=np.arange(2))
+    chunk, = take(GymStepper([Own()], step_type=Informed, info=dict(at='at')), 1)
+    assert chunk.at.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize('key,said', [('lives', 'info: lives: expected a key in the info of each step of .*Told.*got at, pair, flag'),
+                                      ('only_reset', 'info: only_reset'), ('at_end', 'info: at_end'), ('nested', 'expected a number, an array or a str')])
+@pytest.mark.parametrize('n_envs', [1, 3])
+def test_a_key_that_is_missing_is_named(key, said, n_envs):
+    pipe = GymStepper([Told], n_envs=n_envs, step_type=Informed, info=dict(at=key))
+    if n_envs == 3 and key != 'nested': said = f'info: {key}'
+    with pytest.raises((ValueError, TypeError), match=said): take(pipe, 30)
+
+
+def test_bad_info():
+    for bad, error, said in ((['at'], TypeError, 'info: expected a dict'), (dict(reward='r'), ValueError, 'info: expected a field of Informed'),
+                             (dict(lives='at'), ValueError, 'at, was, flag.*lives.*default'), (dict(at=3), TypeError, 'info: at: expected the name of a key, got int 3')):
+        with pytest.raises(error, match=said): GymStepper([Told], step_type=Informed, info=bad)
+    with pytest.raises(ValueError, match='SimpleStep that the stepper does not fill .it has none'): GymStepper([Told], info=dict(lives='at'))
+    def agent(states): return np.zeros(len(states), int), dict(at=np.zeros(len(states), int))
+    with pytest.raises(ValueError, match='at: the agent returned a field'): take(GymStepper([Told], agent, step_type=Informed, info=INFO), 1)
+
+
 # ---- errors
 
 @pytest.mark.parametrize('name', ['CartPol-v1', 'CartPole-v99', 'nowhere/CartPole-v1', 'no such id!', 'no_module_at_all:Env-v0', ''])

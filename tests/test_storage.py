@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fastrl_replay.batch import DRAWN, FETCHED, HEADER, Batch, as_kind
+from fastrl_replay.batch import AROUND, DRAWN, FETCHED, HEADER, Batch, as_kind
 from fastrl_replay.steps import Layout, SimpleStep, Transition
 from fastrl_replay.storage.base import Storage
 from fastrl_replay.storage.choice import storage_for
@@ -159,6 +159,19 @@ class Harness:
         for f in self.layout.fields: assert alike(batch[f], rows[f])
         for o in (batch.to('meta'), copy.deepcopy(batch), batch[:1]): assert type(o).__mro__[1] is SequenceBatch and o.burn_in==1
 
+    def read_around(self):
+        "Rows in `around` for some fields, and those in `slots` for the others"
+        if not self.ids: return
+        n, windows = int(self.rng.integers(1, 6)), (('reward', (-1, 0, 1)), (self.layout.fields[0], (0, 2)))
+        ids, around = self.rng.choice(self.ids, n), self.rng.choice(self.ids, (n, 5))
+        request = self.ask(ids, header=AROUND, windows=windows)
+        request.around[:], request.is_pad[:] = around % self.max_sz, around % 2
+        batch = self.storage.read(request)
+        assert batch.ids.tolist()==ids.tolist() and batch.is_pad['reward'].tolist()==(around[:, :3] % 2==1).tolist()
+        for f in self.layout.fields:
+            where = dict(reward=around[:, :3]).get(f, around[:, 3:] if f==self.layout.fields[0] else ids)
+            assert alike(batch[f], self.storage.read(self.ask(where.ravel()))[f])
+
     def follow(self):
         if not self.ids: return
         ids, length, back = self.drawn_ids(int(self.rng.integers(1, 9))), int(self.rng.integers(1, 7)), bool(self.rng.integers(2))
@@ -198,7 +211,7 @@ class Harness:
         del self.held[:-5]
 
     def run(self, n):
-        ways = dict(add=6, extend=4, correct=1, read=4, read_fields=2, read_windows=2, follow=3, resume=1, mislead=1)
+        ways = dict(add=6, extend=4, correct=1, read=4, read_fields=2, read_windows=2, read_around=2, follow=3, resume=1, mislead=1)
         p = np.array([*ways.values()])/sum(ways.values())
         for way in self.rng.choice([*ways], n, p=p):
             getattr(self, way)()

@@ -1,5 +1,5 @@
 "The package is exactly what the notebooks export, and the notebooks are clean"
-import __future__, importlib, inspect, os, shutil, subprocess, sys, types
+import __future__, importlib, inspect, json, os, shutil, subprocess, sys, types
 
 import pytest
 
@@ -54,6 +54,21 @@ def test_notebooks_are_clean(root, copy):
 
 
 # ---- the stub for type checkers, which is written by hand
+
+def silent(notebook):
+    "Whether none of the code cells of a notebook has a stored output"
+    cells = [c for c in notebook['cells'] if c['cell_type'] == 'code']
+    return len(cells) > 2 and not any(c['outputs'] for c in cells)
+
+
+def test_notebooks_keep_their_outputs(root):
+    assert [name for name, text in texts(root/'nbs', '*.ipynb').items() if silent(json.loads(text))] == []
+
+
+def test_lost_outputs_are_noticed():
+    cell = dict(cell_type='code', outputs=[])
+    assert silent(dict(cells=[cell] * 3)) and not silent(dict(cells=[cell, cell, dict(cell, outputs=['42'])]))
+
 
 def face(function, skip=0):
     "A signature to compare: name, kind, default and annotation of each parameter but the first `skip`, and what is returned"

@@ -180,21 +180,26 @@ def test_an_emptied_buffer_is_like_a_new_one_that_draws_on(sampler):
     rng = buffer.memory.rng.get_state()
     buffer.empty()
     assert (len(buffer), buffer.write_count) == (0, 0) and list(buffer.storage) == [] and buffer.memory.check_valid()
-    with pytest.raises(ValueError, match='empty'): buffer.sample()
+    with pytest.raises(ValueError, match='cleared'): buffer.sample()
     assert buffer.memory.rng.get_state() == rng and buffer.sampler.n_batches == n_batches
-    assert buffer.extend(data[:10]).tolist() == list(range(10))
-    if sampler is not None: assert buffer.sampler.priorities[:10].tolist() == [1.]*10 and buffer.sampler.alpha == 1.
-    assert same(buffer[:].exclude('index'), data[:10]) and (buffer.sample()['index'] < 10).all() and buffer.memory.check_valid()
+    assert buffer.extend(data[:10]).tolist() == list(range(33, 43)) and buffer.write_count == 10
+    if sampler is not None: assert buffer.sampler.largest > 9 and buffer.sampler.alpha == 1. and buffer.update_priority([32], 1.) == 0
+    assert same(torch.stack(sorted(buffer.storage, key=lambda o: int(o['index']))).exclude('index'), data[:10]) and buffer.memory.check_valid()
+    assert (buffer.sample()['index'] >= 33).all() and [int(buffer[k]['index']) for k in range(10)] == [40, 41, 42, *range(33, 40)]
+    assert buffer[torch.arange(10) < 4]['index'].tolist() == [40, 41, 42, 33]
     buffer.empty(empty_write_count=False)
     buffer.empty(empty_write_count=False)
     assert len(buffer.extend(data)) == 33 and len(buffer) == 20 and buffer.write_count == 43
 
 
-def test_a_buffer_on_disk_is_not_emptied(tmp_path):
-    buffer, _ = filled(20, 8, path=tmp_path/'kept')
-    with pytest.raises(ValueError, match='another path'): buffer.empty()
-    assert len(buffer) == 8
+def test_a_buffer_on_disk_is_emptied_too(tmp_path):
+    buffer, data = filled(20, 8, path=tmp_path/'kept')
+    buffer.empty()
+    assert len(buffer) == 0 and buffer.extend(data[:3]).tolist() == [8, 9, 10]
     buffer.memory.close()
+    again = ReplayBuffer(20, path=tmp_path/'kept')
+    assert len(again) == 3 and again.memory.first_id == 8 and again.memory.check_valid()
+    again.memory.close()
 
 
 def test_a_priority_of_one_number_and_of_a_tensordict():
@@ -254,9 +259,9 @@ def test_prefetched_batches_are_those_drawn_by_the_caller(sampler):
     assert same(found.exclude('index', '_weight', 'priority_weight'), data[found['index']])
     assert len(buffer.sample(7)) == 7 and len(buffer.sample()) == 6, 'another size is drawn when it is asked for'
     buffer.empty()
-    with pytest.raises(ValueError, match='empty'): buffer.sample()
+    with pytest.raises(ValueError, match='cleared'): buffer.sample()
     buffer.extend(data[:4])
-    assert (buffer.sample()['index'] < 4).all(), 'nothing drawn before'
+    assert (buffer.sample()['index'] >= 20).all(), 'nothing drawn before'
     with pytest.raises(ValueError, match='batch_size: expected a number'): ReplayBuffer(20, prefetch=2)
     with pytest.raises(ValueError, match='prefetch'): ReplayBuffer(20, batch_size=2, prefetch=-1)
 

@@ -10,16 +10,17 @@ import numpy as np
 import fastrl_replay
 
 PACKAGE = str(Path(fastrl_replay.__file__).parent)
-STORING = tuple(f'{PACKAGE}/{o}' for o in ('storage/', 'samplers/', 'memory.py', 'kernels.py'))
+STORING = tuple(f'{PACKAGE}/{o}' for o in ('storage/', 'samplers/', 'memory/', 'kernels.py'))
+assert all(Path(o).exists() for o in STORING)
 
 
 @contextmanager
-def at_every_line(watch):
+def at_every_line(watch, storing=STORING):
     "Call `watch()` before each line of the storages, samplers, memory and kernels, and when a function ends"
     def inside(frame, event, arg):
         watch()
         return inside
-    def begin(frame, event, arg): return inside if frame.f_code.co_filename.startswith(STORING) else None
+    def begin(frame, event, arg): return inside if frame.f_code.co_filename.startswith(storing) else None
     before = sys.gettrace()
     sys.settrace(begin)
     try: yield
@@ -58,10 +59,12 @@ def moments(folder, work):
 def torn(before, after, rng):
     """The files between two moments: of the words that differ, some are old and some new.
 
-    Where rows were overwritten between them, first_id was published before, and n_added is not there yet."""
+    Where rows were overwritten between them, first_id was published before, and n_added is not there yet; where the memory was cleared,
+    that was noted, and first_id is not there yet."""
     mixed = {name: _mixed(before.get(name, b''), b, rng) for name, b in after.items()}
     old, new = (np.frombuffer(o['counts.map'], np.int64) for o in (before, after))
     if 'counts.map' in before and old[0]!=new[0]: mixed['counts.map'] = np.append(old[0], new[1:]).tobytes()
+    if 'counts.map' in before and old[5]!=new[5]: mixed['counts.map'] = np.concatenate([old[:5], new[5:]]).tobytes()
     return mixed
 
 

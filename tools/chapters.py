@@ -3,7 +3,7 @@ import ast, json, re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import reference
+import examples, reference
 
 EXPORT = re.compile(r'^#\| ?exports?i? *$\n?', re.M)
 OPTION = re.compile(r'^#\| ?(fig-cap|fig-alt) ?: *(.*)\n', re.M)
@@ -81,13 +81,18 @@ def exported(code, chapter, ref):
     names = [n for n in defined(code) if not n.startswith('_')]
     entries = [e for n in names if (e := ref.find(n, chapter.module)) and e.module == chapter.module]
     if entries:
-        here = chapter.page
-        lines = [f'- {ref.link(e, here, short(e))}: {ref.linked(e.line, here, e.module, [e.name])}' for e in entries]
+        lines = [defines(e, chapter, ref) for e in entries]
         yield {'cell_type': 'markdown', 'metadata': {}, 'source': '::: {.defines}\n' + '\n'.join(lines) + '\n:::'}
     every = defined(code)
     said = ', '.join(n for n in names or every if len(n) > 1)
     label = chapter.sources[every[0]] if every else None
     yield code_cell(folded(code.lstrip('\n'), f'Source: {said}' if said else 'Source', label))
+
+
+def defines(entry, chapter, ref):
+    "What a chapter says of an entry of the reference, in an item of a list"
+    says = ref.linked(entry.line, chapter.page, entry.module, [entry.name])
+    return f'- {ref.link(entry, chapter.page, short(entry))}: {says}'
 
 
 def short(entry, width=70):
@@ -145,6 +150,14 @@ def captioned(cell, code, prose, number):
     return ''.join(f'#| {k}: {json.dumps(v, ensure_ascii=False)}\n' for k, v in options.items()) + code
 
 
+def with_entries(text, chapter, ref):
+    "A text in which each heading that is a name is followed by its signature and the first line of its description"
+    def headed(m):
+        e = ref.find(m[1])
+        return m[0] + (f'\n::: {{.defines}}\n{defines(e, chapter, ref)}\n:::\n\n' if e else '')
+    return examples.NAME.sub(headed, text)
+
+
 def shown(chapter, ref):
     "The cells of a chapter as the site shows them"
     prose, figures = '', 0
@@ -152,7 +165,8 @@ def shown(chapter, ref):
         text = ''.join(cell['source'])
         if cell['cell_type'] == 'markdown':
             prose = text
-            yield {**cell, 'source': ref.linked(text, chapter.page, chapter.module) if n else text}
+            new = ref.linked(text, chapter.page, chapter.module) if n else text
+            yield {**cell, 'source': with_entries(new, chapter, ref) if chapter.page == examples.PAGE else new}
         elif cell['cell_type'] != 'code' or re.match(r'#\| ?(hide|default_exp)', text): yield cell
         elif EXPORT.search(text): yield from exported(text, chapter, ref)
         else:

@@ -14,6 +14,7 @@ import nbdev.processors, yaml
 from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
+import examples
 from chapters import Chapter, plain, shown
 from finish import faults, finish
 from reference import Reference
@@ -27,12 +28,15 @@ MAP = {
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
-        'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/offline',
+        'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent',
+        'tutorials/frame_history', 'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online',
         'tutorials/*'],
     'How to': ['howto/*'],
     'The library': [
-        'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept',
-        'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/own',
+        'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept', 'lasting/dropped', 'lasting/windows',
+        'lasting/mixed', 'lasting/texts',
+        'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/age',
+        'lasting/own',
         'memory/schedules', 'learning/stepper', 'learning/n_step',
         'learning/replay', 'learning/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
         'learning/agents', 'learning/learner', 'lasting/frames', 'lasting/mapped', 'lasting/saving',
@@ -40,7 +44,7 @@ MAP = {
         'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines',
         'processes/device',
         'looking/health', 'looking/show', 'looking/runs', 'looking/cli', 'looking/all'],
-    'API index': ['reference/*'],
+    'API index': [examples.PAGE, 'reference/*'],
     'Other libraries': ['start/compared', 'elsewhere/*'],
     'How it works inside': ['memory/*', 'lasting/*', 'looking/*', '*'],
     'The project': [],
@@ -80,7 +84,8 @@ def sidebar(found, ref):
     contents = {group: [] for group in MAP}
     for c in found: contents[group_of(c.page)[0]].append(f'{c.page}.ipynb')
     contents['Start here'][0] = {'text': 'Overview', 'href': 'index.ipynb'}
-    contents['API index'] = [{'text': 'All names', 'href': 'reference/index.md'}, *reference_contents(ref)]
+    contents['API index'] = [{'text': 'All names', 'href': 'reference/index.md'}, *contents['API index'],
+                             *reference_contents(ref)]
     contents['The project'] = PAGES
     return [{'section': k, 'contents': v} for k, v in contents.items() if v]
 
@@ -162,7 +167,8 @@ def main():
     sys.path.insert(0, str(ROOT))
     cfg = get_config()
     found = chapters(cfg.nbs_path)
-    ref = Reference({c.module: c for c in found if c.module})
+    shown_at = next(c.path for c in found if c.page == examples.PAGE)
+    ref = Reference({c.module: c for c in found if c.module}, examples.read(shown_at))
     for module, library in ref.left_out.items(): print(f'no reference for {module}: {library} is not installed')
     cache = prepare(cfg, found, ref)
     render(cache)

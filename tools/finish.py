@@ -7,6 +7,8 @@ from urllib.parse import unquote, urlsplit
 from latex2mathml.converter import convert
 from PIL import Image
 
+import examples
+
 MATHS = re.compile(r'<span class="math (inline|display)">\\[(\[](.*?)\\[)\]]</span>', re.S)
 KATEX = re.compile(r'<(?:link|script)\b[^>]*\bkatex[^>]*>(?:</script>)?', re.I)
 IMPORT = re.compile(r'@import\s+url\(\s*["\']?https?:[^)]*\)\s*;?')
@@ -122,7 +124,7 @@ CONTENTS = re.compile(r'<nav id="TOC".*?</nav>', re.S)
 
 
 def with_short_contents(page):
-    "A page of the reference whose table of contents has `add` for `ReplayMemory.add`, to fit the margin"
+    "A page of names whose table of contents has `add` for `ReplayMemory.add`, to fit the margin"
     return CONTENTS.sub(lambda m: re.sub(r'>(?:fastrl_replay|[A-Z]\w*)\.(?=\w)', '>', m[0]), page)
 
 
@@ -157,7 +159,8 @@ def search_entry(entry, ref, groups):
     found = next((e for e in ref.entries.get(entry['section'], []) if e.page == page), None)
     if found is None: return {**entry, 'weight': .3}
     root = found.name.partition('.')[0]
-    if root in CENTRAL: weight = CENTRAL[root]
+    if ref.is_part(found): weight = .5
+    elif root in CENTRAL: weight = CENTRAL[root]
     elif ref.is_public(found): weight = 1.4 if root in ref.chosen else .9
     else: weight = .5
     return {**entry, 'weight': weight, 'name': found.name}
@@ -181,11 +184,13 @@ def brief(entry):
 
 
 def write_search(site, ref, groups):
-    """`search.js`: what is on the site, and what each entry is worth; outputs of cells are in it, folded source is not.
+    """`search.js`: what is on the site, and what each entry is worth; outputs of cells are in it, folded source is not,
+    nor are examples that the reference has, too.
 
     It is a script, since a page that is read from a disk may load nothing else."""
     path, said = site/'search.json', {}
     entries = json.loads(path.read_text(encoding='utf-8'))
+    entries = [e for e in entries if not e['href'].startswith(f'{examples.PAGE}.html#')]
     for e in entries:
         page, _, place = e['href'].partition('#')
         if page not in said: said[page] = texts((site/page).read_text(encoding='utf-8'))
@@ -251,7 +256,7 @@ def finish(site, sources, ref, groups, root, url=''):
     for p in site.rglob('*.html'):
         name = p.relative_to(site).as_posix().removesuffix('.html')
         page = with_source(p.read_text(encoding='utf-8'), p, sources.get(name), root)
-        if name.startswith('reference/'): page = with_breaks(with_short_contents(page))
+        if name.startswith(('reference/', examples.PAGE)): page = with_breaks(with_short_contents(page))
         page = wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p))
         p.write_text(with_address(page, name, url.rstrip('/')), encoding='utf-8')
     lighten(site)

@@ -4,11 +4,14 @@
     python tools/readme.py --print   write it to standard output instead
 
 Nothing is executed. A drawing shown by `SVG('images/x.svg')` becomes a link to that file, or to `images/x.gif` where
-there is one: animations move everywhere as a GIF. Obeyed are `#| hide`, `#| echo: false`, `#| output: false`,
+there is one: animations move everywhere as a GIF. The logo takes the place of the title, and the badges stand below
+it: on the site it is in the head of every page. Obeyed are `#| hide`, `#| echo: false`, `#| output: false`,
 `#| include: false` and a leading front matter cell or `# Title` with its `> description`.
 """
 import json, re, sys
 from pathlib import Path
+
+import brand
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = '<!-- Made from nbs/index.ipynb by `make export`: edit the notebook, not this file. -->'
@@ -59,6 +62,19 @@ def code_cell(cell):
     if options.get('output') != 'false': yield from filter(None, map(output_text, cell.get('outputs', [])))
 
 
+def picture(name, says, size=''):
+    return f'<img src="{(brand.FOLDER/name).relative_to(ROOT).as_posix()}" alt="{says}"{size}>'
+
+
+def front(title):
+    "The logo as the title, with another one for dark pages, and a line of badges"
+    dark = (brand.FOLDER/'logo-dark.svg').relative_to(ROOT).as_posix()
+    logo = picture('logo.svg', title, ' width="340"')
+    yield f'<h1><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">{logo}</picture></h1>'
+    said = {name: re.search('<title>(.*)</title>', text)[1] for name, text in brand.made().items()}
+    yield '\n'.join(picture(name, o) for name, o in said.items() if name.startswith('badge'))
+
+
 def readme(nb):
     "The whole page"
     parts = []
@@ -66,7 +82,8 @@ def readme(nb):
         if cell['cell_type'] == 'markdown': parts.append(linked(''.join(cell['source']).strip()))
         elif cell['cell_type'] == 'code': parts += code_cell(cell)
     title, _, rest = parts[0].partition('\n')
-    return '\n\n'.join(filter(None, [title, NOTE, rest.strip(), *parts[1:]])) + '\n'
+    logo, badges = front(title.lstrip('# '))
+    return '\n\n'.join(filter(None, [logo, NOTE, badges, rest.strip(), *parts[1:]])) + '\n'
 
 
 if __name__ == '__main__':

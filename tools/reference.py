@@ -9,8 +9,35 @@ from typing import Any, Protocol
 
 from fastcore.docments import docments
 
+from examples import Example
+
 LIB = 'fastrl_replay'
-PUBLIC = 'interop.', 'ray.', 'rate_limiter', 'cli'      # modules for users whose names are not in `all`
+# Names for users that are neither in `all` nor in `ray`, by module: adapters, and what methods return or raise
+FOR_USERS = {
+    'interop.sb3': '''ReplayBuffer DictReplayBuffer HerReplayBuffer PrioritizedReplayBuffer
+        PrioritizedDQN PrioritizedSAC PrioritizedTD3''',
+    'interop.torchrl': 'ReplayBuffer',
+    'interop.tianshou': 'VectorReplayBuffer PrioritizedVectorReplayBuffer',
+    'interop.rllib': 'EpisodeReplayBuffer',
+    'ray.shard': 'ShardLost ShardDied ShardSlow',
+    'mixed': 'MixedBatch', 'health': 'Health', 'learner': 'q_targets dqn_loss', 'protocol': 'Memory',
+    'storage.choice': 'Estimate', 'storage.mapped': 'View PowerCut', 'storage.sequences': 'SequenceBatch',
+    'pipes.hindsight': 'HindsightBatch'}
+# Methods that the library's own parts call: they stand after those for users
+PARTS = frozenset('''arrays empty of_arrays saved restore news episode_index in_worker waiting read_waiting take_waiting
+    begin watch add_run draw_into enter update_ids n_entered note_largest kept_priorities kept rebuild write mass
+    least_priority set_largest set_alpha priorities_in'''.split())
+# What a parameter of this name means wherever nothing else is said of it
+WORDS = {
+    'id': 'the number of a stored transition', 'ids': 'numbers of stored transitions, (m,)',
+    'slots': 'positions in the ring, int64 (m,)', 'bs': 'how many rows', 'field': 'the name of a field',
+    'fields': 'names of columns, if not all', 'step': 'one step, a `NamedTuple`',
+    'chunk': 'several steps: a `Batch`, a list, or a step of stacked arrays', 'batch': 'a `Batch`',
+    'streams': 'whose step each row is, (m,)', 'td_errors': 'one for each row, (m,)',
+    'priority': 'finite and ≥ 0', 'priorities': 'finite and ≥ 0, one for each row, (m,)',
+    'within_episode': 'stop where the episode ends?', 'folder': 'the path of a folder', 'timeout': 'in seconds',
+    'gamma': 'the discount factor', 'model': 'a torch module', 'state': 'what `state_dict` or `get_state` returned',
+    'source_datapipe': 'the pipe or iterable that the items come from'}
 WIDTH = 96                                              # of a signature
 # What a variable of this name holds in the text of a chapter: `memory.add` is `ReplayMemory.add`
 USUAL = {'memory': 'ReplayMemory', 'batch': 'Batch', 'replay': 'ExperienceReplay', 'learn': 'DQNLearner'}
@@ -27,6 +54,7 @@ class Entry:
     page: str = ''
     place: str = ''
     methods: list['Entry'] = field(default_factory=list)
+    example: Example | None = None
 
     @property
     def doc(self):
@@ -155,8 +183,8 @@ def described_in(entry):
 
 
 def meanings(entry, sig):
-    "What each parameter means: what stands beside it, or beside that of the same name in a base class"
-    sources = [comments(o) for o in described_in(entry)]
+    "What each parameter means: what stands beside it, or beside that of the same name in a base class, or `WORDS`"
+    sources = [*(comments(o) for o in described_in(entry)), WORDS]
     return {k: next((o[k] for o in sources if o.get(k)), '') for k in sig.parameters}
 
 
@@ -183,17 +211,19 @@ def table(entry):
 # ---- the pages
 
 class Reference:
-    "The public names of the package; `chapters`: module → the `Chapter` that exports it"
-    def __init__(self, chapters):
+    "The public names of the package; `chapters`: module → the `Chapter` that exports it; `examples`: by name"
+    def __init__(self, chapters, examples=None):
         self.chapters, self.left_out = chapters, {}
         self.modules = dict(self._load())
         self.chosen = self.modules['all'].__all__
-        self.users = [o for o in map(vars(self.modules['all']).get, self.chosen) if inspect.isclass(o)]
+        ray = importlib.import_module(f'{LIB}.ray')
+        self.users = [o for m in (self.modules['all'], ray) for o in map(vars(m).get, m.__all__) if inspect.isclass(o)]
         pipes = self.modules['pipes.base'].IterDataPipe.functions
         self.forms = {getattr(form, '__wrapped__', None): name for name, form in pipes.items()}
         self.entries, self.by_module = {}, {}
         for name, module in self.modules.items(): self.by_module[name] = [*self._entries(name, module)]
         self._settle()
+        for name, example in (examples or {}).items(): self._show(name, example)
 
     def _load(self):
         "All modules first: some add methods to the classes of others"
@@ -238,14 +268,30 @@ class Reference:
                 self.entries.setdefault(e.name, []).append(e)
 
     def is_public(self, entry):
-        "Is it for users: in `all`, a method of such a class, or in a module that is for users?"
-        return entry.name.partition('.')[0] in self.chosen or entry.module.startswith(PUBLIC)
+        "Is it for users: in `all`, `ray` or `FOR_USERS`, or a method of such a class?"
+        root, cls = entry.name.partition('.')[0], entry.owner or entry.obj
+        named = root in self.chosen or root in FOR_USERS.get(entry.module, '').split()
+        return named or any(cls is o for o in self.users)
+
+    def is_part(self, entry):
+        "Is it a method that the library's own parts call?"
+        return entry.owner is not None and entry.name.partition('.')[2] in PARTS
+
+    def _show(self, name, example):
+        entry = self.find(name)
+        if entry: entry.example = example
+        elif not name.startswith((*self.left_out,)): raise ValueError(f'an example of {name}, which is no public name')
 
     def public_modules(self):
         return [m for m, entries in self.by_module.items() if any(map(self.is_public, entries))]
 
     def find(self, name, module=None):
-        "The entry of `name` as a text has it, seen from a chapter of `module`; None if there is none, or several"
+        """The entry of `name` as a text has it, seen from a chapter of `module`; None if there is none, or several.
+
+        `interop.sb3.ReplayBuffer` tells by its module which of several it is."""
+        home, _, last = name.rpartition('.')
+        told = [e for e in self.by_module.get(home, []) if e.name == last and e.kind != 'constant']
+        if told: return told[0]
         root, _, rest = name.partition('.')
         if rest and root in USUAL: return self.method(USUAL[root], rest)
         found = self.entries.get(name, [])
@@ -287,6 +333,9 @@ class Reference:
         yield self.linked(e.doc, e.page, e.module, [e.name])
         yield '\n'.join(table(e))
         if e.kind == 'class' and e.obj in self.forms: yield f'In a pipeline: `pipe.{self.forms[e.obj]}(…)`'
+        if e.example:
+            yield self.linked(e.example.says, e.page, e.module, [e.name])
+            yield from e.example.markdown(self.up(e.page))
         chapter = self.chapters[e.module]
         root = e.name.partition('.')[0]
         if e.owner is None and root in chapter.sources:
@@ -297,18 +346,22 @@ class Reference:
 
     def _members(self, e, level):
         "The methods of a class, and links to those of its bases"
-        if len(e.methods) > 1: yield 'Methods: ' + ' · '.join(self._short(m, e.page) for m in e.methods)
+        parts = [*filter(self.is_part, e.methods)]
+        methods = [m for m in e.methods if m not in parts]
+        if len(methods) > 1: yield 'Methods: ' + self._row(methods, e.page)
+        if parts: yield 'For other parts of the library: ' + self._row(parts, e.page)
         own = {m.name.partition('.')[2] for m in e.methods}
         whole = [self.link(self.entries[o.__name__][0], e.page) for o in self.described_with(e.obj) if o is not e.obj]
         if whole: yield f'A part of {", ".join(whole)}, with which its methods are described'
         for base in getattr(e.obj, '__mro__', ())[1:]:
             found = [o for o in self.entries.get(base.__name__, []) if o.obj is base]
             for b in found:
-                rest = [self._short(m, e.page) for m in b.methods if m.name.partition('.')[2] not in own]
-                if rest: yield f'From {self.link(b, e.page)}: ' + ' · '.join(rest)
-        for m in e.methods: yield from self.entry(m, level + 1)
+                rest = [m for m in b.methods if m.name.partition('.')[2] not in own and not self.is_part(m)]
+                if rest: yield f'From {self.link(b, e.page)}: ' + self._row(rest, e.page)
+        for m in [*methods, *parts]: yield from self.entry(m, level + 1)
 
-    def _short(self, method, here): return self.link(method, here, method.name.partition('.')[2])
+    def _row(self, methods, here):
+        return ' · '.join(self.link(m, here, m.name.partition('.')[2]) for m in methods)
 
     def page(self, name):
         "The page of a module"
@@ -317,8 +370,12 @@ class Reference:
         doc = ' '.join((self.modules[name].__doc__ or '').split())
         yield f'---\ntitle: "{LIB}.{name}"\ndescription: {doc!r}\n---'
         yield f'The chapter: [{chapter.title}]({self.up(here)}{chapter.page}.html)'
-        for e in entries:
-            if e.kind != 'constant': yield from self.entry(e, 2)
+        said = [e for e in entries if e.kind != 'constant']
+        public = [*filter(self.is_public, said)]
+        inside = [e for e in said if e not in public]
+        for e in public: yield from self.entry(e, 2)
+        if public and inside: yield '## Inside {#inside}\n\nWhat follows serves the library itself, and may change.'
+        for e in inside: yield from self.entry(e, 3 if public else 2)
         constants = [e for e in entries if e.kind == 'constant']
         if constants: yield '## Constants'
         for e in constants: yield f'[`{e.name} = {default_text(e.obj)[:80]}`]{{#{e.place}}}'
@@ -336,17 +393,18 @@ class Reference:
                'from their modules; the last section lists what the library is made of inside.')
         yield '## For users'
         yield self.rows([e for n in self.chosen for e in self.entries.get(n, [])[:1]])
-        others = {m: [e for e in entries if e.name not in self.chosen] for m, entries in self.by_module.items()}
-        apart = [m for m, rest in others.items() if rest and m.startswith(PUBLIC)]
-        for m in apart: yield f'## {LIB}.{m}\n\n{self.rows(others[m])}'
+        for m, entries in self.by_module.items():
+            apart = [e for e in entries if self.is_public(e) and e.name not in self.chosen]
+            if apart: yield f'## {LIB}.{m}\n\n{self.rows(apart)}'
         yield '## Inside'
-        for m, rest in others.items():
-            if rest and m not in apart: yield f'### {LIB}.{m}\n\n{self.rows(rest)}'
+        for m, entries in self.by_module.items():
+            rest = [e for e in entries if not self.is_public(e)]
+            if rest: yield f'### {LIB}.{m}\n\n{self.rows(rest)}'
 
     def rows(self, entries):
         here, lines = 'reference/index', ['| name | what it is |', '|---|---|']
         for e in entries:
-            methods = ', '.join(self._short(m, here) for m in e.methods)
+            methods = self._row([m for m in e.methods if not self.is_part(m)], here)
             what = cell(e.line) if e.kind != 'constant' else f'= {code(default_text(e.obj)[:60])}'
             lines.append(f'| {self.link(e, here)} | {what}{"<br>" + methods if methods else ""} |')
         return '\n'.join(lines)

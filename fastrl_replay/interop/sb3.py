@@ -46,12 +46,13 @@ class SharedRandom(Uniform):
     def __init__(self, replace: bool = True) -> None: super().__init__(replace)
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]) as `below(0, n, bs)` would, `probs` (float32[bs]) with 1/n, `weights` with 1"
-        n, bs, k = self.size, len(slots), 0
+        n, bs, k = len(self), len(slots), 0
         if not n: self._refuse(bs)
         words = np.random.get_bit_generator().random_raw       # type: ignore[attr-defined]
         mask = (1 << (n - 1).bit_length()) - 1
         if n==1: slots[:], k = 0, bs            # no choice: `randint` uses no random number
         while k < bs: k = keep_below(slots, k, words(bs - k), mask, n)
+        if self.living is not None: self.living.to_slots(slots)
         probs.fill(1/n)
         weights.fill(1)
         self.n_batches += 1

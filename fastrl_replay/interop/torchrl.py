@@ -6,7 +6,7 @@
 __all__ = ['as_tensordict', 'TensorDictRows', 'ReplayBuffer']
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #6c817788
-import copy, warnings
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +20,7 @@ import torch
 
 from ..checks import Words, extra, refuse, typed, whole
 from ..batch import Batch
-from ..kernels import ids_in
 from ..memory import ReplayMemory
-from ..samplers.own import sampler_from
 from ..samplers.uniform import Uniform
 from ..steps import derived_type
 
@@ -121,7 +119,8 @@ class TensorDictRows:
             if slots.shape!=(n,):
                 refuse('mask', f'{n} values, one for each filled slot', Words(f'shape {slots.shape}'), error=IndexError)
             slots = np.flatnonzero(slots)
-        return ids_in(slots, memory.n_added, memory.max_sz)
+        since_slot_0 = -memory.first_id % memory.max_sz          # so many rows lie after all others, in slot order
+        return memory.first_id + (slots + since_slot_0*(since_slot_0 < n)) % max(n, 1)
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #8aad98ed
 _DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
@@ -149,22 +148,14 @@ class ReplayBuffer:
         if transform is not None: self.append_transform(transform)
         self._drawn: deque[Any] = deque()                  # futures of batches drawn ahead
         self._thread: Any = None
-        self._written, self._options = 0, options
-        self._given = Uniform(replace=True) if sampler is None else copy.deepcopy(sampler)
-        self.memory = ReplayMemory(max_sz, copy.deepcopy(self._given) if sampler is None else sampler, **options)
+        self._written = 0
+        self.memory = ReplayMemory(max_sz, Uniform(replace=True) if sampler is None else sampler, **options)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all rows. The random numbers and the batches counted go on, ids begin again at 0.
-        `empty_write_count`: so does `write_count`. A `ValueError` for a memory on disk"""
-        old, sampler = self.memory, self.sampler
-        if old.path is not None:
-            raise ValueError(f'empty: the memory in {old.path} is kept; make another buffer, with another path')
-        fresh = copy.deepcopy(self._given)
-        if fresh is None: fresh = sampler_from(dict(kind=sampler.kind, options=sampler.options()))
-        self.memory = ReplayMemory(old.max_sz, fresh, **self._options)
-        self.memory.rng.set_state(old.rng.get_state())
-        self.sampler.n_batches = sampler.n_batches
-        self._written = 0 if empty_write_count else self._written + old.n_added
+        """Remove all rows. The random numbers, the batches counted and ids go on; `empty_write_count`: `write_count`
+        begins again at 0"""
+        self.memory.clear()
+        if empty_write_count: self._written = -self.memory.n_added
         self._drawn.clear()
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> 'ReplayBuffer':
@@ -296,6 +287,6 @@ class ReplayBuffer:
         self.memory.save(path)
     def loads(self, path: str | Path) -> None:
         "Continue with the memory saved in the folder `path`, as `ReplayMemory.load`"
-        self.memory, self._given = ReplayMemory.load(path), None
+        self.memory = ReplayMemory.load(path)
         self._drawn.clear()
     def __repr__(self) -> str: return f'ReplayBuffer({self.memory!r})'

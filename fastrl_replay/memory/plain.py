@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, first_row
+from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, example_row
 from ..checks import Words, form, ids_of, leave_out, refuse, require, shown, typed, whole
 from ..health import Health, memory_health
 from ..samplers.rng import Rng
@@ -49,6 +49,10 @@ class Joined:
     "A storage and a sampler joined, and what can be said of them at any time"
     path: Any = None                 # the folder in which it is kept, of a `ReplayMemory` on disk
     layout: Any = None               # the layout of the steps; None before the first
+    max_draws: int | None            # a row that was drawn so often is dropped, by a `ReplayMemory`
+    _leave: Any                      # (storage): carries out what is `_leaving`
+    _drop_spent: Any                 # (slots): drops those of the rows just drawn that have reached `max_draws`
+    _still_drawn: Any                # (ids, td_errors): those that are not of dropped rows
     _room: Any                       # where storage and sampler allocate their arrays
     _read_only = ''                  # why nothing may be written, of a `ReplayMemory` in a forked process
 
@@ -62,11 +66,15 @@ class Joined:
         path: str | Path | None = None,  # a folder to keep everything in (None: in RAM)
         seed: int | None = None,         # of all draws (None: different each time)
         sequence: Any = None,            # a `Sequence`, to draw sequences of steps
+        windows: Any = None,             # offsets by field: the rows around each, to draw with it
+        max_draws: int | None = None,    # a row that was drawn so often is dropped (None: none is)
     ) -> None:
         check_storage_options(dedup, codec, path is not None)
         self._begin(whole('max_sz', max_sz, 1), Rng(seed), dict(dedup=dedup, codec=codec), _structured(dtype))
+        self._limit_draws(max_draws)
         layout = None if step is None else self._layout_of(step)
         if sequence is not None: sampler = SequenceSampler(sequence, sampler)
+        self.windows = self._checked_windows(windows)
         self._room = self._room_for(path)
         try: self._join(sampler, layout)
         except BaseException:
@@ -82,12 +90,19 @@ class Joined:
         self._storage: Any = None        # once a step has shown what a record is
         self._index: Any = None          # of its episodes, once somebody asks
         self._given: Any = None          # for rows that have not entered the sampler: first id, priorities
+        self._leaving: Any = None        # ids of rows that the sampler is not to draw any more
+        self.max_draws = None
         self._ref = weakref.ref(self)    # which its batches get
         self._room = Ram()
 
     def _room_for(self, path):
         leave_out('path', path, 'this memory lies in RAM, a ReplayMemory may lie in a folder')
         return Ram()
+    def _limit_draws(self, max_draws):
+        leave_out('max_draws', max_draws, 'this memory drops no rows, a ReplayMemory does')
+
+    def _checked_windows(self, windows):
+        leave_out('windows', windows, 'this memory draws rows alone, a ReplayMemory also those around them')
 
     def _join(self, sampler, layout, *lasting):
         self._sampler: Any = as_sampler(Uniform() if sampler is None else sampler)
@@ -101,13 +116,15 @@ class Joined:
     def _take(self, storage):
         "Use this storage, or none, from now on"
         self.layout = None if storage is None else storage.layout
-        self.draws = DrawCounts(self.max_sz, 0 if storage is None else storage.n_added)
+        self.draws = self._new_counts(0 if storage is None else storage.n_added)
         self._storage, self._index = storage, None
         return storage
+    def _new_counts(self, since): return DrawCounts(self.max_sz, since)
 
     def _enter(self, storage):
         self._sampler.enter(storage, self._given)
         self._given = None
+        if self._leaving is not None: self._leave(storage)
     def _catch_up(self):
         with self.lock:
             if self._storage is not None: self._enter(self._storage)
@@ -224,7 +241,7 @@ class Drawn(Joined):
     def _open_for(self, chunk, priorities, streams):
         "Make the storage for its first chunk, unless `extend` is to refuse that"
         if isinstance(chunk, Batch) and self._dtype is None: layout = chunk.layout.strict
-        else: layout = self._layout_of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk))
+        else: layout = self._layout_of(example_row(chunk))
         columns, m = chunk_columns(layout, chunk)
         chunk_streams(layout, chunk, columns, streams)
         if priorities is not None: as_priorities('priorities', priorities, m)
@@ -240,8 +257,12 @@ class Drawn(Joined):
         most = self._sampler.max_lag
         return most is not None and storage.n_added - self._sampler.n_entered > most
 
-    def sample(self, bs: int, fields: Any = None) -> Batch:
+    def sample(self, bs: int, fields: Any = None, windows: Any = None) -> Batch:
         """Draw `bs` transitions as a `Batch`, in random order; `fields`: the names of its columns.
+
+        `windows`, such as `{'state': (-1, 0), 'action': range(8)}` (None: the memory's): these columns are (bs, n, …),
+        of the rows so many steps further in the same episode; beyond what is stored of it, its first or last row is
+        repeated, and `batch.is_pad['action']` (bs, n) is True. Sequences are drawn without.
 
         A `ValueError` if there is nothing to draw, bs < 1, or without replacement bs > len."""
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = whole('bs', bs, 1)
@@ -250,17 +271,24 @@ class Drawn(Joined):
             storage, sampler = self._storage, self._sampler
             if storage is None: storage = self._stocked()
             n_added = storage.n_added
-            if sampler.n_entered!=n_added: self._enter(storage)
+            if sampler.n_entered!=n_added or self._leaving is not None: self._enter(storage)
             if sampler.sequence is not None:
+                leave_out('windows', windows, 'the columns of sequences are windows already', ValueError)
                 return self._counted(draw_sequences(storage, sampler, bs, self.rng, fields))
-            request = storage.ask(bs, fields)
+            if windows is None and self.windows is None: request = storage.ask(bs, fields)
+            else: request = self._ask_around(bs, fields, windows)
             sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
             self.draws.count(request.slots, n_added)
+            if request.around is not None: self._look_around(request)
+            if self.max_draws is not None: self._drop_spent(request.slots)
             return came_from(storage.read(request), self._ref)
+    def _ask_around(self, bs, fields, windows):
+        self._checked_windows(windows)
     def _counted(self, batch):
         "A batch of sequences, after its draw has been counted"
-        ids = batch.ids.numpy()[batch.mask.numpy()]
-        self.draws.count(ids % self.max_sz, self.n_added)
+        slots = batch.ids.numpy()[batch.mask.numpy()] % self.max_sz
+        self.draws.count(slots, self.n_added)
+        if self.max_draws is not None: self._drop_spent(slots)
         return came_from(batch, self._ref)
 
     def sample_sequences(self, bs: int, length: int) -> Batch:
@@ -268,7 +296,7 @@ class Drawn(Joined):
         replacement from any memory; any step may be first. A `ValueError` if there are hardly any"""
         with self.lock:
             bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
-            return self._counted(draw_anywhere(self._indexed(), bs, length, self.rng))
+            return self._counted(draw_anywhere(self._indexed(), bs, length, self.rng, self.sampler.living))
 
     def _indexed(self):
         if self._index is None: self._index = Episodes(self._stocked())
@@ -286,7 +314,9 @@ class Drawn(Joined):
             storage, first_id, n_added = self._storage, 0, 0
             if storage is not None:
                 first_id, n_added = storage.first_id, storage.n_added
-                if self._given is not None or self._sampler.n_entered!=n_added: self._enter(storage)
+                late = self._given is not None or self._leaving is not None
+                if late or self._sampler.n_entered!=n_added: self._enter(storage)
+            if self._sampler.living is not None: ids, td_errors = self._still_drawn(ids, td_errors)
             changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
             self.n_stale += n_stale
             return changed
@@ -343,7 +373,7 @@ class PlainMemory(Drawn):
         found = None if self._storage is None else self._storage.numbers(field)
         if found is not None: return found
         known = () if self.layout is None else self.layout.fields
-        if field in known: refuse(field, 'one number', Words(f'a field of several in each step of {self.layout}'))
+        if field in known: refuse(field, 'one number', Words(f'strings or several numbers in each step of {self.layout}'))
         raise ValueError(f'column: no field {shown(field)}; there are {known or "no steps yet"}')
     def column(self, field: str) -> np.ndarray:
         """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct` changes
@@ -407,11 +437,16 @@ class PlainMemory(Drawn):
             if isinstance(k, str):
                 raise TypeError(f'memory[{k!r}]: expected a slot or a slice; columns belong to a Batch')
             if isinstance(k, slice):
-                slots = np.arange(*k.indices(len(self)))
+                slots = self._filled(np.arange(*k.indices(len(self))))
                 return self._read(len(slots), slots)
             slot, n = operator.index(k), len(self)
             if not -n <= slot < n: raise IndexError(f'memory[{slot}]: {n} slots are filled')
-            return self._read(1, slot % n)[0]
+            return self._read(1, self._filled(slot % n))[0]
+    def _filled(self, k):
+        "The slots that are number k among the filled ones: slot k, unless the memory was cleared"
+        begin = self.first_id % self.max_sz
+        end = max(0, begin + len(self) - self.max_sz)       # those after the ring's end, from slot 0 on
+        return k + (begin - end)*(k >= end)
     def __iter__(self) -> Iterator[Any]:
         for k in range(len(self)): yield self[k]
 
@@ -433,11 +468,12 @@ class PlainMemory(Drawn):
         in words. See `memory_health`"""
         with self.lock: return memory_health(self)
 
-    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
+    def show(self, id: int | None = None, n: int = 3, gamma: float = .99, source: str = '') -> Any:
         """Return a figure of what the memory holds: draws, priorities, weights, returns, rewards, actions;
         for images also `n` steps from transition `id` (None: those up to the newest reward) with their
-        n-step return at discount `gamma`. The batches that follow are the same. Needs matplotlib."""
-        with self.lock: return memory_figure(self, id, n, gamma)
+        n-step return at discount `gamma`. The title begins with the `source` of its steps. The batches
+        that follow are the same. Needs matplotlib."""
+        with self.lock: return memory_figure(self, id, n, gamma, source=source)
 
     @staticmethod
     def estimate(env_or_step: Any, max_sz: int) -> Estimate:

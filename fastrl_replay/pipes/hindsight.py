@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 import numpy as np
 import torch
-from ..batch import DRAWN, Batch, Column, as_chunk, as_kind, first_row
-from ..checks import form, number, of_type, one_of, plain_array, refuse, require, within
+from ..batch import AROUND, Batch, Column, as_chunk, as_kind, example_row
+from ..checks import Words, form, number, of_type, one_of, plain_array, refuse, require, within
 from .base import datapipe, upstream
 from .n_step import NStep
 from .replay import ExperienceReplay, refuse_options
@@ -22,7 +22,7 @@ from ..storage.episodes import STRATEGIES
 # %% ../../nbs/3_lasting/14_hindsight.ipynb #a7fd9794
 class HindsightBatch(Batch):
     "A `Batch` in which some rows, those `relabelled` (bool tensor), have other goals than those they were stored with"
-    _header = (*DRAWN, 'relabelled')
+    _header = (*AROUND, 'relabelled')
     relabelled: Column[torch.Tensor] = Column()
 
 def _answers(name, values, m):
@@ -30,6 +30,11 @@ def _answers(name, values, m):
     a = plain_array(name, values)[0]
     if a.shape!=(m,) or a.dtype.kind=='c': refuse(name, f'one number for each of {m} rows', form(a))
     return within(name, a)
+
+def _check_windows(fields):
+    "A `ValueError` for windows of fields whose rows get other goals, one by one"
+    clash = [o for o in ('state', 'next_state', 'reward', 'terminated') if o in fields]
+    if clash: refuse('windows', 'fields that do not depend on the goal, such as action', Words(', '.join(clash)))
 
 def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: Callable[..., Any],
             compute_terminated: Callable[..., Any] | None = None, goal: str = 'desired_goal',
@@ -39,6 +44,7 @@ def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: C
 
     The functions get the achieved goals (m, …) of `next_state`, the goals, and an empty info. If one doesn't
     return m finite numbers, or for flags m times 0 or 1, a `ValueError` names it and nothing is changed."""
+    _check_windows(batch.is_pad or ())
     at = {o.path: a for o, a in zip(batch.layout.leaves, batch.arrays())}
     m, reached, flags = len(rows), at['next_state', achieved][rows], np.zeros(len(batch), bool)
     new: dict[tuple[str, ...], Any] = {('state', goal): goals, ('next_state', goal): goals}
@@ -88,6 +94,7 @@ class HindsightReplay(ExperienceReplay):
         self.compute_reward, self.compute_terminated = compute_reward, compute_terminated
         self.k, self.strategy = number('k', k), one_of('strategy', strategy, STRATEGIES)
         self.goal, self.achieved = goal, achieved
+        _check_windows(kw.get('windows') or ())
         super().__init__(source_datapipe, **kw)
         check_memory(self.memory, Indexed, '; use a ReplayMemory')
         require(self.memory.sampler.sequence is None, f'memory: hindsight_replay {instead}', TypeError)
@@ -121,7 +128,7 @@ class HindsightReplay(ExperienceReplay):
         "As `ExperienceReplay.extend`; a `ValueError` for steps without goals, which aren't stored"
         if self.memory.layout is None:
             chunk = as_chunk(chunk)
-            if len(chunk): self._check(Layout.of(chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk)))
+            if len(chunk): self._check(Layout.of(example_row(chunk)))
         return super().extend(chunk, priorities, streams)
 
     def sample(self, bs: int | None = None) -> Any:
@@ -132,7 +139,7 @@ class HindsightReplay(ExperienceReplay):
             batch: Any = memory.sample(self.bs if bs is None else bs)
             rows = memory.rng.permutation(len(batch))[:round(len(batch)*self.k/(self.k + 1))]
             slots = batch.ids.numpy()[rows] % memory.max_sz
-            found = memory.episode_index().choose(slots, self.strategy, memory.rng)
+            found = memory.episode_index().choose(slots, self.strategy, memory.rng, memory.sampler.living)
             goals = memory.fetch(found, ('next_state',)).next_state[self.achieved].numpy()
         batch = relabel(batch, rows, goals, self.compute_reward, self.compute_terminated, self.goal, self.achieved)
         return (batch, batch.idxs) if self.return_idxs else batch

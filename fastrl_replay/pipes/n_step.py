@@ -43,16 +43,28 @@ def _places(step_type):
     where = {f: fields.index(f) if f in fields else -1 for f in _Places._fields[:-1]}
     return _Places(**where, made=n_step_type(step_type))
 
+_STACKED = 'arrays of several steps are a chunk: make a Batch of them, Batch.of(step_type(...), streams=...)'
+
 def _places_of(step):
-    if hasattr(step, '_fields'): return _places(step.__class__)
-    refuse('n_step', 'steps (NamedTuples), a Batch or a list of steps', typed(step), error=TypeError)
+    "Where the fields of a step are; an error unless it is one step, with numbers that can be summed"
+    if not hasattr(step, '_fields'):
+        refuse('n_step', 'steps (NamedTuples), a Batch or a list of steps', typed(step), _STACKED, TypeError)
+    at = _places(step.__class__)
+    if not (step[at.terminated].__class__ is step[at.truncated].__class__ is bool): _check_flags(step, at)
+    if step[at.reward].__class__ is not float: as_number('reward', step[at.reward])
+    if at.discount >= 0: as_number('discount', step[at.discount])
+    return at
+def _check_flags(step, at):
+    for i in (at.terminated, at.truncated):
+        if np.ndim(step[i]): refuse(f'n_step: {step._fields[i]}', 'one flag', step[i], _STACKED)
 
 def _merge(window, powers, cut=False):
     "One n-step transition of the steps in `window`, a forward sum; `cut` marks it truncated"
-    at, last = _places_of(window[0]), window[-1]
+    at, last = _places(window[0].__class__), window[-1]
     total, own, values = 0., 1., list(window[0])
     for power, s in zip(powers, window):
-        total += power * own * as_number('reward', s[at.reward])
+        r = s[at.reward]
+        total += power * own * (r if r.__class__ is float else as_number('reward', r))
         if at.discount >= 0: own *= as_number('discount', s[at.discount])
     for i in (at.next_state, at.terminated, at.truncated): values[i] = last[i]
     if cut: values[at.truncated] = True
@@ -96,9 +108,9 @@ class _StepWindows:
     def __init__(self, powers, gaps):
         self.powers, self.gaps, self.open = powers, gaps, {}       # open: stream → steps
 
-    def add(self, step, stream=0):
+    def add(self, step, stream=0, at=None):
         "Add a step to its stream (`env_id`, else `stream`); return the transitions it completes"
-        at = _places_of(step)
+        at = at or _places_of(step)
         if at.env_id >= 0: stream = int(step[at.env_id])
         window = self.open.setdefault(stream, [])
         made = self.break_off(stream) if window and not _continues(window[-1], step, at) else []
@@ -124,8 +136,9 @@ class _StepWindows:
         self.gaps.note(stream, len(self.open[stream]))
         return self.close(stream)
     def closed(self):
-        "Return the tails of all windows, which stay open"
-        return [o for stream in self.open for o in self.tails(stream)]
+        "Return the tails of all windows, which stay open, by the numbers of their streams"
+        return [o for stream in sorted(self.open) for o in self.tails(stream)]
+    def steps(self): return [(stream, step) for stream, window in self.open.items() for step in window]
     def __bool__(self): return any(self.open.values())
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #27d38bcb
@@ -232,6 +245,7 @@ class _RowWindows:
         "Return the transitions that the rows of `batch` complete, as a `Batch`, or None"
         if batch.layout is not self.layout: self.begin(batch.layout)
         m = len(batch)
+        if not m: return None
         if len(self) and 'env_id' not in self.at and batch.streams is None and m!=self.chunk_rows:
             raise ValueError(f'n_step: a chunk of {m} rows after one of {self.chunk_rows}: without env_id '
                              'a row is known by its position alone, and positions have shifted; '
@@ -275,13 +289,18 @@ class _RowWindows:
     def closed(self):
         "Return all that waits, closed as truncated, as a `Batch` or None; it keeps waiting"
         return self.windows(self.waiting, closing=True)[0] if len(self) else None
+    def batch(self):
+        "Return what waits, with its streams"
+        streams = None if 'env_id' in self.at else self.streams[self.waiting]
+        return Batch.of_arrays(self.layout, self.held(), streams)
     def steps(self):
         "Yield pairs of a stream and a step that waits"
-        return zip(self.streams[self.waiting].tolist(), Batch.of_arrays(self.layout, self.held()))
+        return zip(self.streams[self.waiting].tolist(), self.batch())
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #98e80833
 def _item_state(kind, batch):
-    return dict(kind=kind, layout=batch.layout.to_plain(), columns=list(batch.arrays()), streams=batch.streams)
+    columns = [a.tolist() if a.dtype.hasobject else a for a in batch.arrays()]          # strings as a list
+    return dict(kind=kind, layout=batch.layout.to_plain(), columns=columns, streams=batch.streams)
 
 def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
     "Return steps, lists of steps and `Batch`es as plain data and arrays; steps in a row are kept together"
@@ -295,7 +314,8 @@ def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
 def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
     "Return the steps, lists and `Batch`es that `items_state` wrote down"
     for state in states:
-        layout, columns, streams = Layout.from_plain(state['layout']), list(state['columns']), state['streams']
+        layout, streams = Layout.from_plain(state['layout']), state['streams']
+        columns = [np.array(o, object) if isinstance(o, list) else o for o in state['columns']]
         n, found = len(columns[0]), [(o.dtype, o.shape) for o in columns]
         fits = found==[(o.dtype, (n, *o.shape)) for o in layout.leaves] and (streams is None or streams.shape==(n,))
         require(fits, 'waiting steps: their columns do not fit their layout')
@@ -318,11 +338,14 @@ class NStep(IterDataPipe):
     Sums are float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation;
     where gaps close more than a tenth of the windows, a `UserWarning` names possible causes, once.
 
+    In a loop of your own it needs no source: `push` takes what the loop has made, `flush` closes
+    what is open.
+
     Raises `ValueError` for n < 1, gamma outside [0, 1], steps that lack a field; or `TypeError`."""
     def __init__(
-        self, source_datapipe: Any,  # an iterable of steps, lists of steps or `Batch`es
-        n: int,                      # the most steps that a return sums, ≥ 1
-        gamma: float,                # the discount factor, from 0 to 1
+        self, source_datapipe: Any = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)
+        n: int | None = None,               # the most steps that a return sums, ≥ 1: to be given
+        gamma: float | None = None,         # the discount factor, from 0 to 1: to be given
     ) -> None:
         self.source_datapipe = source_datapipe
         self.n, self.gamma = whole('n_step: n', n, 1), number('n_step: gamma', gamma, 0, 1)
@@ -332,36 +355,62 @@ class NStep(IterDataPipe):
         gaps = _Gaps()
         self._steps, self._rows, self._place = _StepWindows(powers, gaps), _RowWindows(powers, gaps), Resumable()
         self._ready: deque[Any] = deque()
+        self._in_rows = False                 # was the last item a `Batch`?
     def __repr__(self) -> str: return f'NStep({self.n}, {self.gamma:g})'
 
     __getstate__ = pickled_state
     def __iter__(self) -> Iterator[Any]: return self._run()
     def _run(self):
+        lacking = 'n_step: there is no source to iterate; push steps into it, or give it a source'
+        require(self.source_datapipe is not None, lacking, TypeError)
         ready = self._ready
         while ready: yield ready.popleft()
         for item in self._place.over(self.source_datapipe):
-            ready.extend(self._chunk(item) if isinstance(item, Batch) else self._single(item))
-            while ready: yield ready.popleft()
+            made = self._completed(item)
+            if not made: continue
+            if isinstance(item, (Batch, list)): yield made
+            else:
+                ready.extend(made)
+                while ready: yield ready.popleft()
 
-    def _chunk(self, batch):
-        if self._steps: self._steps_to_rows(batch)
-        made = self._rows.add(batch)
-        return () if made is None else (made,)
-
-    def _single(self, item):
+    def _completed(self, item):
+        "The transitions that an item completes: a `Batch` or None for a `Batch`, else a list"
+        if isinstance(item, Batch):
+            if self._steps: self._steps_to_rows(item)
+            made, self._in_rows = self._rows.add(item), True
+            return made
+        several = isinstance(item, list)                   # with something wrong in it, it changes nothing
+        places = [_places_of(step) for step in item] if several else _places_of(item)
         if len(self._rows): self._rows_to_steps()
-        if not isinstance(item, list): return self._steps.add(item)
-        for step in item: _places_of(step)      # a list with something wrong in it changes nothing
-        made = [o for step in item for o in self._steps.add(step)]
-        return (made,) if made else ()
+        self._in_rows = False
+        if not several: return self._steps.add(item, 0, places)
+        return [o for step, at in zip(item, places) for o in self._steps.add(step, 0, at)]
+
+    def push(self, x: Any) -> Any:
+        """Return the n-step transitions that `x` completes: a list, perhaps empty, for a step or a list of
+        steps, a `Batch` of any length for a `Batch`; what a pipe yields for the same items, bit for bit.
+        A `ValueError` or `TypeError` for anything else, such as stacked arrays, changes nothing"""
+        iterated = 'push: this NStep has a source, and is iterated; make one without'
+        require(self.source_datapipe is None, iterated, TypeError)
+        made = self._completed(x)
+        return Batch.empty(self._rows.out, 0) if made is None else made
+
+    def flush(self) -> Any:
+        """Return the transitions of all open windows, closed here as truncated, and forget the windows: at the
+        end of a run, or where another begins. A `Batch` if one was pushed last, else a list"""
+        made = self._rows.closed() if self._in_rows else self._steps.closed()
+        self._drop_windows()
+        return Batch.empty(self._rows.out, 0) if made is None else made
+    def _drop_windows(self):
+        self._steps.open.clear()
+        self._rows.drop()
 
     def _steps_to_rows(self, batch):
         self._rows.begin(batch.layout)
-        windows = self._steps.open
-        streams = np.array([stream for stream, window in windows.items() for _ in window], np.int64)
-        self._rows.add(Batch.of_steps([s for window in windows.values() for s in window], batch.layout, streams))
+        streams, steps = zip(*self._steps.steps())
+        self._rows.add(Batch.of_steps(list(steps), batch.layout, np.array(streams, np.int64)))
         self._rows.chunk_rows = len(batch)
-        windows.clear()
+        self._steps.open.clear()
 
     def _rows_to_steps(self):
         for stream, step in self._rows.steps(): self._steps.add(step, stream)
@@ -378,13 +427,44 @@ class NStep(IterDataPipe):
         got = Words(f'n={state["n"]}, gamma={state["gamma"]}')
         refuse('n_step', f'a state of n={self.n}, gamma={self.gamma}', got, error=CheckpointError)
     def state_dict(self) -> dict[str, Any]:
-        "Return plain data of fixed size: the parameters and the source's state, without open windows"
+        """Return plain data of fixed size: the parameters and the source's state, without open windows; or,
+        without a source, the parameters and the open windows"""
+        if self.source_datapipe is None: return dict(n=self.n, gamma=self.gamma, open=self._open_state())
         return dict(n=self.n, gamma=self.gamma, source=state_upstream(self))
+    def _open_state(self):
+        rows, steps = self._rows, self._steps.steps()
+        if len(rows): return _item_state('batch', rows.batch()) | dict(chunk_rows=rows.chunk_rows)
+        if not steps: return None
+        at = _places(steps[0][1].__class__)
+        exact = {f: np.array([as_number(f, s[i]) for _, s in steps])         # columns are float32
+                 for f, i in (('reward', at.reward), ('discount', at.discount)) if i >= 0}
+        item = _item_state('steps', Batch.of_steps([s for _, s in steps]))
+        return item | dict(exact=exact, of_stream=[int(stream) for stream, _ in steps])
+
+    def _reopen(self, state):
+        "Have the windows that `_open_state` wrote down"
+        items, again = list(items_from([state])), NStep(None, self.n, self.gamma)
+        if state['kind']=='batch':
+            again._completed(items[0])
+            again._rows.chunk_rows = whole('n_step: chunk_rows', state['chunk_rows'])
+        else:
+            for k, (stream, step) in enumerate(zip(state['of_stream'], items)):
+                again._steps.add(step._replace(**{f: float(v[k]) for f, v in state['exact'].items()}), stream)
+        self._steps, self._rows, self._in_rows = again._steps, again._rows, again._in_rows
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        "Continue; open windows are closed as truncated. A `ValueError` if the parameters differ"
+        """Continue; open windows are closed as truncated, or, without a source, become those that were
+        saved. A `ValueError` if the parameters differ"""
         self._check_saved(state)
-        if state.get('source') is not None: self.source_datapipe.load_state_dict(state['source'])
+        if (self.source_datapipe is None)!=('open' in state):
+            wanted = 'the state of one ' + ('without a source' if self.source_datapipe is None else 'with a source')
+            refuse('n_step', wanted, Words(', '.join(state)), error=CheckpointError)
+        if 'open' in state:
+            if state['open'] is None: self._drop_windows()
+            else: self._reopen(state['open'])
+            return
+        source: Any = self.source_datapipe
+        if state.get('source') is not None: source.load_state_dict(state['source'])
         self._place.drop()
         self.take_waiting([*self._ready, *self._closed()])
 
@@ -401,5 +481,4 @@ class NStep(IterDataPipe):
         items = list(items)
         self._ready.clear()
         self._ready.extend(items)
-        self._steps.open.clear()
-        self._rows.drop()
+        self._drop_windows()

@@ -8,7 +8,7 @@ __all__ = ['SequenceReplay']
 # %% ../../nbs/3_lasting/13_sequence_replay.ipynb #c0a5f41c
 from typing import Any
 from .base import datapipe
-from .replay import ExperienceReplay, refuse_options
+from .replay import ExperienceReplay, given_memory, refuse_options
 from ..samplers.proportional import Proportional
 from ..storage.sequence_sampler import Sequence
 from ..samplers.uniform import Uniform
@@ -17,7 +17,7 @@ from ..samplers.uniform import Uniform
 _INSTEAD = dict(
     sampler='draws uniformly, or with alpha= by priorities; leave it out',
     sequence='makes it from length, burn_in and stride; leave it out',
-    memory='makes its own memory; use experience_replay(memory=ReplayMemory(..., sequence=Sequence(...)))')
+    windows='yields windows of all fields already; leave it out')
 
 @datapipe('sequence_replay')
 class SequenceReplay(ExperienceReplay):
@@ -46,13 +46,13 @@ class SequenceReplay(ExperienceReplay):
             raise TypeError('replace: with alpha, sequence_replay always draws with replacement; leave it out')
         if alpha is None and beta!=.4:
             raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
-        sampler = Uniform(replace) if alpha is None else Proportional(alpha, beta)
-        sequence = Sequence(length, burn_in, stride, across_episodes, pad, eta)
+        sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta)
+        sampler: Any = Uniform(replace) if alpha is None else Proportional(alpha, beta)
+        given = given_memory('sequence_replay', kw, lambda o: o.sequence==sequence and o.prioritized==sampler.prioritized,
+                             f'{sequence}' + (' by priorities' if sampler.prioritized else ' uniformly'))
+        if given: sampler = sequence = None
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)
 
-    def _pull_until_due(self):
-        while super()._pull_until_due():
-            full = self.memory.n_added >= self.memory.max_sz       # so the draw raises
-            if self.freeze_memory or full or self.memory.sampler.can_draw(self.bs): return True
-            self.n_batches += 1
-        return False
+    def _can_draw(self):
+        full = self.memory.n_added >= self.memory.max_sz and self.memory.sampler.living is None    # so the draw raises
+        return full or super()._can_draw() and self.memory.sampler.can_draw(self.bs)

@@ -59,9 +59,40 @@ def _only_row(space, v):
 _KNOWN = SimpleStep._fields
 _ENV_ID = _KNOWN.index('env_id')
 
+def _checked_info(info, step_type, others):
+    "Return a copy of `info`, from fields of the step type that the stepper leaves at a default to keys"
+    wanted = "a dict from fields of the step type to keys of info, such as {'lives': 'lives'}"
+    if not isinstance(info, dict): refuse('info', wanted, typed(info), error=TypeError)
+    for field, key in info.items():
+        if not isinstance(key, str): refuse(f'info: {field}', 'the name of a key', typed(key), error=TypeError)
+        if field in others: continue
+        free = f'a field of {step_type.__name__} that the stepper does not fill ({", ".join(others) or "it has none"})'
+        refuse('info', free, field, 'give the step type such a field, with a default')
+    return dict(info)
+
+def _in_info(info, key, env):
+    "The value of a key"
+    name, there = f'info: {key}', Words(', '.join(map(str, info)) or 'none')
+    if key not in info: refuse(name, f'a key in the info of each step of {env}', there)
+    if isinstance(info[key], dict): refuse(name, 'a number, an array or a str', typed(info[key]), error=TypeError)
+    return info[key]
+
+def _info_column(sources, key, n, env):
+    "The values (n, …) of a key: of each pair in `sources`, an info and the rows it has to tell (bool[n])"
+    column: Any = None
+    for info, rows in sources:
+        if not rows.any(): continue
+        values = np.asarray(_in_info(info, key, env))
+        lacking = np.flatnonzero(rows & ~np.broadcast_to(info.get(f'_{key}', True), n))
+        if len(lacking): refuse(f'info: {key}', f'it in each step of {env}', Words(f'none in copy {lacking[0]}'))
+        if values.dtype==object:                # whatever gymnasium has no array for; None in other rows
+            values = np.array([values[i] for i in np.where(rows, np.arange(n), rows.argmax())])
+        column = np.array(values) if column is None else _put_rows(column, rows, values)
+    return column
+
 class _Maker:
     "Makes steps of `step_type` from the values of `SimpleStep`'s fields, in order, and `others`"
-    def __init__(self, step_type: Any) -> None:
+    def __init__(self, step_type: Any, info: Any = None) -> None:
         fields, defaults = getattr(step_type, '_fields', None), getattr(step_type, '_field_defaults', {})
         if not (isinstance(step_type, type) and fields):
             refuse('step_type', 'a NamedTuple type', step_type, error=TypeError)
@@ -72,6 +103,7 @@ class _Maker:
         self.step_type: Any = step_type
         self.is_simple = fields==_KNOWN
         self.others = {f: defaults[f] for f in fields if f not in _KNOWN}
+        self.info = {} if info is None else _checked_info(info, step_type, self.others)
 
     def __call__(self, values, others):
         if self.is_simple: return self.step_type._make(values)
@@ -84,7 +116,7 @@ class _Maker:
     def split(self, answer, space):
         "Return an agent's answer as its actions and the fields that it fills"
         if not (type(answer) is tuple and len(answer)==2 and type(answer[1]) is dict): return answer, {}
-        unknown = [f for f in answer[1] if f not in self.others]
+        unknown = [f for f in answer[1] if f not in self.others or f in self.info]
         if not unknown: return answer
         if isinstance(space, gym.spaces.Tuple): return answer, {}
         name = self.step_type.__name__
@@ -142,7 +174,9 @@ class _Single(_Stream):
         self.obs = obs = self.start() if self.obs is None else self.obs
         action, others = self.action(agent, obs)      # an agent that raises costs nothing
         self.obs = None                               # an environment that raises costs its episode
-        new, reward, terminated, truncated, _ = self.env.step(_own(action))
+        new, reward, terminated, truncated, info = self.env.step(_own(action))
+        if self.maker.info:
+            others = others | {f: _own(_in_info(info, key, self.env)) for f, key in self.maker.info.items()}
         reward, terminated, truncated = as_number('reward', reward), bool(terminated), bool(truncated)
         self.total += reward
         values = (obs, action, _own(new), terminated, truncated, reward, self.total,
@@ -296,6 +330,7 @@ class _Vector(_TensorSteps, _Stream):
         self.obs = None
         new, reward, terminated, truncated, info = self.env.step(_own(actions))
         ended, rows, counted = self.count(reward, terminated, truncated)
+        if self.maker.info and len(rows): others = others | self.from_info(info, ended, rows)
         new = _own(new)
         borders = ended is not None and self.mode is not AutoresetMode.NEXT_STEP
         last, following = self.borders(new, ended, info) if borders else (new, _own(new))
@@ -316,6 +351,14 @@ class _Vector(_TensorSteps, _Stream):
         n_ended = _count(self.streams, terminated, truncated, reward, resets, ended, rows, columns)
         self.n_void = n_ended if resets else 0
         return ended if n_ended else None, rows, columns
+
+    def from_info(self, info, ended, rows):
+        "Return the fields that `info` fills, of which those of an episode's end may lie in its `final_info`"
+        now, last = np.zeros(self.n, bool), np.zeros(self.n, bool)
+        now[rows] = True
+        if ended is not None and self.mode is AutoresetMode.SAME_STEP: now, last = now & ~ended, ended
+        sources = (info, now), (info.get('final_info', {}), last)
+        return {f: _info_column(sources, key, self.n, self.env) for f, key in self.maker.info.items()}
 
     def borders(self, new, ended, info):
         "Return the last observations, true in the rows of `ended`, and those from which the next step begins"
@@ -440,7 +483,8 @@ class GymStepper(IterDataPipe):
     `(actions, {field: array})` with fields of the step type of its own; None samples the action
     space. An agent's method `restarted(mask)`, if any, gets the streams that begin an episode
     (bool[n]); an agent with a state needs a source of one item. `step_type`: a NamedTuple of
-    fields of `SimpleStep`; others need a default.
+    fields of `SimpleStep`; others need a default. `info`: a dict from such other fields to keys of
+    the `info` of the step that led to `next_state`; the key must be in every step's.
 
     `next_state` at an episode's end is the true last observation; no transition crosses a reset.
     `env_id` numbers the streams from `first_env_id` on (where there is no such field, `batch.streams`
@@ -458,13 +502,14 @@ class GymStepper(IterDataPipe):
         n_envs: int = 1,        # copies of each environment; above 1, they are stepped together
         step_type: Any = SimpleStep,  # the `NamedTuple` class of the steps
         first_env_id: int = 0,  # the `env_id` of the first stream
+        info: dict[str, str] | None = None,  # fields of the steps, and the keys of `info` that fill them
     ) -> None:
         if isinstance(source_datapipe, str):
             hint = f'put it in a list: [{source_datapipe!r}]'
             refuse('gym_stepper', 'an iterable of environments', source_datapipe, hint, TypeError)
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type
-        self.n_envs, self._maker = whole('gym_stepper: n_envs', n_envs, 1), _Maker(step_type)
+        self.n_envs, self._maker = whole('gym_stepper: n_envs', n_envs, 1), _Maker(step_type, info)
         self.first_env_id = whole('gym_stepper: first_env_id', first_env_id)
         self.seed = None if seed is None else np.random.SeedSequence(seed).entropy
         self._world = _World()

@@ -96,9 +96,11 @@ class Stateful:
     n_batches: int = 0                  # drawn so far
     arrays: tuple[str, ...] = ()        # attributes that `_new_arrays` makes; a copy makes its own
     kind = name = 'Sampler'             # of the class, in saved states; of the sampler, in messages
+    living: Any = None                  # the slots that may be drawn, once some may not: a `Living`
     _beta: Any = None
     _entered: Any = (0,)                # a place for one number, which outlives the process on disk
     _reopened = False                   # are there arrays of an earlier process to recover from?
+    on_drop: Any = None                 # (slots): these won't be in `living` any more; None: no drop is allowed
 
     def __init_subclass__(cls) -> None: cls.kind = cls.name = cls.__name__
 
@@ -136,6 +138,10 @@ class Stateful:
         try: attributes = self._from_state(state)
         except (TypeError, OverflowError) as e: raise ValueError(f'state of a {self.kind}: {e}') from None
         self._adopt(attributes)
+        self._drop_again()
+    def _drop_again(self):
+        "After all slots were restored: leave out those that may not be drawn"
+        if self.living is not None: self.on_drop(self.living.gone(self.size))
 
     def _from_state(self, state):
         "Return the attributes that follow from a state, checked; nothing is changed yet"
@@ -164,7 +170,9 @@ class Stateful:
         self._adopt(dict(_entered=[0]) | pickled['plain'])
         if not self.max_sz: return
         self._adopt(self._new_arrays(self.max_sz, None))
-        if pickled['state'] is not None: self._adopt(self._from_state(pickled['state']))
+        if pickled['state'] is None: return
+        self._adopt(self._from_state(pickled['state']))
+        self._drop_again()
 
 def release(sampler: Stateful) -> None:
     "Take from a sampler the arrays whose bytes are about to be released; the user may still hold it"
@@ -175,13 +183,14 @@ class Sampler(Stateful):
     """Base of the samplers: subclasses write `on_add`, `update`, `get_state`, `set_state`, and
     `draw` or `draw_into`"""
     prioritized = True                  # does `update` change anything?
+    replace = True                      # may a batch hold a transition twice?
     sequence: Any = None                # the `Sequence`, of a sampler that draws sequences
     max_lag: int|None = None            # by how many rows `enter` may be late; None: by any number
     _warned = False
 
     def __len__(self) -> int:
-        "The number of choices it draws from: filled slots, or complete sequences"
-        return self.size
+        "The number of choices it draws from: filled slots that may be drawn, or complete sequences"
+        return self.size if self.living is None else self.living.n
     def __bool__(self) -> bool: return True
 
     def attach(self, max_sz: int, allocate: Callable[[str, int], Any]|None = None, counter: Any = None) -> None:
@@ -206,13 +215,14 @@ class Sampler(Stateful):
         priorities of the rows from it on"""
         n, first = storage.n_added, storage.first_id
         if self._reopened:
-            if n: self._recover(first, n)
+            if n: self._recover(max(0, n - self.max_sz), n)
             self._reopened, self.n_entered = False, n
         start, priorities = given or (n, None)
         begin = max(self.n_entered, min(first, start))  # overwritten unseen: only with a priority
         while begin < n:
             end = min(start if begin < start else n, begin + self.max_sz)
             p = None if begin < start or priorities is None else priorities[begin - start:end - start]
+            if self.living is not None: self._revive(begin % self.max_sz, end - begin)
             self.add_run(begin % self.max_sz, end - begin, p)
             self.n_entered = begin = end
         self.n_entered = n
@@ -220,6 +230,10 @@ class Sampler(Stateful):
         """Continue with the rows `first_id` … `n_added−1` of a reopened memory; those before `n_entered`
         were added by an earlier process. Without arrays that outlived it, add all of them again"""
         self.add_run(first_id % self.max_sz, n_added - first_id)
+    def _revive(self, first_slot, m):
+        "What is written to `m` slots from `first_slot` on (mod `max_sz`) may be drawn"
+        self.living.put_in(first_slot, m)
+        if self.living.n==self.max_sz: self.living = None
 
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
         "Add `m` slots from `first_slot` on (mod `max_sz`); `priorities`: as in `on_add`"
@@ -251,7 +265,10 @@ class Sampler(Stateful):
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]), their `probs` and importance `weights` (float32[bs]) by `rng`, a numpy `Generator`"
         beta = self._beta_now()
+        if not len(self): self._refuse(len(slots))
         drawn, chances = checked_draw(self.name, self.draw(len(slots), rng), len(slots), self.size)
+        if self.living is not None and not self.living.holds(drawn).all():
+            raise ValueError(f'{self.name}.draw: a slot was drawn that on_drop had said is not to be drawn')
         if beta is None: self._warn_once(chances)
         slots[:], probs[:] = drawn, chances
         weights[:] = 1 if beta is None else importance_weights(chances, beta)
@@ -265,7 +282,8 @@ class Sampler(Stateful):
     def _refuse(self, bs):
         "Raise the `ValueError` that says why no batch of `bs` can be drawn"
         if bs < 1: raise ValueError(f'bs: expected at least 1, got {bs}')
-        raise ValueError(f'nothing to draw from: the memory is empty (a batch of {bs} was requested)')
+        why = 'the memory is empty' if self.living is None else 'what was stored has been dropped or cleared'
+        raise ValueError(f'nothing to draw from: {why} (a batch of {bs} was requested)')
 
     def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:
         """`update` by `ids`, `td_errors`; return how many distinct living ids (`first_id` … `n_added−1`) changed, how
@@ -309,7 +327,7 @@ class Prioritized(Sampler):
         raise NotImplementedError
     @property
     def alpha(self) -> float:
-        "The exponent; it may be set at any time"
+        "The exponent; it may be set at any time, at the cost of all p^alpha of a `Proportional`: O(N)"
         return self._alpha
     @alpha.setter
     def alpha(self, value: float) -> None: self.set_alpha(number('alpha', value))

@@ -55,6 +55,8 @@ class OwnSampler(Sampler):
         if (events & 2).any(): self.inner.update(slots[events > 1], errors[events > 1])
 
     def draw(self, bs, rng): return self.inner.draw(bs, rng)
+    @property
+    def on_drop(self): return getattr(self.inner, 'on_drop', None)
     def update(self, slots, td_errors):
         self.inner.update(slots, td_errors)
         if self.events is None: return

@@ -95,6 +95,15 @@ def write_run(tree, lows, slot, m, alpha, given):
         resum_run(tree, lows, start, stop)
         slot = 0
 
+@kernel
+def zero_leaves(tree, lows, slots):
+    "Set the leaves of these slots (int64[k], overwritten) to 0, so that they can't be drawn; the priorities stay"
+    first = np.int64(tree[0, FIRST])
+    for i in range(len(slots)):
+        line, q = first + (slots[i] >> 2), slots[i] & 3
+        tree[line, q], slots[i] = 0., line
+    if len(slots): resum_many(tree, lows, slots, len(slots))
+
 def lay_down(tree, lows, priorities, largest, alpha):
     "Make the tree hold the `priorities` (float64[n]) of slots 0 … n−1 alone, and their sums"
     lines, n = leaf_lines(tree), len(priorities)
@@ -146,6 +155,7 @@ class Proportional(Prioritized):
     def set_alpha(self, alpha):
         self._alpha = alpha
         if self.size: write_run(self.tree, self.lows, 0, self.size, alpha, self.priorities)
+        self._drop_again()
     @property
     def largest(self) -> float:
         return 1. if self.tree is None else float(self.tree[0, LARGEST])
@@ -171,13 +181,16 @@ class Proportional(Prioritized):
         if grows: self._check_attached()
         write_run(self.tree, self.lows, first_slot, m, self._alpha, LARGEST_SEEN if priorities is None else priorities)
         if grows: self._mark_filled(first_slot + m)    # last: all that is counted has an entry, at any time
+    def on_drop(self, slots: Any) -> None: zero_leaves(self.tree, self.lows, slots.copy())
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        bs = len(slots)
-        if not self.size or not bs: self._refuse(bs)
+        bs, living = len(slots), self.living
+        n = self.size if living is None else living.n
+        if not n or not bs: self._refuse(bs)
         beta = self._beta_now() or 0.
         if len(self.lines) < bs: self._make_scratch(bs)
-        draw_proportional(slots, probs, weights, words_of(rng), self.flat, self.lows, self.values, self.size, beta)
+        draw_proportional(slots, probs, weights, words_of(rng), self.flat, self.lows, self.values, n, beta)
+        if living is not None and not self.mass(): living.to_slots(slots)       # drawn uniformly, by places
         self.n_batches += 1
 
     def _make_scratch(self, k):
@@ -218,6 +231,7 @@ class Proportional(Prioritized):
         tree, twin = self.tree, new_tree(self.max_sz)
         lows = NO_LOWS if self.lows is NO_LOWS else new_lows(twin)
         lay_down(twin, lows, self.priorities, self.largest, self._alpha)
+        if self.living is not None: zero_leaves(twin, lows, self.living.gone(self.size))
         assert tree.ctypes.data % 64==0, 'the tree is not aligned'
         assert (tree >= 0).all() and tree[0, ROOT] < np.inf, 'a node is negative or not finite'
         assert tree.shape==twin.shape and (tree==twin).all(), 'a leaf or a node is not what the priorities make it'

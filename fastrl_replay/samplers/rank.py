@@ -214,6 +214,15 @@ def change(keys, slots, table, directory, changed, wanted, fresh, kept=None):
     return distinct
 
 @kernel
+def remove(keys, slots, table, directory, gone):
+    "Take the slots `gone` (int64[k]) out of the blocks, if they are there"
+    for slot in gone:
+        if table[slot, 0] >= 0: continue
+        b = block_among_equals(directory, np.int64(0), table[slot, 0], table[slot, 1])
+        insert_or_remove(keys, slots, table, directory, b, slot, False)
+        table[slot, 0] = 0
+
+@kernel
 def slots_at(slots, directory, ranks, found):
     "Write into `found` (int64[bs]) the slots at the `ranks` (int64[bs], from 1), which must rise"
     b, before, width = 0, 0, directory[HEAD, WIDTH]
@@ -226,7 +235,7 @@ def slots_at(slots, directory, ranks, found):
     for i in range(ranks.shape[0]): found[i] = slots[found[i]]
 
 def check_blocks(keys, slots, table, directory, n):
-    "Return True if blocks that hold slots 0 … n−1 are valid, else raise an `AssertionError` that says why; O(N)"
+    "Return True if blocks that hold `n` slots are valid, else raise an `AssertionError` that says why; O(N)"
     used, width, entries = int(directory[HEAD, BLOCKS]), directory[HEAD, WIDTH], entries_of(directory)
     start, birth, block, size = directory[:4, :used]
     assert sorted(directory[BLOCK])==list(range(directory.shape[1])), 'a block is lost, or in use twice'
@@ -234,13 +243,14 @@ def check_blocks(keys, slots, table, directory, n):
     assert used==1 or (size > 0).all(), 'a block is empty'
     assert (2*(size[1:] + size[:-1]) > width).all(), 'two neighbours should have been merged'
     own = slots[entries].astype(np.int64)
-    assert (own==np.lexsort((table[:n, 1], table[:n, 0]))).all(), 'a slot is in the wrong place'
+    there = np.flatnonzero(table[:, 0] < 0)
+    assert (own==there[np.lexsort((table[there, 1], table[there, 0]))]).all(), 'a slot is in the wrong place'
     assert (keys[entries]==table[own, 0]).all(), 'the key of an entry differs from that of its slot'
     begins = [*zip(start.tolist(), birth.tolist()), (1, 0)]
     inside = zip(map(tuple, table[own].tolist()), np.repeat(np.arange(used), size).tolist())
     assert all(begins[b] <= entry < begins[b + 1] for entry, b in inside), 'an entry is outside its block'
-    assert not n or table[:n, 1].max() < directory[HEAD, BORN], 'a counter is wrong: births'
-    assert not n or table[:n, 0].min() >= directory[HEAD, FIRST], 'a counter is wrong: the first key'
+    assert not n or table[there, 1].max() < directory[HEAD, BORN], 'a counter is wrong: births'
+    assert not n or table[there, 0].min() >= directory[HEAD, FIRST], 'a counter is wrong: the first key'
     return True
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #94a2a688
@@ -350,12 +360,14 @@ class RankBased(Prioritized):
         return 1. if self.directory is None else float((~self.directory[HEAD, FIRST:FIRST + 1]).view(np.float64)[0])
     @property
     def priorities(self) -> np.ndarray:
-        return np.empty(0) if self.table is None else (~self.table[:self.size, 0]).view(np.float64)
+        if self.table is None: return np.empty(0)
+        keys = self.table[:self.size, 0]
+        return np.where(keys < 0, ~keys, 0).view(np.float64)         # of what was dropped: 0
     @property
     def ranks(self) -> np.ndarray:
-        "The rank of each filled slot (int64[size]), from 1"
-        ranks = np.empty(self.size, np.int64)
-        if self.size: ranks[self.slots[entries_of(self.directory)]] = np.arange(1, self.size + 1)
+        "The rank of each filled slot (int64[size]), from 1; 0 of one that was dropped"
+        ranks = np.zeros(self.size, np.int64)
+        if self.size: ranks[self.slots[entries_of(self.directory)]] = np.arange(1, len(self) + 1)
         return ranks
 
     @staticmethod
@@ -375,20 +387,23 @@ class RankBased(Prioritized):
         change(*self.blocks, slots, wanted, True, self.own)
         # last: a counted slot has an entry at any time
         if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)
+    def on_drop(self, slots: Any) -> None: remove(*self.blocks, slots)
     def write(self, ids, values, first_id, n_added, fresh):
         values = np.ascontiguousarray(values, np.float64)
         return write_ids(*self.blocks, self.own, ids, values, first_id, n_added, fresh)
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        if not self.size or not len(slots): self._refuse(len(slots))
+        living = self.living
+        n = self.size if living is None else living.n
+        if not n or not len(slots): self._refuse(len(slots))
         beta = self._beta_now() or 0.
-        own = self.slots, self.directory, self.cumulated, self.size, self._alpha
+        own = self.slots, self.directory, self.cumulated, n, self._alpha
         draw_ranks(slots, probs, weights, words_of(rng), *own, beta)
         self.n_batches += 1
 
     def mass(self) -> float:
-        "Σ rank^-alpha over the filled slots"
-        return grow_mass(self.cumulated, self.directory, self.size, self._alpha) if self.size else 0.
+        "Σ rank^-alpha over the slots that may be drawn"
+        return grow_mass(self.cumulated, self.directory, len(self), self._alpha) if len(self) else 0.
     def set_largest(self, priority):
         self.directory[HEAD, FIRST] = keys_of([priority])[0]
         if self.own is not None: self.own[_SEEN] = priority
@@ -417,6 +432,8 @@ class RankBased(Prioritized):
         summed = int(self.directory[HEAD, SUMMED])
         right = np.append(0, np.cumsum(np.arange(1., summed + 1)**-self.alpha))
         assert np.allclose(self.cumulated[:summed+1], right, rtol=1e-12, atol=0), 'the mass table is wrong'
-        assert self.own is None or (self.kept()[0]==self.priorities).all(), 'a priority differs from the one kept'
-        check_blocks(self.keys, self.slots, self.table, self.directory, self.size)
+        there = self.table[:self.size, 0] < 0
+        same = self.own is None or (self.kept()[0]==self.priorities)[there].all()
+        assert same, 'a priority differs from the one kept'
+        check_blocks(self.keys, self.slots, self.table, self.directory, len(self))
         return super().check_valid()

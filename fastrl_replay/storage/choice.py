@@ -14,6 +14,7 @@ from ..steps import Layout, SimpleStep, is_step, readable
 from .rooms import Ram, free_memory
 from .frames import FrameTable, PackedFrames, interned, lz4_block, shared_pairs
 from .records import Records, stored_layout
+from .texts import TextTable
 
 # %% ../../nbs/3_lasting/02_choice.ipynb #b1f0a007
 class Estimate(NamedTuple):
@@ -86,9 +87,10 @@ def storage_for(layout, max_sz, dedup='auto', codec=None, room=None) -> Records:
     `MemoryError` if it would not fit."""
     room = Ram() if room is None else room
     check_storage_options(dedup, codec, room.durable)
-    tables = tables_for(layout, interned(layout, dedup), codec)
-    if codec and not tables:
+    frames = tables_for(layout, interned(layout, dedup), codec)
+    if codec and not frames:
         raise ValueError(f'codec: expected large observations, each stored once (dedup is {dedup!r}), got {layout}')
+    tables: list[Any] = [*frames, *(TextTable(layout, k) for k in layout.texts)]
     if not room.durable: check_fits(layout, max_sz, tables)
     return Records(max_sz, layout, room, tables)
 

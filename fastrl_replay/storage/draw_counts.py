@@ -55,11 +55,23 @@ def count_drawn(counts, slots, n, stride, max_sz):
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #1e8a96c5
 class DrawCounts:
     """Counts how often the rows in the watched slots of a memory are drawn; rows with ids below
-    `since` are left out"""
-    def __init__(self, max_sz: int, since: int = 0) -> None:
-        self.max_sz, self.since, self.stride = max_sz, since, watch_stride(max_sz)
-        self._counts = np.zeros(COUNTS + -(-max_sz // self.stride), np.int64)
-        self._counts[SEEN] = self._counts[SINCE] = since
+    `since` are left out. `counts` (int64[COUNTS + max_sz]): count there, and on, the draws of every slot"""
+    def __init__(self, max_sz: int, since: int = 0, counts: np.ndarray | None = None) -> None:
+        self.max_sz, self.since = max_sz, since
+        self.stride = watch_stride(max_sz) if counts is None else 1
+        if counts is None:
+            self._counts = np.zeros(COUNTS + -(-max_sz // self.stride), np.int64)
+            self._counts[SEEN] = self._counts[SINCE] = since
+        else:
+            self._counts = counts
+            counts[ROWS] = 0
+    def clear(self, n_added) -> None:
+        "Leave out the rows with ids below `n_added` from now on: they have gone, and not because they were overwritten"
+        if self._counts[SINCE] >= n_added: return
+        self._counts[COUNTS:], self._counts[SEEN], self._counts[SINCE] = 0, n_added, n_added
+    def reached(self, slots, k) -> np.ndarray:
+        "Return those of the `slots` (int64[m]) that were drawn `k` times, each once. All slots must be watched"
+        return np.unique(slots[self._counts[COUNTS + slots] >= k])
     def count(self, slots, n_added):
         "Count a draw of the rows in `slots` (int64[m]), made when `n_added` rows had been added"
         count_drawn(self._counts, slots, n_added, self.stride, self.max_sz)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 import numpy as np
 from ..checks import refuse
-from ..kernels import id_in, inlined, kernel
+from ..kernels import id_in, ids_in, inlined, kernel, prefetch
 from ..samplers.rng import below_of, load, words_of
 from ..steps import ending_columns, goes_on
 
@@ -24,6 +24,7 @@ START, ROOM, N_ROWS, N_GONE, OLD, LIMIT = range(6)       # of a stream; places b
 # Counters: numbers given, the first free one (twice); places in use; rows seen, the oldest of them that
 # lives, the first since which none is missing; then the first free ring of each size
 EPISODES, FREE_EPISODES, STREAMS, FREE_STREAMS, USED, SEEN, FIRST, SINCE, RINGS = range(9)
+_AT_ONCE = 256                                           # rows that a kernel prefetches at once
 _goes_on = inlined(goes_on, forceinline=True)
 # Without `_nrt=False`, Numba counts references to arrays in each loop, which takes longer than the rest
 _inlined, _kernel = inlined(forceinline=True, _nrt=False), kernel(_nrt=False)
@@ -192,6 +193,36 @@ def _look(tables, slots, offsets, n_added, found):
             if not gone <= to < length: found[i, k] = -1
             else: found[i, k] = id_in(slot_at(tables, e, to), n_added, len(tables[0]))
 
+@_inlined
+def _ring_of(tables, e):
+    "Of an episode: what to add to a place; its stream's ring, old ring and limit between them; masks of both"
+    stream = tables[2][tables[1][e, STREAM]]
+    return tables[1][e, BEGIN], stream[START], stream[OLD], stream[LIMIT], stream[ROOM] - 1, (stream[ROOM] >> 1) - 1
+
+@_kernel
+def _look_around(tables, slots, offsets, found, is_pad):
+    """Write the slots of the steps `offsets` places later into `found` (int64[m, k]): beyond what is stored of an
+    episode its first or last step, and True into `is_pad`. Each pass prefetches what the next one reads"""
+    rows, episodes, _, places, _ = tables
+    for begin in range(0, len(slots), _AT_ONCE):
+        part = slots[begin:begin + _AT_ONCE]
+        for slot in part: prefetch(rows, 2*slot)
+        for slot in part: prefetch(episodes, 5*rows[slot, EPISODE])
+        for slot in part:
+            begins, start, old, limit, mask, half = _ring_of(tables, rows[slot, EPISODE])
+            for p in (begins + place_of(tables, slot), begins + place_of(tables, slot) + offsets[-1]):
+                prefetch(places, start + (p & mask) if p >= limit else old + (p & half))
+        for i, slot in enumerate(part):
+            e, to, pads = rows[slot, EPISODE], found[begin + i], is_pad[begin + i]
+            begins, start, old, limit, mask, half = _ring_of(tables, e)
+            first, last, here = episodes[e, GONE], episodes[e, LENGTH] - 1, place_of(tables, slot)
+            for k in range(np.uint64(len(offsets))):
+                place = max(first, min(last, here + offsets[k]))
+                pads[k], to[k] = place!=here + offsets[k], begins + place
+            for k in range(np.uint64(len(offsets))):
+                at = start + (to[k] & mask) if to[k] >= limit else old + (to[k] & half)
+                to[k] = places[np.uint64(at)]
+
 @_kernel
 def _choose(tables, slots, strategy, words, n_added, found):
     state = load(words)
@@ -254,6 +285,10 @@ class Episodes:
         found = np.empty((len(slots), len(offsets)), np.int64)
         _look(tables, slots, offsets, self._counts[SEEN], found)
         return found
+    def around(self, slots: np.ndarray, offsets: np.ndarray, found: np.ndarray, is_pad: np.ndarray) -> None:
+        """Write into `found` (int64[m, k]) the slots of the steps `offsets` (int64[k]) places later in the episodes, or of
+        the first or last step that is stored of one; `is_pad` (bool[m, k]): is it such a one?"""
+        _look_around(self.catch_up(), slots, offsets, found, is_pad)
     def counts(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         "Return how many stored steps of their episodes come before and after these (int64[m] each)"
         before, after = np.empty((2, len(slots)), np.int64)
@@ -269,12 +304,22 @@ class Episodes:
         self.catch_up()
         before = self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
         return bool(before >= 0 or self.columns[0][slot]==0)
-    def choose(self, slots: np.ndarray, strategy: str, rng: Any) -> np.ndarray:
+    def choose(self, slots: np.ndarray, strategy: str, rng: Any, living: Any = None) -> np.ndarray:
         """Return the id of a step of the episode of each (int64[m]): with equal probability one from the row
-        itself on ('future') or any stored one ('episode'), or the last ('final')"""
+        itself on ('future') or any stored one ('episode'), or the last ('final'). `living`: of the steps that it
+        holds (a `Living`; None: of all); where there is none, the row itself"""
         tables, found = self.catch_up(), np.empty(len(slots), np.int64)
         _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], found)
+        gone = () if living is None else np.flatnonzero(~living.holds(found % self.storage.max_sz))
+        for i in gone: found[i] = self._choose_living(slots[i], strategy, rng, living)
         return found
+    def _choose_living(self, slot, strategy, rng, living):
+        "The id of one of the steps that may be chosen, of which the first choice was not one; O(its episode)"
+        own, ids = ids_in(slot, self.storage.n_added, self.storage.max_sz), self.ids_of(slot)
+        ids = ids[living.holds(ids % self.storage.max_sz)]
+        if strategy=='future': ids = ids[np.searchsorted(ids, own):]
+        if not len(ids): return own
+        return ids[-1] if strategy=='final' else ids[int(rng.integers(len(ids)))]
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is wrong. O(N)"

@@ -44,7 +44,7 @@ def shared_pairs(layout, dedup):
     found, where = [], {o.path: k for k, o in enumerate(layout.leaves)}
     for k, leaf in enumerate(layout.leaves if dedup else ()):
         other = where.get((f'next_{leaf.path[0]}', *leaf.path[1:]))
-        if other is None or layout.leaves[other][1:]!=leaf[1:]: continue
+        if other is None or layout.leaves[other][1:]!=leaf[1:] or leaf.text: continue
         if dedup!='auto' or leaf.nbytes > _WIDE: found.append(_pair(leaf, k, other, dedup))
     return tuple(found)
 
@@ -206,6 +206,7 @@ class Table(Protocol):
         references of each leaf begin, and the distance back along the stream"""
     def ensure(self, m, filled) -> None:
         "Make room for `m` rows, of all `filled`; after a `MemoryError` or `OSError` nothing has changed"
+    def accept(self, columns) -> None: "Raise an error if `refer` could not store columns; all of it or nothing"
     def refer(self, columns, back, first) -> list:
         "Store what is new in columns, for the rows from id `first` on, `back` from their last ones; return references"
     def fill(self, references, columns) -> None: "Write what these refer to into columns (None: not wanted)"
@@ -296,6 +297,7 @@ class FrameTable:
         planes = column.reshape(len(column), S, -1).view(self.unit)
         return planes if planes.flags.carray else planes.copy()
 
+    def accept(self, columns): "Any frames fit, as far as `ensure` has made room"
     def refer(self, columns, back, first):
         "Store the new frames of two columns, and return a column of numbers for each"
         (states, next_states), S = map(self._planes, columns), self.pair.stack
@@ -323,7 +325,7 @@ class FrameTable:
         high = int(numbers.max(initial=0))
         if high > self.ready: self._extend(high)
         self.counts[:] = high, 0
-        self.sweep(len(numbers))
+        self.sweep(min(first_id + len(numbers), len(self.words)))
 
     def check_valid(self, references):
         "Raise an `AssertionError` unless the frames of all records are there and unchanged, and none of them is free"

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from sys import getrefcount
 from typing import Any
 import numpy as np
-from ..batch import DRAWN, N_HEADER, Batch, Plan, aligned, batch_type, header_shapes, made_of
+from ..batch import DRAWN, HEADER, N_HEADER, Batch, Plan, aligned, batch_type, header_shapes, made_of
 from ..kernel_cache import compiled_module
 from ..steps import Layout, same_layout
 
@@ -23,8 +23,8 @@ u = np.uint64
 AHEAD = 64      # rows between a prefetch and its use: enough to hide a miss, few enough to stay in the L2 cache
 
 @kernel
-def fetch(records, out, m, n_added, max_sz):
-    "Copy the records in the `m` slots at the front of `out` into its columns; the ids replace the slots"
+def fetch(records, out, m, n_added, max_sz{around}):
+    "{does}"
     {views}
     slots, at = out[:m].view(np.int64), (m*8 + 63)//64*64
     {starts}
@@ -42,67 +42,100 @@ def fetch(records, out, m, n_added, max_sz):
         record = u(slot)*u({words})
         {copies}
 '''
+_DOES = 'Copy the records in the `m` slots at the front of `out` into its columns; the ids replace the slots'
+_AROUND = '; those of windows of these `lengths` are in the slots `around` (int64[m, k])'
 
 def _array(name, word): return name if word==8 else f'{name}{word}'
 
-def _copy_lines(k, leaf, at):
+def _copy_lines(k, leaf, at, row='i'):
     "Lines that copy leaf `k`, which is at byte `at` of a record, word for word"
     word, n = leaf.word, leaf.nbytes // leaf.word
     out, records = _array('out', word), _array('records', word)
-    source, target = f'record*u({8//word}) + u({at//word}', f'u(c{k} + i*{n})'
+    source, target = f'record*u({8//word}) + u({at//word}', f'u(c{k} + {row}*{n})'
     if n > 8: return [f'for k in range({n}): {out}[{target} + u(k)] = {records}[{source}) + u(k)]']
     return [f'{out}[{target} + u({j})] = {records}[{source} + {j})]' for j in range(n)]
 
-def _prefetch_lines(layout, offsets, row):
-    """Lines that prefetch the cache lines of a record that its leaves touch: four at most, the
+def _prefetch_lines(layout, parts, slot):
+    """Lines that prefetch the cache lines of a record that these parts of it (leaf, byte) touch: four at most, the
     hardware continues by itself"""
-    lines = {k for at, o in zip(offsets, layout.leaves) for k in range(at//64, (at + o.nbytes - 1)//64 + 1)}
+    lines = {k for o, at in parts for k in range(at//64, (at + o.nbytes - 1)//64 + 1)}
     words = layout.record.itemsize//8
-    return [f'prefetch(records, slots[{row}]*{words} + {8*k})' for k in sorted(lines)[:4]]
+    return [f'prefetch(records, {slot}*{words} + {8*k})' for k in sorted(lines)[:4]]
 
-def fetch_source(layout) -> str:
-    "Return the source of the kernel that fetches whole records of `layout`"
-    offsets, starts, zeros, copies = layout.offsets(), [], [], []
-    for k, (leaf, at) in enumerate(zip(layout.leaves, offsets)):
-        out, n = _array('out', leaf.word), leaf.nbytes//leaf.word
-        starts += [f'c{k} = at//{leaf.word}', f'at += (m*{leaf.nbytes} + 63)//64*64']
-        zeros.append(f'{out}[c{k} + i*{n}:c{k} + i*{n} + {n}] = 0')
-        copies += _copy_lines(k, leaf, at)
-    sizes = sorted({o.word for o in layout.leaves if o.word < 8})
+def _window_lines(layout, found, windows):
+    "Lines that copy the `windows`, names of fields, around row `i`; lines that prefetch those of a later row"
+    copies, ahead, words = [], [], layout.record.itemsize//8
+    for j, field in enumerate(windows):
+        parts = [(k, *o) for k, o in enumerate(found) if o[0].path[0]==field]
+        each, lines = f'for w in range(n{j}):', [o for part in parts for o in _copy_lines(*part, f'(i*n{j} + w)')]
+        copies += [each, *('    ' + o for o in (f'record = u(around[u(i), u(f{j} + w)])*u({words})', *lines))]
+        lines = _prefetch_lines(layout, [o[1:] for o in parts], f'around[i + AHEAD, f{j} + w]')
+        ahead += [each, *('    ' + o for o in lines)]
+    return copies, ahead
+
+def fetch_source(layout, windows: tuple = (), chosen: Any = None) -> str:
+    """Return the source of the kernel that fetches records of `layout`. `windows`: names of fields of which it fetches
+    rows around each, too; `chosen`: the layout of what it fetches (None: all)"""
+    starts, zeros, copies = ['f0 = 0'] if windows else [], [], []
+    starts += [line for j in range(len(windows)) for line in (f'n{j} = lengths[{j}]', f'f{j + 1} = f{j} + n{j}')]
+    where = dict(zip((o.path for o in layout.leaves), layout.offsets()))
+    found = [(o, where[o.path]) for o in (chosen or layout).leaves]
+    for k, (leaf, at) in enumerate(found):
+        out, n, alone = _array('out', leaf.word), leaf.nbytes//leaf.word, leaf.path[0] not in windows
+        rows = '' if alone else f'*n{windows.index(leaf.path[0])}'
+        starts += [f'c{k} = at//{leaf.word}', f'at += (m*{leaf.nbytes}{rows} + 63)//64*64']
+        if alone: zeros.append(f'{out}[c{k} + i*{n}:c{k} + i*{n} + {n}] = 0')
+        if alone: copies += _copy_lines(k, leaf, at)
+    sizes = sorted({o.word for o, _ in found if o.word < 8})
     views = [f'{a}{w} = {a}.view(np.uint{8*w})' for a in ('records', 'out') for w in sizes]
     def lines(depth, some): return ('\n' + '    '*depth).join(some or ['pass'])
-    first, ahead = (_prefetch_lines(layout, offsets, row) for row in ('i', 'i + AHEAD'))
+    around, later = _window_lines(layout, found, windows)
+    first, ahead = (_prefetch_lines(layout, found, f'slots[{row}]') for row in ('i', 'i + AHEAD'))
+    more = dict(around=', around, lengths', does=_DOES + _AROUND) if windows else dict(around='', does=_DOES)
     return _TEMPLATE.format(views=lines(1, views), starts=lines(1, starts), zeros=lines(3, zeros),
-                            copies=lines(2, copies), words=layout.record.itemsize//8,
-                            prefetch_first=lines(2, first), prefetch_ahead=lines(3, ahead))
+                            copies=lines(2, copies + around), words=layout.record.itemsize//8,
+                            prefetch_first=lines(2, first), prefetch_ahead=lines(3, ahead + later), **more)
 
-def fetch_kernel(layout):
-    "Return the kernel `fetch(records, out, m, n_added, max_sz)` for whole records of `layout`"
-    return compiled_module(fetch_source(layout)).fetch
+def fetch_kernel(layout, windows: tuple = (), chosen: Any = None):
+    """Return the kernel `fetch(records, out, m, n_added, max_sz)` of `fetch_source`, or with `windows`
+    `fetch(records, out, m, n_added, max_sz, around, lengths)`"""
+    return compiled_module(fetch_source(layout, windows, chosen)).fetch
 
 # %% ../../nbs/1_memory/06_request.ipynb #b17ebbbe
 COUNTED = sys.implementation.name=='cpython' and getattr(sys, '_is_gil_enabled', lambda: True)()
 "Do reference counts show whether an object is in use? Not without a global interpreter lock"
 
-def windows_of(layout: Layout, length: int, skip: int = 0) -> Layout:
-    "Return the layout of windows of `length` rows, in place of the first `skip` axes of `layout`"
-    leaves = [o._replace(shape=(length, *o.shape[skip:])) for o in layout.leaves]
+def windows_of(layout: Layout, length: int, skip: int = 0, fields: Any = None) -> Layout:
+    "Return the layout of windows of `length` rows of `fields` (None: all), in place of the first `skip` axes"
+    def windowed(o): return fields is None or o.path[0] in fields
+    leaves = [o._replace(shape=(length, *o.shape[skip:])) if windowed(o) else o for o in layout.leaves]
     return same_layout(layout.step_type, layout.trees, leaves)
 
 class Request:
-    """Memory for a batch of `n` rows of `layout`, or windows of `length` rows. A sampler fills `slots` (int64; −1: a
-    row of zeros), `probs` and `weights`; a storage reads the rows `flat` (the slots in one dimension) into `leaves`"""
-    def __init__(self, layout: Layout, n: int, header: tuple = DRAWN, length: int | None = None, **known: Any) -> None:
+    """Memory for a batch of `n` rows of `layout`, or sequences of `length` rows. A sampler fills `slots` (int64; −1: a
+    row of zeros), `probs` and `weights`; a storage reads the rows `flat` (the slots in one dimension) into `leaves`.
+
+    `windows`, names of fields and their offsets, for rows that all are there: of these fields a storage reads the rows
+    in the slots `around` (int64[n, k], those of all offsets side by side), and the batch says which of them repeat
+    another one, `is_pad` (bool[n, k])"""
+    def __init__(self, layout: Layout, n: int, header: tuple = DRAWN, length: int | None = None, windows: tuple = (),
+                 kind: Any = Batch, **known: Any) -> None:
         rows = layout if length is None else windows_of(layout, length)
-        plan = Plan.of(rows, n, header_shapes(header, n, length))
+        for field, offsets in windows: rows = windows_of(rows, len(offsets), fields=(field,))
+        self.offsets = np.array([o for _, offsets in windows for o in offsets], np.int64)
+        plan = Plan.of(rows, n, header_shapes(header, n, length, len(self.offsets)))
         raw = aligned(plan.nbytes)
         self.layout, self.nbytes, self.words = layout, plan.nbytes, raw.view(np.uint64)
         columns = plan.carve(raw)
-        self._type = batch_type(Batch, rows)
+        self._type = batch_type(kind, rows)
         self._known: dict = dict(known, _n=n, _columns=columns, _plan=plan, _raw=raw)
+        if windows: self._known['_extra'] = known.get('_extra', {}) | dict(windows=windows)
         self.slots, self.probs, self.weights, self.mask = columns[:4]
-        self.flat, n_rows = self.slots.reshape(-1), self.slots.size
-        self.leaves = [a if length is None else a.reshape(n_rows, *a.shape[2:]) for a in columns[N_HEADER:]]
+        self.source, self.is_pad = (columns[list(HEADER).index(o)] for o in ('source', '_is_pad'))
+        self.flat, self.windows = self.slots.reshape(-1), tuple(field for field, _ in windows)
+        self.lengths = np.array([len(o) for _, o in windows], np.int64)
+        self.around = np.zeros((n, len(self.offsets)), np.int64) if windows else None
+        self.leaves = [a.reshape(-1, *o.shape) for o, a in zip(layout.leaves, columns[N_HEADER:])]
         self._counted = [raw.base, raw, *(o for o in columns if o is not None)]
         del raw, columns
         self._baseline = sum(map(getrefcount, self._counted))
@@ -116,7 +149,7 @@ class Request:
 
 # %% ../../nbs/1_memory/06_request.ipynb #231c1348
 class Requests:
-    "Requests for batches of some fields of `layout`; `known`: attributes that every batch gets"
+    "Requests for batches of some fields of `layout`; `known`: their `kind` (`Batch`), attributes that every batch gets"
     BUDGET = 128 << 20      # bytes that may wait for their next use
     LOOKS = 8               # requests to try before a new one is made
     MOST = 64               # requests remembered for each kind
@@ -125,9 +158,10 @@ class Requests:
         self.layout, self.known, self.nbytes = layout, known, 0
         self._queues: OrderedDict[tuple, deque] = OrderedDict()
 
-    def get(self, n: int, fields: Any = None, header: tuple = DRAWN, length: int | None = None) -> Request:
-        "Return a request, no part of which is in use, for `n` rows or windows; `fields`: their names (None: all)"
-        kind = n, fields, header, length
+    def get(self, n: int, fields: Any = None, header: tuple = DRAWN, length: int | None = None,
+            windows: tuple = ()) -> Request:
+        "Return a `Request`, no part of which is in use; `fields`: the names of its columns (None: all)"
+        kind = n, fields, header, length, windows
         queue: Any = self._queues.get(kind, ())
         looks = 0
         for found in queue:
@@ -139,9 +173,9 @@ class Requests:
         return self._make(kind)
 
     def _make(self, kind):
-        n, fields, header, length = kind
+        n, fields, header, length, windows = kind
         layout = self.layout if fields is None else self.layout.select(fields)
-        made = Request(layout, n, header, length, **self.known)
+        made = Request(layout, n, header, length, windows, **self.known)
         if not COUNTED: return made
         queue = self._queues.setdefault(kind, deque())
         queue.rotate(-self.LOOKS)

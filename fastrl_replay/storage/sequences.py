@@ -9,6 +9,7 @@ __all__ = ['WINDOWED', 'SequenceBatch', 'read_windows', 'draw_sequences', 'draw_
 from typing import Any
 import numpy as np
 import torch
+from ..checks import require
 from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, made_of
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
@@ -23,7 +24,7 @@ class SequenceBatch(Batch):
     """Windows of consecutive steps of a stream: columns of shape (bs, length, …). `mask` (bs, length)
     is False where there is no step: columns are zeros and `ids` (bs, length) −1. `probs` and
     `weights` are (bs,). The first `burn_in` steps only warm up a recurrent state."""
-    _header = WINDOWED
+    _header: tuple = WINDOWED
     mask: Column[torch.Tensor] = Column()
 
     @property
@@ -32,11 +33,14 @@ class SequenceBatch(Batch):
         return self._extra['burn_in']
     def first(self, field: str) -> Any:
         "Return a column at each window's first step, (bs, …), such as a recurrent state"
-        return tree_map(lambda t: t[0] if 'time_first' in self._extra else t[:, 0], self[field])
+        def first(t): return t[:, 0] if isinstance(t, torch.Tensor) else [row[0] for row in t]     # strings: lists
+        return tree_map(lambda t: t[0] if 'time_first' in self._extra else first(t), self[field])
 
     def time_first(self) -> 'SequenceBatch':
         "Return the same batch with `ids`, `mask` and columns of shape (length, bs, …)"
-        def turned(k, t): return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
+        def turned(k, t):
+            if isinstance(t, list): return [list(o) for o in zip(*t)]
+            return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
         columns = [turned(k, t) for k, t in enumerate(self._tensors())]
         more = dict(_extra=self._extra | dict(time_first=True), _type=_turned(self._type, len(self)))
         return made_of(type(self), self._kept() | more | dict(_n=len(columns[0]), _columns=columns))
@@ -47,7 +51,7 @@ class SequenceBatch(Batch):
         turned = 'time_first' in self._extra and np.ndim(td_errors)==2
         return super().update_priorities(td_errors.T if turned else td_errors)
 
-_OF_WINDOWS = [k for k, o in enumerate(HEADER) if o in ('probs', 'weights')]
+_OF_WINDOWS = [k for k, o in enumerate(HEADER) if o in ('probs', 'weights', 'source')]
 
 @torch.compiler.assume_constant_result
 def _turned(of_type, n): return batch_type(of_type, windows_of(of_type._layout, n, 1))
@@ -65,18 +69,23 @@ def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fi
     sampler.draw_into(request.slots, request.probs, request.weights, rng)
     return read_windows(storage, request, sampler.sequence.burn_in)
 
-def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any) -> SequenceBatch:
+def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, living: Any = None) -> SequenceBatch:
     """Return `bs` windows of `length` steps of one episode each, which begin at any step with equal probability
-    (`probs` are NaN); a `ValueError` after 100·bs draws of steps at which no window begins"""
+    (`probs` are NaN); a `ValueError` after 100·bs draws of steps at which no window begins. `living`: the slots
+    whose rows may be drawn (a `Living`; None: all)"""
     storage, found, vain = episodes.storage, np.empty((0, length), np.int64), 0
+    n = storage.n_added - storage.first_id if living is None else living.n
+    require(n, 'nothing to draw from: what was stored has been dropped or cleared')
     while len(found) < bs:
-        first = rng.integers(storage.n_added - storage.first_id, size=bs)
+        first = rng.integers(n, size=bs)
+        if living is not None: living.to_slots(first)
         ids = episodes.window(first, range(length))
         whole = ids[:, -1] >= 0
+        if living is not None: whole &= living.holds(ids % storage.max_sz).all(1)
         found, vain = np.concatenate([found, ids[whole]]), vain + bs - int(whole.sum())
         if vain <= 100*bs or len(found) >= bs: continue
         raise ValueError(f'length: hardly any episode in the memory has {length} steps: '
-                         f'no window begins at {vain} of the drawn steps; take a smaller length')
+                         f'no window begins at {vain} of the drawn steps; take a smaller length, or drop fewer')
     request = storage.ask(bs, header=WINDOWED, length=length)
     request.slots[:], request.probs[:], request.weights[:] = found[:bs] % storage.max_sz, np.nan, 1
     return read_windows(storage, request)

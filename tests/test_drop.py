@@ -1,0 +1,681 @@
+"What may be drawn: drop, clear, where and max_draws, beside a twin that writes the law out"
+import copy
+import pickle
+import shutil
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+import torch
+
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.pipes.replay import ExperienceReplay
+from fastrl_replay.pipes.hindsight import HindsightReplay
+from fastrl_replay.pipes.sequences import SequenceReplay
+from fastrl_replay.samplers.age import AgeWeighted
+from fastrl_replay.samplers.base import Prioritized
+from fastrl_replay.samplers.more import ERE, LAP, Combined
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.rank import RankBased
+from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.steps import SimpleStep, Transition
+from fastrl_replay.saving import CheckpointError
+from fastrl_replay.storage.sequence_sampler import Sequence
+from limits import small_files
+from watched import PACKAGE, at_every_line, moments, torn
+
+MAX_SZ = 37
+
+
+def step(i, env_id=0, step_n=0, end=False):
+    state = np.full(2, i, np.float32)
+    return SimpleStep(state, i % 4, state + 1, end, False, float(i), 0., env_id, 0, step_n, 0)
+
+
+class Own:
+    "A sampler of five methods, and `on_drop`: the uniform one, written out"
+    def __init__(self): self.there = set()
+    def on_add(self, slots, priorities): self.there |= set(np.asarray(slots).tolist())
+    def on_drop(self, slots): self.there -= set(np.asarray(slots).tolist())
+    def draw(self, bs, rng):
+        return rng.choice(sorted(self.there), bs), np.full(bs, 1/len(self.there))
+    def update(self, slots, td_errors): pass
+    def get_state(self): return dict(there=np.array(sorted(self.there), np.int64))
+    def set_state(self, state): self.there = set(state['there'].tolist())
+
+
+SAMPLERS = dict(uniform=Uniform, repeating=lambda: Uniform(True), proportional=lambda: Proportional(alpha=.7, eps=.01, normalize='memory'),
+                zero=lambda: Proportional(alpha=0.), rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own,
+                aged=lambda: AgeWeighted(20), fading=lambda: AgeWeighted(15, 0.), floored=lambda: AgeWeighted(3.5, 1.))
+
+
+class Naive:
+    "Every priority ever given, which rows may not be drawn, and the law of the others written out"
+    def __init__(self, kind, max_sz=MAX_SZ):
+        self.kind, self.max_sz, self.p, self.dropped, self.cleared, self.largest, self.n_stale = kind, max_sz, [], set(), 0, 1., 0
+    @property
+    def first(self): return max(self.cleared, len(self.p) - self.max_sz)
+    def living(self): return [i for i in range(self.first, len(self.p)) if i not in self.dropped]
+    def extend(self, priorities):
+        for p in priorities:
+            self.largest = max(self.largest, self.largest if p is None else p)
+            self.p.append(self.largest if p is None else p)
+    def drop(self, ids):
+        new = set(ids) - self.dropped
+        self.dropped |= new
+        return len(new)
+    def clear(self): self.cleared = len(self.p)
+    def update(self, ids, errors):
+        last = {i: abs(e) for i, e in zip(ids, errors) if i >= self.first and i not in self.dropped}
+        self.n_stale += sum(i not in last for i in ids)
+        if self.kind in ('uniform', 'repeating', 'aged', 'fading', 'floored'): return 0
+        for i, e in last.items():
+            self.p[i] = max(e, 1.) if self.kind=='lap' else e + {'proportional': .01, 'zero': 1e-6}.get(self.kind, 0.)
+            self.largest = max(self.largest, self.p[i])
+        return len(last)
+    def probs(self):
+        ids = self.living()
+        ranked = sorted(ids, key=lambda i: (-self.p[i], i))
+        mass = dict(proportional=lambda i: self.p[i]**.7, lap=lambda i: self.p[i]**.4, rank=lambda i: (ranked.index(i) + 1)**-.8,
+                    aged=lambda i: max(.1, 1 - (len(self.p) - 1 - i)/20), fading=lambda i: max(0., 1 - (len(self.p) - 1 - i)/15)).get(self.kind, lambda i: 1.)
+        mass = {i: mass(i) for i in ids}
+        total = sum(mass.values())
+        return {i: m/total if total else 1/len(mass) for i, m in mass.items()}
+
+
+def compare(memory, twin):
+    assert memory.check_valid()
+    living = twin.living()
+    assert (len(memory), memory.first_id, memory.n_added, memory.n_stale) == (len(twin.p) - twin.first, twin.first, len(twin.p), twin.n_stale)
+    assert memory.usage()['n_dropped'] == len(memory) - len(living) and len(memory.sampler) == len(living)
+    assert sorted(memory[:].ids.tolist() if len(memory) else []) == list(range(twin.first, len(twin.p)))
+    if not living:
+        if len(twin.p):
+            with pytest.raises(ValueError, match='nothing to draw from'): memory.sample(1)
+        return
+    batch, probs = memory.sample(min(6, len(living))), twin.probs()
+    assert set(batch.ids.tolist()) <= set(living) and (batch.reward == batch.ids).all()
+    np.testing.assert_allclose(batch.probs, [probs[i] for i in batch.ids.tolist()], rtol=1e-4)
+
+
+def again(memory, rng, folder, make):
+    "The same memory, by one of the ways in which a memory goes on elsewhere"
+    if memory.path is not None:
+        memory.close()
+        return ReplayMemory.open(folder, sampler=Own() if make is Own else None, step=step(0), seed=1)
+    own = Own() if make is Own else None
+    way = int(rng.integers(4))
+    if way==0: return pickle.loads(pickle.dumps(memory))
+    if way==1: return copy.deepcopy(memory)
+    if way==2:
+        memory.save(folder)
+        return ReplayMemory.load(folder, sampler=own, step=step(0))
+    other = ReplayMemory(MAX_SZ, make(), seed=9)
+    other.load_state_dict(memory.state_dict())
+    return other
+
+
+@pytest.mark.parametrize('disk', [False, True], ids=['ram', 'path'])
+@pytest.mark.parametrize('kind', SAMPLERS)
+def test_thousands_of_random_calls_beside_the_twin(kind, disk, tmp_path):
+    rng, make, folder = np.random.default_rng(len(kind)), SAMPLERS[kind], tmp_path/'memory'
+    memory, twin = ReplayMemory(MAX_SZ, make(), seed=0, path=folder if disk else None), Naive(kind)
+    for _ in range(200 if disk else 600):
+        n, first, what = len(twin.p), twin.first, rng.random()
+        if what < .2 or not n:
+            priority = float(rng.random()*3) if rng.random() < .3 else None
+            assert memory.add(step(n), priority) == n
+            twin.extend([priority])
+        elif what < .35:
+            m = int(rng.integers(1, 12 if rng.random() < .9 else 2*MAX_SZ))
+            memory.extend([step(n + i) for i in range(m)])
+            twin.extend([None]*m)
+        elif what < .6 and n > first:
+            ids = rng.integers(first, n, size=rng.integers(0, 12)) if rng.random() < .8 else np.arange(first, n)
+            assert memory.drop(ids) == twin.drop(ids.tolist())
+        elif what < .63:
+            memory.clear()
+            twin.clear()
+        elif what < .85:
+            ids, errors = rng.integers(max(0, first - 5), n, size=8), rng.standard_normal(8)*(rng.random() < .9)
+            changed, expected = memory.update_priorities(ids, errors), twin.update(ids.tolist(), errors.tolist())
+            assert changed == expected
+        elif what < .89: memory = again(memory, rng, folder, make)
+        compare(memory, twin)
+    memory.close()
+
+
+def filled(sampler=None, n=40, max_sz=50, **options):
+    memory = ReplayMemory(max_sz, sampler, seed=0, **options)
+    memory.extend([step(i, step_n=i % 10, end=i % 10==9) for i in range(n)])
+    return memory
+
+
+@pytest.mark.parametrize('kind', SAMPLERS)
+def test_frequencies_are_those_of_the_law(kind):
+    "Chi-square at a fixed seed: 30,000 draws, two fifths of the rows dropped, some written again"
+    memory, twin = filled(SAMPLERS[kind](), n=60), Naive(kind, 50)
+    twin.extend([None]*60)
+    errors = np.linspace(.1, 3, 50)
+    memory.update_priorities(np.arange(10, 60), errors)
+    twin.update(list(range(10, 60)), errors.tolist())
+    memory.drop(np.arange(12, 32))
+    twin.drop(range(12, 32))
+    memory.extend([step(i) for i in range(60, 65)])
+    twin.extend([None]*5)
+    probs, n = twin.probs(), 1000
+    seen = np.bincount(np.concatenate([memory.sample(30).ids.numpy() for _ in range(n)]), minlength=65)
+    probs = {i: p for i, p in probs.items() if p}
+    ids = np.array(list(probs))
+    assert seen.sum() == seen[ids].sum() == 30*n
+    expected = 30*n*np.array(list(probs.values()))
+    chi, k = ((seen[ids] - expected)**2/expected).sum(), len(ids) - 1
+    assert chi < k + 4*np.sqrt(2*k), f'chi-square {chi:.0f} at {k} degrees of freedom'
+
+
+def test_a_batch_without_replacement_holds_each_living_row_once():
+    memory = filled()
+    memory.drop(np.arange(0, 40, 2))
+    assert sorted(memory.sample(20).ids.tolist()) == list(range(1, 40, 2))
+    with pytest.raises(ValueError, match='21 without replacement.* 20 transitions that were not dropped'): memory.sample(21)
+
+
+def test_all_leaves_zero_is_uniform_among_those_left():
+    memory = filled(Proportional(alpha=1., eps=0.))
+    memory.update_priorities(np.arange(40), np.zeros(40))
+    memory.drop(np.arange(30))
+    batch = memory.sample(200)
+    assert set(batch.ids.tolist()) == set(range(30, 40)) and np.allclose(batch.probs, .1) and (batch.weights == 1).all()
+
+
+def test_combined_draws_the_newest_that_is_left():
+    memory = filled(Combined())
+    memory.drop([39, 38, 5])
+    for _ in range(20):
+        batch = memory.sample(8)
+        ids = batch.ids.tolist()
+        assert ids.count(37) == 1 and len(set(ids)) == 8 and not {5, 38, 39} & set(ids)
+        np.testing.assert_allclose(batch.probs, [1 if i==37 else 1/36 for i in ids], rtol=1e-6)
+
+
+def test_ere_draws_from_what_is_left_of_its_window():
+    memory = filled(ERE(eta=.9, c_min=10, period=1))
+    memory.drop(np.arange(30, 37))
+    batch = memory.sample(300)
+    assert set(batch.ids.tolist()) == {37, 38, 39} and np.allclose(batch.probs, 1/3)
+    memory.drop([37, 38, 39])
+    assert set(memory.sample(20).ids.tolist()) == {29}, 'nothing is left in the window: the newest there is'
+
+
+# ---- sequences
+
+def windows(twin, episodes, o):
+    "The starts of the windows that can be drawn, and how long they are: by looking at every one"
+    found = {}
+    for rows in episodes:                                # (id, step_n, end) of each step
+        rows = [r for r in rows if r[0] >= twin.first]
+        for k, (id, step_n, _) in enumerate(rows):
+            part = rows[k:k + o.length]
+            whole = len(part)==o.length or o.pad and part[-1][2]
+            if step_n % o.stride==0 and whole and not twin.dropped & {r[0] for r in part}: found[id] = len(part)
+    return found
+
+
+@pytest.mark.parametrize('disk', [False, True], ids=['ram', 'path'])
+@pytest.mark.parametrize('pad', [True, False], ids=['pad', 'whole'])
+@pytest.mark.parametrize('base', [Uniform, Proportional])
+def test_sequences_that_hold_a_dropped_row_are_not_drawn(base, pad, disk, tmp_path):
+    rng, o, folder = np.random.default_rng(3), Sequence(4, 1, 2, pad=pad), tmp_path/'memory'
+    memory, twin = ReplayMemory(MAX_SZ, base(), seed=0, sequence=o, path=folder if disk else None), Naive('uniform')
+    at, open_, episodes = [0, 0], [None, None], []
+    for k in range(200 if disk else 600):
+        n, what = len(twin.p), rng.random()
+        if what < .6 or n==twin.first:
+            e, end = int(rng.integers(2)), bool(rng.random() < .15)
+            if open_[e] is None: episodes.append(open_.__setitem__(e, []) or open_[e])
+            memory.add(step(n, e, at[e], end))
+            twin.extend([None])
+            open_[e].append((n, at[e], end))
+            at[e] = 0 if end else at[e] + 1
+            if end: open_[e] = None
+        elif what < .75:
+            ids = rng.integers(twin.first, n, size=2)
+            assert memory.drop(ids) == twin.drop(ids.tolist())
+        elif what < .77:
+            memory.clear()
+            twin.clear()
+            for e in range(2):                           # an open episode goes on as a new one, in steps that are counted on
+                if open_[e]: episodes.append(open_.__setitem__(e, []) or open_[e])
+        elif what < .8:
+            if disk:
+                memory.close()
+                memory = ReplayMemory.open(folder, step=step(0))
+            else: memory = [lambda: pickle.loads(pickle.dumps(memory)), lambda: copy.deepcopy(memory)][int(rng.integers(2))]()
+        if not k % 4 or what > .6:
+            wanted = windows(twin, episodes, o)
+            sampler = memory.sampler
+            slots, spans = sampler.starts[:len(sampler)].T
+            ids = [next(i for i in range(twin.first, len(twin.p)) if i % MAX_SZ==s) for s in slots]
+            assert dict(zip(ids, spans.tolist())) == wanted and memory.check_valid()
+        if len(sampler := memory.sampler) >= 2:
+            batch = memory.sample(2)
+            ids = batch.ids[batch.mask]
+            assert not set(ids.tolist()) & twin.dropped and (batch.reward[batch.mask] == ids).all()
+            memory.update_priorities(batch.ids, rng.standard_normal((2, 4)))
+    memory.close()
+
+
+def test_an_error_of_a_sequence_whose_row_was_dropped_is_stale():
+    memory = filled(Proportional(), sequence=Sequence(5))
+    batch = memory.sample(6)
+    memory.drop([int(batch.ids[0, 2])])
+    there = np.unique(batch.ids[:, 0]).tolist()
+    assert memory.update_priorities(batch.ids, np.ones((6, 5))) == len(there) - 1
+    assert memory.n_stale == (batch.ids[:, 0] == batch.ids[0, 0]).sum()
+
+
+def test_windows_from_anywhere_hold_no_dropped_row():
+    memory = filled()
+    memory.drop([3, 17])
+    ids = np.concatenate([memory.sample_sequences(8, 4).ids.numpy() for _ in range(40)])
+    assert not np.isin(ids, [3, 17]).any()
+    assert set(ids[:, 0]) == {i for i in range(40) if i % 10 <= 6 and not {3, 17} & set(range(i, i + 4))}
+    memory.drop(np.arange(0, 40, 3))
+    with pytest.raises(ValueError, match='hardly any episode.*drop fewer'): memory.sample_sequences(2, 4)
+    memory.clear()
+    with pytest.raises(ValueError, match='nothing to draw from'): memory.sample_sequences(1, 2)
+
+
+# ---- hindsight
+
+@pytest.mark.parametrize('strategy', ['future', 'final', 'episode'])
+def test_hindsight_takes_no_goal_from_a_dropped_row(strategy):
+    def state(i): return dict(observation=np.zeros(1, np.float32), achieved_goal=np.array([i], np.float32), desired_goal=np.array([-1.], np.float32))
+    steps = [Transition(state(i), 0, 0., state(i), i % 10==9, False) for i in range(40)]
+    replay = HindsightReplay(steps, lambda a, d, info: np.zeros(len(a)), k=9, strategy=strategy, bs=10, max_sz=50, seed=0)
+    replay.extend(steps)
+    dropped = [4, 5, 9, 17, 18, 19, 29]
+    replay.memory.drop(dropped)
+    seen, allowed = {}, {}
+    for _ in range(300):
+        batch = replay.sample()
+        for i, goal in zip(batch.ids[batch.relabelled].tolist(), batch.state['desired_goal'][batch.relabelled, 0].tolist()):
+            seen.setdefault(i, []).append(int(goal))
+    for i, goals in seen.items():
+        living = [k for k in range(i//10*10, i//10*10 + 10) if k not in dropped]
+        allowed = dict(future=[k for k in living if k >= i], final=living[-1:], episode=living)[strategy]
+        assert i not in dropped and set(goals) <= set(allowed)
+        expected = len(goals)/len(allowed)
+        chi = sum((goals.count(k) - expected)**2/expected for k in allowed)
+        assert len(allowed)==1 or chi < len(allowed) + 6*np.sqrt(2*len(allowed)), (i, chi)
+
+
+# ---- what is counted
+
+@pytest.mark.parametrize('kind', [o for o in SAMPLERS if o!='own'])
+def test_a_row_is_dropped_once_it_was_drawn_so_often(kind):
+    memory, counts = filled(SAMPLERS[kind](), max_draws=3), np.zeros(400, int)
+    for k in range(60):
+        if k % 3==0: memory.extend([step(memory.n_added + i) for i in range(4)])
+        living = memory.sampler.living
+        if len(memory.sampler) < 5: continue
+        before, ids = counts.copy(), memory.sample(5).ids.numpy()
+        assert (before[ids] < 3).all(), 'drawn although it had been drawn three times'
+        np.add.at(counts, ids, 1)
+        stored = np.arange(memory.first_id, memory.n_added)
+        assert memory.usage()['n_dropped'] == (counts[stored] >= 3).sum() and memory.check_valid()
+    assert counts.max() >= 3 and living is not None
+
+
+def test_each_row_of_a_sequence_is_counted():
+    memory = filled(sequence=Sequence(5, stride=5), max_draws=2)
+    for _ in range(16): memory.sample(1)
+    with pytest.raises(ValueError, match="can't be drawn"): memory.sample(1)
+    assert memory.usage()['n_dropped'] == 40
+    memory = filled(max_draws=1)
+    ids = memory.sample_sequences(3, 4).ids.unique()
+    assert memory.usage()['n_dropped'] == len(ids) and memory.drop(ids) == 0
+
+
+@pytest.mark.parametrize('way', ['save', 'state_dict', 'deepcopy', 'path'])
+def test_draws_are_counted_on_elsewhere(way, tmp_path):
+    memory = filled(Uniform(), n=8, max_sz=8, max_draws=2, path=tmp_path/'m' if way=='path' else None)
+    memory.sample(8)
+    if way=='save':
+        memory.save(tmp_path/'s')
+        memory = ReplayMemory.load(tmp_path/'s')
+    elif way=='state_dict':
+        other = ReplayMemory(8, max_draws=2)
+        other.load_state_dict(memory.state_dict())
+        memory = other
+    elif way=='deepcopy': memory = copy.deepcopy(memory)
+    else:
+        memory.close()
+        with pytest.raises(ValueError, match='max_draws: the memory .* has 2, got None'): ReplayMemory(8, path=tmp_path/'m')
+        memory = ReplayMemory.open(tmp_path/'m')
+    assert memory.max_draws == 2 and memory.usage()['n_dropped'] == 0
+    memory.sample(8)
+    assert memory.usage()['n_dropped'] == 8
+    memory.extend([step(8)])
+    assert memory.sample(1).ids.tolist() == [8], 'what replaces a row begins at zero'
+    memory.close()
+
+
+# ---- where, clear, errors
+
+def test_where_finds_rows_by_a_field_of_one_number():
+    memory = filled(n=60)
+    memory.drop([50, 51])
+    assert memory.where('reward', lambda r: r > 48).tolist() == list(range(49, 60)), 'in order, dropped ones too'
+    assert memory.where('step_n', 9).tolist() == [19, 29, 39, 49, 59] and memory.where('terminated', True).tolist() == [19, 29, 39, 49, 59]
+    assert memory.where('action', lambda a: torch.from_numpy(a)==3).tolist() == list(range(11, 60, 4))
+    assert memory.drop(memory.where('reward', lambda r: r < 20)) == 10
+    memory.clear()
+    assert memory.where('reward', lambda r: r > 0).tolist() == []
+    for field, test, says in (('state', 1, 'state: expected one number'), ('rewards', 1, "no field 'rewards'"), ('reward', lambda r: r, 'test: expected a bool'),
+                              ('reward', lambda r: True, 'test: expected a bool')):
+        memory.add(step(60))
+        with pytest.raises(ValueError, match=says): memory.where(field, test)
+
+
+def test_bfloat16_numbers_are_compared_by_value():
+    from fastrl_replay.steps import derived_type
+    Box = derived_type('Box', ('x',))
+    memory = ReplayMemory(9)
+    for v in (1.5, -2., 3.): memory.add(Box(torch.tensor(v, dtype=torch.bfloat16)))
+    assert memory.where('x', lambda x: x > 0).tolist() == [0, 2] and memory.where('x', -2).tolist() == [1]
+
+
+def test_bad_ids_change_nothing():
+    memory = filled(n=60)
+    for bad, says in (([9], 'ids: 9 is not in the memory, which holds 10 to 59'), ([60], '60 is not'), ([20, -1], '-1 is not')):
+        with pytest.raises(ValueError, match=says): memory.drop(bad)
+    with pytest.raises(TypeError, match='ids: expected whole numbers'): memory.drop([1.5])
+    assert memory.drop([]) == 0 and memory.sampler.living is None and memory.usage()['n_dropped'] == 0
+    with pytest.raises(ValueError, match='max_draws: expected a whole number ≥ 1'): ReplayMemory(9, max_draws=0)
+    memory.drop([20])
+    for ids, td, says in (([20, 60], [1., 1.], '60'), ([20], [np.nan], 'finite'), ([20, 21], [1.], 'one for each')):
+        with pytest.raises(ValueError, match=says): memory.update_priorities(ids, td)
+    assert memory.n_stale == 0
+
+
+class Deaf(Own):
+    on_drop = None
+
+
+def test_a_sampler_of_ones_own_without_on_drop_is_refused_by_name():
+    memory = filled(Deaf())
+    for call in (lambda: memory.drop([1]), memory.clear):
+        with pytest.raises(TypeError, match=r'sampler: Deaf has no method on_drop\(slots\)'): call()
+    assert memory.sampler.living is None and len(memory) == 40
+    with pytest.raises(TypeError, match='on_drop'): ReplayMemory(9, Deaf(), max_draws=2)
+
+
+class Wrong(Own):
+    def on_drop(self, slots): pass
+
+
+def test_a_sampler_that_draws_a_dropped_slot_is_told():
+    memory = filled(Wrong())
+    memory.drop(np.arange(39))
+    with pytest.raises(ValueError, match='Wrong.draw: a slot was drawn that on_drop'): memory.sample(30)
+
+
+def test_links_do_not_reach_into_what_was_cleared():
+    memory = ReplayMemory(20, seed=0)
+    memory.extend([step(i, step_n=i) for i in range(8)])
+    memory.drop([2])
+    memory.clear()
+    memory.extend([step(8 + i, step_n=8 + i) for i in range(6)])
+    assert memory.previous([8, 9]).tolist() == [-1, 8] and memory.next([12, 13]).tolist() == [13, -1]
+    assert memory.episode_ids(10).tolist() == list(range(8, 14)) and memory.check_valid()
+    assert [int(o.reward) for o in memory] == list(range(8, 14)) and memory[0].reward == 8 and memory[-1].reward == 13
+    with pytest.raises(ValueError, match='7 is not in the memory, which holds 8 to 13'): memory.fetch([7])
+    assert memory.draws.living(memory.first_id, memory.n_added)[0].tolist() == list(range(8, 14))
+
+
+@pytest.mark.parametrize('dedup', [None, 'frames'])
+def test_what_is_cleared_comes_back_in_no_form(dedup, tmp_path):
+    "An empty memory, and one with rows again, saved over the state before and loaded"
+    def stack(i): return np.stack([np.full((6, 6), k, np.uint8) for k in range(i, i + 4)])
+    def images(a, b): return [Transition(stack(i), 0, float(i), stack(i + 1), False, False) for i in range(a, b)]
+    memory = ReplayMemory(16, Proportional(), dedup=dedup, seed=0)
+    memory.extend(images(0, 20))
+    memory.save(tmp_path)
+    memory.clear()
+    for more in (0, 3, 20):
+        n = memory.n_added
+        if more: memory.extend(images(n, n + more))
+        memory.save(tmp_path)
+        for other in (ReplayMemory.load(tmp_path), copy.deepcopy(memory), pickle.loads(pickle.dumps(memory))):
+            assert (other.first_id, other.n_added, len(other)) == (memory.first_id, memory.n_added, len(memory)) and other.check_valid()
+            assert other.add(images(n + more, n + more + 1)[0]) == n + more
+            rows = other.recent(len(other))
+            assert all((rows.state[k].numpy() == stack(int(rows.reward[k]))).all() for k in range(len(rows)))
+            assert (other.sample(9).ids >= 20).all()
+
+
+def test_health_and_show_tell_what_was_dropped():
+    memory = filled(Proportional())
+    memory.drop(np.arange(10))
+    health = memory.health()
+    assert health['n_dropped'] == 10 and health['n'] == 40 and health['effective'] == pytest.approx(30) and health['effective_share'] == pytest.approx(1)
+    texts = [o.get_text() for o in memory.show().findobj(lambda o: hasattr(o, 'get_text'))]
+    assert any('10 dropped' in o for o in texts)
+    memory.drop(np.arange(40))
+    assert any('all 40 transitions stored were dropped' in o for o in memory.health()['warnings'])
+    memory.show()
+
+
+def test_a_peek_sees_what_was_dropped(tmp_path):
+    memory = filled(path=tmp_path/'m')
+    with ReplayMemory.peek(tmp_path/'m') as view:
+        assert not view.dropped(np.arange(40)).any()
+        memory.drop(np.arange(30))
+        assert np.flatnonzero(view.dropped(np.arange(40))).tolist() == list(range(30))
+        assert set(view.sample(200, seed=0).ids.tolist()) == set(range(30, 40)) and len(view.recent()) == 40
+        memory.clear()
+        assert len(view) == 0
+        with pytest.raises(ValueError, match='empty'): view.sample(1)
+    memory.close()
+
+
+def test_a_load_into_a_memory_on_disk_brings_what_was_dropped(tmp_path):
+    source, memory = filled(Proportional()), filled(Proportional(), n=45, path=tmp_path/'m')
+    source.drop(np.arange(10))
+    memory.drop(np.arange(20, 30))
+    memory.load_state_dict(source.state_dict())
+    memory.close()
+    memory = ReplayMemory.open(tmp_path/'m')
+    assert np.flatnonzero(~memory.sampler.living.holds(np.arange(40))).tolist() == list(range(10)) and memory.check_valid()
+    memory.close()
+
+
+# ---- pipes
+
+def test_a_pipe_waits_for_steps_when_nothing_is_left():
+    replay = ExperienceReplay((step(i) for i in range(200)), bs=4, max_sz=50, min_sz=8, max_draws=1, seed=0)
+    seen = [i for batch in replay for i in batch.ids.tolist()]
+    assert len(seen) == len(set(seen)) > 150 and replay.memory.check_valid()
+    assert max(seen) - min(seen) > 150
+
+
+def test_a_cleared_pipe_begins_again_with_min_sz():
+    replay = ExperienceReplay((step(i) for i in range(200)), bs=4, max_sz=50, min_sz=8, seed=0)
+    batches = iter(replay)
+    for _ in range(20): next(batches)
+    replay.memory.clear()
+    assert (replay._sz_tracker, replay._idx_tracker, replay._cycle_tracker, len(replay)) == (0, 0, 0, 0)
+    n = replay.memory.n_added
+    batch = next(batches)
+    assert replay.memory.n_added == n + 8 and (batch.ids >= n).all() and replay._sz_tracker == 8
+    next(batches)
+    assert replay.memory.n_added == n + 9
+
+
+def test_a_pipe_of_sequences_waits_too():
+    steps = (step(i, step_n=i % 10, end=i % 10==9) for i in range(400))
+    replay = SequenceReplay(steps, bs=2, max_sz=60, length=5, stride=5, max_draws=1, seed=0)
+    seen = [i for batch in replay for i in batch.ids.ravel().tolist()]
+    assert len(seen) == len(set(seen)) > 300
+
+
+def test_a_frozen_pipe_says_that_nothing_is_left():
+    replay = ExperienceReplay([step(i) for i in range(10)], bs=4, max_sz=50, seed=0)
+    replay.extend([step(i) for i in range(10)])
+    replay.freeze_memory = True
+    replay.memory.drop(np.arange(10))
+    with pytest.raises(ValueError, match='nothing to draw from'): next(iter(replay))
+
+
+def test_a_checkpoint_of_a_pipe_brings_what_was_dropped(tmp_path):
+    def make(): return ExperienceReplay((step(i) for i in range(99)), bs=4, max_sz=50, seed=0)
+    replay = make()
+    for _, _ in zip(range(30), replay): pass
+    replay.memory.drop(np.arange(10, 20))
+    replay.save(tmp_path)
+    replay.memory.drop(np.arange(20, 25))
+    replay.save(tmp_path)
+    other = make().load(tmp_path)
+    assert other.memory.usage()['n_dropped'] == 15
+    for _ in range(10): assert other.sample().ids.tolist() == replay.sample().ids.tolist()
+
+
+# ---- killed, struck by an exception, in a forked child
+
+def what_is_there(memory):
+    "What was dropped, what is stored, and the priorities of those that may be drawn"
+    living, stored = memory.sampler.living, np.arange(memory.first_id, memory.n_added)
+    kept = stored if living is None else stored[living.holds(stored % memory.max_sz)]
+    p = memory.sampler.priorities[kept % memory.max_sz].tolist() if isinstance(memory.sampler, Prioritized) else []
+    return memory.first_id, memory.n_added, kept.tolist(), p
+
+
+CALLS = dict(drop=lambda m: m.drop(np.arange(22, 26)), more=lambda m: m.drop([20, 23, 27, 28]), clear=lambda m: m.clear(),
+             drop_again=lambda m: m.drop([m.n_added - 1]))
+
+@pytest.mark.parametrize('kind', ['uniform', 'proportional', 'rank', 'own'])
+def test_killed_at_any_line_it_is_the_state_before_or_after(kind, tmp_path):
+    "The files are copied before every line; each copy, and a mixture of two, opens as what was there before, or after"
+    rng, folder, count = np.random.default_rng(0), tmp_path/'m', 0
+    memory = ReplayMemory(12, SAMPLERS[kind](), path=folder, seed=0)
+    memory.extend([step(i) for i in range(30)])
+    memory.sample(4)
+    notes = {name: (folder/name).read_bytes() for name in ('memory.json', 'flushed.json')}
+    for name, call in CALLS.items():
+        if name=='drop_again': memory.extend([step(30 + i) for i in range(3)])
+        before = what_is_there(memory)
+        shots = moments(folder, lambda call=call: call(memory))
+        after = what_is_there(memory)
+        assert after != before and len(shots) > (1 if name=='clear' else 2)
+        for a, b in zip(shots, shots[1:] + shots[-1:]):
+            for files in (a, torn(a, b, rng)):
+                path, count = tmp_path/str(count), count + 1
+                path.mkdir()
+                for file, data in (files | notes).items(): (path/file).write_bytes(data)
+                again = ReplayMemory.open(path, sampler=Own() if kind=='own' else None, step=step(0))
+                assert what_is_there(again) in (before, after) and again.check_valid()
+                again.add(step(again.n_added))
+                assert what_is_there(again)[2][-1] == again.n_added - 1 and again.check_valid()
+                again.close()
+                shutil.rmtree(path)
+    assert count > 30
+    memory.close()
+
+
+class Struck(Exception): pass
+
+LINES = tuple(f'{PACKAGE}/{o}' for o in ('memory/', 'storage/'))
+
+
+@pytest.mark.parametrize('disk', [False, True], ids=['ram', 'path'])
+@pytest.mark.parametrize('kind', ['uniform', 'proportional', 'rank', 'sequences'])
+def test_an_exception_at_any_line_leaves_the_state_before_or_after(kind, disk, tmp_path):
+    options = dict(sequence=Sequence(3)) if kind=='sequences' else {}
+    for name in ('drop', 'clear'):
+        for k in range(0, 1000, 5 if disk else 1 if kind=='uniform' else 3):
+            memory = ReplayMemory(12, None if options else SAMPLERS[kind](), path=tmp_path/f'{name}{k}' if disk else None, seed=0, **options)
+            memory.extend([step(i, step_n=i % 10, end=i % 10==9) for i in range(30)])
+            before, lines = what_is_there(memory), [0]
+            def strike(lines=lines, k=k):
+                lines[0] += 1
+                if lines[0]==k + 1: raise Struck
+            try:
+                with at_every_line(strike, LINES): CALLS[name](memory)
+            except Struck: pass
+            else: break
+            memory.check_valid()
+            found = what_is_there(memory)
+            wanted = (18, 30, [i for i in range(18, 30) if not 22 <= i < 26]) if name=='drop' else (30, 30, [])
+            assert found==before or found[:3]==wanted
+            memory.extend([step(30 + i, step_n=i) for i in range(4)])
+            assert memory.check_valid() and len(memory.sampler) >= 0
+            memory.close()
+        assert k > 5
+        memory.close()
+
+
+def test_a_forked_child_may_not_drop_and_draws_no_dropped_row():
+    memory = filled(Proportional())
+    memory.drop(np.arange(30))
+    memory._read_only = 'made before this process was forked'
+    for call in (lambda: memory.drop([35]), memory.clear):
+        with pytest.raises(RuntimeError, match='forked'): call()
+    assert (memory.sample(50).ids >= 30).all()
+    memory._read_only = ''
+    memory.close()
+    with pytest.raises(RuntimeError, match='closed'): memory.drop([1])
+    with pytest.raises(RuntimeError, match='closed'): memory.clear()
+
+
+def test_a_full_disk_changes_nothing(tmp_path):
+    memory = filled(path=tmp_path/'m', max_sz=4000)
+    with small_files(1000):
+        with pytest.raises(OSError, match='dropped'): memory.drop([3, 4])
+    assert sorted(o.name for o in (tmp_path/'m').iterdir() if 'dropped' in o.name) == []
+    assert set(memory.sample(40).ids.tolist()) == set(range(40)) and memory.usage()['n_dropped'] == 0
+    memory.close()
+
+
+def test_a_folder_of_an_earlier_version_gets_its_file_with_the_first_drop(tmp_path):
+    memory = filled(path=tmp_path/'m')
+    memory.close()
+    assert not (tmp_path/'m'/'dropped.map').exists() and 'max_draws' not in (tmp_path/'m'/'memory.json').read_text()
+    memory = ReplayMemory.open(tmp_path/'m')
+    memory.drop([7])
+    assert (tmp_path/'m'/'dropped.map').stat().st_size == 8*51
+    memory.close()
+    (tmp_path/'m'/'dropped.map').unlink()
+    with pytest.raises(CheckpointError, match='dropped.map: no such file'): ReplayMemory.open(tmp_path/'m')
+
+
+def test_a_memory_of_shards_refuses_max_draws_by_name():
+    from fastrl_replay.ray import RayMemory
+    with pytest.raises(ValueError, match='max_draws: shards drop no rows; leave it out'): RayMemory(0, 100, max_draws=2)
+
+
+def test_a_part_one_memory_refuses_max_draws_by_name():
+    from fastrl_replay.memory.plain import PlainMemory
+    with pytest.raises(TypeError, match='max_draws: this memory drops no rows'): PlainMemory(100, max_draws=2)
+
+
+def test_threads_that_add_drop_clear_and_draw():
+    memory, stop, faults = ReplayMemory(64, Proportional(), seed=0), Event(), []
+    memory.extend([step(i) for i in range(64)])
+    def every(call):
+        while not stop.is_set():
+            try: call()
+            except ValueError as e:                    # overwritten or cleared meanwhile, or nothing left
+                if 'not in the memory' not in str(e) and 'nothing to draw' not in str(e): faults.append(e)
+            except Exception as e: faults.append(e)
+    def drop(): memory.drop([memory.n_added - 1, memory.first_id])
+    def draw():
+        batch = memory.sample(8)
+        batch.update_priorities(np.ones(8))
+    calls = [lambda: memory.add(step(memory.n_added)), drop, draw, memory.health, memory.clear, lambda: memory.where('reward', 3.)]
+    threads = [Thread(target=every, args=(o,)) for o in calls]
+    for o in threads: o.start()
+    stop.wait(.5)
+    stop.set()
+    for o in threads: o.join(10)
+    assert not faults and memory.check_valid()
