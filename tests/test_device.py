@@ -862,6 +862,20 @@ def test_host_environments_fill_a_device_memory():
     assert replay.memory.n_envs==4 and replay.health()['n_unlike']==0
 
 
+def test_torchrl_gets_the_columns_without_a_copy(device):
+    pytest.importorskip('torchrl')
+    from fastrl_replay.interop.torchrl import as_tensordict
+    from tensordict import TensorDict
+    memory, step = DeviceMemory(64, device=device, seed=0), World(4, device).step()
+    plain = step._replace(state=step.state['who'], next_state=step.next_state['who'])
+    memory.extend(TensorDict(plain._asdict(), [4]))
+    batch = memory.sample(16)
+    data = as_tensordict(batch, index=batch.ids)
+    assert data['next', 'reward'].shape==(16, 1) and data['next', 'terminated'].dtype==torch.bool and data.device is None or data.device.type==device
+    for key, name in dict(state='state', action='action').items(): assert data[key].data_ptr()==batch[name].data_ptr()
+    assert data['next', 'state'].data_ptr()==batch.next_state.data_ptr() and torch.equal(data['index'], batch.ids)
+
+
 # ---- the benchmark
 
 def test_the_benchmark_runs_small(root):
