@@ -99,6 +99,5 @@ class NaiveStorage:
         for o in pieces: self.put(o['rows'])
 
     def check_valid(self): return all(self.streams[id % self.max_sz] is not None for id in self.ids())
-
     def flush(self): pass
     def close(self): self.columns = self.streams = None
