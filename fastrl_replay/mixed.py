@@ -183,6 +183,7 @@ class Locks:
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000010
 SHIFT = 56
 _LOCAL = (1 << SHIFT) - 1
+_CPU = torch.device('cpu')
 
 class MixedBatch(Batch):
     """A `Batch` of rows of several memories; `source` (int64 tensor (bs,)): the number of the
@@ -413,6 +414,9 @@ class Mixed:
         how = sum(o.n for o in plans), None, (*header, 'source'), length, around
         moves = []
         for k, own in zip(numbers, plans):
+            device = next((o.device for o in parts[k].astuple() if isinstance(o, torch.Tensor)), _CPU)
+            if device!=_CPU:
+                refuse(f'memory {k}', 'batches on the CPU', Words(f'on {device}'), 'draw from it alone')
             try: moves.append(_moves(own, packed(requests.get(*how).batch())[0]))
             except ValueError as e: raise ValueError(f'memory {k}: {e}') from None
         if len(self._plans) > 99: self._plans.clear()
@@ -456,7 +460,7 @@ class Routed(Mixed):
     @property
     def n_stale(self) -> int:
         "Priority updates that came too late, in all memories"
-        return sum(o.n_stale for o in self.memories)
+        return sum(int(o.n_stale) for o in self.memories)
     def __len__(self) -> int: return len(self.memories[0])
     def __bool__(self) -> bool: return True
 
@@ -541,7 +545,7 @@ class Routed(Mixed):
             for o, at in parts:          # a memory elsewhere, whose ids are its own affair, checks itself
                 if o.draws is None or ids.ndim==2: continue
                 check_answers('ids', own[at], td[at], o.n_added)
-            return sum(o.update_priorities(own[at], td[at]) for o, at in parts)
+            return sum(o.update_priorities(own[at], td[at]) or 0 for o, at in parts)    # None: not counted
 
     def usage(self) -> dict[str, float]:
         """Return `n_drawn`, the rows of all batches of this mixture, `samples_per_insert`, that is,

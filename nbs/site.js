@@ -58,7 +58,7 @@
     her: "hindsight", mixing: "mixed mix offline", mix: "mixed mixing", d4rl: "minari", dataset: "minari recorded", demonstrations: "mixed demos recorded", demonstration: "mixed demos recorded", demos: "mixed demonstrations recorded",
     rlpd: "mixed-demos mixed-offline mixed", hybrid: "mixed", imitation: "recorded offline", chunking: "windows chunks", chunks: "windows", history: "windows", histories: "windows history", framestack: "frames windows", stack: "frames windows",
     mask: "action_mask illegal", masks: "mask illegal", masking: "mask illegal", invalid: "illegal", isaaclab: "= device", isaacgym: "= device", isaac: "= device", brax: "= device", mjx: "= device", maniskill: "= device", simulator: "device",
-    swd: "= age", recency: "age recent", decay: "age schedule", strings: "string str", string: "strings str", text: "strings string", language: "strings string", instruction: "strings string", instructions: "strings string", gym: "gymnasium", ram: "memory",
+    swd: "= age", recency: "age recent", decay: "age schedule", string: "= strings", str: "= strings", text: "strings", texts: "strings", language: "strings", instruction: "strings", instructions: "strings", gym: "gymnasium", ram: "memory",
     benchmark: "compared measured", fast: "compared cost", slow: "seconds cost", crash: "killed", checkpoint: "save", resume: "resume save", importance: "weights", td: "error errors", datapipe: "datapipes",
   };
   const LIMIT = 20;

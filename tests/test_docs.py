@@ -393,7 +393,7 @@ MOST_USED = """ReplayMemory ReplayMemory.add ReplayMemory.extend ReplayMemory.sa
     Batch.update_priorities Uniform Proportional RankBased LinearSchedule RateLimiter GymStepper NStep ExperienceReplay PrioritizedReplay
     ExperienceReplay.loader SequenceReplay HindsightReplay Actors EpsilonGreedy DQNLearner DQNLearner.fit DQNLearner.evaluate DQNLearner.plot
     DQNLearner.save DQNLearner.load BestWeights interop.sb3.ReplayBuffer interop.torchrl.ReplayBuffer RayReplay RayMemory AgeWeighted MixedMemory
-    ReplayMemory.where ReplayMemory.drop ReplayMemory.clear""".split()
+    ReplayMemory.where ReplayMemory.drop ReplayMemory.clear DeviceMemory""".split()
 
 
 def test_the_most_used_names_have_an_example_returns_errors_and_see_also(ref, at_work):
@@ -624,7 +624,9 @@ def home(browser, server):
     ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory/kept.html#replaymemory.estimate'), ('out of memory', 'reference/memory/kept.html#replaymemory.estimate'), ('clear', 'reference/memory/kept.html#replaymemory.clear'),
     ('delete', 'start/faq.html#how-do-i-delete-an-episode'), ('remove', 'reference/memory/kept.html#replaymemory.drop'), ('delete an episode', 'reference/memory/kept.html#replaymemory.drop'),
     ('demonstrations', 'reference/mixed.html#mixedmemory'), ('RLPD', 'reference/mixed.html#mixedmemory'), ('action mask', 'learning/agents.html#legal-actions'), ('invalid actions', 'learning/agents.html#legal-actions'),
-    ('sample weight decay', 'reference/samplers/age.html#ageweighted'), ('replay_ratio', 'start/concepts.html#replay-ratio'), ('PPO', 'start/faq.html#does-it-serve-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory/kept.html#replaymemory'),
+    ('sample weight decay', 'reference/samplers/age.html#ageweighted'), ('action chunks', 'tutorials/action_chunks.html'), ('frame history', 'tutorials/frame_history.html'),
+    ('GPU replay buffer', 'processes/device.html'), ('IsaacLab', 'reference/device/memory.html#devicememory'), ('device memory', 'reference/device/memory.html#devicememory'),
+    ('string field', 'lasting/texts.html'), ('language instruction', 'lasting/texts.html'), ('own loop', 'howto/own_loop.html'), ('illegal actions', 'start/faq.html#how-do-i-mask-illegal-actions'), ('replay_ratio', 'start/concepts.html#replay-ratio'), ('PPO', 'start/faq.html#does-it-serve-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory/kept.html#replaymemory'),
     ('github', ''), ('multi-GPU', 'start/faq.html#how-do-i-use-several-gpus'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', 'start/faq.html#why-are-all-my-weights-1'), ('mixing offline data', 'start/faq.html#how-do-i-mix-offline-and-online-data'),
     ('how do I mix offline and online data', 'start/faq.html#how-do-i-mix-offline-and-online-data'), ('several GPUs', 'start/faq.html#how-do-i-use-several-gpus'), ('how to keep only the best weights', 'start/faq.html#how-do-i-keep-only-the-best-weights'),
     ('does it serve PPO', 'start/faq.html#does-it-serve-ppo'), ('how do I delete an episode', 'start/faq.html#how-do-i-delete-an-episode'), ('why are my weights all 1', 'start/faq.html#why-are-all-my-weights-1')])

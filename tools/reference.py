@@ -37,7 +37,8 @@ WORDS = {
     'priority': 'finite and ≥ 0', 'priorities': 'finite and ≥ 0, one for each row, (m,)',
     'within_episode': 'stop where the episode ends?', 'folder': 'the path of a folder', 'timeout': 'in seconds',
     'gamma': 'the discount factor', 'model': 'a torch module', 'state': 'what `state_dict` or `get_state` returned',
-    'source_datapipe': 'the pipe or iterable that the items come from'}
+    'source_datapipe': 'the pipe or iterable that the items come from',
+    'pieces': 'the rows, as `saved` returned them', 'seen': 'how far it is known what was stored'}
 WIDTH = 96                                              # of a signature
 # What a variable of this name holds in the text of a chapter: `memory.add` is `ReplayMemory.add`
 USUAL = {'memory': 'ReplayMemory', 'batch': 'Batch', 'replay': 'ExperienceReplay', 'learn': 'DQNLearner'}

@@ -104,11 +104,11 @@ class Tracked:
     "How full the memory of a pipe is, by the names that the ancestor of this library gave to it"
     memory: Any
     @property
-    def _sz_tracker(self): return len(self.memory)
+    def _sz_tracker(self): return self.memory.n_added - self.memory.first_id
     @property
-    def _idx_tracker(self): return (self.memory.n_added - 1) % self.memory.max_sz + 1 if len(self.memory) else 0
+    def _idx_tracker(self): return (self.memory.n_added - 1) % self.memory.max_sz + 1 if self._sz_tracker else 0
     @property
-    def _cycle_tracker(self): return (self.memory.n_added - 1) // self.memory.max_sz if len(self.memory) else 0
+    def _cycle_tracker(self): return (self.memory.n_added - 1) // self.memory.max_sz if self._sz_tracker else 0
 
 # %% ../../nbs/2_learning/04_replay.ipynb #cf3408a4
 @datapipe('experience_replay')
@@ -197,7 +197,10 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def health(self) -> dict[str, Any]:
         "Return numbers and `warnings` about the memory: its `health`"
         return self.memory.health()
-    def show(self, *args: Any, **kw: Any) -> Any:
+    def show(
+        self, *args: Any,   # as for `ReplayMemory.show`
+        **kw: Any,          # the same
+    ) -> Any:
         "Return a figure of the memory, as `ReplayMemory.show`. Its title begins with the environment"
         source = next((f'{o.spec.id}: ' for o in upstream(self) if getattr(o, 'spec', None)), '')
         return self.memory.show(*args, source=source, **kw)

@@ -138,7 +138,8 @@ class Shards(Telling):
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
-        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()   # while shards start, too
+        watched = isinstance(directory, RemoteActor) and made['lease'] is not None
+        if watched: self._show_life()        # also while shards start
         self._take_in()
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
@@ -153,7 +154,8 @@ class Shards(Telling):
         for number, handle, ref in new:
             info = Info(number, *[0]*(len(Info._fields) - 1))
             try: info = info if handle is None else handle.get(ref, max(.1, limit - time.monotonic()))
-            except ShardSlow: raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from None
+            except ShardSlow as e:
+                raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from e
             place = _ShardLink(handle, info)
             place.sender = Sender(functools.partial(self._again, place), timeout=self.timeout)
             self.places.append(place)
