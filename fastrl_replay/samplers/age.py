@@ -86,7 +86,8 @@ def draw_left(slots, probs, weights, words, listed, places, left, tries, newest,
     end, flat, each = (2*horizon + 1 - 2*m)**2, (n - m)*floor, 1/floor if floor > 0 else 0.
     total, ages, got = m - m*(m - 1)/(2*horizon) + flat, np.empty(512), 0
     while got < len(slots):
-        some, k = min(512, np.int64(1.1*(len(slots) - got)*tries/left) + 8), 0
+        some: Any = min(512, np.int64(1.1*(len(slots) - got)*tries/left) + 8)
+        k: Any = 0
         if total <= len(listed):
             for i in range(some):
                 word, state = advance(state)
