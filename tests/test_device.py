@@ -1,5 +1,5 @@
 """A memory on a device, on the CPU and, where there is one, on CUDA: beside naive twins, never waiting, one graph for ever."""
-import math, random, subprocess, sys
+import copy, math, pickle, random, subprocess, sys
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -464,6 +464,17 @@ def test_options_that_do_not_suit_the_first_rows_are_refused_by_name(kw, text):
     memory = DeviceMemory(32, device='cpu', **kw)
     with pytest.raises(ValueError, match=f'^{text}'): memory.extend(World(4).step())
     assert memory.layout is None
+
+
+def test_text_copies_and_unknown_names_are_refused_by_name():
+    memory = DeviceMemory(8, device='cpu')
+    class Told(NamedTuple):
+        reward: Any
+        task: Any
+    with pytest.raises(TypeError, match='step: expected numbers'): memory.extend([Told(1., 'lift')])
+    for copied in copy.deepcopy, pickle.dumps:
+        with pytest.raises(TypeError, match='a DeviceMemory cannot be copied or pickled: save it'): copied(memory)
+    with pytest.raises(AttributeError, match='drop: DeviceMemory has no such method'): memory.drop([0])
 
 
 def test_on_a_cpu_it_warns():

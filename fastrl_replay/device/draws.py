@@ -52,11 +52,13 @@ class Law:
     """Who is drawn: all rows alike, with replacement, unless a derived class says otherwise. `first` and
     `n` (int64, no axes): the oldest row that may be drawn, and how many were stored"""
     prioritized = False
+    living = None                # nothing is ever dropped
     sequence: Any = None
     beta: Any = None
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
         self.max_sz, self.rng, self.device = max_sz, rng, rng.key.device
         self.kind = self.name = sampler.kind
+        self.replace = type(self) is not Distinct
         self.options = sampler.options()
         self.counts = {k: self.number(0) for k in ('n_batches', 'n_drawn', 'n_stale')}
     def number(self, v: float) -> Tensor:

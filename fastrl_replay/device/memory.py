@@ -20,6 +20,7 @@ from .draws import Distinct, DeviceRng, law_of
 from .rows import (
     NEXT_OF, Ring, Starts, device_estimate, n_step_rows, window_rows, with_discount)
 from ..health import Health, memory_health
+from ..protocol import refuse_name
 from ..samplers.base import as_priorities
 from ..samplers.own import sampler_from
 from ..samplers.rng import Rng
@@ -35,7 +36,7 @@ from ..storage.sequences import SequenceBatch
 _SLOW = ('device: on a CPU a ReplayMemory draws 7 to 17 times as fast as a DeviceMemory, which is for '
          'environments and learners on a GPU')
 _WHOLE = 'vector environments give that in autoreset modes SAME_STEP and DISABLED'
-_ELSEWHERE = dict(path='lies on the disk', dedup='compares what is stored', codec='packs what is stored')
+_ELSEWHERE = dict(path='may lie on the disk', dedup='compares what is stored', codec='packs what is stored')
 
 def as_device(device: Any) -> torch.device:
     "Return a CUDA device, or with a warning the CPU; a `ValueError` for anything else"
@@ -93,7 +94,7 @@ class DeviceStored:
         n_step: int = 1,              # rewards that are added up when rows are drawn
         gamma: float = .99,           # their discount factor
         sequence: Any = None,         # a `Sequence`, to draw windows of steps
-        next_of: Any = NEXT_OF,       # fields found in the stream's next row (None: all are stored)
+        next_of: dict[str, str] | None = NEXT_OF,  # fields found in the next row (None: all are stored)
         max_ends: int | None = None,  # ends of episodes there is room for (None: `max_sz`/16)
         dtypes: Any = None,           # {field: a narrower dtype to store it in}
         compile: bool | None = None,  # is each call one graph of torch.compile? (None: on CUDA)
@@ -160,6 +161,7 @@ class DeviceStored:
             ring = self._new_ring(Layout.of(first_row(chunk)), n_envs or len(tree_leaves(chunk)[0]))
         return ring, checked_values(ring, chunk)
     def _new_ring(self, layout, n_envs):
+        if layout.texts: refuse('step', 'numbers', layout, 'text has no place on a device', TypeError)
         ring = Ring(layout, self.max_sz, n_envs, self.device, self.next_of, self.max_ends, self.dtypes)
         if self.n_step > 1 and not (ring.ends and 'reward' in layout.fields):
             refuse('n_step', 'steps with a reward and a field terminated or truncated', layout)
@@ -326,9 +328,9 @@ class DeviceRead(DeviceDrawn):
     def health(self) -> Health:
         "Return numbers and `warnings`, see `memory_health`, of a copy of the newest rows"
         with self.lock: return memory_health(self)
-    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
+    def show(self, id: int | None = None, n: int = 3, gamma: float = .99, *, source: str = '') -> Any:
         "Return a figure, see `ReplayMemory.show`, of a copy of the newest rows"
-        with self.lock: return memory_figure(self, id, n, gamma)
+        with self.lock: return memory_figure(self, id, n, gamma, source=source)
     @staticmethod
     def estimate(step: Any, max_sz: int, **options: Any) -> Estimate:
         """Return the bytes of `max_sz` rows of a step of stacked tensors, one of each stream: plain, with
@@ -354,6 +356,10 @@ class DeviceMemory(DeviceRead):
 
     Row `id` is in slot `id % max_sz`; the next row of its stream is `id + n_envs`. With `n_step` rewards
     are added up when rows are drawn, which have a field `discount`; with a `sequence` windows are drawn"""
+
+    def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory` has it')
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError('a DeviceMemory cannot be copied or pickled: save it, and load what was saved')
 
     def saved(self) -> tuple[dict[str, Any], Rows]:
         "Return what `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
