@@ -45,6 +45,7 @@ from .runs import BestWeights
 _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError',
          'ReplayMemory', 'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased',
          'LAP', 'Combined', 'ERE', 'AgeWeighted', 'Sequence',
-         'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
+         'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
+         'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
          'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay',
          'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
