@@ -5,7 +5,7 @@
 
 On CUDA times are those of the device (events, medians over replays); on a CPU, CPU time of one thread, interleaved, medians.
 It needs the extra `torchrl`. Nothing in the project's pages was measured on CUDA so far."""
-import argparse, math, statistics, time, warnings
+import argparse, statistics, time, warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -134,14 +134,17 @@ def calls(rows: int, sizes: Sizes, device: torch.device, compiled: bool) -> None
     extends = {f'extend {k}': (lambda m=m: m.extend(step)) for k, m in ours.items()}
     print(f'\n{rows:,} rows of {OBS} + {ACT} numbers, {ENVS:,} envs, on {device}')
     line('extend 1,024', microseconds(each(extends, device, compiled) | theirs['extend'], sizes.rounds, device))
-    for bs in sizes.batches:
-        draws = {f'draw {k}': (lambda m=m: m.sample(bs).astuple()) for k, m in ours.items()}
-        uniform = theirs['uniform'](bs)
-        line(f'sample {bs:,}', microseconds(each(draws, device, compiled) | uniform, sizes.rounds, device))
-        memory, td = ours['prioritized'], torch.rand(bs, device=device)
-        ids = memory.sample(bs).ids
-        update = each({'update': lambda: memory.update_priorities(ids, td)}, device, compiled)
-        line(f'update {bs:,}', microseconds(update | theirs['update'](bs, td), sizes.rounds, device))
+    for bs in sizes.batches: draws_and_updates(bs, ours, theirs, sizes, device, compiled)
+
+def draws_and_updates(bs: int, ours: dict, theirs: dict, sizes: Sizes, device: torch.device, compiled: bool) -> None:
+    "The calls whose size is that of a batch"
+    draws = {f'draw {k}': (lambda m=m: m.sample(bs).astuple()) for k, m in ours.items()}
+    uniform = theirs['uniform'](bs)
+    line(f'sample {bs:,}', microseconds(each(draws, device, compiled) | uniform, sizes.rounds, device))
+    memory, td = ours['prioritized'], torch.rand(bs, device=device)
+    ids = memory.sample(bs).ids
+    update = each({'update': lambda: memory.update_priorities(ids, td)}, device, compiled)
+    line(f'update {bs:,}', microseconds(update | theirs['update'](bs, td), sizes.rounds, device))
 
 def each(calls: dict, device: torch.device, compiled: bool) -> dict:
     "All ways of several calls"
@@ -183,7 +186,7 @@ def sums(rows: int, sizes: Sizes, device: torch.device, compiled: bool) -> None:
     first, n = torch.zeros((), dtype=torch.int64, device=device), torch.tensor(rows, device=device)
     kinds = dict(flat=FlatSums(leaves), blocks_32=BlockSums(leaves, 32), blocks_64=BlockSums(leaves, 64))
     for bs in sizes.batches:
-        found = {k: (lambda o=o: o.draw(bs)) for k, o in kinds.items()} | dict(ours=lambda: law.draw(bs, first, n))
+        found = {k: (lambda o=o, bs=bs: o.draw(bs)) for k, o in kinds.items()} | dict(ours=lambda bs=bs: law.draw(bs, first, n))
         line(f'the draw alone, {bs:,}', microseconds(each(found, device, compiled and device.type=='cuda'), sizes.rounds, device))
 
 

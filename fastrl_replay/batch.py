@@ -133,9 +133,10 @@ def _make_type(kind, layout):
         trees = {names[f]: tree_map(lambda k: k + N_HEADER, o) for f, o in zip(layout.fields, layout.trees)}
         plain = {f: isinstance(k, int) and bits[k] is None for f, k in trees.items()}
         columns = {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
-        texts = {o.path[0] for o in layout.leaves if o.text}
-        columns |= {names[f]: Texts(trees[names[f]]) for f in texts}
-        more = dict(_kind=kind, _layout=layout, _names=names, _trees={f: tree_leaves(o) for f, o in trees.items()})
+        texts = {layout.leaves[k].path[0]: k for k in layout.texts}
+        columns |= {names[f]: Texts(k + N_HEADER) for f, k in texts.items()}
+        more = dict(_kind=kind, _layout=layout, _names=names, _texts=texts)
+        more['_trees'] = {f: tree_leaves(o) for f, o in trees.items()}
         known[kind] = type(kind.__name__, (kind,), columns | more)
 
 def made_of(of_type: Any, known: dict) -> Any:
@@ -162,6 +163,7 @@ class Columns:
     _own: frozenset = frozenset()    # names that are not fields
     _names: dict = {}                # field → attribute
     _trees: dict = {}                # attribute → numbers of its columns
+    _texts: dict = {}                # field of strings → number of its leaf
     _layout: Any = None
     _type: Any = None                # the class, or that which fits the columns since one was assigned
     _columns: Any = None             # all columns as they came: arrays, or tensors
@@ -192,23 +194,23 @@ class Columns:
         self._assign(field, value)
 
     def _assign(self, field, value):
-        k = self._type._layout.leaf(field)
-        if k is not None and self._type._layout.leaves[k].text: return self._assign_texts(field, k, value)
+        if field in self._texts: return self._assign_texts(field, value)
         value = _checked_rows(field, value, self._n)
         if field in LOOSE: value = value.float()
         if self._n: self.__dict__['_type'] = _with_field(self._type, field, tree_map(_form, value))
         self.__dict__['_plan'] = None
         self.__dict__[self._names[field]] = value
 
-    def _assign_texts(self, field, k, value):
-        value = encode(self._type._layout.leaves[k], value, (self._n,)).tolist()
+    def _assign_texts(self, field, value):
+        value = encode(self._type._layout.leaves[self._texts[field]], value, (self._n,)).tolist()
         self.__dict__.update({'_plan': None, self._names[field]: value})
     def _strings(self):
         "The columns of strings"
-        return [a for leaf, a in zip(self._type._layout.leaves, self.arrays()) if leaf.text]
+        arrays = self.arrays() if self._texts else []
+        return [arrays[k] for k in self._texts.values()]
     def _with_strings(self, columns):
         "The same, a new batch, with these columns of strings"
-        for k, a in zip(self._type._layout.texts, columns): self._columns[N_HEADER + k] = a
+        for k, a in zip(self._texts.values(), columns): self._columns[N_HEADER + k] = a
         return self
 
     def _values(self):
@@ -252,7 +254,7 @@ class Columns:
         block = self._block()
         if block is None: return self._each(f)
         made = made_over(self._kind, self._plan, f(block), **self._kept())
-        return made._with_strings([a.tolist() for a in self._strings()]) if self._plan.layout.texts else made
+        return made._with_strings([a.tolist() for a in self._strings()]) if self._texts else made
 
     def to(self, device: Any, non_blocking: bool = False) -> Any:
         "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
@@ -277,7 +279,7 @@ class Columns:
     def __reduce__(self):
         plan, raw = self._packed()
         known = dict(streams=self.streams, _max_sz=self._max_sz, _extra=self._extra)
-        strings = (self._strings(),) if plan.layout.texts else ()
+        strings = (self._strings(),) if self._texts else ()
         return _unpickled, (self._kind, plan.layout, plan.n, plan.shapes, raw, known, *strings)
     def __copy__(self):
         self._tensors()                      # both have the same ones
@@ -419,7 +421,7 @@ class Batch(Columns):
         if not isinstance(k, slice): return self.layout.step([a[k] for a in self._readable()])
         part = self._each(lambda t: t[k].clone(), len(range(*k.indices(self._n))))
         part.__dict__.update(_host_ids=None, streams=None if self.streams is None else self.streams[k].copy())
-        return part._with_strings([a[k].tolist() for a in self._strings()]) if self.layout.texts else part
+        return part._with_strings([a[k].tolist() for a in self._strings()]) if self._texts else part
 
     def columns(self, *names) -> tuple:
         "Return the columns with these `names`, as a tuple; a `KeyError` names one that doesn't exist"
@@ -436,10 +438,9 @@ class Batch(Columns):
         return self.layout.step(self._readable())
     def _readable(self):
         leaves, arrays = self.layout.leaves, self.arrays()
-        def readable(o, a):
-            if o.text: return a.tolist()
-            return a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy()
-        return [readable(o, a) for o, a in zip(leaves, arrays)]
+        found = [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
+        for k in self._texts.values(): found[k] = found[k].tolist()
+        return found
 
     def replace(self, **columns) -> 'Batch':
         "Return a batch with other `columns` for these fields; it keeps ids, weights and its memory"

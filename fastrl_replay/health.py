@@ -307,8 +307,8 @@ _RULES = [     # when (a function of the numbers), and what to say
      '{n_reused:,} of {n_read:,} rows have the same state and next_state, and the next row begins elsewhere: '
      'both are one array, which the environment writes to; store copies, or let GymStepper step the environment'),
     (lambda o: o['n_unlike'] > 0,
-     '{n_unlike:,} times a next observation was given that was not the observation of the stream\'s next row, which is '
-     'what is read: flag the ends of episodes, store the streams in one order, or make the memory with next_of=None'),
+     '{n_unlike:,} times a next observation was given that was not that of the stream\'s next row, which is '
+     'read in its place: flag the ends of episodes, keep the streams in order, or pass next_of=None'),
     (lambda o: o['n_lost'] > 0,
      '{n_lost:,} of the {n_stored:,} newest rows may not be drawn, since more episodes end in them than there is '
      'room for: make the memory with a larger max_ends'),
@@ -343,5 +343,6 @@ def memory_health(memory: Memory) -> Health:
     if not n: return Health(out, warnings=['the memory is empty'])
     for part in (_draw_numbers, _sampler_numbers, _priority_numbers)*counted + (_row_numbers,): out |= part(memory)
     out = {k: v.item() if isinstance(v, np.generic) else v for k, v in out.items()}
-    known = defaultdict(lambda: _NAN, out, n_stored=n + out.get('n_lost', 0), bad=', '.join(f'{k} ({v:,})' for k, v in out['not_finite'].items()))
+    out['n_stored'] = n + out.get('n_lost', 0)
+    known = defaultdict(lambda: _NAN, out, bad=', '.join(f'{k} ({v:,})' for k, v in out['not_finite'].items()))
     return Health(out, warnings=[text.format_map(known) for when, text in _RULES if when(known)])

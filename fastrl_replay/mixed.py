@@ -19,7 +19,7 @@ from .health import Health
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
 from .memory.kept import also_state, memory_like
-from .protocol import Lasting, check_memory
+from .protocol import Lasting, check_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
@@ -183,6 +183,7 @@ class Locks:
 # %% ../nbs/3_lasting/17_mixed.ipynb #e1000010
 SHIFT = 56
 _LOCAL = (1 << SHIFT) - 1
+_CPU = torch.device('cpu')
 
 class MixedBatch(Batch):
     """A `Batch` of rows of several memories; `source` (int64 tensor (bs,)): the number of the
@@ -255,7 +256,7 @@ def _moves(plan, other):
     found = []
     names = [*HEADER, *(o.name for o in plan.layout.leaves)]
     for name, column, wanted in zip(names, plan.columns, other.columns, strict=True):
-        if column is None: continue
+        if column is None or column[2].hasobject: continue                # strings lie elsewhere
         (begin, size, dtype, shape), (to, _, other_dtype, other_shape) = column, wanted
         if (dtype, shape[1:])!=(other_dtype, other_shape[1:]):
             wanted = f'{other_dtype}{list(other_shape[1:])}, as in another memory'
@@ -391,6 +392,9 @@ class Mixed:
         for (k, (plan, raw)), own in zip(batches.items(), moves):
             to = places[at:at + plan.n]
             move_rows(raw, out, own, to, request.source, k)
+            for j in plan.layout.texts:
+                strings = parts[k].arrays()[j].reshape(plan.n, -1)
+                request.leaves[j].reshape(len(places), -1)[to] = strings
             at += plan.n
         return batch
 
@@ -410,6 +414,9 @@ class Mixed:
         how = sum(o.n for o in plans), None, (*header, 'source'), length, around
         moves = []
         for k, own in zip(numbers, plans):
+            device = next((o.device for o in parts[k].astuple() if isinstance(o, torch.Tensor)), _CPU)
+            if device!=_CPU:
+                refuse(f'memory {k}', 'batches on the CPU', Words(f'on {device}'), 'draw from it alone')
             try: moves.append(_moves(own, packed(requests.get(*how).batch())[0]))
             except ValueError as e: raise ValueError(f'memory {k}: {e}') from None
         if len(self._plans) > 99: self._plans.clear()
@@ -453,7 +460,7 @@ class Routed(Mixed):
     @property
     def n_stale(self) -> int:
         "Priority updates that came too late, in all memories"
-        return sum(o.n_stale for o in self.memories)
+        return sum(int(o.n_stale) for o in self.memories)
     def __len__(self) -> int: return len(self.memories[0])
     def __bool__(self) -> bool: return True
 
@@ -538,7 +545,7 @@ class Routed(Mixed):
             for o, at in parts:          # a memory elsewhere, whose ids are its own affair, checks itself
                 if o.draws is None or ids.ndim==2: continue
                 check_answers('ids', own[at], td[at], o.n_added)
-            return sum(o.update_priorities(own[at], td[at]) for o, at in parts)
+            return sum(o.update_priorities(own[at], td[at]) or 0 for o, at in parts)    # None: not counted
 
     def usage(self) -> dict[str, float]:
         """Return `n_drawn`, the rows of all batches of this mixture, `samples_per_insert`, that is,
@@ -631,6 +638,8 @@ class MixedMemory(Routed):
             memory.also = found.get('also')
         return memory
 
+    def __getattr__(self, name: str) -> Any:
+        refuse_name(self, name, 'call it on one of its `memories`')
     def __copy__(self) -> Self: return copy.deepcopy(self)
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:

@@ -228,7 +228,7 @@ class Fitter:
     def __init__(self, leaf):
         self.leaf, self.types, self.dtypes = leaf, _exact_types(leaf), _safe_dtypes(leaf)
         self.shape, self.dtype = leaf.shape, None if leaf.bits_of is not None or leaf.text else leaf.dtype
-        self.flag = leaf.flag and not leaf.shape
+        self.flag, self.text = leaf.flag and not leaf.shape, leaf.text
         self.number = leaf.shape==() and leaf.dtype.kind not in 'cO'
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
@@ -253,7 +253,7 @@ class Fitter:
         "Return one array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"
         m, fitted = len(values), values
         try:
-            if self.leaf.text: return encode(self.leaf, list(values), (m,))
+            if self.text: return encode(self.leaf, list(values), (m,))
             if not self.types.issuperset(map(type, values)): fitted = list(map(self.fit, values))
             raw = struct.pack(f'<{m}{self.code}', *fitted) if self.number else b''.join(fitted)
         except (TypeError, ValueError, OverflowError, struct.error): self._refuse(values)

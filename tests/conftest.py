@@ -28,7 +28,7 @@ GROUPS = dict(
     chapters=Group('make test', 'the tests of the chapters, beside naive twins',
         '''test_checks.py test_lasting.py test_mixed.py test_also.py test_where.py test_drop.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_own_loop.py test_options.py test_rank.py
         test_rate_limiter.py test_replay.py test_samplers.py test_age.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
-        test_storage.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
+        test_storage.py test_texts.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
         test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
         test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
@@ -40,7 +40,7 @@ GROUPS = dict(
     commands=Group('make test-all', 'training runs from the command line, killed, resumed and drawn',
         '''test_runs.py test_cli.py::test_actors* test_cli.py::test_other_environments* test_cli.py::test_a_run_leaves_a_picture*
         test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes*
-        test_cli.py::test_any_environment_plays'''),
+        test_cli.py::test_any_environment_plays test_cli.py::test_a_run_says_how_it_went* test_cli.py::test_an_environment_whose*'''),
     processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
         'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
@@ -48,14 +48,20 @@ GROUPS = dict(
         *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
         test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
         test_saving_format.py::test_without_fcntl*'''),
+    thorough=Group('make test-all', 'the longest comparisons beside naive twins, and each file of each kind of folder damaged',
+        '''test_frames.py::test_frames_of_any_number* test_frames.py::test_a_state_in_pieces* test_frames.py::test_frames_stacked_along*
+        test_framefiles.py::test_every_row* test_sequences.py::test_windows_of_n_step_rows* test_sequences.py::test_n_step_rows_are_told*
+        test_sequences.py::test_a_memory_on_disk_is_found_again* test_show.py::test_the_counts_agree_with_a_twin*
+        test_lasting.py::test_a_damaged_file_is_named* test_lasting.py::test_a_spoilt_file_is_named* test_lasting.py::test_what_cannot_be*
+        test_saving_format.py::test_a_folder_holds_the_last_state* test_drop.py::test_sequences_that_hold*'''),
     compiled=Group('make test-all', 'torch.compile',
         '''test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
         test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself*'''),
-    cluster=Group('make test-all', 'Ray on this machine: clusters, nodes that die',
-        'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[89]_*'),
+    cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
+        'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[46789]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
         '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark*'''),
-    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[2346]_*'),
+    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[12346]_*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py'),
 )

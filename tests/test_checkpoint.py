@@ -231,7 +231,8 @@ def test_a_strangers_manifest_is_refused(saved_twice, forgery, monkeypatch):
 
 
 @pytest.mark.parametrize('field,wrong,match', [
-    ('births', lambda a: np.zeros_like(a), 'insertion number'), ('births', lambda a: -1 - a, 'birth'), ('births', lambda a: a + 10**9, 'birth'),
+    ('births', lambda a: np.zeros_like(a), 'insertion number'), ('births', lambda a: np.where(a==a[-1], a[0], a), 'insertion number'),
+    ('births', lambda a: -1 - a, 'birth'), ('births', lambda a: a + 10**9, 'birth'),
     ('priorities', lambda a: -a, 'priorities'), ('largest', lambda a: -1., 'largest'), ('largest', lambda a: float('nan'), 'largest'),
     ('born', lambda a: -3, 'born'), ('born', lambda a: 2**63 - 1, 'born'), ('options', lambda a: dict(a, alpha=float('nan')), 'alpha'),
     ('size', lambda a: 2**40, 'size')])

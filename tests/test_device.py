@@ -1,5 +1,5 @@
 """A memory on a device, on the CPU and, where there is one, on CUDA: beside naive twins, never waiting, one graph for ever."""
-import math, random, subprocess, sys
+import copy, math, pickle, random, subprocess, sys
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -466,6 +466,17 @@ def test_options_that_do_not_suit_the_first_rows_are_refused_by_name(kw, text):
     assert memory.layout is None
 
 
+def test_text_copies_and_unknown_names_are_refused_by_name():
+    memory = DeviceMemory(8, device='cpu')
+    class Told(NamedTuple):
+        reward: Any
+        task: Any
+    with pytest.raises(TypeError, match='step: expected numbers'): memory.extend([Told(1., 'lift')])
+    for copied in copy.deepcopy, pickle.dumps:
+        with pytest.raises(TypeError, match='a DeviceMemory cannot be copied or pickled: save it'): copied(memory)
+    with pytest.raises(AttributeError, match='drop: DeviceMemory has no such method'): memory.drop([0])
+
+
 def test_on_a_cpu_it_warns():
     with pytest.warns(UserWarning, match='device: on a CPU a ReplayMemory draws 7 to 17 times as fast'): DeviceMemory(8, device='cpu')
 
@@ -860,6 +871,20 @@ def test_host_environments_fill_a_device_memory():
     replay = GymStepper([lambda: gym.make('CartPole-v1')], n_envs=4, seed=0).experience_replay(bs=8, max_sz=64, min_sz=16, steps_per_batch=4, seed=0, replace=True, device='cpu', max_ends=32)
     for batch, _ in zip(replay, range(30)): assert batch.state.shape==(8, 4)
     assert replay.memory.n_envs==4 and replay.health()['n_unlike']==0
+
+
+def test_torchrl_gets_the_columns_without_a_copy(device):
+    pytest.importorskip('torchrl')
+    from fastrl_replay.interop.torchrl import as_tensordict
+    from tensordict import TensorDict
+    memory, step = DeviceMemory(64, device=device, seed=0), World(4, device).step()
+    plain = step._replace(state=step.state['who'], next_state=step.next_state['who'])
+    memory.extend(TensorDict(plain._asdict(), [4]))
+    batch = memory.sample(16)
+    data = as_tensordict(batch, index=batch.ids)
+    assert data['next', 'reward'].shape==(16, 1) and data['next', 'terminated'].dtype==torch.bool and data.device is None or data.device.type==device
+    for key, name in dict(state='state', action='action').items(): assert data[key].data_ptr()==batch[name].data_ptr()
+    assert data['next', 'state'].data_ptr()==batch.next_state.data_ptr() and torch.equal(data['index'], batch.ids)
 
 
 # ---- the benchmark

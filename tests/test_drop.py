@@ -2,6 +2,7 @@
 import copy
 import pickle
 import shutil
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def again(memory, rng, folder, make):
 def test_thousands_of_random_calls_beside_the_twin(kind, disk, tmp_path):
     rng, make, folder = np.random.default_rng(len(kind)), SAMPLERS[kind], tmp_path/'memory'
     memory, twin = ReplayMemory(MAX_SZ, make(), seed=0, path=folder if disk else None), Naive(kind)
-    for k in range(200 if disk else 600):
+    for _ in range(200 if disk else 600):
         n, first, what = len(twin.p), twin.first, rng.random()
         if what < .2 or not n:
             priority = float(rng.random()*3) if rng.random() < .3 else None
@@ -646,3 +647,35 @@ def test_a_folder_of_an_earlier_version_gets_its_file_with_the_first_drop(tmp_pa
     memory.close()
     (tmp_path/'m'/'dropped.map').unlink()
     with pytest.raises(CheckpointError, match='dropped.map: no such file'): ReplayMemory.open(tmp_path/'m')
+
+
+def test_a_memory_of_shards_refuses_max_draws_by_name():
+    from fastrl_replay.ray import RayMemory
+    with pytest.raises(TypeError, match='max_draws: shards do not have this option'): RayMemory(0, 100, max_draws=2)
+
+
+def test_a_part_one_memory_refuses_max_draws_by_name():
+    from fastrl_replay.memory.plain import PlainMemory
+    with pytest.raises(TypeError, match='max_draws: this memory drops no rows'): PlainMemory(100, max_draws=2)
+
+
+def test_threads_that_add_drop_clear_and_draw():
+    memory, stop, faults = ReplayMemory(64, Proportional(), seed=0), Event(), []
+    memory.extend([step(i) for i in range(64)])
+    def every(call):
+        while not stop.is_set():
+            try: call()
+            except ValueError as e:                    # overwritten or cleared meanwhile, or nothing left
+                if 'not in the memory' not in str(e) and 'nothing to draw' not in str(e): faults.append(e)
+            except (TypeError, RuntimeError, IndexError, AttributeError, AssertionError) as e: faults.append(e)
+    def drop(): memory.drop([memory.n_added - 1, memory.first_id])
+    def draw():
+        batch = memory.sample(8)
+        batch.update_priorities(np.ones(8))
+    calls = [lambda: memory.add(step(memory.n_added)), drop, draw, memory.health, memory.clear, lambda: memory.where('reward', 3.)]
+    threads = [Thread(target=every, args=(o,)) for o in calls]
+    for o in threads: o.start()
+    stop.wait(.5)
+    stop.set()
+    for o in threads: o.join(10)
+    assert not faults and memory.check_valid()

@@ -511,3 +511,34 @@ def test_all_mistakes_are_looked_for_in_small_parts(monkeypatch, dedup):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found=={} and peak < 4 << 20, f'{peak:,} bytes'
+
+
+class Floats(NamedTuple):
+    brain: Any
+    wave: Any
+    pair: Any
+    n: int
+    reward: float
+
+def test_what_is_not_finite_is_found_in_floats_of_every_kind(monkeypatch):
+    "bfloat16, complex, nested; of large fields only some rows are read, from the oldest to the newest"
+    memory, inf = ReplayMemory(100), float('inf')
+    for k in range(40):
+        brain, wave = torch.full((3,), float('nan') if k==0 else 1., dtype=torch.bfloat16), np.complex64(complex(0, inf if k > 37 else 0))
+        memory.add(Floats(brain, wave, {'a': np.full((2, 2), -inf if k % 2 else 0, np.float16), 'b': np.zeros(2, np.int8)}, k, 0.))
+    assert not_finite(memory)==({'brain': 1, 'wave': 2, 'pair.a': 20}, 40)
+    each = sum(o.nbytes for o in memory.layout.leaves if o.name!='n')
+    monkeypatch.setattr('fastrl_replay.health._BYTES', 5*each)
+    assert not_finite(memory)==({'brain': 1, 'wave': 1, 'pair.a': 4}, 5)            # the rows 0, 9, 19, 29 and 39
+
+
+def test_of_a_large_memory_the_newest_rows_are_read():
+    "A row whose predecessor is not among them is known to have one; one whose predecessor was overwritten too"
+    memory = ReplayMemory(20)
+    for k in range(30): memory.add(Transition(np.zeros(2), 0, 1., np.zeros(2), k % 10==9, False))
+    few, all_rows = newest(memory, 5), newest(memory)
+    assert few.ids.tolist()==list(range(25, 30)) and few.before.tolist()==[-2, 0, 1, 2, 3] and few.columns['reward'].tolist()==[1]*5
+    assert all_rows.before.tolist()==[-2, *range(19)]
+    young = ReplayMemory(20)
+    young.add(memory[0])
+    assert newest(young).before.tolist()==[-1] and newest(young, shift=3).before.tolist()==[-2]

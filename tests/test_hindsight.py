@@ -12,6 +12,7 @@ from fastrl_replay.pipes.hindsight import HindsightBatch, HindsightReplay, relab
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import SimpleStep, Transition
+from fastrl_replay.storage.sequence_sampler import Sequence
 
 
 class Bare(NamedTuple):
@@ -320,8 +321,12 @@ def test_steps_without_borders_are_refused():
 
 
 def test_transitions_of_several_steps_are_refused():
-    steps = World(14, 1, end=.2).steps(40)
-    with pytest.raises(ValueError, match='n-step transitions.*field discount'): next(iter(NStep(steps, 3, .9).hindsight_replay(reached)))
+    with pytest.raises(ValueError, match='n-step transitions.*field discount'): NStep(iter([]), 3, .9).hindsight_replay(reached)     # at once
+
+
+def test_a_memory_of_sequences_is_refused_by_name():
+    memory = ReplayMemory(20, sequence=Sequence(3))
+    with pytest.raises(TypeError, match='memory: hindsight_replay draws single steps.*sequence_replay'): HindsightReplay([], reached, memory=memory)
 
 
 @pytest.mark.parametrize('options,said', [(dict(strategy='past'), 'strategy'), (dict(k=-1), 'k: '), (dict(k=float('nan')), 'k: '),

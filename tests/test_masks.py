@@ -166,7 +166,7 @@ def test_a_next_state_without_legal_actions_is_an_error_unless_terminated():
 
 
 @pytest.mark.parametrize('options', [{}, dict(double=False, tau=.1)])
-def test_a_compiled_learner_honours_masks_as_the_eager_one(options, graphs):
+def test_a_compiled_learner_honours_masks_as_the_eager_one(options, graphs):                   # noqa: F811
     found = []
     for compile in (False, True):
         memory = ReplayMemory(200, Proportional(), seed=0)
@@ -204,7 +204,7 @@ def test_no_illegal_action_is_ever_taken(n_envs, n_step):
 
 
 @pytest.mark.parametrize('compile', [False, True])
-def test_a_short_training_learns_with_masks(compile, graphs):
+def test_a_short_training_learns_with_masks(compile, graphs):                               # noqa: F811
     "Out of the last room in five steps, where an untrained network dawdles, and one that knows no masks runs into a wall"
     def blind(states): return np.array([int(np.random.default_rng(int(s.argmax())).integers(4)) for s in states['observation']])
     model = net()

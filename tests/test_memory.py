@@ -11,7 +11,7 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.steps import SimpleStep
+from fastrl_replay.steps import SimpleStep, Transition
 from twins import CHUNKS, KINDS, Odd, Only, Twin, as_row, column_bytes, dressed, row_bytes, stacked
 
 SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional, normalized=lambda: Proportional(.9, 1., .01, 'memory'),
@@ -534,3 +534,16 @@ def test_a_correction_that_does_not_fit_changes_nothing():
     memory.correct([1], 'reward', 3.)
     with pytest.raises(ValueError, match='terminated: sequences'): memory.correct([1], 'terminated', True)
     assert memory.check_valid()
+
+
+@pytest.mark.parametrize('path', [False, True])
+def test_a_corrected_end_divides_the_episode_at_once(path, tmp_path):
+    "Also where the episodes were asked for before"
+    memory = ReplayMemory(20, path=tmp_path if path else None)
+    for k in range(10): memory.add(Transition(np.zeros(2), k, 0., np.zeros(2), False, False))
+    assert memory.episode(5).ids.tolist()==list(range(10))
+    memory.correct([4], 'truncated', True)
+    assert memory.episode(5).ids.tolist()==list(range(5, 10)) and memory.episode(2).ids.tolist()==list(range(5))
+    memory.correct([4], 'truncated', False)
+    assert memory.episode(5).ids.tolist()==list(range(10))
+    memory.close()

@@ -31,7 +31,7 @@ class NaiveMemory:
     draws = layout = None
     def __init__(self, max_sz, seed=None):
         self.max_sz, self.rng, self.lock = max_sz, Rng(seed), threading.RLock()
-        self.sampler = SimpleNamespace(prioritized=False, beta=None, n_batches=0, sequence=None, name='all alike')
+        self.sampler = SimpleNamespace(prioritized=False, beta=None, n_batches=0, sequence=None, living=None, name='all alike')
         self.rows, self.before, self.after, self.newest = {}, {}, {}, {}
         self.n_added = self.n_drawn = self.n_stale = 0
 

@@ -128,7 +128,7 @@ def test_actors_push_and_the_ratio_holds(name):
     assert steps.n_restarts == 1 and sum(seen['n_added']) >= 100 + 4*199 and replay.memory.check_valid()
     steps.close()
     held = {}
-    for batch in replay.memory.news({}, ('env_id', 'episode_n', 'step_n')):
+    for _, batch in replay.memory.news({}, ('env_id', 'episode_n', 'step_n')):
         for env, episode, step in zip(*(batch[k].tolist() for k in ('env_id', 'episode_n', 'step_n'))): held.setdefault(env, []).append((episode, step))
     assert set(held) == {0, 1, 2}
     for v in held.values():
@@ -232,7 +232,7 @@ def test_a_learner_dies_and_another_goes_on(name):
     assert replay.memory.check_valid()
     steps.close()
     held = {}
-    for batch in replay.memory.news({}, ('env_id', 'episode_n', 'step_n')):
+    for _, batch in replay.memory.news({}, ('env_id', 'episode_n', 'step_n')):
         for env, episode, step in zip(*(batch[k].tolist() for k in ('env_id', 'episode_n', 'step_n'))): held.setdefault(env, []).append((episode, step))
     assert set(held) >= {0, 1} and len(held) > 2 and all(v == sorted(set(v)) for v in held.values())       # each stream once, and in order
     replay.close(everything=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from ..checks import refuse, whole
 from ..samplers.age import AgeWeighted
-from ..samplers.base import Sampler
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
 from ..schedules import ExponentialSchedule, LinearSchedule
@@ -33,7 +32,7 @@ class DeviceRng:
     "Random numbers whose state is the tensor `key`, which compiled functions follow, unlike a Generator"
     def __init__(self, seed: Any, device: Any) -> None:
         number = secrets.randbits(62) if seed is None else whole('seed', seed, most=2**63 - 1)
-        start = hashlib.blake2b(str(number).encode(), digest_size=8).digest()     # far from other seeds'
+        start = hashlib.blake2b(str(number).encode(), digest_size=8).digest()  # far from other seeds'
         self.key = torch.tensor(int.from_bytes(start, 'little', signed=True), device=device)
     def random(self, n: int) -> Tensor:
         "Return the next `n` numbers in [0, 1), float64"
@@ -45,17 +44,21 @@ class DeviceRng:
         return [int(self.key)]
     def set_state(self, state: list[int]) -> None:
         "Continue from what `get_state` returned; a `ValueError` for anything else"
-        if len(state)!=1 or not -2**63 <= int(state[0]) < 2**63: refuse('rng state', 'one whole number', state)
+        if len(state)!=1: refuse('rng state', 'one whole number', state)
         self.key.fill_(int(state[0]))
 
 # %% ../../nbs/4_processes/10_device_draws.ipynb #4e5b4fd2
 class Law:
     """Who is drawn: all rows alike, with replacement, unless a derived class says otherwise. `first` and
     `n` (int64, no axes): the oldest row that may be drawn, and how many were stored"""
-    prioritized, sequence, beta = False, None, None      # type: Any
+    prioritized = False
+    living = None                # nothing is ever dropped
+    sequence: Any = None
+    beta: Any = None
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
         self.max_sz, self.rng, self.device = max_sz, rng, rng.key.device
         self.kind = self.name = sampler.kind
+        self.replace = type(self) is not Distinct
         self.options = sampler.options()
         self.counts = {k: self.number(0) for k in ('n_batches', 'n_drawn', 'n_stale')}
     def number(self, v: float) -> Tensor:
@@ -105,7 +108,7 @@ class Law:
 class Distinct(Law):
     "No row twice in a batch. Too small a memory gives rows twice: nothing on the device can raise"
     def ids(self, bs: int, first: Tensor, size: Tensor) -> Tensor:
-        enough = bs + bs//4 + 64                       # of 4·bs rows, so many draws hit bs different ones
+        enough = bs + bs//4 + 64  # of 4·bs rows, so many draws hit bs different ones
         k = min(max(4*bs, enough), self.max_sz)
         keys = self.rng.random(k)
         small = torch.where(torch.arange(k, device=self.device) < size, keys, 2.).argsort()[:bs]
@@ -114,7 +117,7 @@ class Distinct(Law):
         rows, order = drawn.sort(stable=True)
         new = torch.ones_like(rows, dtype=torch.bool)
         new[1:] = rows[1:]!=rows[:-1]
-        new = torch.empty_like(new).scatter_(0, order, new)                  # in the order of drawing
+        new = torch.empty_like(new).scatter_(0, order, new)  # in the order of drawing
         which = torch.arange(1, bs + 1, device=self.device)
         large = drawn[torch.searchsorted(new.cumsum(0), which).clamp(max=enough - 1)]
         return first + torch.where(size < k, small, large) % size
@@ -124,14 +127,14 @@ class ByAge(Law):
     def draw(self, bs: int, first: Tensor, n: Tensor, oldest: Any = None) -> tuple[Tensor, Tensor]:
         horizon, floor = float(self.options['horizon']), float(self.options['floor'])
         size = (n - first).clamp(min=1)
-        def upto(k): return k - k*(k - 1)/(2*horizon)              # the weights of the ages 0 … k − 1
+        def upto(k): return k - k*(k - 1)/(2*horizon)  # the weights of the ages 0 … k − 1
         young = size.clamp(max=math.floor(horizon*(1 - floor)) + 1).double()
         sloping = upto(young)
         total = sloping + floor*(size - young)
         mass = self.rng.random(bs)*total
         half = horizon + .5
         age = (half - (half*half - 2*horizon*mass).clamp(min=0).sqrt()).floor()
-        age = age - (upto(age) > mass).double() + (upto(age + 1) <= mass)        # what the root has rounded
+        age = age - (upto(age) > mass).double() + (upto(age + 1) <= mass)  # what the root has rounded
         flat = young + ((mass - sloping)/max(floor, 1e-300)).floor()
         age = torch.where(mass < sloping, age.minimum(young - 1), flat)
         age = age.clamp(min=0).minimum((size - 1).double())
@@ -157,7 +160,7 @@ class ByMass(Law):
         self.beta = sampler.beta if self.prioritized else None
         self.most = 3e38**min(1., 1/max(self.alpha, 1e-9))       # larger ones would overflow
         blocks = -(-max_sz//BLOCK)
-        self.run = 1 << (blocks.bit_length() + 1)//2             # blocks whose sums are added up in a row
+        self.run = 1 << (blocks.bit_length() + 1)//2  # blocks whose sums are added up in a row
         self.leaves = torch.zeros((-(-blocks//self.run)*self.run + 1)*BLOCK, device=self.device)
         self.largest, self.nobody = self.number(1.), len(self.leaves) - 1
     def tensors(self) -> dict[str, Tensor]: return super().tensors() | dict(largest=self.largest)
@@ -201,7 +204,7 @@ class ByMass(Law):
         return (runs + (whole_runs - runs[:, -1])[:, None]).view(-1)
 
     def _between(self, first, oldest, ends, before):
-        "The mass before row `first`, and that from there on to `oldest`, around the ring: what may be drawn"
+        "The mass before row `first`, and that from there on to `oldest`, around the ring"
         slots = torch.stack([first, oldest]) % self.max_sz
         block, inside = slots//BLOCK, torch.arange(BLOCK, device=self.device) < (slots % BLOCK)[:, None]
         upto = before[block] + (self.leaves.view(-1, BLOCK)[block]*inside).sum(1, dtype=torch.float64)
@@ -221,7 +224,7 @@ class ByMass(Law):
         if self.sequence is not None: slots = torch.where(self.leaves[slots] > 0, slots, self.nobody)
         order = torch.arange(len(ids), dtype=torch.float32, device=self.device)
         self.leaves.index_fill_(0, slots, -1.)
-        self.leaves.scatter_reduce_(0, slots, order, 'amax')         # the last of equals leaves its number
+        self.leaves.scatter_reduce_(0, slots, order, 'amax')  # the last of equals leaves its number
         p = p[self.leaves[slots].long()]                             # so all of them write the same
         self.put(slots, p)
         self.largest.copy_(self.largest.maximum(torch.where(alive, p, 0.).max()))
@@ -246,13 +249,13 @@ def scheduled(value: Any, k: Tensor) -> Any:
 _LAWS: dict[Any, type[Law]] = {Proportional: ByMass, AgeWeighted: ByAge}
 
 def law_of(sampler: Any, max_sz: int, rng: DeviceRng, sequence: Any = None) -> Law:
-    "Return the `Law` of a sampler (None: `Uniform(replace=True)`), or raise a `TypeError` or `ValueError`"
+    "Return the `Law` of a sampler (None: `Uniform(replace=True)`), or raise an error"
     given = Uniform(replace=True) if sampler is None else sampler
     kind, hint = type(given), 'the others need a ReplayMemory'
     if kind is Uniform: made = Law if given.replace else Distinct
     elif kind in _LAWS: made = _LAWS[kind]
     else: refuse('sampler', 'Uniform, Proportional or AgeWeighted', sampler, hint, TypeError)
-    if isinstance(given, Sampler) and given.max_sz: refuse('sampler', 'one that serves no memory yet', sampler)
+    if given.max_sz: refuse('sampler', 'one that serves no memory yet', sampler)
     if given.options().get('normalize', 'batch')!='batch': refuse('normalize', "'batch'", 'memory', hint)
     if callable(given.beta) and not isinstance(given.beta, (LinearSchedule, ExponentialSchedule)):
         refuse('beta', 'a number, a LinearSchedule or an ExponentialSchedule', given.beta, hint)

@@ -20,6 +20,7 @@ from .draws import Distinct, DeviceRng, law_of
 from .rows import (
     NEXT_OF, Ring, Starts, device_estimate, n_step_rows, window_rows, with_discount)
 from ..health import Health, memory_health
+from ..protocol import refuse_name
 from ..samplers.base import as_priorities
 from ..samplers.own import sampler_from
 from ..samplers.rng import Rng
@@ -35,10 +36,10 @@ from ..storage.sequences import SequenceBatch
 _SLOW = ('device: on a CPU a ReplayMemory draws 7 to 17 times as fast as a DeviceMemory, which is for '
          'environments and learners on a GPU')
 _WHOLE = 'vector environments give that in autoreset modes SAME_STEP and DISABLED'
-_ELSEWHERE = dict(path='lies on the disk', dedup='compares what is stored', codec='packs what is stored')
+_ELSEWHERE = dict(path='may lie on the disk', dedup='compares what is stored', codec='packs what is stored')
 
 def as_device(device: Any) -> torch.device:
-    "Return a device, with its number; a `ValueError` unless it is a CUDA device or, with a warning, the CPU"
+    "Return a CUDA device, or with a warning the CPU; a `ValueError` for anything else"
     try: found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as e:
         refuse('device', "'cuda' or 'cpu'", device, str(e).split('\n')[0])
@@ -47,7 +48,7 @@ def as_device(device: Any) -> torch.device:
     return found
 
 def checked_values(ring: Ring, step: Any) -> list:
-    "Return the rows' tensors, one a leaf; a `TypeError` or `ValueError` names one whose form doesn't fit"
+    "Return the rows' tensors, one a leaf, or raise an error that names one whose form doesn't fit"
     m, found, device = None, [], ring.device
     for leaf, dtype, v in zip(ring.layout.leaves, ring.dtypes, ring.layout.values(step)):
         if not isinstance(v, Tensor): refuse(leaf.name, f'a tensor on {device}', typed(v), error=TypeError)
@@ -63,7 +64,7 @@ def columns_of(layout: Layout, fields: Any, length: Any = None) -> tuple[tuple[i
     "Return the numbers of the leaves of `fields` (None: all), and their layout, in windows of `length`"
     fields = None if fields is None else tuple(fields)
     _find_columns(layout, fields, length)
-    return layout.__dict__['_device_columns'][fields, length]         # which a compiled function can follow
+    return layout.__dict__['_device_columns'][fields, length]  # which a compiled function can follow
 
 @torch.compiler.assume_constant_result
 def _find_columns(layout, fields, length):
@@ -72,7 +73,7 @@ def _find_columns(layout, fields, length):
     chosen = layout if fields is None else layout.select(fields)
     leaves = tuple(layout.leaves.index(o) for o in chosen.leaves)
     rows = chosen if length is None else windows_of(chosen, length)
-    for kind in (Batch, SequenceBatch): batch_type(kind, rows)      # before a compiled function looks for it
+    for kind in (Batch, SequenceBatch): batch_type(kind, rows)  # before a compiled function looks for it
     known[fields, length] = leaves, rows
 
 # %% ../../nbs/4_processes/12_device.ipynb #521d9c78
@@ -82,16 +83,18 @@ class DeviceStored:
     _ring: Any = None                        # once a chunk has shown what a row is
     _starts: Any = None                      # of sequences
     _count: int | None = 0                   # rows stored; None: only the device knows
+    _drawn: Any                              # of `DeviceDrawn`
+    _updated: Any
 
     def __init__(
-        self, max_sz: int,            # how many transitions it holds: the newest; a multiple of `n_envs`
-        sampler: Any = None,          # `Uniform`, `Proportional`, `AgeWeighted` (None: `Uniform(True)`)
+        self, max_sz: int,  # how many transitions it holds: the newest; a multiple of `n_envs`
+        sampler: Any = None,  # `Uniform`, `Proportional`, `AgeWeighted` (None: `Uniform(True)`)
         *, device: Any,               # 'cuda', 'cuda:1' …; 'cpu' warns
         n_envs: int | None = None,    # streams (None: rows of the first chunk)
         n_step: int = 1,              # rewards that are added up when rows are drawn
         gamma: float = .99,           # their discount factor
         sequence: Any = None,         # a `Sequence`, to draw windows of steps
-        next_of: Any = NEXT_OF,       # fields found in the stream's next row (None: all are stored)
+        next_of: dict[str, str] | None = NEXT_OF,  # fields found in the next row (None: all are stored)
         max_ends: int | None = None,  # ends of episodes there is room for (None: `max_sz`/16)
         dtypes: Any = None,           # {field: a narrower dtype to store it in}
         compile: bool | None = None,  # is each call one graph of torch.compile? (None: on CUDA)
@@ -101,13 +104,14 @@ class DeviceStored:
         for k in others: raise TypeError(f'{k}: a DeviceMemory has no such option; a ReplayMemory, in RAM, '
                                          f'{_ELSEWHERE.get(k, "may have it")}')
         self.device, self.max_sz = as_device(device), whole('max_sz', max_sz, 1, 1 << 30)
-        self.n_envs = None if n_envs is None else whole('n_envs', n_envs, 1)
+        self.n_envs: Any = None if n_envs is None else whole('n_envs', n_envs, 1)
         self.n_step, self.gamma = whole('n_step', n_step, 1), number('gamma', gamma, 0, 1)
-        self.sequence = None if sequence is None else of_type('sequence', sequence, Sequence)
+        self.sequence: Any = None if sequence is None else of_type('sequence', sequence, Sequence)
         require(sequence is None or n_step==1, 'n_step: sequences are not added up; leave one of them out')
-        self.next_of, self.max_ends, self.dtypes, self.layout = next_of, max_ends, dtypes, None
+        self.next_of, self.max_ends, self.dtypes = next_of, max_ends, dtypes
+        self.layout: Any = None
         self.rng = DeviceRng(seed, self.device)
-        self.sampler = law_of(sampler, self.max_sz, self.rng, self.sequence)
+        self.sampler: Any = law_of(sampler, self.max_sz, self.rng, self.sequence)
         self.lock, self._ref = threading.RLock(), weakref.ref(self)
         compiled = self.device.type=='cuda' if compile is None else bool(compile)
         def made(f): return torch.compile(f, dynamic=False) if compiled else f
@@ -123,8 +127,8 @@ class DeviceStored:
         with self.lock, torch.no_grad(): return self._extend(chunk, priorities, streams)
     def add(self, step: Any, priority: float | None = None) -> int:
         "Store one step of the only stream; return its id"
-        given = None if priority is None else torch.tensor([number('priority', priority)], device=self.device)
-        return int(self.extend([step], given)[0])
+        p = None if priority is None else [number('priority', priority)]
+        return int(self.extend([step], p and torch.tensor(p, device=self.device))[0])
 
     def _extend(self, chunk, priorities, streams):
         leave_out('streams', streams, 'row i of a time step is of stream i on a device')
@@ -148,7 +152,8 @@ class DeviceStored:
         n_envs = self.n_envs
         if isinstance(chunk, list):
             n_envs = n_envs or 1
-            if n_envs > 1: refuse('chunk', f'one step of each of {n_envs} streams, stacked', chunk, error=TypeError)
+            wanted = f'one step of each of {n_envs} streams, stacked'
+            if n_envs > 1: refuse('chunk', wanted, chunk, error=TypeError)
             chunk = Batch.of_steps(chunk, self.layout)
         if isinstance(chunk, Batch): chunk = chunk.to(self.device).astuple()
         ring = self._ring
@@ -156,6 +161,7 @@ class DeviceStored:
             ring = self._new_ring(Layout.of(first_row(chunk)), n_envs or len(tree_leaves(chunk)[0]))
         return ring, checked_values(ring, chunk)
     def _new_ring(self, layout, n_envs):
+        if layout.texts: refuse('step', 'numbers', layout, 'text has no place on a device', TypeError)
         ring = Ring(layout, self.max_sz, n_envs, self.device, self.next_of, self.max_ends, self.dtypes)
         if self.n_step > 1 and not (ring.ends and 'reward' in layout.fields):
             refuse('n_step', 'steps with a reward and a field terminated or truncated', layout)
@@ -189,7 +195,7 @@ class DeviceDrawn(DeviceStored):
         function, where nothing can raise, rows of zeros, or rows twice"""
         return self._sample(bs, None, fields)
     def sample_groups(self, k: int, bs: int, fields: Any = None) -> Batch:
-        "Draw `k` batches of `bs` rows at once: columns of shape (k, bs, …), with weights as of `k` batches"
+        "Draw `k` batches of `bs` rows at once, in columns of shape (k, bs, …)"
         require(self.sequence is None, 'sample_groups: this memory draws sequences; call sample')
         return self._sample(bs, whole('k', k, 1), fields)
     def _sample(self, bs, groups, fields):
@@ -223,7 +229,7 @@ class DeviceDrawn(DeviceStored):
         if groups: ids, *found = (o.view(groups, bs, *o.shape[1:]) for o in (ids, *found))
         return found, ids, probs, weights, mask
 
-    def update_priorities(self, ids: Any, td_errors: Any) -> None:
+    def update_priorities(self, ids: Any, td_errors: Any) -> Any:
         """Set p = |td| + eps for the rows `ids` (m,). Entries that are stale, unknown or not finite change
         nothing and are counted in `n_stale`; of duplicates the last counts. Of sequences, `ids` and
         `td_errors` are as in a `SequenceBatch`, of groups (k, bs). A `ValueError` for another number of errors"""
@@ -247,7 +253,7 @@ class DeviceRead(DeviceDrawn):
     "What can be read of it from the host. All of this waits for the device"
     @property
     def n_added(self) -> int:
-        "How many rows were ever stored. This waits only where compiled functions or graphs store them"
+        "How many rows were ever stored; this waits where compiled functions or graphs store them"
         return int(self._ring.n) if self._count is None else self._count
     @property
     def first_id(self) -> int:
@@ -258,7 +264,7 @@ class DeviceRead(DeviceDrawn):
     def __bool__(self) -> bool: return True
     @property
     def n_stale(self) -> Tensor:
-        "How many priorities were dropped: of rows that were gone, or not finite (int64, on the device)"
+        "How many priorities were dropped: of rows that were gone, or not finite (a tensor)"
         return self.sampler.counts['n_stale']
     @property
     def nbytes(self) -> int:
@@ -266,7 +272,7 @@ class DeviceRead(DeviceDrawn):
         return (0 if self._ring is None else self._ring.nbytes) + self.sampler.nbytes
 
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
-        "Return the rows with these ids as they were stored, in this order; a `ValueError` if one is gone"
+        "Return the rows with these ids, in this order; a `ValueError` if one is gone"
         with self.lock:
             known = self._known(ids)
             leaves, layout = columns_of(self.layout, fields)
@@ -301,7 +307,7 @@ class DeviceRead(DeviceDrawn):
             [id] = self._known([id])
             first = self.first_id
             ids = np.arange(first + (id - first) % self.n_envs, self.n_added, self.n_envs)
-            number = np.concatenate([[0], self._ended(ids)[:-1].cumsum()])           # of the episode
+            number = np.concatenate([[0], self._ended(ids)[:-1].cumsum()])  # of the episode
             return self.fetch(ids[number==number[ids==id]])
     def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Batch]]:
         "As the `news` of a `ReplayMemory`, in tensors on the CPU"
@@ -320,11 +326,11 @@ class DeviceRead(DeviceDrawn):
                     n_unlike=0 if ring is None else int(ring.n_unlike),
                     n_lost=self.first_id - max(0, n - self.max_sz))
     def health(self) -> Health:
-        "Return numbers and `warnings`, see `memory_health`: of the newest rows, which are copied to the host"
+        "Return numbers and `warnings`, see `memory_health`, of a copy of the newest rows"
         with self.lock: return memory_health(self)
-    def show(self, id: int | None = None, n: int = 3, gamma: float = .99) -> Any:
-        "Return a figure, see `ReplayMemory.show`, of the newest rows, which are copied to the host"
-        with self.lock: return memory_figure(self, id, n, gamma)
+    def show(self, id: int | None = None, n: int = 3, gamma: float = .99, *, source: str = '') -> Any:
+        "Return a figure, see `ReplayMemory.show`, of a copy of the newest rows"
+        with self.lock: return memory_figure(self, id, n, gamma, source=source)
     @staticmethod
     def estimate(step: Any, max_sz: int, **options: Any) -> Estimate:
         """Return the bytes of `max_sz` rows of a step of stacked tensors, one of each stream: plain, with
@@ -351,10 +357,14 @@ class DeviceMemory(DeviceRead):
     Row `id` is in slot `id % max_sz`; the next row of its stream is `id + n_envs`. With `n_step` rewards
     are added up when rows are drawn, which have a field `discount`; with a `sequence` windows are drawn"""
 
+    def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory` has it')
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError('a DeviceMemory cannot be copied or pickled: save it, and load what was saved')
+
     def saved(self) -> tuple[dict[str, Any], Rows]:
         "Return what `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
         first, n, law = self.first_id, self.n_added, self.sampler
-        max_sz = self.max_sz if first==max(0, n - self.max_sz) else n - first     # what was lost stays behind
+        max_sz = self.max_sz if first==max(0, n - self.max_sz) else n - first  # what was lost stays behind
         size = min(n, max_sz)
         sampler = dict(kind=law.kind, options=law.options, size=size, n_batches=law.n_batches,
                        newest=max(n - 1, 0) % max_sz)
@@ -383,7 +393,7 @@ class DeviceMemory(DeviceRead):
             storage.put(storage.accept(self.fetch(ids).to('cpu'), ids % self.n_envs))
         return storage.get_state() | dict(first_id=first, n_added=n, since=since)
     def save(self, folder: str | Path) -> int:
-        "Save all of it in `folder`, as `ReplayMemory.save`, which can load it; return the bytes written"
+        "Save all of it in `folder`, for a `ReplayMemory`, too; return the bytes written"
         with self.lock:
             state, rows = self.saved()
             return save_state(folder, dict(memory=state), 'memory', rows)
@@ -408,7 +418,7 @@ class DeviceMemory(DeviceRead):
         return memory
 
     def restore(self, state: dict[str, Any], pieces: Any) -> None:
-        "Continue from what `saved` returned, here or of a `ReplayMemory`; a `ValueError` says what differs"
+        "Continue from what `saved` returned, also of a `ReplayMemory`, or raise a `ValueError`"
         with self.lock:
             own, law, sampler = state.get('device', {}), self.sampler, state['sampler']
             there, mine = (own.get('max_sz', state['max_sz']), sampler['kind']), (self.max_sz, law.kind)
@@ -468,7 +478,7 @@ def storage_of(state: dict[str, Any], pieces: Iterator[Any], layout: Any) -> Any
     return storage
 
 def turns_of(storage: Any, n_envs: int | None) -> int:
-    "Return how many streams take turns in a `Storage`, if not `n_envs` (None: any); a `ValueError` if they don't"
+    "Return how many streams take turns in a `Storage`; a `ValueError` if it isn't `n_envs` (None: any)"
     ids, n = np.arange(storage.first_id, storage.n_added), storage.n_added
     after = storage.follow(ids % storage.max_sz, 2)[:, 1]
     if n_envs is None: n_envs = int((after - ids)[after >= 0].min(initial=len(ids)))

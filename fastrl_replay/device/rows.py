@@ -10,8 +10,8 @@ __all__ = ['NEXT_OF', 'torch_dtypes', 'stored_dtypes', 'next_leaves', 'ends_room
 from typing import Any
 import torch
 from torch import Tensor
-from ..checks import Words, form, refuse, typed, whole
-from ..steps import Layout, Leaf, children, derived_type, same_layout, tree_leaves, tree_map
+from ..checks import refuse, whole
+from ..steps import Layout, Leaf, derived_type, same_layout, tree_leaves
 from ..storage.choice import Estimate
 
 # %% ../../nbs/4_processes/11_device_rows.ipynb #ae694ace
@@ -30,7 +30,8 @@ def stored_dtypes(layout: Layout, dtypes: Any) -> list[torch.dtype]:
         floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
         for leaf, own in zip(layout.leaves, found):
             narrow = floating and own.is_floating_point and dtype.itemsize <= own.itemsize
-            if leaf.path[0]==field and not narrow: refuse(f'dtypes: {field}', f'a dtype of torch for floats, not wider than {own}', dtype)
+            if leaf.path[0]!=field or narrow: continue
+            refuse(f'dtypes: {field}', f'a dtype of torch for floats, not wider than {own}', dtype)
     return [given.get(leaf.path[0], own) for leaf, own in zip(layout.leaves, found)]
 
 def next_leaves(layout: Layout, next_of: Any) -> dict[int, int]:
@@ -78,21 +79,22 @@ class Ring:
                  max_ends: Any = None, dtypes: Any = None) -> None:
         self.layout, self.max_sz, self.n_envs, self.device = layout, max_sz, n_envs, device
         if max_sz % n_envs:
-            refuse('max_sz', f'a multiple of {n_envs} streams', max_sz, f'take {max(1, max_sz//n_envs)*n_envs}')
+            fits = max(1, max_sz//n_envs)*n_envs
+            refuse('max_sz', f'a multiple of {n_envs} streams', max_sz, f'take {fits}')
         self.dtypes, self.stored = torch_dtypes(layout), stored_dtypes(layout, dtypes)
         self.next_of = next_leaves(layout, next_of)
-        self.room = ends_room(max_sz, n_envs, max_ends) + 1     # one more, by which the newest lost is known
-        self.spare, self.newest = max_sz + self.room, max_sz + self.room + 1     # nobody's; that of stream 0
-        more = {k: self.room + 1 + n_envs for k in self.next_of.values()}
+        self.room = ends_room(max_sz, n_envs, max_ends) + 1  # one more, by which the newest lost is known
+        self.spare, self.newest = max_sz + self.room, max_sz + self.room + 1  # nobody's; that of stream 0
+        more = dict.fromkeys(self.next_of.values(), self.room + 1 + n_envs)
         sizes = [(max_sz + more.get(k, 0), *leaf.shape) for k, leaf in enumerate(layout.leaves)]
-        self.columns = [None if k in self.next_of else self._zeros(size, dtype)
-                        for k, (size, dtype) in enumerate(zip(sizes, self.stored))]
+        self.columns: list[Any] = [None if k in self.next_of else self._zeros(size, dtype)
+                                   for k, (size, dtype) in enumerate(zip(sizes, self.stored))]
         flags = [layout.leaf(o) for o in _ENDS]
         self.flags: Any = [k for k in flags if k is not None]
         self.ends: Any = [self.columns[k] for k in self.flags]
         self.n, self.first, self.n_ends, self.n_unlike = (self._zeros(()) for _ in range(4))
         self.after: Any = self._zeros(max_sz, torch.int32) if self.next_of else None
-        self.end_ids: Any = self._zeros(self.room + 1) if self.next_of else None       # plus one; 0: none
+        self.end_ids: Any = self._zeros(self.room + 1) if self.next_of else None  # plus one; 0: none
     def _zeros(self, shape, dtype=torch.int64): return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def begin_at(self, n: int, first: int) -> None:
@@ -164,12 +166,12 @@ class Ring:
         self.put(self.after, at, target.int())
 
     def _link(self, at, slots, values):
-        "Let the newest rows point to the `slots` of those that come now, unless an episode ended with them"
+        "Let the newest rows point to those that come now, in `slots`, unless their episode ended"
         after, before = self.after.view(-1, self.n_envs), (at - 1) % (self.max_sz//self.n_envs)
         old = after.index_select(0, before)
         goes_on = old >= self.newest
         after.index_copy_(0, before, torch.where(goes_on, slots, old).int())
-        for k, of in self.next_of.items():
+        for of in self.next_of.values():
             given = self.columns[of][self.newest:self.newest + self.n_envs]
             self._compare(given, values[of][:self.n_envs], goes_on[0])
     def _compare(self, given, come, goes_on):
@@ -189,7 +191,7 @@ class Ring:
         return self.oldest() if self.after is None else self.first
 
     def read(self, ids: Tensor, leaves: Any = None, last: Any = None) -> list:
-        "Return rows (ids: int64[m]), a tensor for each of the `leaves`; `last`: where what comes next is from"
+        "Return rows (ids: int64[m]), a tensor a leaf; `last`: those that say what comes next"
         slots = ids % self.max_sz
         ends = slots if last is None else last % self.max_sz
         where: Any = None
@@ -221,11 +223,12 @@ def with_discount(layout: Layout) -> Layout:
     return same_layout(made, (*layout.trees, len(layout.leaves)), (*layout.leaves, leaf))
 
 def n_step_rows(ring: Ring, ids: Tensor, leaves: Any, n: int, gamma: float) -> list:
-    """Return rows of which each is made of up to `n` of an episode: the sum of γᵏ r, what comes next and the flags
-    from the last, γᵐ, all else from the first"""
+    """Return rows, each of up to `n` of an episode: the sum of γᵏ r, what comes next and the flags from
+    the last, γᵐ, all else from the first"""
     at, mask = ring.ahead(ids, n)
     powers = gamma**torch.arange(n + 1, device=ring.device)
-    m, reward = mask.sum(1), ring.layout.leaf('reward')
+    m, reward = mask.sum(1), ring.layout.fields.index('reward')
+    [reward] = tree_leaves(ring.layout.trees[reward])
     chosen = [k for k in leaves if k < len(ring.layout.leaves)]
     found = dict(zip(chosen, ring.read(ids, chosen, ids + (m - 1)*ring.n_envs)))
     if reward in found:
@@ -246,7 +249,7 @@ class Starts:
     "Which windows can be drawn: a start gets a priority in `law` when its window is whole"
     def __init__(self, ring: Ring, law: Any) -> None:
         self.ring, self.law, o = ring, law, law.sequence
-        self.ages = torch.zeros(ring.n_envs, dtype=torch.int64, device=ring.device)    # rows of the episode
+        self.ages = torch.zeros(ring.n_envs, dtype=torch.int64, device=ring.device)  # rows of the episode
         self.stride, self.back = o.stride, torch.arange(o.length, device=ring.device)[:, None]
         self.across, self.pad = o.across_episodes, o.pad and not o.across_episodes
         if not ring.ends and not self.across:

@@ -373,7 +373,7 @@ class PlainMemory(Drawn):
         found = None if self._storage is None else self._storage.numbers(field)
         if found is not None: return found
         known = () if self.layout is None else self.layout.fields
-        if field in known: refuse(field, 'one number', Words(f'a field of several in each step of {self.layout}'))
+        if field in known: refuse(field, 'one number', Words(f'strings or several numbers a step: {self.layout}'))
         raise ValueError(f'column: no field {shown(field)}; there are {known or "no steps yet"}')
     def column(self, field: str) -> np.ndarray:
         """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct` changes

@@ -82,7 +82,7 @@ class Living:
     def of(cls, max_sz: int, plain: Any) -> 'Living':
         "Return what `to_plain` gave; a `ValueError` for anything else"
         slots = ids_of('state: living', plain)
-        fits = len(np.unique(slots))==len(slots) and ((slots >= 0) & (slots < max_sz)).all()
+        fits = not len(slots) or 0 <= slots.min() and slots.max() < max_sz and np.bincount(slots).max()==1
         require(fits, f'state: living: expected distinct slots from 0 to {max_sz - 1}')
         return cls(max_sz, slots)
     def check_valid(self, stored: np.ndarray) -> bool:
@@ -92,7 +92,7 @@ class Living:
         assert (self.slots[self.places[there]]==there).all(), 'a slot is not at its place in the list'
         return True
 
-# %% ../../nbs/3_lasting/16_dropped.ipynb #da480093
+# %% ../../nbs/3_lasting/16_dropped.ipynb #44d14119
 class Pruned(Windowed):
     "A memory that draws not all that it stores"
     _drawn_counts: Any = None        # where the draws of all rows are counted, for `max_draws`
@@ -101,12 +101,13 @@ class Pruned(Windowed):
         """Never draw the transitions `ids` (m,) again; return how many had not been dropped before.
 
         They stay readable until they are overwritten, by transitions that are drawn as ever. `len`
-        counts them, windows and sequences that hold one are not drawn, and priorities for them are
+        counts them, sequences that hold one are not drawn, windows end before it, and priorities for them are
         stale. A `ValueError` for an id that isn't stored, a `TypeError` for a sampler of your own
         without a method `on_drop(slots)`; neither changes anything."""
         with self.lock:
             self._check_may_drop()
-            slots = np.unique(self._slots(ids))
+            slots = np.sort(self._slots(ids))
+            slots = slots[np.diff(slots, prepend=-1) > 0]         # each once; faster than `np.unique`
             self._catch_up()
             living = self._sampler.living
             if living is not None: slots = slots[living.holds(slots)]
@@ -126,15 +127,18 @@ class Pruned(Windowed):
             self._enter(storage)
 
     def where(self, field: str, test: Any) -> np.ndarray:
-        """Return ids of the stored transitions whose `field`, one number, passes a test, oldest first (int64).
+        """Return ids of the stored transitions whose `field`, a number or string, passes a test, oldest first (int64).
 
-        `test`: a function of an array of these numbers (n,) that returns n bools, or the number to be
-        equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
-        names a field that isn't one number, or an answer that isn't n bools."""
+        `test`: a function of an array of these numbers or strings (n,) that returns n bools, or the one
+        to be equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
+        names a field that is neither, or an answer that isn't n bools."""
         with self.lock:
-            column, bits = self._numbers(field), self.layout.leaves[self.layout.leaf(field)].bits_of
-            ids = np.arange(self.first_id, self.n_added)
-            values = column[ids % self.max_sz]
+            ids, k = np.arange(self.first_id, self.n_added), self.layout and self.layout.leaf(field)
+            texts, bits = k is not None and self.layout.leaves[k].text, None
+            if texts: values = np.array(self.fetch(ids, (field,))[field], object)
+            else:
+                column, bits = self._numbers(field), self.layout.leaves[k].bits_of
+                values = column[ids % self.max_sz]
         if bits is not None: values = values_of(values, bits)
         found = np.asarray(test(values) if callable(test) else values==test)
         if found.dtype==bool and found.shape==ids.shape: return ids[found]

@@ -299,7 +299,8 @@ class _RowWindows:
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #98e80833
 def _item_state(kind, batch):
-    return dict(kind=kind, layout=batch.layout.to_plain(), columns=list(batch.arrays()), streams=batch.streams)
+    columns = [a.tolist() if a.dtype.hasobject else a for a in batch.arrays()]          # strings as a list
+    return dict(kind=kind, layout=batch.layout.to_plain(), columns=columns, streams=batch.streams)
 
 def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
     "Return steps, lists of steps and `Batch`es as plain data and arrays; steps in a row are kept together"
@@ -313,7 +314,8 @@ def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
 def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
     "Return the steps, lists and `Batch`es that `items_state` wrote down"
     for state in states:
-        layout, columns, streams = Layout.from_plain(state['layout']), list(state['columns']), state['streams']
+        layout, streams = Layout.from_plain(state['layout']), state['streams']
+        columns = [np.array(o, object) if isinstance(o, list) else o for o in state['columns']]
         n, found = len(columns[0]), [(o.dtype, o.shape) for o in columns]
         fits = found==[(o.dtype, (n, *o.shape)) for o in layout.leaves] and (streams is None or streams.shape==(n,))
         require(fits, 'waiting steps: their columns do not fit their layout')

@@ -48,8 +48,9 @@ class SequenceReplay(ExperienceReplay):
             raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
         sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta)
         sampler: Any = Uniform(replace) if alpha is None else Proportional(alpha, beta)
-        given = given_memory('sequence_replay', kw, lambda o: o.sequence==sequence and o.prioritized==sampler.prioritized,
-                             f'{sequence}' + (' by priorities' if sampler.prioritized else ' uniformly'))
+        def alike(o): return o.sequence==sequence and o.prioritized==sampler.prioritized
+        how = f'{sequence} ' + ('by priorities' if sampler.prioritized else 'uniformly')
+        given = given_memory('sequence_replay', kw, alike, how)
         if given: sampler = sequence = None
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)
 

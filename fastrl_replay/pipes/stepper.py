@@ -189,19 +189,21 @@ class _Single(_Stream):
 _IN_TENSORS = 'step_n', 'episode_n', 'total'        # what changes of a stream, where observations are tensors
 
 class _TensorSteps:
-    "Steps of a vector environment whose observations are tensors: all stays on their device, and nothing waits for it"
+    "Steps of a vector environment that returns tensors: all stays on their device, and nothing waits"
     env: Any; maker: Any; space: Any; mode: Any; streams: Any; shape: Any; n: int; obs: Any; layout: Any
     counted: Any = None          # `_IN_TENSORS` as tensors, and the constant ones
 
     def tensor_call(self, agent, obs):
         "One call of the environments' `step`, as a chunk of tensors"
         device = tree_leaves(obs)[0].device
-        if self.counted is None: self.counted = {f: torch.as_tensor(self.streams[f].copy(), device=device) for f in _IN_ALL}
+        if self.counted is None:
+            self.counted = {f: torch.as_tensor(self.streams[f].copy(), device=device) for f in _IN_ALL}
         actions, others = self.tensor_actions(agent, obs, device)
         self.obs = None                                # an environment that raises costs its episodes
         new, reward, terminated, truncated, info = self.env.step(_own(actions))
-        new, flags = _own(new), [torch.as_tensor(o, device=device).bool() for o in (terminated, truncated)]
-        reward, ended, now = torch.as_tensor(reward, device=device).float(), flags[0] | flags[1], self.counted
+        new, now = _own(new), self.counted
+        flags = [torch.as_tensor(o, device=device).bool() for o in (terminated, truncated)]
+        reward, ended = torch.as_tensor(reward, device=device).float(), flags[0] | flags[1]
         last, following = self.tensor_borders(new, ended, info)
         now['total'] = now['total'] + reward
         values = obs, actions, last, *flags, reward, now['total'], *(now[f] for f in _KNOWN[-4:])
@@ -218,7 +220,8 @@ class _TensorSteps:
         actions, others = self.maker.split(answer, self.space)
         if self.space.shape is None: return actions, others
         actions = torch.as_tensor(actions, device=device).detach()
-        if actions.shape!=self.shape: refuse('actions', f'shape {self.shape} for {self.space}', Words(tuple(actions.shape)))
+        if actions.shape!=self.shape:
+            refuse('actions', f'shape {self.shape} for {self.space}', Words(tuple(actions.shape)))
         return actions.to(torch.from_numpy(np.empty(0, self.space.dtype)).dtype), others
 
     def tensor_borders(self, new, ended, info):
@@ -226,18 +229,19 @@ class _TensorSteps:
         if self.mode is AutoresetMode.DISABLED:
             return new, _where(ended, self.env.reset(options=dict(reset_mask=ended.clone()))[0], new)
         if 'final_obs' in info: return _where(ended, info['final_obs'], new), new
-        if not ended.any(): return new, new            # this waits: such an environment gives final_obs at every step
-        raise ValueError(f"{self.env}: an episode ended in autoreset mode {self.mode.name}, and info has no final_obs")
+        if not ended.any(): return new, new            # waits: give final_obs at every step, and it won't
+        raise ValueError(f'{self.env}: an episode ended, and info has no final_obs, as mode SAME_STEP asks')
 
     def tensor_chunk(self, values, others):
         step = self.maker.stacked(values, others, self.n)
         if self.layout is None:
             self.layout = Layout.of(type(step)(*(tree_map(lambda o: o[0], v) for v in step)))
             self.has_ids = 'env_id' in self.layout.fields
-        device, dtypes = values[3].device, [torch.as_tensor(np.empty(0, o.dtype)).dtype for o in self.layout.leaves]
-        tensors = [torch.as_tensor(v, device=device) for v in self.layout.values(step)]
-        tensors = [v if o.bits_of else v.to(dtype) for o, dtype, v in zip(self.layout.leaves, dtypes, tensors)]
-        return Batch.of_tensors(self.layout, tensors, streams=None if self.has_ids else self.streams['env_id'].copy())
+        leaves, device = self.layout.leaves, values[3].device
+        dtypes = [o.bits_of or torch.as_tensor(np.empty(0, o.dtype)).dtype for o in leaves]
+        tensors = [torch.as_tensor(v, device=device).to(o) for v, o in zip(self.layout.values(step), dtypes)]
+        streams = None if self.has_ids else self.streams['env_id'].copy()
+        return Batch.of_tensors(self.layout, tensors, streams=streams)
 
 _IN_ALL = *_IN_TENSORS, 'env_id', 'proc_id'
 
@@ -263,8 +267,8 @@ class _Fresh(gym.Wrapper):
         obs, *rest = self.env.step(action)
         return _own(obs), *rest
 
-_NEXT_STEP = ('gym_stepper: an environment of tensors in autoreset mode NEXT_STEP: whose call only resets, the host would '
-              'have to ask; make it with SAME_STEP or DISABLED')
+_NEXT_STEP = ('gym_stepper: an environment of tensors in autoreset mode NEXT_STEP, where the host would have to ask '
+              'which calls only reset; make it with SAME_STEP or DISABLED')
 _COUNTED = [np.dtype(o) for o in ('?', '?', 'f4', 'f4', 'i8', 'i8', 'i8', 'i8')]       # from `terminated` on
 _STREAM = np.dtype([*zip(_KNOWN[-4:], _COUNTED[-4:]), ('total', 'f8'), ('void', '?')])
 _TOO_LARGE = 'reward: expected a number within float32, got one that overflows; scale it'

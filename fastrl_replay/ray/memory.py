@@ -16,6 +16,7 @@ import numpy as np
 from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..steps import Layout
+from ..protocol import refuse_name
 from ..samplers.base import as_errors, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
@@ -137,7 +138,8 @@ class Shards(Telling):
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
-        if isinstance(directory, RemoteActor) and made['lease'] is not None: self._show_life()   # while shards start, too
+        watched = isinstance(directory, RemoteActor) and made['lease'] is not None
+        if watched: self._show_life()        # also while shards start
         self._take_in()
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
@@ -152,7 +154,8 @@ class Shards(Telling):
         for number, handle, ref in new:
             info = Info(number, *[0]*(len(Info._fields) - 1))
             try: info = info if handle is None else handle.get(ref, max(.1, limit - time.monotonic()))
-            except ShardSlow: raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from None
+            except ShardSlow as e:
+                raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from e
             place = _ShardLink(handle, info)
             place.sender = Sender(functools.partial(self._again, place), timeout=self.timeout)
             self.places.append(place)
@@ -789,6 +792,10 @@ class RayMemory(Watched):
         "End the shards, and release what they hold; an attached memory only with `everything`"
         self._close()
         if everything: end_actors(self._directory, self._made)
+    def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory`, in one process, may have it')
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError('RayMemory: deepcopy and pickle would copy this client, not its shards; use save(folder), or '
+                        'RayMemory.attach(name) in another process')
     def __enter__(self) -> 'RayMemory': return self
     def __exit__(self, *_: object) -> None: self.close()
     def __repr__(self) -> str:

@@ -388,7 +388,7 @@ class RayParams(Telling):
         self.name, lease = f'params-{secrets.token_hex(8)}' if name is None else name, None if detached else LEASE
         how = dict(num_cpus=0, name=self.name, namespace=NAMESPACE, lifetime='detached')
         try: actor = ray_library().remote(Board).options(**how).remote(plan_of(model), lease)
-        except ValueError as e: refuse('name', 'one that nothing has', name, f'RayParams.attach uses what is there ({e})')
+        except ValueError: refuse('name', 'one that nothing has', name, 'RayParams.attach uses what is there')
         self._begin(RemoteActor(actor), plan_of(model), timeout)
         self.publish(model)
         if not detached: self._show_life(), atexit.register(self.close)
@@ -397,7 +397,7 @@ class RayParams(Telling):
     @classmethod
     def attach(cls, name: str, model: torch.nn.Module, timeout: float = 60.) -> 'RayParams':
         """Return those called `name`, whose publisher is perhaps dead; `pull` gives the newest weights, and
-        `publish` goes on from there. A `ValueError` unless `model` has the same tensors, a `ShardLost` for no such name"""
+        `publish` continues from there. A `ValueError` if `model` has other tensors, a `ShardLost` if there is none"""
         made, board = cls.__new__(cls), named_actor(name, timeout)
         made.name = name
         made._begin(board, board.get(board.send('facts'), timeout), timeout)

@@ -496,7 +496,8 @@ class Telling:
     _directory: Any
     def _tell(self, *call):
         try: return self._directory.get(self._directory.send(*call), self.timeout)
-        except ShardSlow: raise ShardSlow(f'{self.name!r} has not answered for {self.timeout:g} s: pass a longer timeout') from None
+        except ShardSlow as e:
+            raise ShardSlow(f'{self.name!r} has not answered for {self.timeout:g} s: pass a longer timeout') from e
         except ShardDied: self._directory = self._next_directory()
         return self._directory.get(self._directory.send(*call), self.timeout)
     def _next_directory(self): return named_actor(self.name, self.timeout)

@@ -86,7 +86,8 @@ def draw_left(slots, probs, weights, words, listed, places, left, tries, newest,
     end, flat, each = (2*horizon + 1 - 2*m)**2, (n - m)*floor, 1/floor if floor > 0 else 0.
     total, ages, got = m - m*(m - 1)/(2*horizon) + flat, np.empty(512), 0
     while got < len(slots):
-        some, k = min(512, np.int64(1.1*(len(slots) - got)*tries/left) + 8), 0
+        some: Any = min(512, np.int64(1.1*(len(slots) - got)*tries/left) + 8)
+        k: Any = 0
         if total <= len(listed):
             for i in range(some):
                 word, state = advance(state)
@@ -150,7 +151,7 @@ class AgeWeighted(Latest):
         if self.sums is None: self.sums = np.ones((3, -(-self.max_sz//BLOCK)), np.int64)
         count_again(living.places, self.sums)
         left, tries = mass_left(living.places, self.sums, living.n, *law)
-        if tries < 64*left: 
+        if tries < 64*left:
             listed = living.slots[:living.n]
             draw_left(slots, probs, weights, words_of(rng), listed, living.places, left, tries, *law)
             return

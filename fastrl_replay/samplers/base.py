@@ -327,7 +327,7 @@ class Prioritized(Sampler):
         raise NotImplementedError
     @property
     def alpha(self) -> float:
-        "The exponent; it may be set at any time"
+        "The exponent; it may be set at any time, at the cost of all p^alpha of a `Proportional`: O(N)"
         return self._alpha
     @alpha.setter
     def alpha(self, value: float) -> None: self.set_alpha(number('alpha', value))

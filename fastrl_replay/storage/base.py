@@ -30,8 +30,8 @@ class Storage(Protocol):
         "Return the rows of a chunk as `put` takes them, with a length and slices; an error if they don't fit"
     def put(self, rows) -> int: "Store what was accepted; return the id of the first row"
     def ask(self, n, fields=None, header=DRAWN, length=None, windows=()) -> Request:
-        """Return a `Request` for `n` rows, or sequences of `length` rows; `fields`: the names of its columns; `windows`:
-        fields and offsets of which it holds the rows around each"""
+        """Return a `Request` for `n` rows, or sequences of `length` rows; `fields`: the names of its columns;
+        `windows`: fields and offsets of which it holds the rows around each"""
     def read(self, request) -> Batch: "Return the rows in a request's slots, which turn into ids"
     def follow(self, slots, length, back=False) -> np.ndarray:
         "Return ids along the streams, from the rows in `slots` on (int64[m, length]; −1: none is stored)"

@@ -286,8 +286,8 @@ class Episodes:
         _look(tables, slots, offsets, self._counts[SEEN], found)
         return found
     def around(self, slots: np.ndarray, offsets: np.ndarray, found: np.ndarray, is_pad: np.ndarray) -> None:
-        """Write into `found` (int64[m, k]) the slots of the steps `offsets` (int64[k]) places later in the episodes, or of
-        the first or last step that is stored of one; `is_pad` (bool[m, k]): is it such a one?"""
+        """Write into `found` (int64[m, k]) the slots of the steps `offsets` (int64[k]) places later in the
+        episodes, or of the first or last step that is stored of one; `is_pad` (bool[m, k]): is it such a one?"""
         _look_around(self.catch_up(), slots, offsets, found, is_pad)
     def counts(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         "Return how many stored steps of their episodes come before and after these (int64[m] each)"

@@ -20,7 +20,8 @@ from .request import Request, Requests, fetch_kernel
 from .rooms import Ram
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
-# The counters: rows so far, the oldest, those that entered the sampler, a load under way; where the last `clear` was
+# The counters: rows so far, the oldest, those that entered the sampler, a load under way; and at the last `clear`,
+# rows so far
 N_ADDED, FIRST_ID, TOLD, LOADING, CLEARED = 0, 1, 2, 3, 5
 PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
 MOST = 2**60                      # rows that can ever be stored: 36,000 years at a million a second
@@ -130,8 +131,8 @@ class Ring:
         rows = runs[0] if len(runs)==1 else np.concatenate([self.rows[:0], *runs])
         return dict(first_id=self.first_id, n_added=self.n_added, since=a, records=rows)
     def set_state(self, pieces) -> None:
-        """Restore what several `get_state` returned, oldest first; a `ValueError` if it doesn't fit. One without rows, of
-        the present `n_added`, clears the ring: at one moment, also on the disk"""
+        """Restore what several `get_state` returned, oldest first; a `ValueError` if it doesn't fit. One without
+        rows, of the present `n_added`, clears the ring: at one moment, also on the disk"""
         n, oldest = None, 0
         for piece in pieces:
             self._check_piece(piece, n)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PHASE', 'PLACE', 'WAITING', 'BARRED', 'NO_TREE', 'Sequence', 'put_leaf', 'close_up', 'enter_starts', 'bar_starts',
-           'write_windows', 'join_errors', 'consistent', 'SequenceSampler']
+           'write_windows', 'join_errors', 'consistent', 'Starts', 'SequenceSampler']
 
 # %% ../../nbs/3_lasting/11_sequences.ipynb #0b84bdc9
 from dataclasses import asdict, dataclass
@@ -155,11 +155,8 @@ def consistent(rows: Any, starts: Any, size: int, n: int, sequence: Sequence) ->
     return bool(inside and (rows[:, PLACE] > 0).sum()==n and (rows[slots, PLACE]==np.arange(1, n + 1)).all())
 
 # %% ../../nbs/3_lasting/11_sequences.ipynb #953f6198
-class SequenceSampler(Sampler):
-    """Draws sequences by their starts, and keeps the exact set of starts that can be drawn.
-
-    `sampler`: how they are drawn, a `Uniform` or a `Proportional`. A start enters the set when its
-    window is complete, and leaves it when it is overwritten; both in O(1), amortised."""
+class Starts(Sampler):
+    "What a `SequenceSampler` keeps: its options, arrays and state"
     arrays: tuple[str, ...] = 'rows', 'starts', 'kept', 'episodes', 'columns'
     rows: Any = None               # int32[max_sz, 2]: PHASE and PLACE of each slot
     starts: Any = None             # int32[max_sz, 2]: slot and span of each start that can be drawn
@@ -215,6 +212,35 @@ class SequenceSampler(Sampler):
         "The number of starts that can be drawn"
         return self.base_sampler.size
 
+    def get_state(self):
+        "Return which starts can be drawn, in which order, and the state of the base sampler"
+        rows, starts = self.rows[:self.size].copy(), self.starts[:len(self)].copy()
+        return super().get_state() | dict(rows=rows, starts=starts, inner=self.base_sampler.get_state(), tails=True)
+
+    def _from_state(self, state):
+        attributes, (rows, starts, inner) = super()._from_state(state), take(state, 'rows', 'starts', 'inner')
+        if np.shape(rows)[1:]==(4,): rows = rows[:, 1::2]           # of a version that kept links, too
+        n, size = whole('state: starts', take(inner, 'size')[0]), attributes['size']
+        fits = consistent(rows, starts, size, n, self.sequence)
+        require(fits, 'state: rows and starts do not match each other, or this memory')
+        made = self._new_arrays(self.max_sz, None) | dict(known=None, ends_early='tails' not in state)
+        made['rows'][:size], made['starts'][:n], made['kept'][:] = rows, starts, -1.
+        if self.prioritized: made['kept'][starts[:, 0]], made['kept'][-1] = self.base_sampler.priorities_in(inner, n)
+        return attributes | made
+
+    def set_state(self, state):
+        attributes = self._from_state(state)
+        self.base_sampler.set_state(state['inner'])
+        for a, name in ((self.rows, 'rows'), (self.kept, 'kept')): a[:] = attributes.pop(name)
+        self._adopt(attributes)
+
+# %% ../../nbs/3_lasting/11_sequences.ipynb #953f6199
+class SequenceSampler(Starts):
+    """Draws sequences by their starts, and keeps the exact set of starts that can be drawn.
+
+    `sampler`: how they are drawn, a `Uniform` or a `Proportional`. A start enters the set when its
+    window is complete, and leaves it when it is overwritten, or a row of its window is dropped; both
+    in O(1), amortised."""
     def enter(self, storage: Any, given: Any = None) -> None:
         "Process all rows that a storage has received"
         sampler, n_added, first = self.base_sampler, storage.n_added, storage.first_id
@@ -314,28 +340,6 @@ class SequenceSampler(Sampler):
         ids, td = ids_of('ids', ids).reshape((*shape, 1)[:2]), as_errors(td, len(td)).astype(float)
         if not wanted[1:]: return np.ascontiguousarray(ids[:, :1]), td[:, None]
         return ids, np.ascontiguousarray(td.reshape(wanted)[:, -late:])
-
-    def get_state(self):
-        "Return which starts can be drawn, in which order, and the state of the base sampler"
-        rows, starts = self.rows[:self.size].copy(), self.starts[:len(self)].copy()
-        return super().get_state() | dict(rows=rows, starts=starts, inner=self.base_sampler.get_state(), tails=True)
-
-    def _from_state(self, state):
-        attributes, (rows, starts, inner) = super()._from_state(state), take(state, 'rows', 'starts', 'inner')
-        if np.shape(rows)[1:]==(4,): rows = rows[:, 1::2]           # of a version that kept links, too
-        n, size = whole('state: starts', take(inner, 'size')[0]), attributes['size']
-        fits = consistent(rows, starts, size, n, self.sequence)
-        require(fits, 'state: rows and starts do not match each other, or this memory')
-        made = self._new_arrays(self.max_sz, None) | dict(known=None, ends_early='tails' not in state)
-        made['rows'][:size], made['starts'][:n], made['kept'][:] = rows, starts, -1.
-        if self.prioritized: made['kept'][starts[:, 0]], made['kept'][-1] = self.base_sampler.priorities_in(inner, n)
-        return attributes | made
-
-    def set_state(self, state):
-        attributes = self._from_state(state)
-        self.base_sampler.set_state(state['inner'])
-        for a, name in ((self.rows, 'rows'), (self.kept, 'kept')): a[:] = attributes.pop(name)
-        self._adopt(attributes)
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is broken. O(N)"

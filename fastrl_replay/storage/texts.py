@@ -50,9 +50,9 @@ class TextTable:
     def _empty(self): self.texts, self.numbers, self.end = list[str](), dict[str, int](), 0
     def _read(self):
         "Read what was written since"
-        for text, self.end in entries(self.raw, self.end):
+        for text, end in entries(self.raw, self.end):
             self.texts.append(text)
-            self.numbers[text] = len(self.texts)
+            self.numbers[text], self.end = len(self.texts), end
     def _append(self, entry):
         a, b = self.end + 4, self.end + 4 + len(entry)
         self.raw[a:b], self.raw[b:b + 4] = np.frombuffer(entry, np.uint8), 0
