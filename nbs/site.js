@@ -76,7 +76,8 @@
   const load = () => entries ? Promise.resolve() : new Promise((done, fail) => {
     const script = document.createElement("script");        // a script may be read from a disk, where nothing may be fetched
     script.onload = () => {
-      entries = window.searchIndex.map((e) => ({
+      const module = (e) => "fastrl_replay." + e.href.replace(/^reference\/|\.html.*$/g, "").replaceAll("/", ".");
+      entries = window.searchIndex.map((o) => o.title ? o : { ...o, title: module(o) }).map((e) => ({
         text: "", ...e, head: e.name || e.section || e.title, about: words(`${e.title} ${e.name || ""}`),
         names: words(e.name ? e.name.split(".").pop() : e.section || e.title),      // a method is named by its own name, and is about its class
         body: " " + words(`${e.text || ""} ${e.more || ""}`).join(" ") + " ",

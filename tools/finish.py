@@ -48,7 +48,7 @@ def is_photo(picture):
     return dark > .06*picture.width*picture.height
 
 
-DRAWING = re.compile(r'<img (?:[^>]* )?src="([^"]+\.svg)"[^>]*>')
+DRAWING = re.compile(r'<img (?![^>]*navbar-logo)(?:[^>]* )?src="([^"]+\.svg)"[^>]*>')      # not the logo, on every page
 
 
 def with_drawings(page, path):
@@ -61,6 +61,7 @@ UNUSED = re.compile(r'<link[^>]*bootstrap-icons[^>]*>|<script src="[^"]*/(?:boot
                     r'|<button class="navbar-toggler".*?</button>')
 SECTION = re.compile(r'<a class="sidebar-item-text[^>]*data-bs-target="#([^"]*)"[^>]*aria-expanded="(\w+)">'
                      r'(.*?)</a><a class="sidebar-item-toggle.*?</a>')
+LINK = re.compile(r'(<a href="[^"]*" class="sidebar-item-text[^>]*>)<span class="menu-text">([^<]*)</span></a>')
 SCHEME = re.compile(r'<a class="(quarto-color-scheme-toggle nav-link)"[^>]*>(.*?)</a>')
 OPENS = (r'<button type="button" class="sidebar-item-text sidebar-link" aria-controls="\1" aria-expanded="\2">'
          r'\3</button>')
@@ -70,7 +71,8 @@ TURNS = (r'<button type="button" class="\1" aria-label="Light or dark" title="Li
 
 def reachable(page):
     "A page whose sections of the sidebar, and whose switch of the scheme, are buttons; without what is not used"
-    page = UNUSED.sub('', page).replace('class="collapse navbar-collapse"', 'class="navbar-collapse"')
+    page = LINK.sub(r'\1\2</a>', UNUSED.sub('', page))
+    page = page.replace('class="collapse navbar-collapse"', 'class="navbar-collapse"')
     page = page.replace('id="quarto-document-content"', 'id="quarto-document-content" tabindex="-1"')
     return SCHEME.sub(TURNS, SECTION.sub(OPENS, page))
 
@@ -137,6 +139,7 @@ CENTRAL = {'ReplayMemory': 1.7, 'Batch': 1.6}
 
 
 HEADING = re.compile(r'<h[1-6][^>]*data-anchor-id="([^"]+)".*?</h[1-6]>', re.S)
+HEADS = re.compile(r'<div class="parameters">\s*<div[^>]*>\s*<table[^>]*>\s*<thead>.*?</thead>', re.S)     # all alike
 INLINE = re.compile(r'</?(?:a|code|em|span|strong)\b[^>]*>')
 
 
@@ -146,6 +149,7 @@ def texts(page):
     Outputs of cells are there, folded source is not."""
     main = page.partition('<main')[2].partition('<nav class="page-navigation"')[0]
     main = re.sub(r'<details class="code-fold">.*?</details>|<(script|style)\b.*?</\1>', ' ', main, flags=re.S)
+    main = HEADS.sub(' ', main)
     parts = HEADING.split(main.partition('>')[2])
     says = [' '.join(html.unescape(re.sub(r'<[^>]*>', ' ', INLINE.sub('', o))).split()) for o in parts[::2]]
     return dict(zip(['', *parts[1::2]], says))
@@ -179,18 +183,21 @@ def brief(entry):
     for o in [] if inside else WORD.findall(text[len(start):]):
         if len(o) > 1 and not o.isdigit() and o.lower() not in seen: more.append(o)
         seen.add(o.lower())
-    needless = {'objectID', 'section'} if 'name' in entry else {'objectID'}
+    needless = {'objectID', 'section', 'title'} if 'name' in entry else {'objectID'}      # the address has the module
     return {k: v for k, v in (entry | {'text': start, 'more': ' '.join(more)}).items() if v and k not in needless}
 
 
 def write_search(site, ref, groups):
     """`search.js`: what is on the site, and what each entry is worth; outputs of cells are in it, folded source is not,
-    nor are examples that the reference has, too.
+    nor are examples that the reference has, too, and methods of classes that serve the library itself.
 
     It is a script, since a page that is read from a disk may load nothing else."""
     path, said = site/'search.json', {}
+    methods = [e for same in ref.entries.values() for e in same if e.owner]
+    inner = {f'{e.page}.html#{e.place}' for e in methods if not ref.is_public(e)}
     entries = json.loads(path.read_text(encoding='utf-8'))
-    entries = [e for e in entries if not e['href'].startswith(f'{examples.PAGE}.html#')]
+    entries = [e for e in entries if not e['href'].startswith(f'{examples.PAGE}.html#') and e['href'] not in inner]
+    entries = [e for e in entries if not re.match(r'reference/.*#(?:inside|constants)$', e['href'])]
     for e in entries:
         page, _, place = e['href'].partition('#')
         if page not in said: said[page] = texts((site/page).read_text(encoding='utf-8'))
