@@ -29,8 +29,8 @@ AROUND = (*DRAWN, '_is_pad')                                # … those with win
 N_HEADER, NONE = len(HEADER), (None,)*len(HEADER)
 
 def header_shapes(names: tuple, n: int, length: int | None = None, width: int = 0) -> tuple:
-    """Return the shape of each column of the header, or None, for `n` rows, or sequences of `length` steps; `width`:
-    how many steps all windows around a row have"""
+    """Return the shape of each column of the header, or None, for `n` rows, or sequences of
+    `length` steps; `width`: how many steps all windows around a row have"""
     steps = (n,) if length is None else (n, length)
     each = {k: (n,) if k in ('probs', 'weights', 'source') else steps for k in HEADER}
     each['_is_pad'] = n, width
@@ -46,8 +46,8 @@ def aligned(nbytes: int, make=np.empty) -> np.ndarray:
 def _torch_dtype(dt): return torch.from_numpy(np.empty(0, dt)).dtype
 
 class Plan:
-    """Where the columns of `n` rows lie in a buffer of `nbytes`; `shapes`: those of the header, None where there is
-    no such column"""
+    """Where the columns of `n` rows lie in a buffer of `nbytes`; `shapes`: those of the header,
+    None where there is no such column"""
     def __init__(self, layout: Layout, n: int, shapes: tuple = NONE) -> None:
         self.layout, self.n, self.shapes = layout, n, shapes
         dtypes = [*HEADER.values(), *(o.dtype for o in layout.leaves)]
@@ -331,8 +331,9 @@ class Batch(Columns):
     number of rows, an `AttributeError` a name that isn't a field. `streams` (int64 array or None):
     the stream of each row, where steps have no `env_id`. `Batch.of` makes a batch by hand.
 
-    `ids` (int64 tensor): of rows that come from a memory; `probs` and `weights` (float32 tensors): with
-    which probability each was drawn, and its importance weight (uniform: ones). Else they are None."""
+    `ids` (int64 tensor): of rows that come from a memory; `probs` and `weights` (float32 tensors):
+    with which probability each was drawn, and its importance weight (uniform: ones). Else they are
+    None."""
     @classmethod
     def of(cls, step, streams=None) -> 'Batch':
         "Return a batch of a step of stacked arrays, copied; `ValueError` or `TypeError` if they don't fit"
@@ -343,8 +344,9 @@ class Batch(Columns):
 
     @classmethod
     def of_steps(cls, steps, layout=None, streams=None) -> 'Batch':
-        """Return a batch of a list of steps, copied, in this `layout` (None: the first step's): one stream, unless
-        `streams` or `env_id` say otherwise; a `ValueError` or `TypeError` names the step and field that don't fit"""
+        """Return a batch of a list of steps, copied, in this `layout` (None: the first step's): one
+        stream, unless `streams` or `env_id` say otherwise; a `ValueError` or `TypeError` names the
+        step and field that don't fit"""
         layout = Layout.of(steps[0]) if layout is None else layout
         if streams is None and layout.stream_leaf is None: streams = np.zeros(len(steps), np.int64)
         return cls.empty(layout, len(steps), streams)._filled(columns_of_steps(layout, steps))
@@ -365,9 +367,10 @@ class Batch(Columns):
     @classmethod
     def of_tensors(cls, layout: Layout, tensors: Any, *, streams: Any = None, max_sz: int | None = None,
                    **header: Any) -> 'Batch':
-        """Return a batch over `tensors`, one a leaf of `layout`, (n, …), on any device, without a copy, in a compiled
-        function too. `header`: those of `ids`, `probs`, `weights` … that it has, (n, …); `max_sz`: that of the
-        memory, for `idxs`. A `ValueError` names one with another number of rows"""
+        """Return a batch over `tensors`, one a leaf of `layout`, (n, …), on any device, without a
+        copy, in a compiled function too. `header`: those of `ids`, `probs`, `weights` … that it
+        has, (n, …); `max_sz`: that of the memory, for `idxs`. A `ValueError` names one with another
+        number of rows"""
         n, leaves = len(tensors[0]), layout.leaves
         if len(tensors)!=len(leaves): refuse('tensors', f'{len(leaves)}, one for each leaf', len(tensors))
         for o in header: one_of('header', o, HEADER)
@@ -393,8 +396,8 @@ class Batch(Columns):
         return torch.where(ids < 0, ids, ids % self._max_sz)
     @property
     def is_pad(self) -> dict[str, torch.Tensor] | None:
-        """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs, n) for each field
-        that was drawn with its neighbours; None without `windows`"""
+        """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs,
+        n) for each field that was drawn with its neighbours; None without `windows`"""
         pads, at, found = self._is_pad, 0, {}
         if pads is None: return None
         for field, offsets in self._extra['windows']:
@@ -577,7 +580,8 @@ def _checked_streams(streams, n):
 
 def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | None:
     """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
-    order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one stream"""
+    order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one
+    stream"""
     m, key = len(columns[0]), layout.stream_leaf
     if streams is not None: streams = _checked_streams(streams, m)
     if key is not None: return columns[key].astype(np.int64)

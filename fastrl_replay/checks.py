@@ -86,8 +86,8 @@ BITS = {o: np.dtype(f'u{o.itemsize}') for o in (torch.bfloat16, torch.float8_e4m
 "Torch dtypes that numpy lacks, and the unsigned integers that hold their bits"
 
 def plain_array(name: str, v: Any) -> tuple[np.ndarray, torch.dtype | None]:
-    """Return `v` as an array of bools, ints, floats or complex numbers, and the torch dtype that its bits stand for,
-    or None; a `TypeError` or `ValueError` for anything else"""
+    """Return `v` as an array of bools, ints, floats or complex numbers, and the torch dtype that
+    its bits stand for, or None; a `TypeError` or `ValueError` for anything else"""
     if isinstance(v, torch.Tensor): return _of_tensor(name, v)
     if isinstance(v, np.ma.MaskedArray): refuse(name, 'an array', Words('a masked one'), 'fill it', TypeError)
     try: a = np.asarray(v)
@@ -114,8 +114,8 @@ def values_of(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 _KINDS = {'biuf': 'real numbers', 'iu': 'whole numbers'}
 
 def array(name: str, v: Any, kinds: str = 'biuf', shape: Any = None, hint: str = '') -> np.ndarray:
-    """Return `v` (array, tensor, list) as an array: a `TypeError` unless its dtype is of one of `kinds`, a `ValueError`
-    unless it has this `shape`, in which None is any length"""
+    """Return `v` (array, tensor, list) as an array: a `TypeError` unless its dtype is of one of
+    `kinds`, a `ValueError` unless it has this `shape`, in which None is any length"""
     a, bits = (v, None) if v.__class__ is np.ndarray else plain_array(name, v)
     if bits is not None: a = values_of(a, bits)
     if a.dtype.kind not in kinds: refuse(name, _KINDS[kinds], form(a), hint, TypeError)

@@ -38,7 +38,8 @@ def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
     Learning with Double Q-learning*, equation 4), or `target`'s own with `double=False` (Mnih et
     al. 2015, *Human-level control …*, algorithm 1). `discount` is the batch's column of that name
     (n-step returns bring γᵐ), else `gamma`. Truncated transitions are bootstrapped. Where the next
-    states are a dict with an 'action_mask', a′ is legal; a `ValueError` if none is and the task goes on."""
+    states are a dict with an 'action_mask', a′ is legal; a `ValueError` if none is and the task
+    goes on."""
     return _targets(batch, _as_input(batch.next_state, target), model, target, gamma, double)
 
 def _targets(batch, states, model, target, gamma, double):
@@ -194,8 +195,8 @@ def q_network(
     Images (three axes, at least 8 pixels high and wide) first go through convolutions: from 36
     pixels on those of Mnih et al. 2015 (Methods; `hidden=512` there), else 16 of 3 × 3. Channels
     are the shorter of the first and the last axis, the last if both are alike; uint8 is divided by
-    255. Other shapes are flattened. Of a dict of 'observation' and 'action_mask', the first is used.
-    A `TypeError` for other spaces."""
+    255. Other shapes are flattened. Of a dict of 'observation' and 'action_mask', the first is
+    used. A `TypeError` for other spaces."""
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None: torch.manual_seed(seed)
         first, n = _first_layers(observation_space)
@@ -234,11 +235,11 @@ def _draw_losses(ax, losses, history):
     ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
 
 def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
-    """Return a figure of the `returns` over `steps`, the transitions stored, with the mean of the last
-    `smooth`; of the losses; and of what else changed in `history` (a `Learner`'s).
+    """Return a figure of the `returns` over `steps`, the transitions stored, with the mean of the
+    last `smooth`; of the losses; and of what else changed in `history` (a `Learner`'s).
 
-    `evaluations`: pairs of transitions stored and mean return of greedy episodes; the best is marked.
-    `threshold`: the return that counts as solved."""
+    `evaluations`: pairs of transitions stored and mean return of greedy episodes; the best is
+    marked. `threshold`: the return that counts as solved."""
     import matplotlib.pyplot as plt
     series = {k: np.array(v).T for k, v in (history or {}).items() if k in _NAMES}
     moving = [k for k in _NAMES if k in series and np.ptp(series[k][1]) > 0]
@@ -330,8 +331,9 @@ class Training:
 
     def plot(self, evaluations: Any = (), smooth: int = 20, title: str | None = None,
              threshold: float | None = None) -> Any:
-        """Draw the learning curve, see `plot_training`. `title`: None says the environment, the replay and
-        the stepper's seed, as far as they are known. `threshold`: None takes the environment's"""
+        """Draw the learning curve, see `plot_training`. `title`: None says the environment, the
+        replay and the stepper's seed, as far as they are known. `threshold`: None takes the
+        environment's"""
         spec, seed = (getattr(self.stepper, k, None) for k in ('spec', 'seed'))
         seeded = None if seed is None else f'environment seed {seed}'
         known = [spec and spec.id, self.replay and type(self.replay).__name__, seeded]
@@ -341,8 +343,9 @@ class Training:
 
     def progress(self) -> dict[str, float]:
         """Return what is known of: `return` (mean of the last 20 episodes), `loss` (of the last 100
-        batches), `lr`, `eps`, `beta`, `samples_per_insert` (rows drawn for each transition stored) and,
-        as in a memory's `health()`, `effective` (by the last 100 batches), `stale_share`, `evicted_undrawn`."""
+        batches), `lr`, `eps`, `beta`, `samples_per_insert` (rows drawn for each transition stored)
+        and, as in a memory's `health()`, `effective` (by the last 100 batches), `stale_share`,
+        `evicted_undrawn`."""
         agent: Any = getattr(self.stepper, 'agent', None)
         returns, memory = self.returns[-20:], self.memory
         found = {'return': float(np.mean(returns))} if returns else {}
@@ -387,8 +390,8 @@ class Learner(Training):
     `loss(batch, model, target)`: the loss of each row, (bs,) (over further axes the mean is taken),
     or the pair (losses, TD errors); without TD errors the losses are the priorities. Importance
     weights are applied here. A loss of no axes is taken as it is, and changes no priorities. The
-    target is a copy of the model that moves by `tau` every `target_sync` batches (None: 250, or 1 if
-    `tau` is below 1). Weights are published when a fit begins too.
+    target is a copy of the model that moves by `tau` every `target_sync` batches (None: 250, or 1
+    if `tau` is below 1). Weights are published when a fit begins too.
 
     `compile`: a gradient step, the loss included, is one graph made by `torch.compile`: the first
     batch takes half a minute and a C++ compiler, the others a fraction of the time. Needs Adam or

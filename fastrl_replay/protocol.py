@@ -39,11 +39,13 @@ class Memory(Protocol, Generic[B]):
         "Return the ids of the steps after these in their streams, or episodes; −1: there is none yet"
     def episode(self, id: int) -> B: "Return the stored part of the episode with transition `id`, oldest first"
     def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, B]]:
-        """Yield what was stored since, in parts: how many transitions were stored by each row (int64[m]), and
-        the rows. `seen`, empty at first, says how far it is known, and is brought up to date"""
+        """Yield what was stored since, in parts: how many transitions were stored by each row
+        (int64[m]), and the rows. `seen`, empty at first, says how far it is known, and is brought
+        up to date"""
     def usage(self) -> dict[str, float]:
-        """Return `n_drawn`, the rows of all batches drawn, `samples_per_insert`, `n_stale`, the priorities that
-        came too late, and, where it is known, `nbytes`, and `bytes_each` of a transition"""
+        """Return `n_drawn`, the rows of all batches drawn, `samples_per_insert`, `n_stale`, the
+        priorities that came too late, and, where it is known, `nbytes`, and `bytes_each` of a
+        transition"""
     def health(self) -> Any: "Return numbers, by name, and `warnings`: what looks wrong, in words"
     def show(self, *, source: str = '') -> Any: "Return a figure; `source`: whence its steps come, for the title"
 

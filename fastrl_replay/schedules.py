@@ -68,8 +68,9 @@ def schedule_state(schedule: Any) -> Any:
     return dict(name=name) | (asdict(schedule) if type(schedule) is _SCHEDULES.get(name) else {})
 
 def schedule_from(state: Any, given: Any = None) -> Any:
-    """Return the number, None or schedule that `schedule_state` saved as `state`; a `ValueError` for anything else.
-    Pass a schedule of your own as `given`, since only its name was saved; without it, a `ValueError` says so."""
+    """Return the number, None or schedule that `schedule_state` saved as `state`; a `ValueError`
+    for anything else. Pass a schedule of your own as `given`, since only its name was saved;
+    without it, a `ValueError` says so."""
     if state is None: return None
     if is_number(state): return float(state)
     if not isinstance(state, dict) or not isinstance(state.get('name'), str):

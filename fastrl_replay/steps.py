@@ -111,8 +111,9 @@ def leaf_of(path: tuple, v) -> Leaf:
 
 # %% ../nbs/1_memory/03_steps.ipynb #7fb9181b
 def encode(leaf: Leaf, v, lead: tuple = ()) -> np.ndarray:
-    """Return the value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`; a `ValueError`
-    (shape, a number that does not fit) or `TypeError` (kind of value) names the field"""
+    """Return the value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`; a
+    `ValueError` (shape, a number that does not fit) or `TypeError` (kind of value) names the
+    field"""
     if leaf.text: return _as_texts(leaf, v, lead)
     if leaf.loose and v.__class__ is int and abs(v) < 2**127: v = float(v)
     a, bits = plain_array(leaf.name, v)
@@ -357,8 +358,8 @@ class Layout:
 
     @classmethod
     def of(cls, step) -> 'Layout':
-        """Return the layout of an example step, in which flags are bool and `next_state` is like `state`;
-        a `TypeError` or `ValueError` names what can't be stored"""
+        """Return the layout of an example step, in which flags are bool and `next_state` is like
+        `state`; a `TypeError` or `ValueError` names what can't be stored"""
         layout = cls.as_is(step).strict
         for f in FLAGS:
             v, k = getattr(step, f, False), layout.leaf(f)
@@ -376,8 +377,8 @@ class Layout:
 
     @cached_property
     def strict(self) -> 'Layout':
-        """The layout in which a memory stores these steps: with one bool for each flag. A `ValueError`
-        unless `next_state` is like `state`, and flags are not nested"""
+        """The layout in which a memory stores these steps: with one bool for each flag. A
+        `ValueError` unless `next_state` is like `state`, and flags are not nested"""
         if {'state', 'next_state'} <= set(self.fields): self._compare_states()
         for o in (self.leaves[k] for k in self.texts):
             if o.shape: refuse(o.name, 'one string', Words(f'strings of shape {o.shape}'), 'make it several fields')
@@ -411,8 +412,8 @@ class Layout:
 
     @classmethod
     def from_plain(cls, plain, known=None) -> 'Layout':
-        """Return the layout that `to_plain` wrote; a `ValueError` if it can't be one, or isn't `known`'s,
-        whatever numbers flags were saved as"""
+        """Return the layout that `to_plain` wrote; a `ValueError` if it can't be one, or isn't
+        `known`'s, whatever numbers flags were saved as"""
         try:
             leaves = [_example_of(*o) for o in plain['leaves']]
             trees = [_nest(o, leaves) for o in plain['trees']]
@@ -575,8 +576,9 @@ copyreg.pickle(_Derived, lambda t: (derived_type, t._derived))      # type: igno
 
 # %% ../nbs/1_memory/03_steps.ipynb #6f4b15e8
 def ending_columns(column: Callable[[str], Any]) -> list[Any]:
-    """Return the five columns that tell where episodes end: `terminated`, `truncated`, `episode_n`, `discount`
-    and `step_n`, as `column(field)` returns them, or None where one is missing or tells nothing"""
+    """Return the five columns that tell where episodes end: `terminated`, `truncated`, `episode_n`,
+    `discount` and `step_n`, as `column(field)` returns them, or None where one is missing or tells
+    nothing"""
     found = {o: column(o) for o in ('terminated', 'truncated', 'episode_n', 'discount')}
     counted = found['discount'] is not None and found['episode_n'] is not None
     return [*found.values(), column('step_n') if counted else None]
@@ -584,7 +586,7 @@ def ending_columns(column: Callable[[str], Any]) -> list[Any]:
 def goes_on(flagged, episode_n, discount, step_n) -> Any:
     """Return whether an episode goes on from one row to the next of its stream (bool, or an array of bools).
 
-    `flagged`: is the first of the two terminated or truncated? The others are pairs, the value of the first
-    row and that of the next: two equal numbers where steps lack the field."""
+    `flagged`: is the first of the two terminated or truncated? The others are pairs, the value of
+    the first row and that of the next: two equal numbers where steps lack the field."""
     rises = (discount[1] > discount[0]) | (step_n[1] > step_n[0])
     return (episode_n[0]==episode_n[1]) & (rises | (flagged==0))

@@ -167,9 +167,9 @@ class Joined:
         return self._ask(operator.attrgetter('nbytes'), 0)
 
     def usage(self) -> dict[str, float]:
-        """Return `nbytes`, `bytes_each` of a transition (with its share of the frames), and, since this memory was
-        made or loaded: `n_drawn` rows of all batches, `samples_per_insert`, that is, rows drawn for each transition
-        stored (NaN if none was), and `n_stale`"""
+        """Return `nbytes`, `bytes_each` of a transition (with its share of the frames), and, since
+        this memory was made or loaded: `n_drawn` rows of all batches, `samples_per_insert`, that
+        is, rows drawn for each transition stored (NaN if none was), and `n_stale`"""
         def room(storage): return storage.nbytes, bytes_each(storage), storage.n_added
         nbytes, each, n_added = self._ask(room, (0, 0., 0))
         n_drawn, new = self.draws.n_rows, n_added - self.draws.since
@@ -260,9 +260,10 @@ class Drawn(Joined):
     def sample(self, bs: int, fields: Any = None, windows: Any = None) -> Batch:
         """Draw `bs` transitions as a `Batch`, in random order; `fields`: the names of its columns.
 
-        `windows`, such as `{'state': (-1, 0), 'action': range(8)}` (None: the memory's): these columns are (bs, n, …),
-        of the rows so many steps further in the same episode; beyond what is stored of it, its first or last row is
-        repeated, and `batch.is_pad['action']` (bs, n) is True. Sequences are drawn without.
+        `windows`, such as `{'state': (-1, 0), 'action': range(8)}` (None: the memory's): these
+        columns are (bs, n, …), of the rows so many steps further in the same episode; beyond what
+        is stored of it, its first or last row is repeated, and `batch.is_pad['action']` (bs, n) is
+        True. Sequences are drawn without.
 
         A `ValueError` if there is nothing to draw, bs < 1, or without replacement bs > len."""
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = whole('bs', bs, 1)
@@ -292,8 +293,9 @@ class Drawn(Joined):
         return came_from(batch, self._ref)
 
     def sample_sequences(self, bs: int, length: int) -> Batch:
-        """Return a `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn uniformly with
-        replacement from any memory; any step may be first. A `ValueError` if there are hardly any"""
+        """Return a `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn
+        uniformly with replacement from any memory; any step may be first. A `ValueError` if there
+        are hardly any"""
         with self.lock:
             bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
             return self._counted(draw_anywhere(self._indexed(), bs, length, self.rng, self.sampler.living))
@@ -360,8 +362,8 @@ class PlainMemory(Drawn):
         slots = self._slots(ids)
         return storage.follow(slots, 2, by < 0)[:, 1] if index is None else index.window(slots, (by,))[:, 0]
     def episode_index(self) -> Episodes:
-        """Return the index of what is stored; hold the `lock` while you use it, and don't keep it. A `ValueError`
-        where nothing tells the end of an episode"""
+        """Return the index of what is stored; hold the `lock` while you use it, and don't keep it.
+        A `ValueError` where nothing tells the end of an episode"""
         with self.lock:
             names = self._stocked().layout.fields
             if 'episode_n' in names or {'terminated', 'truncated'} <= set(names): return self._indexed()
@@ -376,16 +378,16 @@ class PlainMemory(Drawn):
         if field in known: refuse(field, 'one number', Words(f'strings or several numbers a step: {self.layout}'))
         raise ValueError(f'column: no field {shown(field)}; there are {known or "no steps yet"}')
     def column(self, field: str) -> np.ndarray:
-        """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct` changes
-        what is stored. A `ValueError` for other fields, or before the first step"""
+        """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct`
+        changes what is stored. A `ValueError` for other fields, or before the first step"""
         with self.lock: view = self._numbers(field).view()
         view.flags.writeable = False
         return view
 
     def correct(self, ids: Any, field: str, values: Any) -> None:
-        """Change a field that is one number in the stored transitions `ids` (m,); `values`: a number, or
-        (m,). The next `save` writes every row. A `ValueError` or `TypeError` names what doesn't fit
-        and changes nothing; so does a flag of steps that already form sequences"""
+        """Change a field that is one number in the stored transitions `ids` (m,); `values`: a
+        number, or (m,). The next `save` writes every row. A `ValueError` or `TypeError` names what
+        doesn't fit and changes nothing; so does a flag of steps that already form sequences"""
         with self.lock:
             if self._read_only: raise RuntimeError(self._read_only)
             slots, column, k = self._slots(ids), self._numbers(field), self.layout.leaf(field)
@@ -451,8 +453,9 @@ class PlainMemory(Drawn):
         for k in range(len(self)): yield self[k]
 
     def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield what was stored since, in parts: how many transitions were stored by each row (int64[m]), and the
-        rows. `seen`, empty at first, says how far it is known, and is brought up to date"""
+        """Yield what was stored since, in parts: how many transitions were stored by each row
+        (int64[m]), and the rows. `seen`, empty at first, says how far it is known, and is brought
+        up to date"""
         end = self.n_added
         while True:
             with self.lock:
@@ -464,15 +467,15 @@ class PlainMemory(Drawn):
 
     def _repr_html_(self): return memory_table(self)
     def health(self) -> Health:
-        """Return numbers that show whether the memory does its work, and `warnings`: what looks wrong,
-        in words. See `memory_health`"""
+        """Return numbers that show whether the memory does its work, and `warnings`: what looks
+        wrong, in words. See `memory_health`"""
         with self.lock: return memory_health(self)
 
     def show(self, id: int | None = None, n: int = 3, gamma: float = .99, source: str = '') -> Any:
-        """Return a figure of what the memory holds: draws, priorities, weights, returns, rewards, actions;
-        for images also `n` steps from transition `id` (None: those up to the newest reward) with their
-        n-step return at discount `gamma`. The title begins with the `source` of its steps. The batches
-        that follow are the same. Needs matplotlib."""
+        """Return a figure of what the memory holds: draws, priorities, weights, returns, rewards,
+        actions; for images also `n` steps from transition `id` (None: those up to the newest
+        reward) with their n-step return at discount `gamma`. The title begins with the `source` of
+        its steps. The batches that follow are the same. Needs matplotlib."""
         with self.lock: return memory_figure(self, id, n, gamma, source=source)
 
     @staticmethod
@@ -482,8 +485,8 @@ class PlainMemory(Drawn):
         return estimate(Layout.of(example_step(env_or_step)), whole('max_sz', max_sz, 1))
 
     def check_valid(self) -> bool:
-        """Return True, or raise an `AssertionError` that says what is wrong; O(N). On disk, rows that were
-        flushed and are still there are compared with their checksums"""
+        """Return True, or raise an `AssertionError` that says what is wrong; O(N). On disk, rows
+        that were flushed and are still there are compared with their checksums"""
         with self.lock:
             if self._storage is not None: self._storage.check_valid()
             if self._index is not None: self._index.check_valid()

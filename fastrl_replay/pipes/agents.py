@@ -19,8 +19,8 @@ from ..steps import tree_leaves, tree_map
 
 # %% ../../nbs/2_learning/06_agents.ipynb #32715af5
 def explore(u: np.ndarray, eps: float, n_actions: int, legal: Any = None) -> np.ndarray:
-    """Return actions (n,), int64, for uniform numbers `u` (n,): a random one where `u < eps`, else -1.
-    `legal` (bool[n, n_actions]): those to choose from, at least one in each row; None: all"""
+    """Return actions (n,), int64, for uniform numbers `u` (n,): a random one where `u < eps`, else
+    -1. `legal` (bool[n, n_actions]): those to choose from, at least one in each row; None: all"""
     n_legal: Any = n_actions if legal is None else legal.sum(1)
     scaled = np.minimum(u*(n_legal/eps) if eps > 0 else u, n_legal - 1)          # u/eps may be rounded up to 1
     found = scaled.astype(np.int64)

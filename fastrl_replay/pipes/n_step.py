@@ -162,9 +162,9 @@ def _note_window(window, s, cut, chains, rows, waits, rewards, own, powers):
 @kernel
 def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewards, own,
                   powers, closing, found, waiting):
-    """Note in `found` the windows that these rows complete (all, if `closing`), in `waiting` the rows
-    of no such window; return how many of both, and of windows closed by gaps, or (-1, 0, 0) where
-    stream numbers are far apart"""
+    """Note in `found` the windows that these rows complete (all, if `closing`), in `waiting` the
+    rows of no such window; return how many of both, and of windows closed by gaps, or (-1, 0, 0)
+    where stream numbers are far apart"""
     n, n_rows, n_found, n_closed = len(powers) - 1, len(rows), 0, 0
     least = most = streams[rows[0]]
     for row in rows: least, most = min(least, streams[row]), max(most, streams[row])
@@ -333,9 +333,9 @@ class NStep(IterDataPipe):
 
     Every tail is yielded, at termination and at truncation. Streams (`env_id`) never mix; without
     it, steps and lists of steps are one stream in the order of time, and the rows of a `Batch`
-    belong to `batch.streams`, or to one stream each. Steps yield steps, lists lists, and
-    `Batch`es `Batch`es. A window that is open when the source ends waits for the next iteration.
-    Sums are float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation;
+    belong to `batch.streams`, or to one stream each. Steps yield steps, lists lists, and `Batch`es
+    `Batch`es. A window that is open when the source ends waits for the next iteration. Sums are
+    float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation;
     where gaps close more than a tenth of the windows, a `UserWarning` names possible causes, once.
 
     In a loop of your own it needs no source: `push` takes what the loop has made, `flush` closes
@@ -387,17 +387,19 @@ class NStep(IterDataPipe):
         return [o for step, at in zip(item, places) for o in self._steps.add(step, 0, at)]
 
     def push(self, x: Any) -> Any:
-        """Return the n-step transitions that `x` completes: a list, perhaps empty, for a step or a list of
-        steps, a `Batch` of any length for a `Batch`; what a pipe yields for the same items, bit for bit.
-        A `ValueError` or `TypeError` for anything else, such as stacked arrays, changes nothing"""
+        """Return the n-step transitions that `x` completes: a list, perhaps empty, for a step or a
+        list of steps, a `Batch` of any length for a `Batch`; what a pipe yields for the same items,
+        bit for bit. A `ValueError` or `TypeError` for anything else, such as stacked arrays,
+        changes nothing"""
         iterated = 'push: this NStep has a source, and is iterated; make one without'
         require(self.source_datapipe is None, iterated, TypeError)
         made = self._completed(x)
         return Batch.empty(self._rows.out, 0) if made is None else made
 
     def flush(self) -> Any:
-        """Return the transitions of all open windows, closed here as truncated, and forget the windows: at the
-        end of a run, or where another begins. A `Batch` if one was pushed last, else a list"""
+        """Return the transitions of all open windows, closed here as truncated, and forget the
+        windows: at the end of a run, or where another begins. A `Batch` if one was pushed last,
+        else a list"""
         made = self._rows.closed() if self._in_rows else self._steps.closed()
         self._drop_windows()
         return Batch.empty(self._rows.out, 0) if made is None else made
@@ -427,8 +429,8 @@ class NStep(IterDataPipe):
         got = Words(f'n={state["n"]}, gamma={state["gamma"]}')
         refuse('n_step', f'a state of n={self.n}, gamma={self.gamma}', got, error=CheckpointError)
     def state_dict(self) -> dict[str, Any]:
-        """Return plain data of fixed size: the parameters and the source's state, without open windows; or,
-        without a source, the parameters and the open windows"""
+        """Return plain data of fixed size: the parameters and the source's state, without open
+        windows; or, without a source, the parameters and the open windows"""
         if self.source_datapipe is None: return dict(n=self.n, gamma=self.gamma, open=self._open_state())
         return dict(n=self.n, gamma=self.gamma, source=state_upstream(self))
     def _open_state(self):
@@ -453,8 +455,8 @@ class NStep(IterDataPipe):
         self._steps, self._rows, self._in_rows = again._steps, again._rows, again._in_rows
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue; open windows are closed as truncated, or, without a source, become those that were
-        saved. A `ValueError` if the parameters differ"""
+        """Continue; open windows are closed as truncated, or, without a source, become those that
+        were saved. A `ValueError` if the parameters differ"""
         self._check_saved(state)
         if (self.source_datapipe is None)!=('open' in state):
             wanted = 'the state of one ' + ('without a source' if self.source_datapipe is None else 'with a source')

@@ -59,9 +59,9 @@ _OWN = dict(prioritized_replay='alpha beta eps normalize',
             hindsight_replay='compute_reward k strategy compute_terminated goal achieved')
 
 def refuse_options(pipe: str, given: dict[str, Any], instead: dict[str, str], makers: Any = None) -> dict[str, Any]:
-    """Return the options `given` to a `pipe`, without those named in `instead`; a `TypeError` if one of those is
-    not None, which says what to do `instead`, or if one is no parameter of the `makers` (None: of an
-    `ExperienceReplay` or a `ReplayMemory`)"""
+    """Return the options `given` to a `pipe`, without those named in `instead`; a `TypeError` if
+    one of those is not None, which says what to do `instead`, or if one is no parameter of the
+    `makers` (None: of an `ExperienceReplay` or a `ReplayMemory`)"""
     makers = makers or (ExperienceReplay, ReplayMemory) + (DeviceMemory,)*(given.get('device') is not None)
     found = [o for made in makers for o in signature(made).parameters.values()]
     known = {'device', *(o.name for o in found if o.kind is not o.VAR_KEYWORD)}
@@ -75,8 +75,8 @@ def refuse_options(pipe: str, given: dict[str, Any], instead: dict[str, str], ma
     return {k: v for k, v in given.items() if k not in instead}
 
 def new_memory(max_sz: int, sampler: Any, seed: Any, device: Any = None, **options: Any) -> Any:
-    """Return a `ReplayMemory`, or, where a `device` is given, a `DeviceMemory`, for which a NamedTuple of stacked
-    tensors is a chunk"""
+    """Return a `ReplayMemory`, or, where a `device` is given, a `DeviceMemory`, for which a
+    NamedTuple of stacked tensors is a chunk"""
     if device is None: return ReplayMemory(max_sz, sampler, seed=seed, **options)
     return DeviceMemory(max_sz, sampler, device=device, seed=seed, **options)
 
@@ -115,8 +115,8 @@ class Tracked:
 class ExperienceReplay(Tracked, IterDataPipe):
     """Stores the steps of `source_datapipe` and yields `Batch`es of `bs`, drawn uniformly.
 
-    The first batch comes after `min_sz` steps, then one every `steps_per_batch`. Without a `memory`,
-    `new_memory(max_sz, sampler, seed, **memory_options)` is made.
+    The first batch comes after `min_sz` steps, then one every `steps_per_batch`. Without a
+    `memory`, `new_memory(max_sz, sampler, seed, **memory_options)` is made.
 
     Raises `ValueError` for a batch that could never be drawn, `TypeError` for options that don't
     go with `memory`."""
@@ -205,8 +205,8 @@ class ExperienceReplay(Tracked, IterDataPipe):
         source = next((f'{o.spec.id}: ' for o in upstream(self) if getattr(o, 'spec', None)), '')
         return self.memory.show(*args, source=source, **kw)
     def loader(self, prefetch: int = 0, **kw: Any) -> DataLoader[Any]:
-        """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`, `device`
-        and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
+        """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`,
+        `device` and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
         return make_loader(self, prefetch, **kw)
 
     def state_dict(self) -> dict[str, Any]:
@@ -295,8 +295,8 @@ def _refuse_for(pipe, made, options, **instead):
 
 def given_memory(pipe: str, kw: dict[str, Any], draws_so: Callable[[Any], bool], what: str,
                  **options: Any) -> bool:
-    """Return whether `kw` has a memory for a `pipe`; a `TypeError` unless that `draws_so`, in words `what`, and
-    none of the `options` of a new sampler, (value, default), is given"""
+    """Return whether `kw` has a memory for a `pipe`; a `TypeError` unless that `draws_so`, in words
+    `what`, and none of the `options` of a new sampler, (value, default), is given"""
     memory = kw.get('memory')
     if memory is None: return False
     check_memory(memory)
@@ -307,8 +307,8 @@ def given_memory(pipe: str, kw: dict[str, Any], draws_so: Callable[[Any], bool],
 
 @datapipe('prioritized_replay')
 class PrioritizedReplay(ExperienceReplay):
-    """An `ExperienceReplay` that draws in proportion to p^alpha, p = |td error| + eps (Schaul et al.
-    2016, section 3.3). `batch.update_priorities(td_errors)` sends the errors back."""
+    """An `ExperienceReplay` that draws in proportion to p^alpha, p = |td error| + eps (Schaul et
+    al. 2016, section 3.3). `batch.update_priorities(td_errors)` sends the errors back."""
     def __init__(
         self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
         return_idxs: bool = False,

@@ -478,20 +478,20 @@ class GymStepper(IterDataPipe):
     (`Batch`) of a vector environment.
 
     `source_datapipe` yields ids, specs, functions that make an environment, environments, vector
-    environments or envpools, one for each step; a finite one repeats. `n_envs` > 1 makes vector environments.
-    `agent(states) -> actions` gets a copy of the states, stacked (n, …), and returns n actions, or
-    `(actions, {field: array})` with fields of the step type of its own; None samples the action
-    space. An agent's method `restarted(mask)`, if any, gets the streams that begin an episode
-    (bool[n]); an agent with a state needs a source of one item. `step_type`: a NamedTuple of
-    fields of `SimpleStep`; others need a default. `info`: a dict from such other fields to keys of
-    the `info` of the step that led to `next_state`; the key must be in every step's.
+    environments or envpools, one for each step; a finite one repeats. `n_envs` > 1 makes vector
+    environments. `agent(states) -> actions` gets a copy of the states, stacked (n, …), and returns
+    n actions, or `(actions, {field: array})` with fields of the step type of its own; None samples
+    the action space. An agent's method `restarted(mask)`, if any, gets the streams that begin an
+    episode (bool[n]); an agent with a state needs a source of one item. `step_type`: a NamedTuple
+    of fields of `SimpleStep`; others need a default. `info`: a dict from such other fields to keys
+    of the `info` of the step that led to `next_state`; the key must be in every step's.
 
     `next_state` at an episode's end is the true last observation; no transition crosses a reset.
-    `env_id` numbers the streams from `first_env_id` on (where there is no such field, `batch.streams`
-    of a chunk), `episode_n` the episodes of a stream, `step_n` the steps of an episode. Two steppers
-    of one pipe or memory need numbers apart. In worker w of k, `env_id` n becomes k·n + w. `seed` is
-    used once, varied by stream. Environments live on when the pipe is iterated again; `close` closes
-    those it made.
+    `env_id` numbers the streams from `first_env_id` on (where there is no such field,
+    `batch.streams` of a chunk), `episode_n` the episodes of a stream, `step_n` the steps of an
+    episode. Two steppers of one pipe or memory need numbers apart. In worker w of k, `env_id` n
+    becomes k·n + w. `seed` is used once, varied by stream. Environments live on when the pipe is
+    iterated again; `close` closes those it made.
 
     Raises `ValueError` for an unknown id, an empty source, or actions that don't fit; `TypeError`
     for an item that is not an environment."""

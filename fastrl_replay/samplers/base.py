@@ -195,8 +195,8 @@ class Sampler(Stateful):
 
     def attach(self, max_sz: int, allocate: Callable[[str, int], Any]|None = None, counter: Any = None) -> None:
         """Serve a memory of `max_sz` slots; a `ValueError` if it serves one already.
-        `allocate(name, nbytes)`, if given: aligned bytes (uint8) that outlive the process, as does `counter`
-        (int64[1]); the memory calls `enter` once before it adds rows to what is there"""
+        `allocate(name, nbytes)`, if given: aligned bytes (uint8) that outlive the process, as does
+        `counter` (int64[1]); the memory calls `enter` once before it adds rows to what is there"""
         if self.max_sz: raise ValueError(f'this {self.name} already serves a memory: make another for this one')
         max_sz = whole('max_sz', max_sz, 1)
         entered = [0] if counter is None else memoryview(counter)
@@ -227,8 +227,9 @@ class Sampler(Stateful):
             self.n_entered = begin = end
         self.n_entered = n
     def _recover(self, first_id, n_added):
-        """Continue with the rows `first_id` … `n_added−1` of a reopened memory; those before `n_entered`
-        were added by an earlier process. Without arrays that outlived it, add all of them again"""
+        """Continue with the rows `first_id` … `n_added−1` of a reopened memory; those before
+        `n_entered` were added by an earlier process. Without arrays that outlived it, add all of
+        them again"""
         self.add_run(first_id % self.max_sz, n_added - first_id)
     def _revive(self, first_slot, m):
         "What is written to `m` slots from `first_slot` on (mod `max_sz`) may be drawn"
@@ -286,8 +287,9 @@ class Sampler(Stateful):
         raise ValueError(f'nothing to draw from: {why} (a batch of {bs} was requested)')
 
     def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:
-        """`update` by `ids`, `td_errors`; return how many distinct living ids (`first_id` … `n_added−1`) changed, how
-        many entries were stale. A `ValueError`, and no change, for what `resolve` rejects"""
+        """`update` by `ids`, `td_errors`; return how many distinct living ids (`first_id` …
+        `n_added−1`) changed, how many entries were stale. A `ValueError`, and no change, for what
+        `resolve` rejects"""
         if not self.prioritized:
             ids = ids_of('ids', ids)
             check_answers('ids', ids, as_errors(td_errors, len(ids)), n_added)

@@ -30,14 +30,15 @@ class Storage(Protocol):
         "Return the rows of a chunk as `put` takes them, with a length and slices; an error if they don't fit"
     def put(self, rows) -> int: "Store what was accepted; return the id of the first row"
     def ask(self, n, fields=None, header=DRAWN, length=None, windows=()) -> Request:
-        """Return a `Request` for `n` rows, or sequences of `length` rows; `fields`: the names of its columns;
-        `windows`: fields and offsets of which it holds the rows around each"""
+        """Return a `Request` for `n` rows, or sequences of `length` rows; `fields`: the names of
+        its columns; `windows`: fields and offsets of which it holds the rows around each"""
     def read(self, request) -> Batch: "Return the rows in a request's slots, which turn into ids"
     def follow(self, slots, length, back=False) -> np.ndarray:
         "Return ids along the streams, from the rows in `slots` on (int64[m, length]; −1: none is stored)"
     def numbers(self, field) -> Any:
-        """Return a view of a field that is one number, of all slots, to read and to correct; or None. '_prev': the
-        distances back along the streams (int32; 0: none); None, if it doesn't keep them"""
+        """Return a view of a field that is one number, of all slots, to read and to correct; or
+        None. '_prev': the distances back along the streams (int32; 0: none); None, if it doesn't
+        keep them"""
     def get_state(self, since=0) -> dict: "Return the rows with ids ≥ `since`, as plain numbers and arrays"
     def set_state(self, pieces) -> None: "Restore what several `get_state` returned, oldest first"
     def check_valid(self) -> bool: "Return True, or raise an `AssertionError` that says what is wrong"
@@ -69,10 +70,10 @@ _find_place = inlined(find_place)
 
 @kernel
 def link(table, shift, room, streams, begin, links, at_link, ring, n, max_sz):
-    """Link rows `n`, … of `streams` (int64[m]), those before number `begin` being linked already: their
-    distances back and ahead go into `links` (int32[·, 2]) from `at_link` on, those of older rows into the
-    `ring` (int32[max_sz, 2]). Return the number of the first row that is not linked, because the table has
-    no room for another new stream, and for how many it has `room`"""
+    """Link rows `n`, … of `streams` (int64[m]), those before number `begin` being linked already:
+    their distances back and ahead go into `links` (int32[·, 2]) from `at_link` on, those of older
+    rows into the `ring` (int32[max_sz, 2]). Return the number of the first row that is not linked,
+    because the table has no room for another new stream, and for how many it has `room`"""
     for i in range(begin, len(streams)):
         at = _find_place(table, shift, streams[i])
         tail = table[at + 1]

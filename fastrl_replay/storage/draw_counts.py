@@ -55,7 +55,8 @@ def count_drawn(counts, slots, n, stride, max_sz):
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #1e8a96c5
 class DrawCounts:
     """Counts how often the rows in the watched slots of a memory are drawn; rows with ids below
-    `since` are left out. `counts` (int64[COUNTS + max_sz]): count there, and on, the draws of every slot"""
+    `since` are left out. `counts` (int64[COUNTS + max_sz]): count there, and on, the draws of every
+    slot"""
     def __init__(self, max_sz: int, since: int = 0, counts: np.ndarray | None = None) -> None:
         self.max_sz, self.since = max_sz, since
         self.stride = watch_stride(max_sz) if counts is None else 1

@@ -202,8 +202,8 @@ class Table(Protocol):
     @property
     def nbytes(self) -> int: "Bytes allocated"
     def open(self, room, records, at) -> None:
-        """Allocate, in a room, what rows need. `records` (int32[max_sz, k]): all rows; `at`: where in a row the
-        references of each leaf begin, and the distance back along the stream"""
+        """Allocate, in a room, what rows need. `records` (int32[max_sz, k]): all rows; `at`: where
+        in a row the references of each leaf begin, and the distance back along the stream"""
     def ensure(self, m, filled) -> None:
         "Make room for `m` rows, of all `filled`; after a `MemoryError` or `OSError` nothing has changed"
     def accept(self, columns) -> None: "Raise an error if `refer` could not store columns; all of it or nothing"

@@ -31,8 +31,8 @@ def links_of(rows: np.ndarray) -> np.ndarray:
     return rows.view(np.int32)[:, :2]
 
 class Ring:
-    """`max_sz` rows of `size` bytes in a `room`: which of them count, how they are linked along streams, and what an
-    interrupted write leaves. It knows nothing of what the rows hold"""
+    """`max_sz` rows of `size` bytes in a `room`: which of them count, how they are linked along
+    streams, and what an interrupted write leaves. It knows nothing of what the rows hold"""
     _kept: tuple[str, ...] = ('max_sz', 'size')
     whose: Any           # the stream of the row in each slot, which a subclass finds in its rows
     def __init__(self, max_sz: int, size: int, room: Any = None) -> None:
@@ -131,8 +131,9 @@ class Ring:
         rows = runs[0] if len(runs)==1 else np.concatenate([self.rows[:0], *runs])
         return dict(first_id=self.first_id, n_added=self.n_added, since=a, records=rows)
     def set_state(self, pieces) -> None:
-        """Restore what several `get_state` returned, oldest first; a `ValueError` if it doesn't fit. One without
-        rows, of the present `n_added`, clears the ring: at one moment, also on the disk"""
+        """Restore what several `get_state` returned, oldest first; a `ValueError` if it doesn't
+        fit. One without rows, of the present `n_added`, clears the ring: at one moment, also on the
+        disk"""
         n, oldest = None, 0
         for piece in pieces:
             self._check_piece(piece, n)
@@ -227,8 +228,8 @@ class Writer(Ring):
         for key in path: records = records[str(key)]
         return records
     def add(self, step) -> int:
-        """Store a step; return its id. A `TypeError` or `ValueError`, and no change, if it doesn't fit; a `MemoryError`
-        or `OSError` if a table has no room"""
+        """Store a step; return its id. A `TypeError` or `ValueError`, and no change, if it doesn't
+        fit; a `MemoryError` or `OSError` if a table has no room"""
         if self.unsettled: self.settle()
         if self.tables: step = self._referring(step)
         elif step.__class__ is not self._flat_type: step = self.layout.values(step)
@@ -271,14 +272,15 @@ class Writer(Ring):
         refuse('step', f'numbers that fit {self.layout}', values)
 
     def accept(self, chunk, streams=None) -> Accepted:
-        """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing changes. `streams`: as
-        in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't fit"""
+        """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing
+        changes. `streams`: as in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't
+        fit"""
         columns, m = chunk_columns(self.layout, chunk)
         for t in self.tables: t.accept([columns[k] for k in t.leaves])
         return Accepted(columns, m, chunk_streams(self.layout, chunk, columns, streams))
     def put(self, rows) -> int:
-        """Store the rows that `accept` returned, or some of them; return the first id. A `MemoryError` or `OSError`,
-        and no change, if a table has no room"""
+        """Store the rows that `accept` returned, or some of them; return the first id. A
+        `MemoryError` or `OSError`, and no change, if a table has no room"""
         if self.unsettled: self.settle()
         first, m, a = self._count[N_ADDED], rows.m, 0
         if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows.columns, m, rows.streams)
@@ -342,8 +344,8 @@ class Writer(Ring):
 
 # %% ../../nbs/1_memory/08_records.ipynb #8758c5d8
 class Records(Writer):
-    """A `Storage` of records of `layout`. `room`: `Ram()`, or a `MappedFolder`; `tables`: what leaves have in common,
-    stored once (see `Table`)"""
+    """A `Storage` of records of `layout`. `room`: `Ram()`, or a `MappedFolder`; `tables`: what
+    leaves have in common, stored once (see `Table`)"""
     def __init__(self, max_sz: int, layout: Layout, room: Any = None, tables: Any = ()) -> None:
         super().__init__(max_sz, layout, room, tables)
         self._requests = Requests(layout, _max_sz=max_sz)
@@ -360,8 +362,8 @@ class Records(Writer):
         return self.rows.nbytes + sum(t.nbytes for t in self.tables)
 
     def ask(self, n, fields=None, header=DRAWN, length=None, windows=()) -> Request:
-        """Return a `Request` for `n` rows, or sequences of `length` rows, with these fields (None: all) and columns of
-        the header, and of the fields of `windows` the rows around each"""
+        """Return a `Request` for `n` rows, or sequences of `length` rows, with these fields (None:
+        all) and columns of the header, and of the fields of `windows` the rows around each"""
         return self._requests.get(n, fields, header, length, windows)
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
@@ -402,8 +404,8 @@ class Records(Writer):
         for leaf, field in zip(self.layout.leaves, self.fields):
             if leaf.path in columns: columns[leaf.path][...] = field[slots]
     def numbers(self, field) -> Any:
-        """Return a view of a field that is one number, of all slots, to read and to correct; or None. '_prev': the
-        distances back along the streams (0: none)"""
+        """Return a view of a field that is one number, of all slots, to read and to correct; or
+        None. '_prev': the distances back along the streams (0: none)"""
         if self.unsettled: self.settle()
         if field=='_prev': return self.links[:, 0]
         k = self.layout.leaf(field)

@@ -56,8 +56,8 @@ def _copy_lines(k, leaf, at, row='i'):
     return [f'{out}[{target} + u({j})] = {records}[{source} + {j})]' for j in range(n)]
 
 def _prefetch_lines(layout, parts, slot):
-    """Lines that prefetch the cache lines of a record that these parts of it (leaf, byte) touch: four at most, the
-    hardware continues by itself"""
+    """Lines that prefetch the cache lines of a record that these parts of it (leaf, byte) touch:
+    four at most, the hardware continues by itself"""
     lines = {k for o, at in parts for k in range(at//64, (at + o.nbytes - 1)//64 + 1)}
     words = layout.record.itemsize//8
     return [f'prefetch(records, {slot}*{words} + {8*k})' for k in sorted(lines)[:4]]
@@ -75,8 +75,9 @@ def _window_lines(layout, found, windows):
     return copies, ahead
 
 def fetch_source(layout, windows: tuple = (), chosen: Any = None) -> str:
-    """Return the source of the kernel that fetches records of `layout`. `windows`: names of fields of which it fetches
-    rows around each, too; `chosen`: the layout of what it fetches (None: all)"""
+    """Return the source of the kernel that fetches records of `layout`. `windows`: names of fields
+    of which it fetches rows around each, too; `chosen`: the layout of what it fetches (None:
+    all)"""
     starts, zeros, copies = ['f0 = 0'] if windows else [], [], []
     starts += [line for j in range(len(windows)) for line in (f'n{j} = lengths[{j}]', f'f{j + 1} = f{j} + n{j}')]
     where = dict(zip((o.path for o in layout.leaves), layout.offsets()))
@@ -98,8 +99,8 @@ def fetch_source(layout, windows: tuple = (), chosen: Any = None) -> str:
                             prefetch_first=lines(2, first), prefetch_ahead=lines(3, ahead + later), **more)
 
 def fetch_kernel(layout, windows: tuple = (), chosen: Any = None):
-    """Return the kernel `fetch(records, out, m, n_added, max_sz)` of `fetch_source`, or with `windows`
-    `fetch(records, out, m, n_added, max_sz, around, lengths)`"""
+    """Return the kernel `fetch(records, out, m, n_added, max_sz)` of `fetch_source`, or with
+    `windows` `fetch(records, out, m, n_added, max_sz, around, lengths)`"""
     return compiled_module(fetch_source(layout, windows, chosen)).fetch
 
 # %% ../../nbs/1_memory/06_request.ipynb #b17ebbbe
@@ -113,12 +114,13 @@ def windows_of(layout: Layout, length: int, skip: int = 0, fields: Any = None) -
     return same_layout(layout.step_type, layout.trees, leaves)
 
 class Request:
-    """Memory for a batch of `n` rows of `layout`, or sequences of `length` rows. A sampler fills `slots` (int64; −1: a
-    row of zeros), `probs` and `weights`; a storage reads the rows `flat` (the slots in one dimension) into `leaves`.
+    """Memory for a batch of `n` rows of `layout`, or sequences of `length` rows. A sampler fills
+    `slots` (int64; −1: a row of zeros), `probs` and `weights`; a storage reads the rows `flat` (the
+    slots in one dimension) into `leaves`.
 
-    `windows`, names of fields and their offsets, for rows that all are there: of these fields a storage reads the rows
-    in the slots `around` (int64[n, k], those of all offsets side by side), and the batch says which of them repeat
-    another one, `is_pad` (bool[n, k])"""
+    `windows`, names of fields and their offsets, for rows that all are there: of these fields a
+    storage reads the rows in the slots `around` (int64[n, k], those of all offsets side by side),
+    and the batch says which of them repeat another one, `is_pad` (bool[n, k])"""
     def __init__(self, layout: Layout, n: int, header: tuple = DRAWN, length: int | None = None, windows: tuple = (),
                  kind: Any = Batch, **known: Any) -> None:
         rows = layout if length is None else windows_of(layout, length)
