@@ -43,8 +43,9 @@ from .runs import BestWeights
 
 # %% ../nbs/5_looking/05_all.ipynb #4044ddb8
 _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError',
-         'ReplayMemory', 'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined',
-         'ERE', 'AgeWeighted', 'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
+         'ReplayMemory', 'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased',
+         'LAP', 'Combined', 'ERE', 'AgeWeighted', 'Sequence',
+         'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
          'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
          'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay',
          'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']

@@ -53,9 +53,9 @@ GROUPS = dict(
         test_framefiles.py::test_every_row* test_sequences.py::test_windows_of_n_step_rows* test_sequences.py::test_n_step_rows_are_told*
         test_sequences.py::test_a_memory_on_disk_is_found_again* test_show.py::test_the_counts_agree_with_a_twin*
         test_lasting.py::test_a_damaged_file_is_named* test_lasting.py::test_a_spoilt_file_is_named* test_lasting.py::test_what_cannot_be*
-        test_saving_format.py::test_a_folder_holds_the_last_state* test_drop.py::test_sequences_that_hold*'''),
+        test_saving_format.py::test_a_folder_holds_the_last_state* test_checkpoint.py::test_a_memory_*goes_on_exactly test_drop.py::test_sequences_that_hold*'''),
     compiled=Group('make test-all', 'torch.compile',
-        '''test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
+        '''test_masks.py::test_a_compiled_* test_masks.py::test_a_short_training* test_learner.py::test_compiled_weights* test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
         test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself*'''),
     cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
         'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[46789]_*'),

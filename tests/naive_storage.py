@@ -18,7 +18,6 @@ class NaiveStorage:
     first_id = property(lambda self: max(0, self.n_added - self.max_sz))
     def ids(self): return range(self.first_id, self.n_added)
     def id_in(self, slot): return next((id for id in self.ids() if id % self.max_sz==slot), -1)
-
     def add(self, step): return self.put(self.accept([step]))
 
     def accept(self, chunk, streams=None):
@@ -60,8 +59,8 @@ class NaiveStorage:
     def read(self, request):
         slots, at = request.slots, {o.path: a for o, a in zip(self.layout.leaves, self.columns)}
         if request.mask is not None: request.mask[:] = slots >= 0
-        tensors, first, layout = [], 0, request.layout if request.length is None else windows_of(request.layout, request.length)
-        where = {}
+        layout = request.layout if request.length is None else windows_of(request.layout, request.length)
+        tensors, first, where = [], 0, {}
         for field, many in request.windows:
             where[field], first = request.around[:, first:first + len(many)], first + len(many)
             layout = windows_of(layout, len(many), fields=(field,))
@@ -81,7 +80,6 @@ class NaiveStorage:
             line = [o for o in others[::-1] if o <= id] if back else [o for o in others if o >= id]
             found[i, :len(line)] = line[:length]
         return found
-
     def numbers(self, field):
         k = self.layout.leaf(field)
         return None if k is None or self.layout.leaves[k].shape else self.columns[k]
@@ -97,8 +95,6 @@ class NaiveStorage:
         if any(b['since']!=a['n_added'] for a, b in zip(pieces, pieces[1:])): raise ValueError('state: rows are missing')
         self.n_added = pieces[0]['since']
         for o in pieces: self.put(o['rows'])
-
     def check_valid(self): return all(self.streams[id % self.max_sz] is not None for id in self.ids())
-
     def flush(self): pass
     def close(self): self.columns = self.streams = None

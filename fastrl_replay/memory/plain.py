@@ -282,8 +282,8 @@ class Drawn(Joined):
             if request.around is not None: self._look_around(request)
             if self.max_draws is not None: self._drop_spent(request.slots)
             return came_from(storage.read(request), self._ref)
-    def _ask_around(self, bs, fields, windows):
-        self._checked_windows(windows)
+    def _ask_around(self, bs, fields, windows): return self._checked_windows(windows)
+    def _look_around(self, request): "Find the rows around those drawn, in a memory that draws these, too"
     def _counted(self, batch):
         "A batch of sequences, after its draw has been counted"
         slots = batch.ids.numpy()[batch.mask.numpy()] % self.max_sz

@@ -45,7 +45,7 @@ class Windowed(PlainMemory):
 
     def _ask_around(self, bs, fields, windows):
         "A request for `bs` rows with what is around them; nothing has been drawn yet"
-        given = self.windows if windows is None else self._checked_windows(windows)
+        given: Any = self.windows if windows is None else self._checked_windows(windows)
         if windows: some_of('windows', tuple(given), self.layout.fields if fields is None else fields)
         wanted = tuple([o for o in given.items() if fields is None or o[0] in fields])
         if not wanted: return self._storage.ask(bs, fields)

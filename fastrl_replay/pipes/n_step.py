@@ -299,7 +299,7 @@ class _RowWindows:
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #98e80833
 def _item_state(kind, batch):
-    columns = [a.tolist() if a.dtype.hasobject else a for a in batch.arrays()]          # strings as a list
+    columns = [a.tolist() if a.dtype.hasobject else a for a in batch.arrays()]  # strings as a list
     return dict(kind=kind, layout=batch.layout.to_plain(), columns=columns, streams=batch.streams)
 
 def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
@@ -379,7 +379,7 @@ class NStep(IterDataPipe):
             if self._steps: self._steps_to_rows(item)
             made, self._in_rows = self._rows.add(item), True
             return made
-        several = isinstance(item, list)                   # with something wrong in it, it changes nothing
+        several = isinstance(item, list)  # with something wrong in it, it changes nothing
         places = [_places_of(step) for step in item] if several else _places_of(item)
         if len(self._rows): self._rows_to_steps()
         self._in_rows = False

@@ -23,8 +23,8 @@ def age_at(v, n, m, horizon, end, each):
 
 @kernel(error_model='numpy')
 def draw_aged(slots, probs, weights, words, newest, n, horizon, floor):
-    """Draw each of `slots` with P ∝ max(floor, 1 − age/horizon), with replacement, from `n` slots, of
-    which `newest` was written last, and those before it earlier; weights one. Ages from `m` on are at the floor"""
+    """Draw each of `slots` with P ∝ max(floor, 1 − age/horizon), with replacement, from `n` slots,
+    of which `newest` was written last; weights one. Ages from `m` on are at the floor"""
     m = min(n, np.int64(np.ceil(horizon*(1 - floor))))
     end, flat, state = (2*horizon + 1 - 2*m)**2, (n - m)*floor, load(words)
     total = m - m*(m - 1)/(2*horizon) + flat
@@ -32,9 +32,9 @@ def draw_aged(slots, probs, weights, words, newest, n, horizon, floor):
     ages, each = slots.view(np.float64), 1/floor if floor > 0 else 0.
     for i in range(len(slots)):
         word, state = advance(state)
-        ages[i] = as_unit(word)*total - flat                 # below 0: at the floor; else v, on the line
+        ages[i] = as_unit(word)*total - flat  # below 0: at the floor; else v, on the line
     words[0], words[1], words[2], words[3] = state
-    for i in range(len(slots)):                              # without branches, so that it is vectorized
+    for i in range(len(slots)):  # without branches, so that it is vectorized
         age = age_at(ages[i], n, m, horizon, end, each)
         ages[i], probs[i], weights[i] = age, max(least, most - age*slope), 1
     for i in range(len(slots)):
@@ -46,8 +46,8 @@ BLOCK = 512
 
 @kernel
 def count_again(places, sums):
-    """Count the blocks that `sums` (int64[3, blocks]) has marked in its last row: how many of their slots may be drawn
-    (`places` ≥ 0), and the sum of these slots' numbers"""
+    """Count the blocks that `sums` (int64[3, blocks]) has marked in its last row: how many of their
+    slots may be drawn (`places` ≥ 0), and the sum of these slots' numbers"""
     for b in range(sums.shape[1]):
         if not sums[2, b]: continue
         sums[:, b] = 0
@@ -69,9 +69,9 @@ def count_between(places, sums, a, b):
 
 @kernel(error_model='numpy')
 def mass_left(places, sums, n_left, newest, max_sz, n, horizon, floor):
-    "Return the mass of the `n_left` slots that may be drawn, and how many tries it takes to meet mass one"
+    "Return the mass of the `n_left` slots that may be drawn, and the tries it takes to meet mass one"
     m = min(n, np.int64(np.ceil(horizon*(1 - floor))))
-    begin = newest - m + 1                                           # of the line, and over the end of the ring
+    begin = newest - m + 1  # of the line, and over the end of the ring
     k, total = count_between(places, sums, max(begin, 0), newest + 1)
     more, its_total = count_between(places, sums, begin + max_sz, max_sz if begin < 0 else 0)
     age = k*newest - total + more*(newest + max_sz) - its_total
@@ -80,9 +80,11 @@ def mass_left(places, sums, n_left, newest, max_sz, n, horizon, floor):
 
 @kernel(error_model='numpy')
 def draw_left(slots, probs, weights, words, listed, places, left, tries, newest, max_sz, n, horizon, floor):
-    """Draw each of `slots` by the same law from those `listed`, which have a place ≥ 0 and the mass `left`: from the
-    whole line or uniformly from the list, hundreds at a time, of which about one in `tries`/`left` may be drawn"""
-    m, state, found = min(n, np.int64(np.ceil(horizon*(1 - floor)))), load(words), np.empty(512, np.int64)
+    """Draw each of `slots` by the same law from those `listed`, which have a place ≥ 0 and the mass
+    `left`: from the whole line or uniformly from the list, hundreds at a time, of which about one in
+    `tries`/`left` may be drawn"""
+    m, state = min(n, np.int64(np.ceil(horizon*(1 - floor)))), load(words)
+    found = np.empty(512, np.int64)
     end, flat, each = (2*horizon + 1 - 2*m)**2, (n - m)*floor, 1/floor if floor > 0 else 0.
     total, ages, got = m - m*(m - 1)/(2*horizon) + flat, np.empty(512), 0
     while got < len(slots):
@@ -97,7 +99,7 @@ def draw_left(slots, probs, weights, words, listed, places, left, tries, newest,
                 slot = newest - np.int64(ages[i])
                 slot += max_sz if slot < 0 else 0
                 found[np.uint64(k)] = slot
-                k += places[np.uint64(slot)] >= 0                  # no branch: what may not be drawn is overwritten
+                k += places[np.uint64(slot)] >= 0  # no branch: what may not be drawn is overwritten
         else:
             for i in range(some):
                 word, state = advance(state)
@@ -119,11 +121,11 @@ def draw_left(slots, probs, weights, words, listed, places, left, tries, newest,
 
 # %% ../../nbs/3_lasting/08b_age.ipynb #ffa3a5d0
 class AgeWeighted(Latest):
-    """P ∝ max(floor, 1 − age/horizon) with the age in transitions, 0 for the newest; with replacement,
-    weights one (*sample weight decay*, Wu et al. 2026). A `ValueError` names an option that is out of range"""
+    """P ∝ max(floor, 1 − age/horizon), age in transitions, 0 for the newest; with replacement, weights
+    one (*sample weight decay*, Wu et al. 2026). A `ValueError` names an option that is out of range"""
     horizon: float
     floor: float
-    sums: Any = None                    # of blocks of slots, once some may not be drawn: see `count_again`
+    sums: Any = None  # of blocks of slots, once some may not be drawn: see `count_again`
 
     def __init__(
         self, horizon: float,  # the age, in transitions, at which the line would reach zero: above 0
@@ -137,7 +139,7 @@ class AgeWeighted(Latest):
         return dict(horizon=horizon, floor=number('floor', floor, 0, 1))
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        "Fill `slots` (int64[bs]), their exact `probs` (float32[bs]), `weights` with one, by `rng`; O(bs)"
+        "Fill `slots` (int64[bs]), their `probs` (float32[bs]), `weights` with one, by `rng`; O(bs)"
         n = self.size if self.living is None else self.living.n
         if not n or not len(slots): self._refuse(len(slots))
         if self.living is None:
@@ -155,7 +157,7 @@ class AgeWeighted(Latest):
             listed = living.slots[:living.n]
             draw_left(slots, probs, weights, words_of(rng), listed, living.places, left, tries, *law)
             return
-        listed = living.slots[:living.n].astype(np.int64)              # hardly any mass is left: O(n)
+        listed = living.slots[:living.n].astype(np.int64)  # hardly any mass is left: O(n)
         ages = (self.newest - listed) % self.max_sz
         mass = np.maximum(self.floor, 1 - ages/self.horizon) if left > 0 else np.ones(living.n)
         below = np.cumsum(mass)

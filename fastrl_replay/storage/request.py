@@ -66,8 +66,9 @@ def _window_lines(layout, found, windows):
     "Lines that copy the `windows`, names of fields, around row `i`; lines that prefetch those of a later row"
     copies, ahead, words = [], [], layout.record.itemsize//8
     for j, field in enumerate(windows):
-        parts = [(k, *o) for k, o in enumerate(found) if o[0].path[0]==field]
-        each, lines = f'for w in range(n{j}):', [o for part in parts for o in _copy_lines(*part, f'(i*n{j} + w)')]
+        parts = [(k, o, at) for k, (o, at) in enumerate(found) if o.path[0]==field]
+        each, row = f'for w in range(n{j}):', f'(i*n{j} + w)'
+        lines = [line for k, o, at in parts for line in _copy_lines(k, o, at, row)]
         copies += [each, *('    ' + o for o in (f'record = u(around[u(i), u(f{j} + w)])*u({words})', *lines))]
         lines = _prefetch_lines(layout, [o[1:] for o in parts], f'around[i + AHEAD, f{j} + w]')
         ahead += [each, *('    ' + o for o in lines)]
