@@ -594,17 +594,17 @@ class MixedMemory(Routed):
             require(n==here, f'memories: this mixture has {here}, the saved one {n}')
             own: list[list[Any]] = [[] for _ in memories]
             for piece in pieces: own[piece.get('of_memory', 0)].append(piece)
-            before, n_done = [o.saved() for o in memories], 0
+            before, n_restored = [o.saved() for o in memories], 0
             shares, rng = copy.copy(self.sampler.shares), self.rng.get_state()
             try:
                 for o, its_state, rows in zip(memories, there, own):
                     o.restore(its_state, rows)
-                    n_done += 1
+                    n_restored += 1
                 self.sampler.shares.set_state(state['shares'])
                 self.rng.set_state(state['rng'])
                 self.n_drawn = [int(n) for n in state['n_drawn']]
             except BaseException:
-                for o, (its_state, rows) in zip(memories[:n_done], before):
+                for o, (its_state, rows) in zip(memories[:n_restored], before):
                     o.restore(its_state, rows.pieces())
                 self.sampler.shares = shares
                 self.rng.set_state(rng)
