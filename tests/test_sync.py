@@ -107,7 +107,7 @@ def test_the_stub_is_true(root):
 
 
 @pytest.mark.parametrize('old,new,named', [
-    ('chunk: int = 64, timeout: float = 60,', 'chunk: int = 32, timeout: float = 60,', 'actors'), ('gamma: float)', 'gamma: int)', 'n_step'),
+    ('chunk: int = 64, timeout: float = 60,', 'chunk: int = 32, timeout: float = 60,', 'actors'), ('gamma: float | None', 'gamma: int | None', 'n_step'),
     ('first_env_id: int = 0, ', '', 'gym_stepper'), (') -> NStep', ') -> Actors', 'n_step'), ('def rank_replay(', 'def ranked(', 'rank_replay'),
     ('*, alpha: float = .7,', 'alpha: float = .7,', 'rank_replay'), ('def map(', 'def mapped(', 'mapped'), ('what: str) -> None', 'what: str) -> int', 'refuse_worker'),
     ('def drop(self)', 'def dropped(self)', 'Resumable.drop'), ('def over(self, source: Any)', 'def over(self, source: Any, n: int)', 'Resumable.over')])
