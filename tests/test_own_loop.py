@@ -17,7 +17,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.steps import Transition
 
-PAGE = 'nbs/howto/00_own_loop.ipynb'
+PAGE = 'nbs/howto/01_own_loop.ipynb'
 
 
 def code_of(root):

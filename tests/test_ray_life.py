@@ -1,5 +1,5 @@
 """The life of a memory on a cluster: nothing is left behind, whatever its owner comes to; the directory, shards and pushers may die or
-hang. Each row of the table of losses (nbs/4_processes/08_ray_cluster.ipynb) is a test here or in tests/test_ray_cluster.py."""
+hang. Each row of the table of losses (nbs/4_processes/07_ray_cluster.ipynb) is a test here or in tests/test_ray_cluster.py."""
 import os, signal, subprocess, sys, threading, time
 from typing import NamedTuple
 
