@@ -60,7 +60,7 @@ GROUPS = dict(
     cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
         'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[45678]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
-        '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark*'''),
+        '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*'''),
     lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[12346]_*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py'),

@@ -154,7 +154,7 @@ def test_age_weighted_draws_what_is_left_by_its_law(horizon, floor, gone):
         batch = memory.sample(100_000)
         assert (batch.weights == 1).all() and np.allclose(batch.probs, [law[i] for i in batch.ids.tolist()], rtol=1e-5)
         p = np.array([o for o in law.values() if o])
-        counts = np.bincount(np.searchsorted(left, batch.ids), minlength=len(left))[np.array(list(law.values())) > 0]
+        counts = np.bincount(np.searchsorted(left, batch.ids.numpy()), minlength=len(left))[np.array(list(law.values())) > 0]
         assert counts.sum() == 100_000 and chi2(counts, p*100_000) < limit(max(len(p) - 1, 1)) and memory.check_valid()
         memory.extend([Rows(memory.n_added + k) for k in range(137)])
     memory.extend([Rows(k) for k in range(max_sz)])                       # all that was dropped is overwritten

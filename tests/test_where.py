@@ -16,6 +16,8 @@ from fastrl_replay.device import DeviceMemory
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import tree_map
 
+pytestmark = pytest.mark.filterwarnings('ignore:device. on a CPU')
+
 
 class Own(Sampler):
     "A sampler of the user's own, which draws the newest"
