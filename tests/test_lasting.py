@@ -356,7 +356,7 @@ def test_options_that_differ_are_named_and_nothing_changes(kind, tmp_path):
     remember(kind, tmp_path).close()
     with reopen(kind, tmp_path) as memory:
         assert is_like(memory.sampler, remember(kind).sampler) and (memory.max_sz, memory.n_added)==(20, 30)
-    def now(): return {k: v for k, v in files_in(tmp_path).items() if k.endswith('.map') or k=='memory.json'}
+    def now(): return {k: v for k, v in files_in(tmp_path).items() if k.endswith('.map') or k in ('memory.json', 'flushed.json')}
     before, plain = now(), dict(path=tmp_path, **options)
     cases = [(lambda: ReplayMemory(21, sampler(), **plain), 'max_sz: .*20.*21'),
              (lambda: make(kind, tmp_path, codec='lz4'), 'codec'), (lambda: make(kind, tmp_path, dedup='frame'), "'frame'"),

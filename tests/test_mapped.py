@@ -123,10 +123,11 @@ def boots(monkeypatch):
 
 
 def opened(path):
-    "Open and close, with the warnings"
+    "Open, as a storage does, and close, with the warnings"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         folder = MappedFolder(path)
+        folder.begin_use()
     folder.close()
     return folder.power_cut, [str(o.message) for o in said]
 

@@ -22,7 +22,7 @@ def ran(*args, **kw):
 class TestShim:
     def test_it_is_the_shim_and_torch_is_not_asked(self):
         out = ran('-c', 'from fastrl_replay.pipes.replay import ExperienceReplay as E; from torch.utils.data import IterDataPipe as I;'
-                        'print(E.__mro__[1].__name__, issubclass(E, I), hasattr(I, "n_step"), "experience_replay" in I.functions)')
+                        'print(*[o.__name__ for o in E.__mro__ if o.__module__=="fastrl_replay.pipes.base"][:1], issubclass(E, I), hasattr(I, "n_step"), "experience_replay" in I.functions)')
         assert out.split()==['ShimDataPipe', 'False', 'False', 'False']
 
     def test_a_torch_without_datapipes_gets_it_by_itself(self):

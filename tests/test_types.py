@@ -114,7 +114,7 @@ def test_a_strict_script_passes_and_types_are_known(check):
 MISUSE = {
     'GymStepper(["CartPole-v1"]).n_stepp(n=3, gamma=.99)': '"GymStepper" has no attribute "n_stepp"',
     'GymStepper(["CartPole-v1"]).n_step(3, gama=.99)': 'Unexpected keyword argument "gama"',
-    'GymStepper(["CartPole-v1"]).n_step()': 'Missing positional argument',
+    'GymStepper(["CartPole-v1"]).n_step(gamma="much")': 'incompatible type "str"',
     'ReplayMemory(10).smaple(3)': '"ReplayMemory" has no attribute "smaple"',
     'ReplayMemory()': 'Missing positional argument',
     'ReplayMemory(10).sample(3).ids.summ()': 'Item "Tensor" of "Tensor | None" has no attribute "summ"',

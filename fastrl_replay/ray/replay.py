@@ -155,11 +155,13 @@ class RayActors(IterDataPipe):
         waiting = {ref: k for k, (ref, _) in self._starting.items() if k in self._crew}
         there = ray_library().wait(list(waiting), num_returns=len(waiting), timeout=0)[0] if waiting else []
         self._starting = {k: self._starting[k] for ref, k in waiting.items() if ref not in there}
-        late = [k for k, (_, since) in self._starting.items() if time.monotonic() - since > self.timeout]
+        now = time.monotonic()
+        late = [k for k, (_, since) in self._starting.items() if now - since > self.timeout]
         if not late: return
+        what = f'ray_actors: actor {late[0]} (and {len(self._starting) - 1} more)'
+        error = ActorError(not_started(what, self.resources.get('num_cpus') or 0, self.timeout))
         self.close()
-        what, cpus = f'ray_actors: actor {late[0]} (and {len(late) - 1} more)', self.resources.get('num_cpus') or 0
-        raise ActorError(not_started(what, cpus, self.timeout))
+        raise error
 
     def _ended(self, number):
         "An actor has come to its end, or raised, or died"

@@ -247,6 +247,7 @@ class NotedFolder(OwnFolder):
         self.flushed = PowerCut(0, 0, 0.)      # what the last flush found
         self.checksums = Checksums()           # of the rows, at the last flush
         self._tokens: list | None = [0, secrets.randbits(62)]    # of this flush and of the next
+        self._in_use = True                    # as the note says
 
     def _look_back(self):
         "Warn, and say what is certain, if the computer was restarted before the folder was closed"
@@ -261,9 +262,12 @@ class NotedFolder(OwnFolder):
             self._tokens = None if note['tokens'] is None else [int(o) for o in note['tokens'][:2]]
             when = np.datetime64(int(self.flushed.time), 's')
         for name, crc in note['files'].items() if closed else (): self._compare(name, crc)
-        if noted==boot and not closed: return
-        if boot and noted and not closed: self._warn(when)
-        self._note(self.flushed, closed=False)
+        self._in_use = noted==boot and not closed
+        if boot and noted and not closed and not self._in_use: self._warn(when)
+    def begin_use(self):
+        "Note that the folder isn't closed any more: the last step of opening it, before anything changes"
+        if not self._in_use: self._note(self.flushed, closed=False)
+        self._in_use = True
 
     def _compare(self, name, crc):
         "A `CheckpointError` if a file is not as `close` left it"

@@ -107,6 +107,7 @@ class Ring:
         fits = 0 <= entered <= n < MOST and 0 <= cleared <= n and whole <= first <= n
         if not fits or max(oldest, whole + self.journal.rows) < first: self._refuse_counts()
         self.room.check_counts(self.counts)
+        self.room.begin_use()
         if first > oldest: self.journal.restore(self.rows, np.arange(whole, first) % self.max_sz)
         self._count[FIRST_ID] = oldest
         self.settle()
