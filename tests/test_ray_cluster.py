@@ -270,7 +270,8 @@ def test_shards_are_added_and_retired_while_actors_push(name):
         before = replay.stats()['n_added'][0]
         for _ in zip(range(300), replay): pass
         stats = replay.stats()
-        assert len(stats['n_added']) == 3 and stats['n_added'][0] <= before + 3*4*16 and sum(stats['n_added'][1:]) > 1000
+        rows = dict(zip(stats['number'], stats['n_added']))       # the retired one may have been let go since
+        assert rows.pop(0, before) <= before + 3*4*16 and len(rows) == 2 and sum(rows.values()) > 1000
         assert replay.memory.check_valid()
 
 
@@ -486,12 +487,12 @@ def test_a_pusher_leaves_a_retired_shard(name):
     with RayMemory(2, 20_000, name=name, seed=0, timeout=WAIT) as memory:
         source = Source.remote(name, 0)
         k = ray.get(source.place.remote(), timeout=WAIT)
-        call = source.push.remote(40, 20)
+        call = source.push.remote(400, 20)
         until(lambda: len(memory) > 100, 'no step')
         memory.retire_shard(k)
         ray.get(call, timeout=WAIT)
-        assert ray.get(source.flush.remote(), timeout=WAIT) == 800 == memory.n_added
+        assert ray.get(source.flush.remote(), timeout=WAIT) == 8000 == memory.n_added
         assert min(memory.stats()['n_added']) > 0 and ray.get(source.place.remote(), timeout=WAIT) == 1 - k
         steps = contents(memory)[0]
-        assert sorted(steps) == list(range(800))
+        assert sorted(steps) == list(range(8000))
         ray.kill(source)
