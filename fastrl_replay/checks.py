@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BITS', 'Words', 'shown', 'typed', 'form', 'refuse', 'require', 'whole', 'is_number', 'number', 'one_of', 'some_of',
-           'of_type', 'plain_array', 'values_of', 'array', 'ids_of', 'within', 'leave_out', 'take', 'differences',
-           'extra']
+           'of_type', 'plain_array', 'values_of', 'array', 'ids_of', 'stored_ids', 'within', 'leave_out', 'take',
+           'differences', 'extra']
 
 # %% ../nbs/1_memory/02_checks.ipynb #442fcd1b
 from collections.abc import Iterator
@@ -129,6 +129,14 @@ def ids_of(name: str, v: Any) -> np.ndarray:
     a, _ = plain_array(name, v)
     if a.ndim==1 and (a.dtype.kind in 'iu' or not a.size): return np.ascontiguousarray(a, np.int64)
     refuse(name, 'whole numbers in one dimension', form(a), error=TypeError)
+
+def stored_ids(v: Any, first: int, end: int) -> np.ndarray:
+    "Return the ids `v` as `ids_of`; a `ValueError` unless a memory that holds those from `first` to `end` − 1 has them"
+    ids = ids_of('ids', v)
+    bad = (ids < first) | (ids >= end)
+    if not bad.any(): return ids
+    held = f'{first} to {end - 1}' if end > first else 'nothing'
+    raise ValueError(f'ids: {ids[bad][0]} is not in the memory, which holds {held}')
 
 def within(name: str, a: np.ndarray, least: float = -np.inf, most: float = np.inf, hint: str = '') -> np.ndarray:
     "Return the array `a`; a `ValueError` tells the first number that is not finite or not from `least` to `most`"

@@ -420,16 +420,22 @@ def test_it_has_members_on_disk(tmp_path):
         mixed.save(tmp_path/'saved')
         assert everything(MixedMemory.load(tmp_path/'saved'))==everything(mixed)
 
+def saved_and_changed(folder):
+    "A mixture with rows that its save in this folder lacks, and all that was saved"
+    mixed = mixture(n=40)
+    mixed.save(folder)
+    old = everything(mixed)
+    mixed.extend([step(0, n) for n in range(90, 140)])
+    mixed.memories[1].extend([step(1, n, Wider) for n in range(60)])
+    return mixed, old
+
 @pytest.mark.parametrize('after', [False, True])
 def test_every_call_to_the_system_fails_in_turn(tmp_path, monkeypatch, after):
     quiet_disk(monkeypatch)
     olds = news = 0
     for fail in range(500):
-        mixed, folder = mixture(n=40), tmp_path/f'{fail}'
-        mixed.save(folder)
-        old = everything(mixed)
-        mixed.extend([step(0, n) for n in range(90, 140)])
-        mixed.memories[1].extend([step(1, n, Wider) for n in range(60)])
+        folder = tmp_path/f'{fail}'
+        mixed, old = saved_and_changed(folder)
         with monkeypatch.context() as patch:
             calls = Calls(patch, fail, after)
             try: mixed.save(folder)
@@ -445,11 +451,8 @@ def test_a_save_killed_at_every_call_to_the_system(tmp_path, monkeypatch):
     quiet_disk(monkeypatch)
     olds = news = 0
     for fail in range(500):
-        mixed, folder = mixture(n=40), tmp_path/f'{fail}'
-        mixed.save(folder)
-        old = everything(mixed)
-        mixed.extend([step(0, n) for n in range(90, 140)])
-        mixed.memories[1].extend([step(1, n, Wider) for n in range(60)])
+        folder = tmp_path/f'{fail}'
+        mixed, old = saved_and_changed(folder)
         child = os.fork()
         if not child:                                              # at this call it is gone, without another word
             calls = Calls(pytest.MonkeyPatch(), fail, error=lambda *_: os._exit(9))

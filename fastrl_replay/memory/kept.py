@@ -25,6 +25,7 @@ from ..saving import Rows, SavedState, check_plain, naming, save_state
 from ..kernels import ids_in
 from ..steps import Layout, Transition
 from ..storage.draw_counts import COUNTS, SEEN, SINCE
+from ..storage.choice import storage_from
 from ..storage.rooms import Ram
 from ..storage.mapped import MappedFolder, View
 from ..storage.records import TOLD
@@ -133,7 +134,7 @@ class Saved(Pruned):
             require(there==self.max_sz, f'max_sz: this memory has {self.max_sz}, the saved one {there!r}')
             before = self._counters()
             self._set_counters(state)
-            try: self._adopt(self._storage_of(iter(pieces)), state['sampler'], state.get('living'))
+            try: self._adopt(self._storage_of(pieces), state['sampler'], state.get('living'))
             except BaseException:
                 self._set_counters(before)
                 raise
@@ -142,11 +143,7 @@ class Saved(Pruned):
             self._known.clear()                              # other rows than those that were saved
 
     def _storage_of(self, pieces):
-        first = next(pieces, None)
-        if first is None: return None
-        storage = self._new_storage(Layout.from_plain(first['layout'], self.layout), Ram())
-        storage.set_state(itertools.chain([first], pieces))
-        return storage
+        return storage_from(pieces, lambda layout: self._new_storage(layout, Ram()), self.layout)
 
     def _recall_draws(self, state):
         "Go on counting the draws of all rows, if that is what `max_draws` requires"
@@ -252,7 +249,7 @@ class Saved(Pruned):
         self._limit_draws(state.get('max_draws'))
         self._set_counters(state)
         self._sampler, self.layout = state['sampler'], state['layout']
-        storage = self._storage_of(iter(state['rows']))
+        storage = self._storage_of(state['rows'])
         if storage is not None: self._take(storage)
         elif self.layout is not None: self._open(self.layout)
         self._sampler.n_entered = self.n_added

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, example_row
-from ..checks import Words, form, ids_of, leave_out, refuse, require, shown, typed, whole
+from ..checks import Words, form, ids_of, leave_out, refuse, require, shown, stored_ids, typed, whole
 from ..health import Health, memory_health
 from ..samplers.rng import Rng
 from ..samplers.base import Sampler, as_priorities
@@ -322,12 +322,7 @@ class Drawn(Joined):
             changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
             self.n_stale += n_stale
             return changed
-    def _slots(self, ids):
-        ids = ids_of('ids', ids)
-        bad = (ids < self.first_id) | (ids >= self.n_added)
-        if not bad.any(): return ids % self.max_sz
-        held = f'{self.first_id} to {self.n_added - 1}' if len(self) else 'nothing'
-        raise ValueError(f'ids: {ids[bad][0]} is not in the memory, which holds {held}')
+    def _slots(self, ids): return stored_ids(ids, self.first_id, self.n_added) % self.max_sz
 
 # %% ../../nbs/1_memory/17_memory.ipynb #d0000002
 class PlainMemory(Drawn):

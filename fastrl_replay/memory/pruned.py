@@ -145,7 +145,7 @@ class Pruned(Windowed):
         got = form(found) if callable(test) else Words(f'{shown(test)}, which no number can be compared with')
         refuse('test', f'a bool for each of {len(ids)} numbers', got, 'return values > 0, for example')
 
-    # How it is done
+    # How it works
 
     def _limit_draws(self, max_draws):
         if max_draws is not None: self.max_draws = whole('max_draws', max_draws, 1)
@@ -162,7 +162,7 @@ class Pruned(Windowed):
         self._leaving = ids_in(slots, self.n_added, self.max_sz)
         self._enter(self._storage)
     def _leave(self, storage):
-        "Do what `drop` or `clear` began. After an interruption it is done once more, by the next call"
+        "Do what `drop` or `clear` began. After an interruption the next call repeats it"
         sampler, n, first = self._sampler, storage.n_added, storage.first_id
         if sampler.living is None: sampler.living = Living(self.max_sz, np.arange(sampler.size))
         if len(self._leaving): self._note_dropped(self._leaving)
