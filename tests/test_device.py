@@ -190,7 +190,7 @@ def test_updates_are_those_of_a_dict(device, alpha):
     assert math.isclose(float(memory.sampler.largest), largest, rel_tol=1e-5) and int(memory.n_stale)==stale
     given = torch.tensor([.5, math.nan, -1., 2., 3., 4., 5., 1e4], device=device)        # priorities at extend
     memory.extend(world.step(), given)
-    assert torch.allclose(memory.sampler.priorities(80)[memory.sampler.leaves[:80]>=0].max().cpu() if alpha else torch.tensor(1e4).double(), torch.tensor(1e4).double(), rtol=1e-4)
+    assert not alpha or math.isclose(memory.sampler.priorities(slice(80)).max(), 1e4, rel_tol=1e-4)
     assert int(memory.n_stale)==stale + 2 and float(memory.sampler.largest)==1e4
 
 
@@ -544,7 +544,7 @@ def test_the_watch_sees_what_waits():
 KINDS = dict(uniform=dict(), in_full=dict(next_of=None), distinct=dict(sampler=Uniform), proportional=dict(sampler=Proportional), scheduled=dict(sampler=lambda: Proportional(beta=LinearSchedule(.4, 1., 9))),
              in_full_proportional=dict(sampler=Proportional, next_of=None), age=dict(sampler=lambda: AgeWeighted(99)), n_step=dict(n_step=3), windows=dict(sequence=Sequence(8)),
              prioritized_windows=dict(sequence=Sequence(8), sampler=Proportional))
-MOST = dict(in_full=(10, 33, 9), in_full_proportional=(12, 85, 34), uniform=(46, 33, 9), proportional=(48, 96, 34))     # launches: extend, sample, update
+MOST = dict(in_full=(9, 32, 8), in_full_proportional=(13, 70, 29), uniform=(39, 32, 8), proportional=(43, 85, 29))     # launches: extend, sample, update
 
 def made(kind, device='cpu', **more):
     options = KINDS[kind] | more
@@ -729,7 +729,7 @@ def test_a_replay_memory_loads_it_and_back(sampler, max_ends, tmp_path):
     same_rows(host.fetch(ids), world, ids.tolist())
     assert host.next(ids).tolist()==memory.next(ids).tolist() and host.previous(ids).tolist()==memory.previous(ids).tolist()
     if memory.sampler.prioritized:
-        p = memory.sampler.priorities(160).numpy()[ids % 160]
+        p = memory.sampler.priorities(ids % 160)
         assert np.array_equal(host.sampler.priorities[ids % host.max_sz], p) and host.sampler.largest==float(memory.sampler.largest)
     host.save(tmp_path/'host')
     if max_ends==16: return                               # 160 rows were cut to those that may be drawn

@@ -39,46 +39,38 @@ class DeviceRng:
         found = uniforms(self.key, n)
         self.key += n
         return found
-    def get_state(self) -> list[int]:
-        "Return the counter, in a list; this waits for the device"
-        return [int(self.key)]
-    def set_state(self, state: list[int]) -> None:
-        "Continue from what `get_state` returned; a `ValueError` for anything else"
-        if len(state)!=1: refuse('rng state', 'one whole number', state)
-        self.key.fill_(int(state[0]))
+    def get_state(self) -> int:
+        "Return the counter; this waits for the device"
+        return int(self.key)
+    def set_state(self, state: int) -> None:
+        "Continue from what `get_state` returned"
+        self.key.fill_(int(state))
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #4e5b4fd2
 class Law:
     """Who is drawn: all rows alike, with replacement, unless a derived class says otherwise. `first` and
     `n` (int64, no axes): the oldest row that may be drawn, and how many were stored"""
-    prioritized = False
-    living = None                # nothing is ever dropped
-    sequence: Any = None
-    beta: Any = None
+    living: Any = None           # nothing is ever dropped
+    sequence: Any = None         # the `Sequence` whose starts are drawn
+    largest: Any = None          # the largest priority so far
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
-        self.max_sz, self.rng, self.device = max_sz, rng, rng.key.device
+        self.given, self.max_sz, self.rng, self.device = sampler, max_sz, rng, rng.key.device
+        self.prioritized, self.replace, self.beta = sampler.prioritized, sampler.replace, sampler.beta
         self.kind = self.name = sampler.kind
-        self.replace = type(self) is not Distinct
-        self.options = sampler.options()
-        self.counts = {k: self.number(0) for k in ('n_batches', 'n_drawn', 'n_stale')}
-    def number(self, v: float) -> Tensor:
-        "Return a number as a tensor of no axes on the device"
-        return torch.tensor(v, device=self.device)
-    def tensors(self) -> dict[str, Tensor]:
-        "Return what changes, by name"
-        return dict(key=self.rng.key, **self.counts)
+        self.drawn, self.n_drawn, self.n_stale = (torch.tensor(0, device=self.device) for _ in range(3))
+        self.leaves = torch.empty(0, device=self.device)
     @property
     def n_batches(self) -> int:
         "How many batches were drawn; this waits for the device"
-        return int(self.counts['n_batches'])
+        return int(self.drawn)
     @n_batches.setter
-    def n_batches(self, n: int) -> None: self.counts['n_batches'].fill_(n)
+    def n_batches(self, n: int) -> None: self.drawn.fill_(n)
 
-    def enter(self, at: Tensor, n_envs: int, given: Any = None) -> None:
-        "Note new time steps of `n_envs` rows, at these places in the ring; `given`: their priorities"
-    def draw(self, bs: int, first: Tensor, n: Tensor, oldest: Any = None) -> tuple[Tensor, Tensor]:
-        """Return ids and probabilities of `bs` rows (int64, float32). `oldest`: the row that is
-        overwritten next, where that may be one before `first`"""
+    def enter(self, ring: Any, m: int, given: Any = None) -> None:
+        "Note the `m` rows that a `Ring` is about to store; `given`: their priorities"
+    def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
+        """Return ids and probabilities of `bs` rows (int64, float32). `lost`: may rows before `first` lie
+        in the ring?"""
         size = (n - first).clamp(min=1)
         return self.ids(bs, first, size), size.reciprocal().expand(bs)
     def ids(self, bs: int, first: Tensor, size: Tensor) -> Tensor:
@@ -86,23 +78,20 @@ class Law:
         return (self.rng.random(bs)*size).long() + first
     def weights(self, probs: Tensor) -> Tensor:
         "Return the importance weights (float32) of batches (…, bs), and count one batch"
-        self.counts['n_batches'] += 1
-        self.counts['n_drawn'] += probs.numel()
-        return torch.ones(probs.shape, device=self.device)
+        beta = scheduled(self.beta, self.drawn)
+        self.drawn += 1
+        self.n_drawn += probs.numel()
+        return torch.ones_like(probs) if beta is None else (probs.amin(-1, keepdim=True)/probs)**beta
     def update(self, ids: Tensor, td: Tensor, first: Tensor, n: Tensor) -> None:
         "Take the TD errors of these ids; here, only count those that are not stored"
-        self.counts['n_stale'] += ((ids < first) | (ids >= n)).sum()
-    def reset(self) -> None: "Forget all rows"
+        self.n_stale += ((ids < first) | (ids >= n)).sum()
     def can_draw(self, bs: int) -> bool:
         "Is there anything to draw? This waits for the device"
-        return True
-    def priorities(self, k: int) -> Any:
-        "Return the priorities of the first `k` slots (float64), or None"
-        return None
-    @property
-    def nbytes(self) -> int:
-        "Bytes allocated for priorities"
-        return 0
+        return not len(self.leaves) or bool(self.leaves[:-BLOCK].any())
+    def tensors(self) -> dict[str, Tensor]:
+        "Return what changes besides the leaves, by name"
+        known = dict(key=self.rng.key, n_batches=self.drawn, n_drawn=self.n_drawn, n_stale=self.n_stale)
+        return known if self.largest is None else known | dict(largest=self.largest)
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #40461215
 class Distinct(Law):
@@ -124,22 +113,19 @@ class Distinct(Law):
 
 class ByAge(Law):
     "As `AgeWeighted`: weight max(floor, 1 − age/horizon), by the inverse of the weights' sum"
-    def draw(self, bs: int, first: Tensor, n: Tensor, oldest: Any = None) -> tuple[Tensor, Tensor]:
-        horizon, floor = float(self.options['horizon']), float(self.options['floor'])
+    def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
+        horizon, floor = float(self.given.horizon), float(self.given.floor)
         size = (n - first).clamp(min=1)
         def upto(k): return k - k*(k - 1)/(2*horizon)  # the weights of the ages 0 … k − 1
         young = size.clamp(max=math.floor(horizon*(1 - floor)) + 1).double()
         sloping = upto(young)
         total = sloping + floor*(size - young)
-        mass = self.rng.random(bs)*total
-        half = horizon + .5
+        mass, half = self.rng.random(bs)*total, horizon + .5
         age = (half - (half*half - 2*horizon*mass).clamp(min=0).sqrt()).floor()
         age = age - (upto(age) > mass).double() + (upto(age + 1) <= mass)  # what the root has rounded
         flat = young + ((mass - sloping)/max(floor, 1e-300)).floor()
-        age = torch.where(mass < sloping, age.minimum(young - 1), flat)
-        age = age.clamp(min=0).minimum((size - 1).double())
-        probs = (1 - age/horizon).clamp(min=floor)/total
-        return n - 1 - age.long(), probs.float()
+        age = torch.where(mass < sloping, age.minimum(young - 1), flat).clamp(min=0).minimum((size - 1).double())
+        return n - 1 - age.long(), ((1 - age/horizon).clamp(min=floor)/total).float()
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #d85afa6e
 BLOCK = 32                   # leaves that share a sum
@@ -155,66 +141,59 @@ class ByMass(Law):
     drawn; the last block is nobody's: a write for no row goes there. Sums are made at the draw, in float64"""
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
         super().__init__(sampler, max_sz, rng)
-        self.prioritized = isinstance(sampler, Proportional)
-        self.alpha, self.eps = self.options.get('alpha', 1.), self.options.get('eps', 0.)
-        self.beta = sampler.beta if self.prioritized else None
+        self.alpha, self.eps = (sampler.options().get(k, v) for k, v in (('alpha', 1.), ('eps', 0.)))
         self.most = 3e38**min(1., 1/max(self.alpha, 1e-9))       # larger ones would overflow
         blocks = -(-max_sz//BLOCK)
         self.run = 1 << (blocks.bit_length() + 1)//2  # blocks whose sums are added up in a row
         self.leaves = torch.zeros((-(-blocks//self.run)*self.run + 1)*BLOCK, device=self.device)
-        self.largest, self.nobody = self.number(1.), len(self.leaves) - 1
-    def tensors(self) -> dict[str, Tensor]: return super().tensors() | dict(largest=self.largest)
-    def enter(self, at: Tensor, n_envs: int, given: Any = None) -> None:
-        p = self.largest
+        self.largest, self.nobody = torch.tensor(1., device=self.device), len(self.leaves) - 1
+    def enter(self, ring: Any, m: int, given: Any = None) -> None:
+        p, at = self.largest, ring.turns(m, self.max_sz)
         if given is not None:
             fine = (given >= 0) & (given <= self.most)
             p = torch.where(fine, given, self.largest)
-            self.counts['n_stale'] += (~fine).sum()
+            self.n_stale += (~fine).sum()
             self.largest.copy_(self.largest.maximum(p.max()))
-        leaves = self.leaves[:self.max_sz].view(-1, n_envs)
-        leaves.index_copy_(0, at, (p**self.alpha).expand(len(at)*n_envs).view(-1, n_envs))
-    def put(self, slots: Tensor, p: Any) -> None:
-        "Give `slots` the priorities `p` (None: the largest so far)"
-        p = (self.largest if p is None else p)**self.alpha
-        self.leaves.index_copy_(0, slots.view(-1), p.expand(slots.numel()))
+        leaves = self.leaves[:self.max_sz].view(-1, ring.n_envs)
+        leaves.index_copy_(0, at, (p**self.alpha).expand(m).view(-1, ring.n_envs))
+    def put(self, slots: Tensor, p: Tensor) -> None:
+        "Give `slots` (int64[k]) the priorities `p`"
+        self.leaves.index_copy_(0, slots, (p**self.alpha).float().expand(len(slots)))
+    def priorities(self, slots: Any) -> Any:
+        "Return the priorities in these slots (float64 array)"
+        return self.leaves.cpu().double().numpy()[slots]**(1/self.alpha if self.alpha else 1.)
 
-    def draw(self, bs: int, first: Tensor, n: Tensor, oldest: Any = None) -> tuple[Tensor, Tensor]:
+    def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
         blocks = self.leaves.view(-1, BLOCK)
-        sums = blocks[:-1].sum(1, dtype=torch.float64)
-        ends = self._added_up(sums)
-        total, begin, size = ends[-1], 0., (n - first).clamp(min=1)
-        if oldest is not None: begin, total = self._between(first, oldest, ends, ends - sums)
+        ends = self._added_up(blocks[:-1].sum(1, dtype=torch.float64))
+        before = torch.nn.functional.pad(ends, (1, 0))
+        total = ends[-1]
+        if lost: total, begin = self._but_lost(n, first, before)
         u = self.rng.random(bs + 1)
-        strata = (torch.arange(bs, device=self.device)*_spread(bs) + (u[-1]*bs).long()) % bs
-        mass = (strata + u[:-1])*(total/bs) + begin
-        if oldest is not None: mass = torch.where(mass < ends[-1], mass, mass - ends[-1])
-        block = torch.searchsorted(ends, mass, right=True).clamp_(max=len(sums) - 1)
+        strata = (torch.arange(0, bs*_spread(bs), _spread(bs), device=self.device) + (u[-1]*bs).long()) % bs
+        mass = (strata + u[:-1])*(total*((1 - 2.**-50)/bs))             # below the total, as rounded
+        if lost: mass = (mass + begin) % ends[-1]
+        block = torch.searchsorted(ends, mass, right=True)
         inner = blocks[block].cumsum(1, dtype=torch.float64)
-        rest = (mass - (ends - sums)[block]).clamp_(min=0).minimum(inner[:, -1]*(1 - 2.**-52))
-        slots = block*BLOCK + (inner <= rest[:, None]).sum(1)
-        newest, some = n - 1, total > 0
-        ids = torch.maximum(newest - (newest - slots) % self.max_sz, first)
+        rest = (mass - before[block]).minimum(inner[:, -1]*(1 - 2.**-52))
+        slots = block*BLOCK + (inner[:, :-1] <= rest[:, None]).sum(1)
+        newest, size, some = n - 1, (n - first).clamp(min=1), total > 0
+        ids = (newest - (newest - slots) % self.max_sz).maximum(first)
         ids = torch.where(some, ids, (u[:-1]*size).long() + first)                # no mass: uniform
-        return ids, torch.where(some, self.leaves[ids % self.max_sz]/total, size.reciprocal()).float()
+        return ids, torch.where(some, self.leaves[slots]/total, size.reciprocal())
 
     def _added_up(self, sums):
         "The sums up to each block, along rows: in one dimension they differ from run to run on CUDA"
         runs = sums.view(-1, self.run).cumsum(1)
         whole_runs = runs[:, -1].expand(2, -1).cumsum(1)[0]
         return (runs + (whole_runs - runs[:, -1])[:, None]).view(-1)
-
-    def _between(self, first, oldest, ends, before):
-        "The mass before row `first`, and that from there on to `oldest`, around the ring"
-        slots = torch.stack([first, oldest]) % self.max_sz
-        block, inside = slots//BLOCK, torch.arange(BLOCK, device=self.device) < (slots % BLOCK)[:, None]
-        upto = before[block] + (self.leaves.view(-1, BLOCK)[block]*inside).sum(1, dtype=torch.float64)
-        begin, end = upto.unbind()
-        return begin, end - begin + torch.where(slots[0] >= slots[1], ends[-1], 0.)
-
-    def weights(self, probs: Tensor) -> Tensor:
-        beta = scheduled(self.beta, self.counts['n_batches'])
-        ones = super().weights(probs)
-        return ones if beta is None else (probs.amin(-1, keepdim=True)/probs)**beta
+    def _but_lost(self, n, first, before):
+        "The mass of the rows from `first` on: all but a run of slots from row n's on. And that of the slots before it"
+        slots = torch.stack([n, first]) % self.max_sz
+        inside = torch.arange(BLOCK, device=self.device) < (slots % BLOCK)[:, None]
+        rows = self.leaves.view(-1, BLOCK)[slots//BLOCK]
+        begin, end = (before[slots//BLOCK] + (rows*inside).sum(1, dtype=torch.float64)).unbind()
+        return before[-1] - (end - begin) % before[-1], end
 
     def update(self, ids: Tensor, td: Tensor, first: Tensor, n: Tensor) -> None:
         if not self.prioritized: return super().update(ids, td, first, n)
@@ -228,40 +207,28 @@ class ByMass(Law):
         p = p[self.leaves[slots].long()]                             # so all of them write the same
         self.put(slots, p)
         self.largest.copy_(self.largest.maximum(torch.where(alive, p, 0.).max()))
-        self.counts['n_stale'] += (~alive).sum()
-
-    def reset(self) -> None: self.leaves.zero_()
-    def can_draw(self, bs: int) -> bool: return bool(self.leaves[:-BLOCK].any())
-    @property
-    def nbytes(self) -> int: return 4*len(self.leaves)
-    def priorities(self, k: int) -> Any:
-        if not self.prioritized or self.sequence is not None: return None
-        return self.leaves[:k].double()**(1/self.alpha if self.alpha else 1.)
+        self.n_stale += (~alive).sum()
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #91771df5
 def scheduled(value: Any, k: Tensor) -> Any:
     "Return a number or None as it is, and of a schedule the value at the count `k`, a tensor"
     if not callable(value): return value
-    share = (k/value.n).clamp(0, 1)
-    if isinstance(value, LinearSchedule): return value.start + (value.end - value.start)*share
-    return value.start*(value.end/value.start)**share
-
-_LAWS: dict[Any, type[Law]] = {Proportional: ByMass, AgeWeighted: ByAge}
+    a, b, share = value.start, value.end, (k/value.n).clamp(max=1)
+    return a + (b - a)*share if isinstance(value, LinearSchedule) else a*(b/a)**share
 
 def law_of(sampler: Any, max_sz: int, rng: DeviceRng, sequence: Any = None) -> Law:
     "Return the `Law` of a sampler (None: `Uniform(replace=True)`), or raise an error"
-    given = Uniform(replace=True) if sampler is None else sampler
-    kind, hint = type(given), 'the others need a ReplayMemory'
-    if kind is Uniform: made = Law if given.replace else Distinct
-    elif kind in _LAWS: made = _LAWS[kind]
-    else: refuse('sampler', 'Uniform, Proportional or AgeWeighted', sampler, hint, TypeError)
-    if given.max_sz: refuse('sampler', 'one that serves no memory yet', sampler)
+    given, hint = Uniform(replace=True) if sampler is None else sampler, 'the others need a ReplayMemory'
+    laws: dict[Any, type[Law]] = {Uniform: Distinct, Proportional: ByMass, AgeWeighted: ByAge}
+    made = laws.get(type(given))
+    if made is Distinct and given.replace: made = Law
+    if made is None: refuse('sampler', 'Uniform, Proportional or AgeWeighted', given, hint, TypeError)
+    if given.max_sz: refuse('sampler', 'one that serves no memory yet', given)
     if given.options().get('normalize', 'batch')!='batch': refuse('normalize', "'batch'", 'memory', hint)
     if callable(given.beta) and not isinstance(given.beta, (LinearSchedule, ExponentialSchedule)):
         refuse('beta', 'a number, a LinearSchedule or an ExponentialSchedule', given.beta, hint)
-    if sequence is None: return made(given, max_sz, rng)
-    if made not in (Law, ByMass):
-        refuse('sampler', 'Uniform(replace=True) or Proportional for sequences', sampler, hint)
-    law = ByMass(given, max_sz, rng)
+    if sequence is not None and made not in (Law, ByMass):
+        refuse('sampler', 'Uniform(replace=True) or Proportional for sequences', given, hint)
+    law = made(given, max_sz, rng) if sequence is None else ByMass(given, max_sz, rng)
     law.sequence = sequence
     return law
