@@ -16,7 +16,7 @@ from torch import Tensor
 from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, first_row
 from ..checks import Words, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
 from .draws import DeviceRng, law_of
-from .rows import NEXT_OF, Ring, Starts, n_step_rows, window_rows, with_discount
+from .rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
 from ..health import Health, memory_health
 from ..memory import ReplayMemory
 from ..protocol import refuse_name
@@ -56,11 +56,11 @@ def checked_values(ring: Ring, step: Any) -> list:
         found.append(v.to(dtype))
     return found
 
-def columns_of(layout: Layout, fields: Any, length: Any) -> tuple[tuple[int, ...], Layout]:
+def columns_of(layout: Layout, fields: Any = None, length: Any = None) -> tuple[tuple[int, ...], Layout]:
     "Return the numbers of the leaves of `fields` (None: all), and their layout, in windows of `length`"
-    fields = None if fields is None else tuple(fields)
-    _find_columns(layout, fields, length)
-    return layout.__dict__['_device_columns'][fields, length]  # which a compiled function can follow
+    key = fields and tuple(fields), length
+    _find_columns(layout, *key)
+    return layout.__dict__['_device_columns'][key]             # which a compiled function can follow
 @torch.compiler.assume_constant_result
 def _find_columns(layout, fields, length):
     known = layout.__dict__.setdefault('_device_columns', {})
@@ -98,7 +98,7 @@ class DeviceDrawn:
         self.n_step, self.gamma = whole('n_step', n_step, 1), number('gamma', gamma, 0, 1)
         self.sequence: Any = None if sequence is None else of_type('sequence', sequence, Sequence)
         require(sequence is None or n_step==1, 'n_step: sequences are not added up; leave one of them out')
-        self.next_of, self.max_ends, self.dtypes, self._starts = next_of, max_ends, dtypes, None
+        self.next_of, self.max_ends, self.dtypes = next_of, max_ends, dtypes
         self.rng = DeviceRng(seed, self.device)
         self.sampler: Any = law_of(sampler, self.max_sz, self.rng, self.sequence)
         self.lock, self._ref = threading.RLock(), weakref.ref(self)
@@ -151,14 +151,11 @@ class DeviceDrawn:
     def _take(self, ring):
         "Use this ring from now on"
         if ring is self._ring: return
-        self._starts = None if self.sequence is None else Starts(ring, self.sampler)
+        self.sampler.open(ring)
         self._ring, self.layout, self.n_envs = ring, ring.layout, ring.n_envs
         self._rows_layout = ring.layout if self.n_step==1 else with_discount(ring.layout)
     def _stored(self, values, priorities):
-        m, ring = len(values[0]), self._ring
-        if self._starts is None: self.sampler.enter(ring, m, priorities)
-        ring.write(values)
-        if self._starts is not None: self._starts.enter(m)
+        self.sampler.enter(self._ring.write(values), priorities)
     def _counted(self, m):
         "Note that rows were stored, where this code runs each time; return their ids"
         captured = self.device.type=='cuda' and torch.cuda.is_current_stream_capturing()
@@ -248,7 +245,7 @@ class DeviceRead(DeviceDrawn):
         "Return the rows with these ids, in this order; a `ValueError` if one is gone"
         with self.lock:
             at = torch.from_numpy(self._known(ids)).to(self.device)
-            leaves, layout = columns_of(self.layout, fields, None)
+            leaves, layout = columns_of(self.layout, fields)
             return came_from(Batch.of_tensors(layout, self._ring.read(at, leaves), ids=at, max_sz=self.max_sz), self._ref)
     def _known(self, ids): return stored_ids(ids, self.first_id, self.n_added)
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
@@ -350,15 +347,12 @@ class DeviceMemory(DeviceRead):
         "Return what `save_state` needs: the state and the `Rows` of a `snapshot`, and what only the device has"
         with self.lock:
             state, rows = self.snapshot().saved()
-            tensors = {k: v.cpu() for k, v in self._tensors().items()}
+            tensors = {k: v.cpu() for k, v in self.sampler.tensors().items()}
             own = dict(max_sz=self.max_sz, tensors=tensors, **{k: getattr(self, k) for k in _OPTIONS},
                        n_unlike=int(self._ring.n_unlike) if self._ring else 0,
                        sequence=None if self.sequence is None else vars(self.sequence),
                        dtypes={k: str(v)[6:] for k, v in (self.dtypes or {}).items()})
             return state | dict(device=own), rows
-    def _tensors(self):
-        found = self.sampler.tensors()
-        return found if self._starts is None else found | dict(leaves=self.sampler.leaves, ages=self._starts.ages)
     def save(self, folder: str | Path) -> int:
         "Save all of it in `folder`, for a `ReplayMemory`, too; return the bytes written"
         with self.lock:
@@ -400,7 +394,7 @@ class DeviceMemory(DeviceRead):
                 ids = np.arange(host.first_id, host.n_added)
                 p = torch.from_numpy(host.sampler.priorities[ids % host.max_sz]).to(self.device)
                 if self.sequence is None: law.put(torch.from_numpy(ids % self.max_sz).to(self.device), p)
-            for k, v in own.get('tensors', {}).items(): self._tensors()[k].copy_(v)
+            for k, v in own.get('tensors', {}).items(): law.tensors()[k].copy_(v)
     def _ring_for(self, host, n_envs):
         "A ring for the rows of a `ReplayMemory`; a `ValueError` if their streams don't take turns"
         ids, n = np.arange(host.first_id, host.n_added), host.n_added
@@ -417,7 +411,7 @@ class DeviceMemory(DeviceRead):
         ring, first, n = self._ring, host.first_id, host.n_added
         start = first - first % ring.n_envs            # rows before `first` only fill a time step
         ring.begin_at(start, first)
-        if self._starts is not None: self._starts.ages.zero_()
+        if self.sequence is not None: self.sampler.ages.zero_()
         for a in range(start, n, ring.most):
             ids = np.arange(a, min(a + ring.most, n))
             values = tree_leaves(tuple(host.fetch(np.maximum(ids, first)).to(self.device).astuple()))
