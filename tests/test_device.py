@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fastrl_replay.all import (
     Batch, CheckpointError, ExperienceReplay, ExponentialSchedule, GymStepper, IterDataPipe, LAP, Learner, LinearSchedule, Proportional, RankBased, ReplayMemory, Sequence, SimpleStep,
     Transition, Uniform)
-from fastrl_replay.device import DeviceMemory
-from fastrl_replay.device.draws import DeviceRng, law_of, uniforms
+from fastrl_replay.memory import DeviceMemory
+from fastrl_replay.memory.device_draws import DeviceRng, law_of, uniforms
 from fastrl_replay.protocol import Lasting, Memory, check_memory
 from fastrl_replay.samplers.age import AgeWeighted
 

@@ -65,15 +65,15 @@ class Ring:
             fits = max(1, max_sz//n_envs)*n_envs
             refuse('max_sz', f'a multiple of {n_envs} streams', max_sz, f'take {fits}')
         self.dtypes, self.stored = leaf_dtypes(layout), leaf_dtypes(layout, dtypes)
-        self.next_of, room = next_leaves(layout, next_of), max(max_sz//16, n_envs)
-        if max_ends is not None: room = whole('max_ends', max_ends, n_envs, max_sz)
+        if max_ends is None: max_ends = max(max_sz//16, n_envs)
+        self.next_of, room = next_leaves(layout, next_of), whole('max_ends', max_ends, n_envs, max_sz)
         self.room, self.size = room + 1, max_sz + n_envs*bool(self.next_of)  # one more: the newest end that is lost
         self.most = (min(max_sz, room) if self.next_of else max_sz)//n_envs*n_envs    # rows written at once
         self.columns: list[Any] = []
         for k, (leaf, dtype) in enumerate(zip(layout.leaves, self.stored)):
             n = self.size + self.room*(k in self.next_of.values())
             self.columns.append(None if k in self.next_of else self._zeros((n, *leaf.shape), dtype))
-        self.flags: Any = [k for o in _ENDS if (k := layout.leaf(o)) is not None]
+        self.flags: Any = [k for k in map(layout.leaf, _ENDS) if k is not None]
         self.n, self.first, self.n_ends, self.n_unlike, self.nobody = (self._zeros(()) for _ in range(5))
         self.nobody.fill_(self.room)
         self.after: Any = self._zeros(self.size, torch.int32) if self.next_of else None

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, first_row
 from ..checks import Words, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
-from .draws import DeviceRng, law_of
-from .rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
+from .device_draws import DeviceRng, law_of
+from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
 from ..health import Health, memory_health
-from ..memory import ReplayMemory
+from .kept import ReplayMemory
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState, save_state
@@ -69,7 +69,8 @@ def _find_columns(layout, fields, length):
 # %% ../../nbs/4_processes/11_device.ipynb #521d9c78
 class DeviceDrawn:
     "Rows of several streams on one device, stored, drawn in batches, and their priorities"
-    path = draws = layout = None             # nothing on the disk; draws are counted on the device
+    path = draws = None                      # nothing on the disk; draws are counted on the device
+    layout: Any = None
     _ring: Any = None                        # once a chunk has shown what a row is
     _count: int | None = 0                   # rows stored; None: only the device knows
 
@@ -88,7 +89,7 @@ class DeviceDrawn:
         seed: int | None = None,      # of all draws (None: different each time)
         **others: Any,                # refused by name
     ) -> None:
-        for k in others: raise TypeError(f'{k}: a DeviceMemory has no such option; a ReplayMemory, in RAM, may have it')
+        for k in others: raise TypeError(f'{k}: a DeviceMemory has no such option; a ReplayMemory may have it')
         self.device, self.max_sz = as_device(device), whole('max_sz', max_sz, 1, 1 << 30)
         self.n_envs: Any = None if n_envs is None else whole('n_envs', n_envs, 1)
         self.n_step, self.gamma = whole('n_step', n_step, 1), number('gamma', gamma, 0, 1)
@@ -98,8 +99,9 @@ class DeviceDrawn:
         self.rng = DeviceRng(seed, self.device)
         self.sampler: Any = law_of(sampler, self.max_sz, self.rng, self.sequence)
         self.lock, self._ref = threading.RLock(), weakref.ref(self)
-        compiled, calls = self.device.type=='cuda' if compile is None else compile, (self._stored, self._drawn, self._updated)
-        self._store, self._draw, self._put = (torch.compile(f, dynamic=False) if compiled else f for f in calls)
+        if compile is None: compile = self.device.type=='cuda'
+        def made(f): return torch.compile(f, dynamic=False) if compile else f
+        self._store, self._draw, self._put = made(self._stored), made(self._drawn), made(self._updated)
 
     @alone
     def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> Any:
@@ -194,7 +196,8 @@ class DeviceDrawn:
         probs = probs.view(shape)
         if self.sequence is not None: found, ids, mask = window_rows(ring, ids, leaves, self.sequence)
         else:
-            rows = ring.read(ids, leaves) if self.n_step==1 else n_step_rows(ring, ids, leaves, self.n_step, self.gamma)
+            if self.n_step==1: rows = ring.read(ids, leaves)
+            else: rows = n_step_rows(ring, ids, leaves, self.n_step, self.gamma)
             ids, *found = (o.view(*shape, *o.shape[1:]) for o in (ids, *rows))
         return found, dict(ids=ids, probs=probs, weights=law.weights(probs), mask=mask)
 
@@ -296,7 +299,8 @@ class DeviceRead(DeviceDrawn):
         if ring:
             each = f' {ring.layout.step_type.__name__}s of {bytes_in_words(self.nbytes/self.max_sz, ring.layout)}'
             narrow = {o.path[0]: v for o, own, v in zip(ring.layout.leaves, ring.dtypes, ring.stored) if own!=v}
-            rounded = ''.join(f'; {k} rounded to {str(v)[6:]} (by {50*torch.finfo(v).eps:.2g} %)' for k, v in narrow.items())
+            words = '; {} rounded to {} (by {:.2g} %)'
+            rounded = ''.join(words.format(k, str(v)[6:], 50*torch.finfo(v).eps) for k, v in narrow.items())
         return f'DeviceMemory({len(self):,} of {self.max_sz:,}{each} on {self.device}; {self.sampler.name}{rounded})'
     @staticmethod
     def estimate(step: Any, max_sz: int, **options: Any) -> Estimate:
@@ -306,7 +310,8 @@ class DeviceRead(DeviceDrawn):
         n_envs = len(layout.values(step)[0])
         ring = Ring(layout, -(-max_sz//n_envs)*n_envs, n_envs, 'meta', **options)
         plain, once = max_sz*sum(o.nbytes for o in layout.leaves), sum(o.nbytes for o in ring.tensors())
-        return Estimate(max_sz, plain, once, once, 'next_state' if ring.next_of or ring.dtypes!=ring.stored else 'plain')
+        kept = 'next_state' if ring.next_of or ring.dtypes!=ring.stored else 'plain'
+        return Estimate(max_sz, plain, once, once, kept)
 
 # %% ../../nbs/4_processes/11_device.ipynb #edf0a088
 _OPTIONS = 'max_sz', 'n_envs', 'n_step', 'gamma', 'next_of', 'max_ends'
@@ -336,7 +341,8 @@ class DeviceMemory(DeviceRead):
         sampler.n_batches = law.n_batches
         if n:
             storage = storage_for(self.layout, n - first, dedup=None)
-            for _, rows in self.news({0: first}): storage.put(storage.accept(rows, rows.ids.numpy() % self.n_envs))
+            for _, rows in self.news({0: first}):
+                storage.put(storage.accept(rows, np.asarray(rows.ids) % self.n_envs))
             pieces.append(storage.get_state() | dict(first_id=first, n_added=n, since=first))
         host.restore(host.saved()[0] | dict(n_stale=int(self.n_stale)), pieces)
         return host
