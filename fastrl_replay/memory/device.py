@@ -7,7 +7,7 @@ __all__ = ['F', 'alone', 'as_device', 'columns_of', 'DeviceDrawn', 'DeviceRead',
 
 # %% ../../nbs/4_processes/11_device.ipynb #ec039348
 import copy, functools, threading, warnings, weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 import numpy as np
@@ -17,12 +17,12 @@ from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, first_row
 from ..checks import Words, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
-from ..health import Health, memory_health
 from .kept import ReplayMemory
+from .plain import Viewed
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState, save_state
-from ..show import bytes_in_words, memory_figure, memory_table
+from ..show import bytes_in_words
 from ..steps import Layout, tree_leaves
 from ..storage.choice import Estimate, storage_for
 from ..storage.request import windows_of
@@ -219,9 +219,8 @@ class DeviceDrawn:
     def _updated(self, ids, td): self.sampler.update(ids, td, self._ring.begin(), self._ring.n)
 
 # %% ../../nbs/4_processes/11_device.ipynb #621c9422
-class DeviceRead(DeviceDrawn):
+class DeviceRead(DeviceDrawn, Viewed):
     "What can be read of it from the host. All of this waits for the device"
-    def __bool__(self) -> bool: return True
     def __len__(self) -> int: return self.n_added - self.first_id
     @property
     def n_added(self) -> int:
@@ -246,13 +245,6 @@ class DeviceRead(DeviceDrawn):
         at = torch.from_numpy(stored_ids(ids, self.first_id, self.n_added)).to(self.device)
         leaves, layout = columns_of(self.layout, fields)
         return came_from(Batch.of_tensors(layout, self._ring.read(at, leaves), ids=at, max_sz=self.max_sz), self._ref)
-    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return ids of the steps before these in their streams, or episodes; −1: none is stored"
-        return self._beside(ids, -1, within_episode)
-    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return ids of the steps after these in their streams, or episodes; −1: there is none yet"
-        return self._beside(ids, 1, within_episode)
-    @alone
     def _beside(self, ids, by, within_episode):
         first, n = self.first_id, self.n_added
         if not len(ids := stored_ids(ids, first, n)): return ids
@@ -264,20 +256,13 @@ class DeviceRead(DeviceDrawn):
         require(self._ring.flags, 'episode: expected steps with a field terminated or truncated')
         return self._ring.ended(torch.from_numpy(ids).to(self.device)).cpu().numpy()
     @alone
-    def episode(self, id: int) -> Batch:
-        "Return the stored part of the episode with row `id`, oldest step first"
+    def episode_ids(self, id: int) -> np.ndarray:
+        "Return ids of the stored part of the episode with row `id`, oldest first (int64 array)"
         first, n = self.first_id, self.n_added
         [id] = stored_ids([id], first, n)
         ids = np.arange(first + (id - first) % self.n_envs, n, self.n_envs)
         number = np.append(0, self._ended(ids)[:-1].cumsum())  # of the episode
-        return self.fetch(ids[number==number[ids==id]])
-    def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Batch]]:
-        "As the `news` of a `ReplayMemory`, in tensors on the CPU"
-        end = self.n_added
-        while (a := max(seen.get(0, 0), self.first_id)) < end:
-            b = seen[0] = min(a + 65_536, end)
-            yield np.arange(a + 1, b + 1), self.fetch(np.arange(a, b), fields).to('cpu')
-
+        return ids[number==number[ids==id]]
     def usage(self) -> dict[str, float]:
         """Return what `ReplayMemory.usage` does; `n_unlike`: how often a next observation was given that
         was not the stream's next one; `n_lost`: rows that may not be drawn, since `max_ends` is too small"""
@@ -285,15 +270,6 @@ class DeviceRead(DeviceDrawn):
         return dict(nbytes=self.nbytes, bytes_each=self.nbytes/self.max_sz, n_drawn=drawn,
                     n_stale=int(self.n_stale), samples_per_insert=drawn/n if n else float('nan'),
                     n_unlike=int(ring.n_unlike) if ring else 0, n_lost=self.first_id - max(0, n - self.max_sz))
-    @alone
-    def health(self) -> Health:
-        "Return numbers and `warnings`, see `memory_health`, of a copy of the newest rows"
-        return memory_health(cast(Any, self))
-    @alone
-    def show(self, id: int | None = None, n: int = 3, gamma: float = .99, *, source: str = '') -> Any:
-        "Return a figure, see `ReplayMemory.show`, of a copy of the newest rows"
-        return memory_figure(cast(Any, self), id, n, gamma, source=source)
-    def _repr_html_(self): return memory_table(cast(Any, self))
     def __repr__(self) -> str:
         each, rounded, ring = '', '', self._ring
         if ring:
