@@ -717,6 +717,30 @@ def test_what_is_loaded_goes_on_alike(device, kind, steps, tmp_path):
     assert memory.usage()==other.usage()
 
 
+def test_what_belongs_to_it_is_saved_with_it(device, tmp_path):
+    _, memory = filled(device=device)
+    memory.save(tmp_path, also=dict(n_steps=7, weights=torch.arange(3.)))
+    for o in DeviceMemory.load(tmp_path, device=device), ReplayMemory.load(tmp_path):
+        assert o.also['n_steps']==7 and torch.equal(o.also['weights'], torch.arange(3.))
+    memory.save(tmp_path)
+    assert DeviceMemory.load(tmp_path, device=device).also is None
+    with pytest.raises(TypeError, match='also'): memory.save(tmp_path, also=[1])
+
+
+def test_a_snapshot_is_a_replay_memory_of_the_same_rows(device):
+    world, memory = filled(8, 37, 160, device, sampler=Proportional(.7), max_ends=24, p=.2)
+    ids = np.arange(memory.first_id, memory.n_added)
+    memory.update_priorities(torch.from_numpy(ids).to(device), torch.rand(len(ids), device=device))
+    host = memory.snapshot()
+    assert (host.first_id, host.n_added)==(memory.first_id, memory.n_added) and host.check_valid() and memory.first_id > memory.n_added - 160
+    same_rows(host.fetch(ids), world, ids.tolist())
+    assert np.allclose(host.sampler.priorities[ids % host.max_sz], memory.sampler.priorities(ids % 160))
+    assert host.episode(ids[-1]).ids.tolist()==memory.episode(ids[-1]).ids.tolist()
+    step = world.step()
+    host.extend(tree_map(lambda v: v.cpu(), step))                # it goes on by itself
+    assert host.n_added==memory.n_added + 8 and len(DeviceMemory(8, device=device).snapshot())==0
+
+
 @pytest.mark.parametrize('sampler', [lambda: Uniform(True), lambda: Proportional(.7), lambda: AgeWeighted(40)])
 @pytest.mark.parametrize('max_ends', [160, 16])
 def test_a_replay_memory_loads_it_and_back(sampler, max_ends, tmp_path):

@@ -17,11 +17,11 @@ from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, first_row
 from ..checks import Words, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
-from .kept import ReplayMemory
+from .kept import ReplayMemory, Savable
 from .plain import Viewed
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
-from ..saving import Rows, SavedState, save_state
+from ..saving import Rows, SavedState
 from ..show import bytes_in_words
 from ..steps import Layout, tree_leaves
 from ..storage.choice import Estimate, storage_for
@@ -118,11 +118,12 @@ class DeviceDrawn:
         if m % ring.n_envs: refuse('chunk', f'a multiple of {ring.n_envs} rows, one of each stream', m, _WHOLE)
         if priorities is not None and priorities.shape!=(m,): refuse('priorities', f'shape {(m,)}', form(priorities))
         self._take(ring)
-        for a in range(0, m, ring.most):
-            part = slice(a, a + ring.most)
-            self._store([v[part] for v in values], None if priorities is None else priorities[part].float())
+        if m <= ring.most: self._store(values, priorities)
+        else:
+            for part in (slice(a, a + ring.most) for a in range(0, m, ring.most)):
+                self._store([v[part] for v in values], None if priorities is None else priorities[part])
         captured = self.device.type=='cuda' and torch.cuda.is_current_stream_capturing()
-        if captured or torch.compiler.is_compiling(): self._count = None       # this code may run once for many chunks
+        if captured or torch.compiler.is_compiling(): self._count = None  # this code runs once for many chunks
         if self._count is None: return None
         self._count += m
         return np.arange(self._count - m, self._count)
@@ -219,7 +220,7 @@ class DeviceDrawn:
     def _updated(self, ids, td): self.sampler.update(ids, td, self._ring.begin(), self._ring.n)
 
 # %% ../../nbs/4_processes/11_device.ipynb #621c9422
-class DeviceRead(DeviceDrawn, Viewed):
+class DeviceRead(DeviceDrawn, Viewed, Savable):
     "What can be read of it from the host. All of this waits for the device"
     def __len__(self) -> int: return self.n_added - self.first_id
     @property
@@ -331,11 +332,6 @@ class DeviceMemory(DeviceRead):
                    sequence=None if self.sequence is None else vars(self.sequence),
                    dtypes={k: str(v)[6:] for k, v in (self.dtypes or {}).items()})
         return state | dict(device=own | {k: getattr(self, k) for k in _OPTIONS}), rows
-    @alone
-    def save(self, folder: str | Path) -> int:
-        "Save all of it in `folder`, for a `ReplayMemory`, too; return the bytes written"
-        state, rows = self.saved()
-        return save_state(folder, dict(memory=state), 'memory', rows)
     def flush(self) -> None:
         "Return at once: there is nothing on the disk to wait for"
 
@@ -343,16 +339,19 @@ class DeviceMemory(DeviceRead):
     def load(cls, folder: str | Path, *, device: Any, sampler: Any = None, **options: Any) -> Self:
         """Return what a `DeviceMemory` or a `ReplayMemory` saved in `folder`, on a `device`. `options`: of
         the new memory, in place of the saved ones. A `CheckpointError` names a file that is missing or
-        damaged; a `ValueError` says what else doesn't fit, such as streams that don't take turns"""
+        damaged; a `ValueError` says what else doesn't fit, such as streams that don't take turns. What was
+        saved with it is its attribute `also`"""
         with SavedState(folder) as saved:
             with saved.sense('a memory'):
-                state = saved.state()['memory']
+                whole_state = saved.state()
+                state = whole_state['memory']
                 own = state.get('device', dict(max_sz=state['max_sz']))
                 known = {k: own[k] for k in _OPTIONS if k in own}
                 known['dtypes'] = {k: getattr(torch, v) for k, v in own.get('dtypes', {}).items()} or None
                 if own.get('sequence'): known['sequence'] = Sequence(**own['sequence'])
             memory = cls(sampler=sampler_from(state['sampler'], sampler), device=device, **known | options)
             with saved.sense('a memory of streams that take turns'): memory.restore(state, saved.pieces())
+        memory.also = whole_state.get('also')
         return memory
     @alone
     def restore(self, state: dict[str, Any], pieces: Any) -> None:
