@@ -513,6 +513,18 @@ def test_narrow_dtypes_round_and_come_back_wide(device):
     assert 'rounded' in repr(memory) and '0.39 %' in repr(memory)
 
 
+def test_what_comes_next_has_the_dtype_of_where_it_is_found(device):
+    world, memory = World(4, device), DeviceMemory(16, device=device, dtypes={'state': torch.bfloat16}, max_ends=16)
+    steps = [tree_map(lambda v: v, world.step()) for _ in range(6)]
+    steps = [o._replace(state=o.state['who']/7, next_state=o.next_state['who']/7) for o in steps]
+    for o in steps: memory.extend(o)
+    batch = memory.fetch(range(8, 24))
+    assert batch.next_state.dtype==torch.float32 and memory.usage()['n_unlike']==0
+    assert torch.equal(batch.next_state, torch.cat([o.next_state for o in steps[2:]]).bfloat16().float())
+    alone = DeviceMemory(16, device=device, dtypes={'next_state': torch.bfloat16})
+    with pytest.raises(ValueError, match='dtypes: next_state: expected that of state'): alone.extend(steps[0])
+
+
 # ---- never waits
 
 VIEWS = {'view', '_unsafe_view', 'select', 'slice', 'expand', 'unsqueeze', 'squeeze', 'permute', 'transpose', 't', 'alias', 'detach', 'split', 'unbind', 'reshape', '_reshape_alias',

@@ -67,6 +67,11 @@ class Ring:
         self.dtypes, self.stored = leaf_dtypes(layout), leaf_dtypes(layout, dtypes)
         if max_ends is None: max_ends = max(max_sz//16, n_envs)
         self.next_of, room = next_leaves(layout, next_of), whole('max_ends', max_ends, n_envs, max_sz)
+        for k, of in self.next_of.items():                     # which lies where that lies
+            field, other = (layout.leaves[o].path[0] for o in (k, of))
+            if self.stored[k] not in (self.dtypes[k], self.stored[of]):
+                refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
+            self.stored[k] = self.stored[of]
         self.room, self.size = room + 1, max_sz + n_envs*bool(self.next_of)  # one more: the newest end that is lost
         self.most = (min(max_sz, room) if self.next_of else max_sz)//n_envs*n_envs    # rows written at once
         self.columns: list[Any] = []
