@@ -112,6 +112,7 @@ class DeviceDrawn:
         ≥ 0. A `TypeError` or `ValueError` names what hasn't the right form, and nothing is stored"""
         leave_out('streams', streams, 'row i of a time step is of stream i on a device')
         chunk, n_envs = self._on_device(chunk)
+        if not chunk or not len(tree_leaves(chunk)[0]): return np.empty(0, np.int64)
         ring = self._ring or self._new_ring(Layout.of(first_row(chunk)), n_envs or len(tree_leaves(chunk)[0]))
         values = self._checked(ring, chunk)
         m = len(values[0])
@@ -139,7 +140,7 @@ class DeviceDrawn:
         if isinstance(chunk, list):
             n_envs, wanted = n_envs or 1, f'one step of each of {n_envs} streams, stacked'
             if n_envs > 1: refuse('chunk', wanted, chunk, error=TypeError)
-            chunk = Batch.of_steps(chunk, self.layout)
+            if chunk: chunk = Batch.of_steps(chunk, self.layout)
         return chunk.to(self.device).astuple() if isinstance(chunk, Batch) else chunk, n_envs
     def _checked(self, ring, step):
         "The tensors of the rows, one a leaf; an error names one whose form doesn't fit"
