@@ -78,7 +78,8 @@ def ours(env_id, seed, frames, watch, memory='experience_replay'):
     learn = DQNLearner(model, replay.loader(), gamma=GAMMA, lr=o.lr, double=False, target_sync=o.sync//o.every)
     watch.start()
     for k in range(1, LOOKS + 1):
-        learn.fit((k*watch.every - FIRST)//o.every + 1 - learn.n_batches)
+        due = 1 + (k*watch.every - FIRST)//o.every                  # none in the first frames
+        learn.fit(max(0, due - learn.n_batches))
         watch.look(model)
 
 
