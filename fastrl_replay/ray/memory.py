@@ -27,8 +27,8 @@ from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
 from ..storage.request import Requests
 from .shard import (
-    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
-    Telling, actors_called, as_batch, named_actor, not_started, pack, ray_library, row_ends)
+    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
+    Telling, actors_called, as_batch, named_actor, not_started, ray_library, row_ends)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -340,8 +340,7 @@ class Drawn(Shards):
         self._find_layout()
         columns = {}
         for k, (ids, probs, rows) in ((k, o) for k, o in parts.items() if o is not None):
-            leaves = rows.unpack().arrays() if isinstance(rows, Packed) else rows
-            columns[k] = [ids | asked.refs[k][1] << SHIFT, probs*asked.q[k], *leaves]
+            columns[k] = [ids | asked.refs[k][1] << SHIFT, probs*asked.q[k], *rows.arrays()]
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
             request, probs, a = self._request(asked.bs, asked.fields), np.empty(asked.bs), 0
@@ -409,7 +408,6 @@ class Stored(Drawn):
         largest, ids = self._known('largest').max(), np.empty(len(dealt), np.int64)
         for k, rows in parts.items():
             part: Any = Batch.of_arrays(layout, [a[rows] for a in arrays], None if whose is None else whose[rows])
-            if self.n_shards: part = pack(part)
             self.places[k].sender.push(part, None if given is None else given[rows], largest)
         for k, rows in parts.items():
             first, info = self.places[k].sender.flush()
