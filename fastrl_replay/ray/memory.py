@@ -198,18 +198,16 @@ class Shards(Telling):
         try:
             if place.probe is None: place.probe = self._directory, self._directory.send('find', k)
             who, ref = place.probe
-            found = who.get(ref, .001)
-            if not isinstance(found, Info):
-                _, place.handle = found
-                if place.handle is None: return self._take_in()
-                place.probe = place.handle, place.handle.send('info')
-                found = place.handle.get(place.probe[1], .001)
+            _, place.handle, info = who.get(ref, .001)
         except ShardSlow: return
         except ShardLost as e:
             place.probe, place.why = None, str(e)
             return
-        if found.number!=place.info.number: place.gone += place.info.n_added
-        place.info, place.live, place.probe = found, True, None
+        place.probe = None
+        if place.handle is None: return self._take_in()
+        if info is None: return
+        if info.number!=place.info.number: place.gone += place.info.n_added
+        place.info, place.live = info, True
 
     def _await_shards(self, wanted=any):
         "Look for lost shards; wait until one is there (`any`), or `all` (also with on_loss='wait')"
