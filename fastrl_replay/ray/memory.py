@@ -400,10 +400,10 @@ class Stored(Drawn):
             dealt = self._dealer.deal(np.arange(m) if whose is None else whose, row_ends(layout, arrays, m), there)
             return self._store(dealt, layout, arrays, whose, given)
 
-    def _store(self, dealt, layout, arrays, whose, given):
-        "Send each row to its shard; returns the ids"
+    def _store(self, dealt, layout, arrays, whose, given, largest=0.):
+        "Send each row to its shard; returns the ids. `largest`: a priority seen elsewhere"
         parts = {k: np.flatnonzero(dealt==k) for k in np.unique(dealt).tolist()}
-        largest, ids = self._known('largest').max(), np.empty(len(dealt), np.int64)
+        largest, ids = max(largest, self._known('largest').max()), np.empty(len(dealt), np.int64)
         for k, rows in parts.items():
             part: Any = Batch.of_arrays(layout, [a[rows] for a in arrays], None if whose is None else whose[rows])
             self.places[k].sender.push(part, None if given is None else given[rows], largest)
@@ -560,11 +560,12 @@ class Saved(Stored):
         there, infos = self._all(), self._of_all('load', parts)
         for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
         self._dealer.set_state(state['dealer'], [self.places.index(o) for o in there])
+        self.n_lost = state['n_lost']
         self._count_on(state)
     def _count_on(self, state):
         self._tell('renumber', {self.places.index(o): o.info.number for o in self._all()})
         self.rng.set_state(state['rng'])
-        self.sampler.n_batches, self.n_lost = state['n_batches'], state['n_lost']
+        self.sampler.n_batches = state['n_batches']
 
     def _take_over(self, other):
         """Store what `other`, with other shards, holds: episodes stay together unless a shard is full, and what is
@@ -578,17 +579,18 @@ class Saved(Stored):
         order = np.lexsort((ids, first, until))
         episodes = np.cumsum(np.diff(first[order], prepend=-1)!=0)
         dealt = self._dealer.deal(episodes, np.diff(episodes, append=-1)!=0, most=self._each)
+        largest = other._known('largest').max()
         for a in range(0, len(ids), 4096):
             part = order[a:a + 4096]
             arrays, given = other.fetch(ids[part]).arrays(), p[part] if len(p) else None
-            self._store(dealt[a:a + 4096], other.layout, arrays, -1 - episodes[a:a + 4096], given)
+            self._store(dealt[a:a + 4096], other.layout, arrays, -1 - episodes[a:a + 4096], given, largest)
         self.layout = other.layout
     def _count_as(self, other, there):
         "Go on from the counts of `other`, in the shards that hold now what it holds"
-        largest, n = other._known('largest').max(), 1 + max(o.info.number for o in other.places)
+        n = 1 + max(o.info.number for o in other.places)
         there[0].gone += other.known_added - self.known_added
-        calls = [(n + k, 0 if k else other.n_stale - other.n_lost, largest) for k in range(len(there))]
-        for o, info in zip(there, self._of_all('continue_as', *zip(*calls))): o.info = info
+        self.n_lost = other.n_stale
+        for o, info in zip(there, self._of_all('continue_as', range(n, n + len(there)))): o.info = info
 
     def save(self, folder: str | Path, notes: Any = None) -> int:
         """Save everything in `folder`, which all nodes must see, and `notes` (plain data); return

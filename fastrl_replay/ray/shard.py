@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OPEN', 'ENTRIES', 'SMALL', 'NAMESPACE', 'LEASE', 'BEAT', 'RESTARTS', 'STEADY', 'SILENT', 'CPU', 'Ledger', 'to_wire',
            'from_wire', 'as_batch', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
-           'RemoteShard', 'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'mass_of',
-           'row_ends', 'note_largest', 'Info', 'Shard', 'Sender', 'Seat', 'Directory']
+           'RemoteShard', 'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'row_ends',
+           'Info', 'Shard', 'Sender', 'Seat', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
 import copy, functools, importlib, io, os, pickle, random, secrets, shutil, sys, threading, time, weakref
@@ -21,8 +21,8 @@ from ..batch import Batch, as_chunk, stream_numbers
 from ..steps import Layout
 from ..memory import ReplayMemory
 from ..samplers.base import Prioritized
-from ..samplers.own import OwnSampler
 from ..samplers.proportional import Proportional
+from ..samplers.rank import RankBased
 from ..saving import SavedState, save_state, write_file
 from ..storage.base import Streams
 from ..storage.frames import FrameColumns, interned
@@ -259,28 +259,18 @@ class Telling:
     def _renew(self): self._tell('renew')
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf8
-def _choosing(sampler): return sampler.inner if isinstance(sampler, OwnSampler) else sampler
-def mass_of(sampler: Any) -> float:
-    "Return the sum of all leaves of a shard's sampler: a slot's probability is its leaf over this"
-    own = _choosing(sampler)
-    return float(own.mass() if hasattr(own, 'mass') else sampler.size)
 def row_ends(layout: Any, columns: list, m: int) -> np.ndarray:
     "Return which rows end an episode (bool[m]); none where the steps have no flags"
     ends = np.zeros(m, bool)
     for k in map(layout.leaf, ('terminated', 'truncated')):
         if k is not None: ends |= np.asarray(columns[k]).reshape(m, -1).any(1)
     return ends
-def note_largest(sampler: Any, priority: float) -> None:
-    "Tell a shard's sampler of the largest priority of all shards, which new transitions get"
-    own = _choosing(sampler)
-    if isinstance(own, Prioritized): own.note_largest(priority)
-
 class Info(NamedTuple):
     "How a shard stands: what the client plans its draws by"
     number: int              # of the contents; ids are number << 44 | id in the shard
     n_added: int
     first_id: int
-    mass: float              # the sum of all leaves
+    mass: float              # the sum of all leaves: a slot's probability is its leaf over this
     low: float               # the smallest leaf, where the sampler has a `normalize`
     largest: float           # the largest priority seen
     n_stale: int
@@ -325,12 +315,16 @@ class Shard(Leased):
     def info(self) -> Info:
         "Return how it stands"
         m, sampler, (start, n) = self.memory, self.memory.sampler, self.began
-        largest = sampler.largest if isinstance(sampler, Prioritized) else 0.
+        mass = sampler.mass() if isinstance(sampler, (Proportional, RankBased)) else float(sampler.size)
         low = sampler.least_priority() if isinstance(sampler, Proportional) else 0.
+        largest = sampler.largest if isinstance(sampler, Prioritized) else 0.
         rate = (m.n_added - n)/max(1e-3, time.monotonic() - start)
-        seen = m.n_added, m.first_id, mass_of(sampler), low, largest, m.n_stale, m.draws.n_rows
+        seen = m.n_added, m.first_id, mass, low, largest, m.n_stale, m.draws.n_rows
         counts = self.n_chunks, self.n_doubled, self.n_capped
         return Info(self.number, *seen, *counts, self.cap, self.n_asked, rate, os.getpid(), time.process_time())
+    def note_largest(self, priority: float) -> None:
+        "Note the largest priority of all shards, which new transitions get"
+        if isinstance(self.memory.sampler, Prioritized): self.memory.sampler.note_largest(priority)
 
     def push(self, key: int, seq: int, oldest: int, chunk: Any, priorities: Any = None,
              largest: float = 0., limited: bool = False) -> tuple[int, int, Info]:
@@ -360,7 +354,7 @@ class Shard(Leased):
 
     def _store(self, key, seq, chunk, priorities, before, largest):
         m = self.memory
-        note_largest(m.sampler, largest)
+        self.note_largest(largest)
         if before: chunk, priorities = chunk[before:], None if priorities is None else priorities[before:]
         self.ledger.begin(key, seq, m.n_added, len(chunk), before)
         try: m.extend(chunk, priorities)
@@ -380,7 +374,7 @@ class Shard(Leased):
         if cap is not None and not self.retired: self.cap = cap
         with m.lock:
             if updates is not None: m.update_priorities(*updates)
-            note_largest(m.sampler, largest)
+            self.note_largest(largest)
             distinct = not getattr(m.sampler, 'replace', True)
             enough = len(m) >= (max(counts, default=0) if distinct else 1)
             return self.info(), self._draw(counts, fields) if enough and sum(counts) else None
@@ -438,21 +432,20 @@ class Shard(Leased):
     def held(self) -> tuple[np.ndarray, ...]:
         """Return of all rows, oldest first: ids, the first row of each one's episode, when that ends (from 0, the
         oldest row, to 1; above: it is open), and priorities (float64[n]; none of samplers that have none)"""
-        m, sampler = self.memory, _choosing(self.memory.sampler)
+        m, sampler = self.memory, self.memory.sampler
         ids, names = np.arange(m.first_id, m.n_added), m.layout.fields
         flags = [m.column(o)[ids % m.max_sz] for o in ('terminated', 'truncated') if o in names]
         before = m.previous(ids, len(flags)==2 or 'episode_n' in names)
         first, last = np.where(before < 0, ids, before) - m.first_id, np.zeros(len(ids), np.int64)
         while (first!=first[first]).any(): first = first[first]
         last[first] = np.arange(len(ids))
-        last = last[first]
         is_open = (m.next(ids) < 0) & ~np.any(flags, 0) if flags else m.next(ids) < 0
+        until = (last + 1)/len(ids) + is_open[last]
         p = sampler.priorities[ids % m.max_sz] if isinstance(sampler, Prioritized) else np.empty(0)
-        return ids, first, (last + 1)/len(ids) + is_open[last], p
-    def continue_as(self, number: int, n_stale: int, largest: float) -> Info:
-        "Get the `number` of what is stored here now; count on from `n_stale`, and from the `largest` priority seen"
-        self.number, self.memory.n_stale = number, self.memory.n_stale + n_stale
-        note_largest(self.memory.sampler, largest)
+        return ids, first, until[first], p
+    def continue_as(self, number: int) -> Info:
+        "Get the `number` of what is stored here now"
+        self.number = number
         return self.info()
     def close(self) -> None:
         "Release memory and files"
@@ -495,12 +488,13 @@ class Sender:
             try:
                 if self._acknowledged(limit): return
                 self._await_room(len(self.unacked[0][1]))
-                failed, limit = False, time.monotonic() + self.timeout
+                limit = time.monotonic() + self.timeout
             except ShardLost:
                 if time.monotonic() > limit: raise
-                failed = True
                 time.sleep(.05)
-            self._resend(failed)
+                self.shard = self.connect(True)
+            self.n_resent += len(self.unacked)
+            for o in self.unacked: self._send(o)
     def _await_room(self, m):
         "Wait until `m` rows fit below the shard's cap: to ask costs less than to send them in vain"
         while self.limited and (wait := self.shard.get(self.shard.send('room', self.key, m), self.timeout)):
@@ -517,10 +511,6 @@ class Sender:
         self.unacked.popleft()
         self.answer = first, info
         return True
-    def _resend(self, failed):
-        if failed: self.shard = self.connect(True)
-        self.n_resent += len(self.unacked)
-        for o in self.unacked: self._send(o)
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #8df9d009
 RESTARTS, STEADY = 5, 300.           # of one shard, at most, within so many seconds
