@@ -10,6 +10,7 @@ __all__ = ['SHIFT', 'shares', 'systematic', 'Dealer', 'DrawRequest', 'Shards', '
 import atexit, copy, functools, importlib, secrets, shutil, threading, time, weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
@@ -44,18 +45,20 @@ def systematic(q: np.ndarray, bs: int, n: int, rng: np.random.Generator) -> np.n
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7978cad2
 class Dealer:
-    "Deals rows to shards: episodes of up to `longest` stay together. `dealt`: rows by open shard"
+    "Deals rows to shards: episodes of up to `longest` stay together. `dealt`: rows by shard"
     def __init__(self, shards: Any, longest: int) -> None:
         self.dealt, self.longest = dict.fromkeys(shards, 0), max(1, longest)
         self.begun: dict[int, tuple[int, int]] = {}    # stream: shard, rows of its episode there
 
-    def deal(self, streams: np.ndarray, ends: np.ndarray, there: Any = None, most: float = np.inf) -> np.ndarray:
+    def deal(self, streams: np.ndarray, ends: np.ndarray, among: Any = None, most: float = np.inf) -> np.ndarray:
         """Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an episode's
-        last; `there`: the shards that answer (None: all), which take on what was begun elsewhere;
-        `most`: rows for which a shard has room"""
+        last; `among`: the shards to choose from (None: all known), which take on what was begun
+        elsewhere; `most`: rows for which a shard has room"""
         if len(self.begun) > 1 << 16: self.begun.clear()
         found, dealt = [], self.dealt
-        among = [k for k in dealt if there is None or k in there] or list(dealt)
+        among = list(dealt if among is None else among)
+        least = min((dealt[k] for k in among if k in dealt), default=0)
+        for k in among: dealt.setdefault(k, least)
         for stream, end in zip(streams.tolist(), ends.tolist()):
             k, m = self.begun.pop(stream, (-1, 0))
             if m >= self.longest or k not in among or dealt[k] >= most: k, m = min(among, key=dealt.__getitem__), 0
@@ -66,7 +69,7 @@ class Dealer:
     def get_state(self, places: list[int]) -> dict[str, Any]:
         "Return how far it is, with the shards `places` called 0, 1, …"
         begun = [[stream, places.index(k), m] for stream, (k, m) in self.begun.items() if k in places]
-        return dict(dealt=[self.dealt.get(k, max(self.dealt.values())) for k in places], begun=begun)
+        return dict(dealt=[self.dealt.get(k, min(self.dealt.values(), default=0)) for k in places], begun=begun)
     def set_state(self, state: dict[str, Any], places: list[int]) -> None:
         "Continue from what `get_state` gave, with these shards"
         self.dealt = dict(zip(places, state['dealt']))
@@ -77,28 +80,26 @@ SHIFT = 44
 _LOCAL = (1 << SHIFT) - 1
 
 class _ShardLink:
-    "A shard, as the client sees it"
-    def __init__(self, handle, info):
-        self.handle, self.info, self.open, self.live, self.dropped = handle, info, True, True, False
+    "The shard in place `k`, as the client sees it"
+    def __init__(self, k, number, handle):
+        self.k, self.handle, self.info = k, handle, Info(number, *[0]*(len(Info._fields) - 1))
+        self.open, self.live, self.dropped = True, True, False
         self.gone = 0                        # rows of others that were in this place before
-        self.updates: list[Any] = []         # (ids, TD errors) to be sent with the next draw
+        self.updates: list[Any] = []         # (ids, TD errors) to be sent with the next call
         self.probe: Any = None               # a call that shows when a lost shard answers again
         self.since, self.why = 0., ''        # when it was lost, and why it isn't back
         self.due: Any = None                 # when a retired one goes: `n_added` of the whole
         self.sender: Any = None
-    def take_updates(self):
-        "Return what is to be sent, ids in the shard and errors; None if there is nothing"
-        if not self.updates: return None
-        ids, td = map(np.concatenate, zip(*self.updates))
-        self.updates.clear()
-        return ids, td
+    def call(self, *call, n=0):
+        "Begin a call that carries `n` updates: who was asked, the call, n"
+        return self.handle, self.handle.send(*call), n
 
 class DrawRequest(NamedTuple):
-    "Batches under way: the calls by place, and what they were planned by"
+    "Batches under way: the calls by shard, and what they were planned by"
     n: int
     bs: int
     fields: Any
-    refs: dict[int, Any]     # place: handle, number, call
+    calls: dict[Any, Any]
     counts: np.ndarray       # rows by batch and place
     q: np.ndarray            # the shares
 
@@ -109,14 +110,6 @@ def _check_sampler(sampler, rank):
     require(one_of('rank', rank, (None, 'shard'))=='shard' or known, f'sampler: {sampler.name} ranks all transitions, '
             'by priority or age, and a shard knows only its own: the law would not be that of one memory; take '
             "Proportional, or rank='shard' to rank within each shard")
-
-_OPTIONS = {'dtype', 'dedup', 'codec'}       # of a `ReplayMemory`, which shards take as they are
-
-@functools.cache
-def _gauge(what):
-    "The metric `fastrl_replay_…`, which Prometheus reads from each node; a process has one of a name"
-    metrics: Any = importlib.import_module('ray.util.metrics')
-    return metrics.Gauge(f'fastrl_replay_{what}', tag_keys=('memory', 'shard'))
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a1
 class Shards(Telling):
@@ -147,31 +140,20 @@ class Shards(Telling):
         return open_directory(self._made)
 
     def _take_in(self):
-        "Learn from the directory which shards there are"
-        facts = self._tell('shards')
-        new = [(number, handle, handle and handle.send('info')) for number, handle, _ in facts[len(self.places):]]
-        limit = time.monotonic() + self.timeout
-        for number, handle, ref in new:
-            info = Info(number, *[0]*(len(Info._fields) - 1))
-            try: info = info if handle is None else handle.get(ref, max(.1, limit - time.monotonic()))
+        "Learn from the directory which shards there are, and wait until new ones answer"
+        facts, known, limit = self._tell('shards'), len(self.places), time.monotonic() + self.timeout
+        new = [_ShardLink(known + k, number, handle) for k, (number, handle, _) in enumerate(facts[known:])]
+        for o, (handle, ref, _) in [(o, o.call('info')) for o in new if o.handle is not None]:
+            try: o.info = handle.get(ref, max(.1, limit - time.monotonic()))
             except ShardSlow as e:
-                raise ShardLost(not_started(f'{self.name!r}: shard {number}', CPU, self.timeout)) from e
-            place = _ShardLink(handle, info)
-            place.sender = Sender(functools.partial(self._again, place), timeout=self.timeout)
-            self.places.append(place)
-        for k, (place, (_, handle, is_open)) in enumerate(zip(self.places, facts)):
-            place.open = is_open
-            if handle is None: place.live, place.dropped = False, True
-            if not is_open: self._dealer.dealt.pop(k, None)
-            else: self._dealer.dealt.setdefault(k, min(self._dealer.dealt.values(), default=0))
+                what = f'{self.name!r}: shard {o.info.number}'
+                raise ShardLost(not_started(what, CPU, self.timeout)) from e
+            o.sender = Sender(functools.partial(self._again, o), timeout=self.timeout)
+        self.places += new
+        for o, (_, handle, is_open) in zip(self.places, facts):
+            o.open = is_open
+            if handle is None: o.live, o.dropped = False, True
         self.max_sz = self._each*sum(o.open for o in self.places)
-    def retire_shard(self, k: int, drop: bool = False) -> None:
-        """Let the shard in place `k` take no steps any more. It is drawn from until as many new
-        ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
-        with self.lock:
-            self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
-            self._take_in()
-            if not drop: self.places[k].due = self.known_added + self.max_sz
     def _again(self, place, failed):
         "The handle of a place, after a failure the one that is there by then"
         if failed:
@@ -179,8 +161,9 @@ class Shards(Telling):
             self._look_for_lost()
         return place.handle
 
-    def _lose(self, place, handle):
-        "A shard didn't answer: ask it nothing until it does"
+    def _lose(self, place, handle, n=0):
+        "A shard didn't answer a call, which carried `n` updates: ask it nothing until it does"
+        self.n_lost += n
         if not place.live or place.handle is not handle: return
         place.live, place.since, place.why = False, time.monotonic(), ''
         self.n_dead += 1
@@ -189,14 +172,14 @@ class Shards(Telling):
         if self.on_loss=='raise': raise ShardLost(f'shard {place.info.number} of {self.name!r} does not answer')
     def _look_for_lost(self):
         "Take back the shards that answer again; those that died are started again by the directory"
-        for k, place in enumerate(self.places):
-            if not place.live and not place.dropped: self._look_at(k, place)
-            elif place.live and place.due is not None and self.known_added >= place.due: self.retire_shard(k, True)
+        for o in self.places:
+            if not o.live and not o.dropped: self._look_at(o)
+            elif o.live and o.due is not None and self.known_added >= o.due: self.retire_shard(o.k, True)
 
-    def _look_at(self, k, place):
+    def _look_at(self, place):
         "Ask the directory for the shard, then the shard; the answers are not waited for"
         try:
-            if place.probe is None: place.probe = self._directory, self._directory.send('find', k)
+            if place.probe is None: place.probe = self._directory, self._directory.send('find', place.k)
             who, ref = place.probe
             found = who.get(ref, .001)
             if not isinstance(found, Info):
@@ -211,67 +194,65 @@ class Shards(Telling):
         if found.number!=place.info.number: place.gone += place.info.n_added
         place.info, place.live, place.probe = found, True, None
 
-    def _await_shards(self, wanted=any):
-        "Look for lost shards; wait until one is there (`any`), or `all` (also with on_loss='wait')"
-        limit = time.monotonic() + self.timeout
-        if self.on_loss=='wait': wanted = all
+    def _await(self, enough, which=lambda o: True, limit=None):
+        "Look for lost shards until `enough` (any, all) of those that are meant answer, and return these"
+        limit = time.monotonic() + self.timeout if limit is None else limit
         while True:
             self._look_for_lost()
-            if wanted(o.live for o in self.places if not o.dropped): return
+            there = [o for o in self.places if not o.dropped and which(o)]
+            if enough(o.live for o in there): return there
             if time.monotonic() > limit:
-                why = '; '.join(o.why or f'shard {o.info.number} does not answer' for o in self.places
-                                if not o.live and not o.dropped)
-                raise ShardLost(f'{self.name!r}: waited {self.timeout:g} s: {why}')
+                why = [o.why or f'shard {o.info.number} does not answer' for o in there if not o.live]
+                raise ShardLost(f'{self.name!r}: waited {self.timeout:g} s: {"; ".join(why)}')
             time.sleep(.02)
+    def _answers_of(self, calls):
+        """What each of the calls, by place, answers; a shard that doesn't is lost. With 'go_on',
+        where others answer, none is waited for longer than a moment"""
+        begin, found = time.monotonic(), {}
+        for wait in (min(5., self.timeout/4) if self.on_loss=='go_on' else self.timeout, self.timeout):
+            for o, (handle, ref, _) in calls.items():
+                with suppress(ShardLost): found[o] = handle.get(ref, max(.001, begin + wait - time.monotonic()))
+            if found: break
+        for o, (handle, _, n) in calls.items():
+            if o not in found: self._lose(o, handle, n)
+        return {o: answer for o, answer in found.items() if o.handle is calls[o][0]}
+
+    def _serve(self, counts=None, fields=None):
+        "Call all shards that are there: updates and caps go there, rows come back (`counts`, by batch and place)"
+        largest, calls = self._known('largest').max(), {}
+        for o in [o for o in self.places if o.live]:
+            updates, o.updates = [np.concatenate(a) for a in zip(*o.updates)] or None, []
+            rows, cap = () if counts is None else counts[:, o.k].tolist(), self.caps.get(o.info.number)
+            call = 'serve', updates, rows, largest, cap, fields, self.n_asked
+            calls[o] = o.call(*call, n=len(updates[0]) if updates else 0)
+        return calls
+    def _served(self, calls):
+        "The rows that came back, by shard; how the shards stand is noted"
+        found = self._answers_of(calls)
+        for o, (info, _) in found.items(): o.info = info
+        self._report()
+        return {o: rows for o, (_, rows) in found.items()}
+    def refresh(self) -> None:
+        "Learn how all shards stand; priorities that wait are sent to them"
+        with self.lock:
+            with suppress(ShardLost): self._take_in()
+            self._look_for_lost()
+            self._served(self._serve())
+
     def _known(self, what):
         "A number of each shard, as far as known; 0 of those that don't answer"
         return np.array([getattr(o.info, what) if o.live else 0 for o in self.places], float)
-    def _answers_of(self, asked):
-        """What each of the calls (place, handle, call) answers; a shard that doesn't is lost. With
-        'go_on', where others answer, none is waited for longer than a moment"""
-        begin, found, waits = time.monotonic(), {}, [self.timeout]
-        if self.on_loss=='go_on': waits.insert(0, min(5., self.timeout/4))
-        for wait in waits:
-            for o, handle, ref in asked:
-                left = max(.001, begin + wait - time.monotonic())
-                try: found[o] = handle.get(ref, left)
-                except ShardSlow: continue
-                except ShardLost: self._lose(o, handle)
-            if found: break
-        for o, handle, _ in asked:
-            if o not in found: self._lose(o, handle)
-        return found
-
-    def refresh(self) -> None:
-        "Ask all shards how they stand"
-        with self.lock:
-            self._look_for_lost()
-            with suppress(ShardLost): self._take_in()
-            asked = [(o, o.handle, o.handle.send('info')) for o in self.places if o.live]
-            for o, info in self._answers_of(asked).items(): o.info = info
-            self._report()
-    def __len__(self) -> int:
-        self.refresh()
-        return int(self._known('fill').sum())
-    def __bool__(self) -> bool: return True
     @property
     def known_added(self) -> int:
         "`n_added` as far as it is known here, without asking the shards: never too large"
         return sum(o.gone + o.info.n_added for o in self.places)
-    @property
-    def n_added(self) -> int:
-        "How many transitions were ever stored, also in shards that are gone: a count"
-        self.refresh()
-        return self.known_added
-    @property
-    def first_id(self) -> int:
-        "How many of them are not stored any more: each shard has a first id of its own"
-        return self.n_added - int(self._known('fill').sum())
-    @property
-    def n_stale(self) -> int:
-        "Priority updates that were dropped: too late, for a shard that is gone, or lost with it"
-        return self.n_lost + sum(o.info.n_stale for o in self.places)
-
+    def retire_shard(self, k: int, drop: bool = False) -> None:
+        """Let the shard in place `k` take no steps any more. It is drawn from until as many new
+        ones are stored as the others hold; with `drop`, it ends at once, with what it holds"""
+        with self.lock:
+            self._tell('retire', whole('k', k, most=len(self.places) - 1), drop)
+            self._take_in()
+            if not drop: self.places[k].due = self.known_added + self.max_sz
     def _report(self):
         "Set Ray's metrics, every five seconds at most"
         now, in_ray = time.monotonic(), isinstance(self._directory, RemoteActor)
@@ -280,6 +261,12 @@ class Shards(Telling):
         for o in [o for o in self.places if o.live]:
             tags = dict(memory=self.name, shard=str(o.info.number))
             for what in ('fill', 'mass', 'rate', 'n_drawn', 'n_capped'): _gauge(what).set(getattr(o.info, what), tags)
+
+@functools.cache
+def _gauge(what):
+    "The metric `fastrl_replay_…`, which Prometheus reads from each node; a process has one of a name"
+    metrics: Any = importlib.import_module('ray.util.metrics')
+    return metrics.Gauge(f'fastrl_replay_{what}', tag_keys=('memory', 'shard'))
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a3
 class Drawn(Shards):
@@ -302,46 +289,27 @@ class Drawn(Shards):
     def ask(self, n: int, bs: int, fields: Any = None) -> DrawRequest:
         "Begin to draw `n` batches of `bs`: one call a shard carries updates there and rows back"
         with self.lock:
-            self._await_shards()
+            self._await(all if self.on_loss=='wait' else any)
             counts, q = self._plan(n, bs) if n else (np.zeros((0, len(self.places)), np.int64), np.zeros(0))
-            largest, refs = self._known('largest').max(), {}
-            for k, place in enumerate(self.places):
-                if not place.live: continue
-                number, call = place.info.number, (place.take_updates(), counts[:, k].tolist(), largest)
-                ref = place.handle.send('serve', *call, self.caps.get(number), fields, self.n_asked)
-                refs[k] = place.handle, number, ref
-            return DrawRequest(n, bs, fields, refs, counts, q)
+            return DrawRequest(n, bs, fields, self._serve(counts, fields), counts, q)
 
     def take(self, asked: DrawRequest) -> list[Batch]:
         "Return the batches that `ask` began; if a shard was lost meanwhile, drawn again from the others"
         with self.lock:
             limit, again = time.monotonic() + self.timeout, False
             while True:
-                parts = self._answers(asked)
-                needed = np.flatnonzero(asked.counts.sum(0)).tolist()
-                if all(parts.get(k) is not None for k in needed): return self._joined(asked, parts)
+                parts = self._served(asked.calls)
+                needed = [self.places[k] for k in np.flatnonzero(asked.counts.sum(0))]
+                if all(parts.get(o) is not None for o in needed): return self._joined(asked, parts)
                 if again and time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
                 self.n_redrawn, again = self.n_redrawn + asked.n, True
                 asked = self.ask(asked.n, asked.bs, asked.fields)
 
-    def _answers(self, asked):
-        "The rows of each shard that answered, and is the one that was asked"
-        parts, calls = {}, [(self.places[k], handle, ref) for k, (handle, _, ref) in asked.refs.items()]
-        found = self._answers_of(calls)
-        for k, (handle, number, _) in asked.refs.items():
-            place = self.places[k]
-            if place not in found or handle is not place.handle: continue
-            info, rows = found[place]
-            if info.number==number: place.info, parts[k] = info, rows
-        self._report()
-        return parts
-
     def _joined(self, asked, parts):
-        self._find_layout()
         columns = {}
-        for k, (ids, probs, rows) in ((k, o) for k, o in parts.items() if o is not None):
+        for o, (ids, probs, rows) in ((o, found) for o, found in parts.items() if found is not None):
             leaves = rows.unpack().arrays() if isinstance(rows, Packed) else rows
-            columns[k] = [ids | asked.refs[k][1] << SHIFT, probs*asked.q[k], *leaves]
+            columns[o.k] = [ids | o.info.number << SHIFT, probs*asked.q[o.k], *leaves]
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
             request, probs, a = self._request(asked.bs, asked.fields), np.empty(asked.bs), 0
@@ -357,9 +325,17 @@ class Drawn(Shards):
         return made
     def _request(self, n, fields, header=DRAWN):
         "A request whose slots are ids of the cluster"
-        layout: Any = self.layout
-        if self._requests is None: self._requests = Requests(layout, _memory=weakref.ref(self), _max_sz=1 << SHIFT)
+        if self._requests is None:
+            layout: Any = self._find_layout()
+            self._requests = Requests(layout, _memory=weakref.ref(self), _max_sz=1 << SHIFT)
         return self._requests.get(n, fields, header)
+    def _find_layout(self):
+        "The layout, from a shard if it isn't known"
+        for o in self.places:
+            if self.layout is not None: break
+            if not o.live: continue
+            with suppress(ShardLost): self.layout = o.handle.get(o.handle.send('ask', 'layout'), self.timeout)
+        return self.layout
 
     def _weights(self, probs, q):
         "(N·P)^-beta, over the largest of the batch or of the memory (Schaul et al. 2016, 3.4)"
@@ -374,12 +350,6 @@ class Drawn(Shards):
     def sample(self, bs: int, fields: Any = None) -> Batch:
         "As `ReplayMemory.sample`; `idxs` are the ids within the shards"
         with self.lock: return self.take(self.ask(1, whole('bs', bs, 1), None if fields is None else tuple(fields)))[0]
-    def _find_layout(self):
-        "Learn the layout from a shard, if it isn't known"
-        for o in self.places:
-            if self.layout is not None: return
-            if not o.live: continue
-            with suppress(ShardLost): self.layout = o.handle.get(o.handle.send('ask', 'layout'), self.timeout)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a5
 class Stored(Drawn):
@@ -394,33 +364,31 @@ class Stored(Drawn):
         repeat the call: the chunk goes with the next one"""
         with self.lock:
             chunk = self._checked(chunk, streams)
-            m = len(chunk)
+            m, taking = len(chunk), [o for o in self.places if o.open]
             if not m: return np.empty(0, np.int64)
-            arrays, layout = chunk.arrays(), chunk.layout
             given = None if priorities is None else as_priorities('priorities', priorities, m)
-            whose = chunk_streams(layout, chunk, arrays)
-            there = [k for k, o in enumerate(self.places) if o.live or self.on_loss!='go_on']
-            dealt = self._dealer.deal(np.arange(m) if whose is None else whose, row_ends(layout, arrays, m), there)
-            return self._store(dealt, layout, arrays, whose, given)
+            whose = np.arange(m) if chunk.streams is None else chunk.streams
+            there = [o.k for o in taking if o.live or self.on_loss!='go_on'] or [o.k for o in taking]
+            dealt = self._dealer.deal(whose, row_ends(chunk.layout, chunk.arrays(), m), there)
+            return self._store(dealt, chunk, given)
 
-    def _store(self, dealt, layout, arrays, whose, given):
+    def _store(self, dealt, chunk, given):
         "Send each row to its shard; returns the ids"
-        parts = {k: np.flatnonzero(dealt==k) for k in np.unique(dealt).tolist()}
-        largest, ids = self._known('largest').max(), np.empty(len(dealt), np.int64)
-        for k, rows in parts.items():
-            part: Any = Batch.of_arrays(layout, [a[rows] for a in arrays], None if whose is None else whose[rows])
+        parts = {o: rows for o in self.places if len(rows := np.flatnonzero(dealt==o.k))}
+        largest, ids, whose = self._known('largest').max(), np.empty(len(dealt), np.int64), chunk.streams
+        for o, rows in parts.items():
+            own = None if whose is None else whose[rows]
+            part: Any = Batch.of_arrays(chunk.layout, [a[rows] for a in chunk.arrays()], own)
             if self.n_shards: part = pack(part)
-            self.places[k].sender.push(part, None if given is None else given[rows], largest)
-        for k, rows in parts.items():
-            first, info = self.places[k].sender.flush()
-            self.places[k].info = info
-            ids[rows] = -1 if first < 0 else (first + np.arange(len(rows))) | info.number << SHIFT
+            o.sender.push(part, None if given is None else given[rows], largest)
+        for o, rows in parts.items():
+            first, o.info = o.sender.flush()
+            ids[rows] = -1 if first < 0 else (first + np.arange(len(rows))) | o.info.number << SHIFT
         return ids
 
     def _checked(self, chunk, streams):
-        "The chunk as a `Batch` of the memory's layout: what doesn't fit raises before all else"
-        self._find_layout()
-        layout = self.layout
+        "The chunk as a `Batch` of the memory's layout, with streams: what doesn't fit raises before all else"
+        layout = self._find_layout()
         chunk = as_chunk(chunk, None if layout is None else layout.step_type)
         if not len(chunk): return chunk
         if layout is None: self.layout = layout = as_batch(chunk).layout.strict
@@ -440,56 +408,40 @@ class Stored(Drawn):
                      if o.live and (mine := numbers==o.info.number).any()]
             for o, own, _ in parts: self._check_given_out(o, int(own.max()))
             self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
-            return sum(self._update(*part) for part in parts)
+            for o, *update in parts: o.updates.append(update)
+            if not self.deferred: self._served(self._serve())
+            return sum(self._n_living(o, own) for o, own, _ in parts)*self.sampler.prioritized
     def _check_given_out(self, place, newest):
         if newest >= place.info.n_added: self.refresh()
         if newest < place.info.n_added or not place.live: return
         raise ValueError(f'ids: {newest} of shard {place.info.number} was never given out; '
                          f'expected numbers from 0 to {place.info.n_added - 1}')
-    def _update(self, place, ids, td):
-        place.updates.append((ids, td))
-        if not self.deferred: return self._send_updates(place)
+    def _n_living(self, place, ids):
         living = np.sort(ids[ids >= place.info.first_id])
-        return self.sampler.prioritized*int(np.count_nonzero(np.diff(living, prepend=-1)))
+        return place.live*int(np.count_nonzero(np.diff(living, prepend=-1)))
 
-    def _send_updates(self, place):
-        "Send the priorities that wait; how many transitions changed"
-        updates, handle = place.take_updates(), place.handle
-        if updates is None: return 0
-        try: changed, place.info = handle.get(handle.send('update', *updates), self.timeout)
-        except ShardLost:
-            self.n_lost += len(updates[0])
-            self._lose(place, handle)
-            return 0
-        return changed
-
-    def _ask_shard(self, number, *call):
-        "What a method of one shard's memory returns; waits for a shard that is to come back"
-        limit = time.monotonic() + self.timeout
-        while True:
-            self._look_for_lost()
-            place = next((o for o in self.places if o.info.number==number and not o.dropped), None)
-            if place is None: raise ValueError(f'ids: shard {number} is not in the memory any more')
-            handle = place.handle
-            try:
-                if place.live: return handle.get(handle.send('ask', *call), self.timeout)
-            except ShardLost: self._lose(place, handle)
-            if time.monotonic() > limit: raise ShardLost(place.why or f'shard {number} is silent')
-            time.sleep(.02)
-    def _of_each(self, ids, name, *args):
-        "Of each shard among the ids: where its own are, its number, what its method `name` returns"
-        for number in np.unique(ids >> SHIFT).tolist():
-            to = np.flatnonzero(ids >> SHIFT==number)
-            yield to, number, self._ask_shard(number, name, ids[to] & _LOCAL, *args)
+    def _of_each(self, ids, question):
+        """Of each shard among the ids: where its own are, its number, what its memory answers to
+        the `question` (of its own ids: a method, its arguments); waits for those that come back"""
+        whose, limit = ids >> SHIFT, time.monotonic() + self.timeout
+        left = set(whose.tolist())
+        while left:
+            there = self._await(all, lambda o: o.info.number in left, limit)
+            if gone := left.difference(o.info.number for o in there):
+                raise ValueError(f'ids: shard {min(gone)} is not in the memory any more')
+            own = {o: np.flatnonzero(whose==o.info.number) for o in there}
+            calls = {o: o.call('ask', *question(ids[to] & _LOCAL)) for o, to in own.items()}
+            for o, answer in self._answers_of(calls).items():
+                left.remove(o.info.number)
+                yield own[o], o.info.number, answer
 
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
         "As `ReplayMemory.fetch`"
         with self.lock:
-            self._find_layout()
             ids, fields = ids_of('ids', ids), None if fields is None else tuple(fields)
-            if self.layout is None: raise ValueError('ids: the memory is empty')
+            if self._find_layout() is None: raise ValueError('ids: the memory is empty')
             request = self._request(len(ids), fields, FETCHED)
-            for to, _, rows in self._of_each(ids, 'fetch', fields):
+            for to, _, rows in self._of_each(ids, lambda own: ('fetch', own, fields)):
                 for out, column in zip(request.leaves, rows.arrays()): out[to] = column
             request.slots[:] = ids
             return request.batch()
@@ -498,8 +450,8 @@ class Stored(Drawn):
         ids = ids_of('ids', ids)
         found = np.empty_like(ids)
         with self.lock:
-            for to, number, own in self._of_each(ids, name, within_episode):
-                found[to] = np.where(own < 0, -1, own | number << SHIFT)
+            for to, number, other in self._of_each(ids, lambda own: (name, own, within_episode)):
+                found[to] = np.where(other < 0, -1, other | number << SHIFT)
         return found
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "As `ReplayMemory.previous`"
@@ -510,8 +462,8 @@ class Stored(Drawn):
     def episode(self, id: int) -> Batch:
         "As `ReplayMemory.episode`"
         with self.lock:
-            number = int(id) >> SHIFT
-            return self.fetch(self._ask_shard(number, 'episode_ids', int(id) & _LOCAL) | number << SHIFT)
+            [(_, number, own)] = self._of_each(ids_of('id', [id]), lambda own: ('episode_ids', own.item()))
+            return self.fetch(own | number << SHIFT)
 
     def recent(self, k: int, fields: Any = None) -> Batch:
         "As `ReplayMemory.recent`, of a memory of one shard: several have no common order of time"
@@ -522,58 +474,93 @@ class Stored(Drawn):
                     'newest ids of each, see stats()', NotImplementedError)
             k = whole('k', k, 1, info.fill, 'that many are stored')
             return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
-    def usage(self) -> dict[str, float]:
-        "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
-        self.refresh()
-        n_drawn = sum(o.info.n_drawn for o in self.places)
-        return dict(n_drawn=n_drawn, n_stale=self.n_stale, samples_per_insert=n_drawn/max(1, self.known_added))
     def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield what was stored since, in parts: how many transitions are stored by now (int64[m]), and the rows.
         `seen`, by shard number, says how far it is known, and is brought up to date. What is overwritten or lost
         meanwhile is left out"""
         self.refresh()
-        for o in [o for o in self.places if o.live]:
-            number, n = o.info.number, o.info.n_added
-            for a in range(max(o.info.first_id, seen.get(number, 0)), n, 4096):
-                ref = o.handle.send('ask', 'fetch', np.arange(a, min(a + 4096, n)), fields)
-                with suppress(ShardLost, ValueError):
-                    rows = o.handle.get(ref, self.timeout)
-                    yield np.full(len(rows), self.known_added), rows
-            seen[number] = n
+        for info in [o.info for o in self.places if o.live]:
+            for a in range(max(info.first_id, seen.get(info.number, 0)), info.n_added, 4096):
+                ids = np.arange(a, min(a + 4096, info.n_added)) | info.number << SHIFT
+                with suppress(ShardLost, ValueError): yield np.full(len(ids), self.known_added), self.fetch(ids, fields)
+            seen[info.number] = info.n_added
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a7
 class Saved(Stored):
-    "What the whole writes into a folder, and continues from"
+    "What the whole writes into a folder, and continues from; and its figures"
     def _all(self):
         "All places, each with a shard that answers, and with no priorities left to be sent"
-        self._await_shards(all)
-        there = [o for o in self.places if not o.dropped]
-        for o in there: self._send_updates(o)
-        return there
-    def _of_all(self, method, *args):
-        "What a method of all shards returns; `args`: a list with one value for each"
-        refs = [(o.handle, o.handle.send(method, *own)) for o, *own in zip(self._all(), *args)]
-        return [handle.get(ref, 10*self.timeout) for handle, ref in refs]
-    def _whole(self):
-        sampler, there = dict(kind=self.sampler.kind, options=self.sampler.options()), self._all()
-        return dict(shards=self.n_shards, n=len(there), each=self._each, sampler=sampler, rng=self.rng.get_state(),
-                    n_batches=self.sampler.n_batches, n_lost=self.n_lost, gone=[o.gone for o in there],
-                    dealer=self._dealer.get_state([self.places.index(o) for o in there]))
-    def _go_on(self, state, parts):
-        "Continue with a state of the whole; `parts`: the folder of each shard"
-        there, infos = self._all(), self._of_all('load', parts)
-        for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
-        self._dealer.set_state(state['dealer'], [self.places.index(o) for o in there])
-        self._count_on(state)
-    def _count_on(self, state):
-        self._tell('renumber', {self.places.index(o): o.info.number for o in self._all()})
-        self.rng.set_state(state['rng'])
-        self.sampler.n_batches, self.n_lost = state['n_batches'], state['n_lost']
+        self._served(self._serve())
+        return self._await(all)
+    def _of_all(self, method, each=repeat(())):
+        "What a method of all shards returns; `each`: the arguments for each"
+        calls = [o.call(method, *own)[:2] for o, own in zip(self._all(), each)]
+        return [handle.get(ref, 10*self.timeout) for handle, ref in calls]
+    def check_valid(self) -> bool:
+        "Return True; an `AssertionError` says what is wrong"
+        with self.lock: return all(self._of_all('ask', repeat(['check_valid'])))
+    def flush(self) -> None:
+        "Wait until everything on disks outlives a power cut"
+        with self.lock: self._of_all('ask', repeat(['flush']))
 
-    def _take_over(self, other):
-        """Store what `other`, with other shards, holds: episodes stay together unless a shard is full, and what is
+    def save(self, folder: str | Path, notes: Any = None) -> int:
+        """Save everything in `folder`, which all nodes must see, and `notes` (plain data); return
+        the bytes written. Each shard writes what is new since the save before. That one stands
+        until the new one is whole"""
+        with self.lock:
+            folder, there = Path(folder).absolute(), self._all()
+            folder.mkdir(parents=True, exist_ok=True)
+            new = [f'shard-{secrets.token_hex(4)}-{k}' for k in range(len(there))]
+            old = [folder/o for o in _folders_in(folder)] + [None]*len(new)
+            try:
+                nbytes = sum(self._of_all('save', zip([folder/o for o in new], old)))
+                return nbytes + save_state(folder, self._whole(there) | dict(folders=new, notes=notes), 'ray memory')
+            finally:
+                for o in {o.name for o in folder.glob('shard-*')}.difference(_folders_in(folder)):
+                    shutil.rmtree(folder/o, ignore_errors=True)
+    def _whole(self, there):
+        return dict(shards=self.n_shards, n=len(there), each=self._each, rng=self.rng.get_state(),
+                    sampler=dict(kind=self.sampler.kind, options=self.sampler.options()),
+                    n_batches=self.sampler.n_batches, n_lost=self.n_lost, gone=[o.gone for o in there],
+                    dealer=self._dealer.get_state([o.k for o in there]))
+
+    def restore(self, folder: str | Path) -> Any:
+        """Continue with what `save` wrote; returns the notes. A memory of as many and as large shards has the same
+        ids and draws the same. Any other has to be empty, and have room (else a `ValueError`): it gets all rows with
+        their priorities under new ids, while those shards are started once more beside it. After another error what
+        the memory holds is undefined: load again"""
+        with self.lock, SavedState(folder, 'ray memory') as saved:
+            with saved.sense('a memory'): state = saved.state()
+            there, alike = self._all(), (state['n'], state['each'])
+            if alike==(len(there), self._each):
+                infos = self._of_all('load', [[Path(folder).absolute()/o] for o in state['folders']])
+                for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
+                self._dealer.set_state(state['dealer'], [o.k for o in there])
+            else: self._take_over(folder, *alike)
+            self._tell('renumber', {o.k: o.info.number for o in there})
+            self.rng.set_state(state['rng'])
+            self.sampler.n_batches, self.n_lost = state['n_batches'], state['n_lost']
+            return state['notes']
+
+    def _take_over(self, folder, n, each):
+        "Store what the `n` shards saved in `folder` hold, and go on from what they have counted"
+        if self.n_added: refuse('restore', 'an empty memory', Words(f'one with {self.known_added} steps'),
+                                'only what as many and as large shards saved replaces what is there')
+        name, there = f'{self.name}-{secrets.token_hex(4)}', self._all()
+        place = 'here' if isinstance(there[0].handle, LocalShard) else 'SPREAD'
+        how = dict(name=name, place=place, path=None, closed=False, max_sz=n*each, rank='shard', timeout=self.timeout)
+        with RayMemory(n, **self._made['options'] | how) as other:
+            other.restore(folder)
+            self._copy(other, [o for o in other.places if o.info.fill])
+            largest, first = other._known('largest').max(), 1 + max(o.info.number for o in other.places)
+            there[0].gone += other.known_added - self.known_added
+            stale = [other.n_stale - other.n_lost, *[0]*len(there)]
+            infos = self._of_all('continue_as', [(first + k, stale[k], largest) for k in range(len(there))])
+            for o, info in zip(there, infos): o.info = info
+
+    def _copy(self, other, full):
+        """Store what the `full` shards of `other` hold: episodes stay together unless a shard is full, and what is
         older there is stored earlier here. Ids are new: the numbers of these shards follow all of `other`'s"""
-        full = [o for o in other._all() if o.info.fill]
         held = [o.handle.get(o.handle.send('held'), 10*self.timeout) for o in full]
         if not held: return
         ids, first = (np.concatenate([h[k] | o.info.number << SHIFT for h, o in zip(held, full)]) for k in (0, 1))
@@ -581,60 +568,13 @@ class Saved(Stored):
         if len(ids) > self.max_sz: refuse('max_sz', f'at least {len(ids)}, the steps that were saved', self.max_sz)
         order = np.lexsort((ids, first, until))
         episodes = np.cumsum(np.diff(first[order], prepend=-1)!=0)
-        dealt = self._dealer.deal(episodes, np.diff(episodes, append=-1)!=0, most=self._each)
+        ends, places = np.diff(episodes, append=-1)!=0, [o.k for o in self.places]
+        dealt = self._dealer.deal(episodes, ends, places, self._each)
         for a in range(0, len(ids), 4096):
-            part = order[a:a + 4096]
+            part, rows = order[a:a + 4096], slice(a, a + 4096)
             arrays, given = other.fetch(ids[part]).arrays(), p[part] if len(p) else None
-            self._store(dealt[a:a + 4096], other.layout, arrays, -1 - episodes[a:a + 4096], given)
+            self._store(dealt[rows], Batch.of_arrays(other.layout, arrays, -1 - episodes[rows]), given)
         self.layout = other.layout
-    def _count_as(self, other, there):
-        "Go on from the counts of `other`, in the shards that hold now what it holds"
-        largest, n = other._known('largest').max(), 1 + max(o.info.number for o in other.places)
-        there[0].gone += other.known_added - self.known_added
-        calls = [(n + k, 0 if k else other.n_stale - other.n_lost, largest) for k in range(len(there))]
-        for o, info in zip(there, self._of_all('continue_as', *zip(*calls))): o.info = info
-
-    def save(self, folder: str | Path, notes: Any = None) -> int:
-        """Save everything in `folder`, which all nodes must see, and `notes` (plain data); return
-        the bytes written. Each shard writes what is new since the save before. That one stands
-        until the new one is whole"""
-        with self.lock:
-            folder, before = Path(folder).absolute(), [None, *_folders_in(folder)]
-            folder.mkdir(parents=True, exist_ok=True)
-            new = [f'shard-{secrets.token_hex(4)}-{k}' for k in range(len(self._all()))]
-            old = [(before[k + 1:] or before[:1])[0] for k in range(len(new))]
-            try:
-                nbytes = sum(self._of_all('save', [str(folder/o) for o in new], [o and str(folder/o) for o in old]))
-                return nbytes + save_state(folder, self._whole() | dict(folders=new, notes=notes), 'ray memory')
-            finally:
-                for o in {o.name for o in folder.glob('shard-*')}.difference(_folders_in(folder)):
-                    shutil.rmtree(folder/o, ignore_errors=True)
-
-    def restore(self, folder: str | Path) -> Any:
-        """Continue with what `save` wrote; returns the notes. A memory of as many and as large shards has the same
-        ids and draws the same. Any other has to be empty, and have room (else a `ValueError`): it gets all rows with
-        their priorities under new ids, while those shards are started once more beside it. After another error what
-        the memory holds is undefined: load again"""
-        with self.lock:
-            with SavedState(folder, 'ray memory') as saved:
-                with saved.sense('a memory'): state = saved.state()
-                parts = [str(Path(folder).absolute()/o) for o in state['folders']]
-                n, each, there = state['n'], state['each'], self._all()
-                if (n, each)==(len(there), self._each): self._go_on(state, parts)
-                else: self._go_on_with_other_shards(state, parts)
-            return state['notes']
-
-    def _go_on_with_other_shards(self, state, parts):
-        there, name, own = self._all(), f'{self.name}-{secrets.token_hex(4)}', self._made['options']
-        if self.n_added: refuse('restore', 'an empty memory', Words(f'one with {self.known_added} steps'),
-                                'only what as many and as large shards saved replaces what is there')
-        options: Any = own | dict(path=None, closed=False, max_sz=state['n']*state['each'], name=name, rank='shard')
-        here = isinstance(there[0].handle, LocalShard)
-        with RayMemory(state['n'], timeout=self.timeout, place='here' if here else 'SPREAD', **options) as other:
-            other._go_on(state, parts)
-            self._take_over(other)
-            self._count_as(other, there)
-        self._count_on(state)
 
 def _folders_in(folder):
     "The folders of the shards that the save in `folder` names"
@@ -644,7 +584,29 @@ def _folders_in(folder):
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a8
 class Watched(Saved):
-    "Figures of the shards: as numbers, in words, as a picture, for Ray's metrics"
+    "Figures of the shards: as numbers, in words, as a picture"
+    def __len__(self) -> int:
+        self.refresh()
+        return int(self._known('fill').sum())
+    def __bool__(self) -> bool: return True
+    @property
+    def n_added(self) -> int:
+        "How many transitions were ever stored, also in shards that are gone: a count"
+        self.refresh()
+        return self.known_added
+    @property
+    def first_id(self) -> int:
+        "How many of them are not stored any more: each shard has a first id of its own"
+        return self.n_added - int(self._known('fill').sum())
+    @property
+    def n_stale(self) -> int:
+        "Priority updates that were dropped: too late, for a shard that is gone, or lost with it"
+        return self.n_lost + sum(o.info.n_stale for o in self.places)
+    def usage(self) -> dict[str, float]:
+        "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
+        self.refresh()
+        n_drawn = sum(o.info.n_drawn for o in self.places)
+        return dict(n_drawn=n_drawn, n_stale=self.n_stale, samples_per_insert=n_drawn/max(1, self.known_added))
     def stats(self) -> dict[str, Any]:
         "Return figures by shard, as lists: an `Info`'s, `pids`, `live`, `retired`"
         self.refresh()
@@ -687,14 +649,6 @@ class Watched(Saved):
             ax.set(xlabel='shard', title=dict(fill='transitions', share='share of the mass', rate='steps/s')[what])
         figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
         return figure
-    def check_valid(self) -> bool:
-        "Return True; an `AssertionError` says what is wrong"
-        with self.lock:
-            return all(o.handle.get(o.handle.send('ask', 'check_valid'), self.timeout) for o in self.places if o.live)
-    def flush(self) -> None:
-        "Wait until everything on disks outlives a power cut"
-        with self.lock:
-            for o in self._all(): o.handle.get(o.handle.send('ask', 'flush'), self.timeout)
     def assign(self) -> tuple[int, int]:
         "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
         return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
@@ -738,12 +692,12 @@ class RayMemory(Watched):
         one_of('place', place, ('SPREAD', 'DEFAULT', 'here'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
         leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
-        each, tried = -(-whole('max_sz', max_sz, 1)//max(1, n)), {k: v for k, v in options.items() if k!='closed'}
+        each, closed = -(-whole('max_sz', max_sz, 1)//max(1, n)), options.pop('closed', False)
         # raises at once what every shard would raise
-        ReplayMemory(min(each, 100), copy.deepcopy(sampler), step=step, seed=seed, **tried).close()
-        for k in tried.keys() - _OPTIONS: leave_out(k, tried[k], 'shards do not have this option of a `ReplayMemory`')
-        options = {k: v for k, v in options.items() if k in (*_OPTIONS, 'closed')}
-        own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, **options)
+        ReplayMemory(min(each, 100), copy.deepcopy(sampler), step=step, seed=seed, **options).close()
+        for k in options.keys() - {'dtype', 'dedup', 'codec'}:
+            leave_out(k, options.pop(k), 'shards do not have this option of a `ReplayMemory`')
+        own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, closed=closed, **options)
         here = not n or place=='here'
         made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,
                     life=f'{name}/{secrets.token_hex(8)}', lease=None if here or detached else LEASE)
