@@ -279,11 +279,8 @@ class Drawn(Shards):
         if distinct and fill < bs:
             raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {fill} transitions '
                              f'in the memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
-        if type(self.sampler) is not Uniform:
-            q = shares(masses, fills)
-            return systematic(q, bs, n, self.rng), q
-        q = fills/fill
-        if not distinct: return self.rng.multinomial(bs, q, n), q
+        q = shares(masses, fills)
+        if not distinct: return systematic(q, bs, n, self.rng), q
         return self.rng.multivariate_hypergeometric(fills.astype(np.int64), bs, n), q
 
     def ask(self, n: int, bs: int, fields: Any = None) -> DrawRequest:
@@ -406,16 +403,13 @@ class Stored(Drawn):
             check_answers('ids', ids[:0], td, 1)
             parts = [(o, ids[mine] & _LOCAL, td[mine]) for o in self.places
                      if o.live and (mine := numbers==o.info.number).any()]
-            for o, own, _ in parts: self._check_given_out(o, int(own.max()))
+            if any(own.max() >= o.info.n_added for o, own, _ in parts): self.refresh()
+            for o, own, errors in parts:
+                if o.live: check_answers(f'ids: of shard {o.info.number}', own, errors, o.info.n_added)
             self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
             for o, *update in parts: o.updates.append(update)
             if not self.deferred: self._served(self._serve())
             return sum(self._n_living(o, own) for o, own, _ in parts)*self.sampler.prioritized
-    def _check_given_out(self, place, newest):
-        if newest >= place.info.n_added: self.refresh()
-        if newest < place.info.n_added or not place.live: return
-        raise ValueError(f'ids: {newest} of shard {place.info.number} was never given out; '
-                         f'expected numbers from 0 to {place.info.n_added - 1}')
     def _n_living(self, place, ids):
         living = np.sort(ids[ids >= place.info.first_id])
         return place.live*int(np.count_nonzero(np.diff(living, prepend=-1)))
@@ -492,7 +486,7 @@ class Saved(Stored):
         "All places, each with a shard that answers, and with no priorities left to be sent"
         self._served(self._serve())
         return self._await(all)
-    def _of_all(self, method, each=repeat(())):
+    def _of_all(self, method, each):
         "What a method of all shards returns; `each`: the arguments for each"
         calls = [o.call(method, *own)[:2] for o, own in zip(self._all(), each)]
         return [handle.get(ref, 10*self.timeout) for handle, ref in calls]
