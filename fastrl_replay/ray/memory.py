@@ -28,8 +28,8 @@ from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
 from ..storage.request import Requests
 from .shard import (
-    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, Packed, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
-    Telling, actors_called, as_batch, named_actor, not_started, pack, ray_library, row_ends)
+    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
+    Telling, actors_called, as_batch, named_actor, not_started, ray_library, row_ends)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -305,8 +305,7 @@ class Drawn(Shards):
     def _joined(self, asked, parts):
         columns = {}
         for o, (ids, probs, rows) in ((o, found) for o, found in parts.items() if found is not None):
-            leaves = rows.unpack().arrays() if isinstance(rows, Packed) else rows
-            columns[o.k] = [ids | o.info.number << SHIFT, probs*asked.q[o.k], *leaves]
+            columns[o.k] = [ids | o.info.number << SHIFT, probs*asked.q[o.k], *rows.arrays()]
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
             request, probs, a = self._request(asked.bs, asked.fields), np.empty(asked.bs), 0
@@ -375,8 +374,7 @@ class Stored(Drawn):
         largest, ids, whose = self._known('largest').max(), np.empty(len(dealt), np.int64), chunk.streams
         for o, rows in parts.items():
             own = None if whose is None else whose[rows]
-            part: Any = Batch.of_arrays(chunk.layout, [a[rows] for a in chunk.arrays()], own)
-            if self.n_shards: part = pack(part)
+            part = Batch.of_arrays(chunk.layout, [a[rows] for a in chunk.arrays()], own)
             o.sender.push(part, None if given is None else given[rows], largest)
         for o, rows in parts.items():
             first, o.info = o.sender.flush()

@@ -22,7 +22,7 @@ from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
     CPU, LEASE, NAMESPACE, RESTARTS, Info, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch, every,
-    named_actor, not_started, pack, ray_library)
+    named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #8c1c27e5
 class RayPusher(Telling):
@@ -68,7 +68,7 @@ class RayPusher(Telling):
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
         chunk = as_batch(chunk)
         self._look_round(len(chunk))
-        self.sender.push(pack(chunk), priorities)
+        self.sender.push(chunk, priorities)
     def flush(self) -> None:
         "Wait until everything is stored"
         self.sender.flush()
