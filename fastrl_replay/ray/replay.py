@@ -6,7 +6,7 @@
 __all__ = ['RayPusher', 'ActingWorker', 'RayActors', 'dealt', 'RayReplay', 'Board', 'RayParams']
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #bbfc2a2a
-import atexit, importlib, math, os, secrets, time, warnings
+import atexit, importlib, math, secrets, time, warnings
 from collections import deque, namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
-    CPU, LEASE, NAMESPACE, RESTARTS, Info, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch, every,
+    CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch,
     named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #8c1c27e5
@@ -344,28 +344,23 @@ class RayReplay(ExperienceReplay):
     def __exit__(self, *_: object) -> None: self.close()
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #73dac1f7
-class Board:
+class Board(Leased):
     "Where the newest weights lie, and how many steps all actors have made"
     def __init__(self, plan: Any = None, lease: float | None = None) -> None:
-        self.plan, self.version, self.n_steps, self.n_silent = plan, -1, 0, 0
+        self.plan, self.version, self.n_steps = plan, -1, 0
         self.newest: Any = None
-        if lease is not None: every(lease/10, self._end_unheard)
-    def _end_unheard(self):
-        self.n_silent += 1
-        if self.n_silent > 10: os._exit(0)
+        self._begin_lease(lease)
     def facts(self) -> Any:
         "Return which tensors it has"
         return self.plan
-    def renew(self) -> None:
-        "A learner lives"
-        self.n_silent = 0
     def publish(self, flat: Any) -> int:
         "`flat` is the newest version; put into the store here, it outlives the learner"
         self.version, self.newest = self.version + 1, [ray_library().put(flat)]
         return self.version
     def sync(self, steps: int, have: int) -> tuple[int, int, Any]:
         "Count `steps`; the version, the steps of all, and where the weights lie if they are new"
-        self.n_steps, self.n_silent = self.n_steps + steps, 0
+        self.n_steps += steps
+        self.renew()
         return self.version, self.n_steps, None if self.version==have else self.newest
     def set_steps(self, n: int) -> None:
         "Set the number of steps"
