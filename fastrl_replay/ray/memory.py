@@ -29,7 +29,7 @@ from ..schedules import value_at
 from ..storage.request import Requests
 from .shard import (
     CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
-    Telling, actors_called, as_batch, named_actor, not_started, ray_library, row_ends)
+    Telling, actors_called, as_batch, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -177,22 +177,16 @@ class Shards(Telling):
             elif o.live and o.due is not None and self.known_added >= o.due: self.retire_shard(o.k, True)
 
     def _look_at(self, place):
-        "Ask the directory for the shard, then the shard; the answers are not waited for"
-        try:
-            if place.probe is None: place.probe = self._directory, self._directory.send('find', place.k)
-            who, ref = place.probe
-            found = who.get(ref, .001)
-            if not isinstance(found, Info):
-                _, place.handle = found
-                if place.handle is None: return self._take_in()
-                place.probe = place.handle, place.handle.send('info')
-                found = place.handle.get(place.probe[1], .001)
+        "Ask the directory, which starts the shard again if it died, how that stands; the answer is not waited for"
+        if place.probe is None: place.probe = self._directory.send('find', place.k)
+        try: _, place.handle, info = self._directory.get(place.probe, .001)
         except ShardSlow: return
-        except ShardLost as e:
-            place.probe, place.why = None, str(e)
-            return
-        if found.number!=place.info.number: place.gone += place.info.n_added
-        place.info, place.live, place.probe = found, True, None
+        except ShardLost as e: info, place.why = None, str(e)
+        place.probe = None
+        if place.handle is None: self._take_in()
+        elif info is not None:
+            place.gone += place.info.n_added*(info.number!=place.info.number)
+            place.info, place.live = info, True
 
     def _await(self, enough, which=lambda o: True, limit=None):
         "Look for lost shards until `enough` (any, all) of those that are meant answer, and return these"
@@ -365,13 +359,15 @@ class Stored(Drawn):
             given = None if priorities is None else as_priorities('priorities', priorities, m)
             whose = np.arange(m) if chunk.streams is None else chunk.streams
             there = [o.k for o in taking if o.live or self.on_loss!='go_on'] or [o.k for o in taking]
-            dealt = self._dealer.deal(whose, row_ends(chunk.layout, chunk.arrays(), m), there)
-            return self._store(dealt, chunk, given)
+            flags = [chunk.arrays()[k] for k in map(chunk.layout.leaf, ('terminated', 'truncated')) if k is not None]
+            ends = np.any(flags, 0) if flags else np.zeros(m, bool)
+            return self._store(self._dealer.deal(whose, ends, there), chunk, given)
 
-    def _store(self, dealt, chunk, given):
+    def _store(self, dealt, chunk, given, largest=0.):
         "Send each row to its shard; returns the ids"
         parts = {o: rows for o in self.places if len(rows := np.flatnonzero(dealt==o.k))}
-        largest, ids, whose = self._known('largest').max(), np.empty(len(dealt), np.int64), chunk.streams
+        ids, whose = np.empty(len(dealt), np.int64), chunk.streams
+        largest = max(largest, self._known('largest').max())
         for o, rows in parts.items():
             own = None if whose is None else whose[rows]
             part = Batch.of_arrays(chunk.layout, [a[rows] for a in chunk.arrays()], own)
@@ -523,15 +519,15 @@ class Saved(Stored):
         the memory holds is undefined: load again"""
         with self.lock, SavedState(folder, 'ray memory') as saved:
             with saved.sense('a memory'): state = saved.state()
-            there, alike = self._all(), (state['n'], state['each'])
+            there, alike, n_lost = self._all(), (state['n'], state['each']), state['n_lost']
             if alike==(len(there), self._each):
                 infos = self._of_all('load', [[Path(folder).absolute()/o] for o in state['folders']])
                 for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
                 self._dealer.set_state(state['dealer'], [o.k for o in there])
-            else: self._take_over(folder, *alike)
+            else: n_lost = self._take_over(folder, *alike)
             self._tell('renumber', {o.k: o.info.number for o in there})
             self.rng.set_state(state['rng'])
-            self.sampler.n_batches, self.n_lost = state['n_batches'], state['n_lost']
+            self.sampler.n_batches, self.n_lost = state['n_batches'], n_lost
             return state['notes']
 
     def _take_over(self, folder, n, each):
@@ -544,11 +540,11 @@ class Saved(Stored):
         with RayMemory(n, **self._made['options'] | how) as other:
             other.restore(folder)
             self._copy(other, [o for o in other.places if o.info.fill])
-            largest, first = other._known('largest').max(), 1 + max(o.info.number for o in other.places)
+            first = 1 + max(o.info.number for o in other.places)
             there[0].gone += other.known_added - self.known_added
-            stale = [other.n_stale - other.n_lost, *[0]*len(there)]
-            infos = self._of_all('continue_as', [(first + k, stale[k], largest) for k in range(len(there))])
+            infos = self._of_all('continue_as', [[first + k, 0, 0.] for k in range(len(there))])
             for o, info in zip(there, infos): o.info = info
+            return other.n_stale
 
     def _copy(self, other, full):
         """Store what the `full` shards of `other` hold: episodes stay together unless a shard is full, and what is
@@ -559,14 +555,13 @@ class Saved(Stored):
         until, p = (np.concatenate([h[k] for h in held]) for k in (2, 3))
         if len(ids) > self.max_sz: refuse('max_sz', f'at least {len(ids)}, the steps that were saved', self.max_sz)
         order = np.lexsort((ids, first, until))
-        episodes = np.cumsum(np.diff(first[order], prepend=-1)!=0)
-        ends, places = np.diff(episodes, append=-1)!=0, [o.k for o in self.places]
-        dealt = self._dealer.deal(episodes, ends, places, self._each)
+        whose, largest = first[order], other._known('largest').max()
+        dealt = self._dealer.deal(whose, np.diff(whose, append=-1)!=0, [o.k for o in self.places], self._each)
         for a in range(0, len(ids), 4096):
-            part, rows = order[a:a + 4096], slice(a, a + 4096)
-            arrays, given = other.fetch(ids[part]).arrays(), p[part] if len(p) else None
-            self._store(dealt[rows], Batch.of_arrays(other.layout, arrays, -1 - episodes[rows]), given)
-        self.layout = other.layout
+            rows = order[a:a + 4096]
+            found = other.fetch(ids[rows])
+            chunk = Batch.of_arrays(found.layout, found.arrays(), -1 - first[rows])
+            self._store(dealt[a:a + 4096], chunk, p[rows] if len(p) else None, largest)
 
     def usage(self) -> dict[str, float]:
         "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
@@ -602,7 +597,7 @@ class Saved(Stored):
         capped, stored = sum(found['n_capped']), sum(found['n_chunks'])
         if capped > 10*max(stored, 10):
             said.append(f'{capped} chunks came ahead of the limit, {stored} were stored: actors wait for the learner')
-        if self.n_lost: said.append(f'{self.n_lost} priority updates were lost with dead shards')
+        if self.n_lost: said.append(f'{self.n_lost} priority updates were lost with shards that are gone')
         return said
 
     def show(self, source: str = '') -> Any:
@@ -616,10 +611,12 @@ class Saved(Stored):
         figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
         return figure
 
+def _state_in(folder):
+    "What the save in `folder` says of the whole"
+    with SavedState(folder, 'ray memory') as saved, saved.sense('a memory'): return saved.state()
 def _folders_in(folder):
     "The folders of the shards that the save in `folder` names"
-    try:
-        with SavedState(folder, 'ray memory') as saved: return saved.state()['folders']
+    try: return _state_in(folder)['folders']
     except CheckpointError: return []
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b871
@@ -690,13 +687,10 @@ class RayMemory(Saved):
         """Return the memory saved in `folder`, in new shards. `options`: those of `RayMemory`; `shards` and `max_sz`
         are those that were saved, unless given: see `restore`. A `CheckpointError` names the file that is missing or
         damaged"""
-        with SavedState(folder, 'ray memory') as saved:
-            with saved.sense('a memory'):
-                state = saved.state()
-                plain, n, each = dict(state['sampler']), state['n'], state['each']
-            made = sampler_from(plain, sampler)
+        state = _state_in(folder)
+        n, made = state['n'], sampler_from(dict(state['sampler']), sampler)
         if n > 1 and not state['shards']: options.setdefault('place', 'here')
-        options = dict(shards=n if n > 1 or state['shards'] else 0, max_sz=n*each) | options
+        options = dict(shards=n if n > 1 or state['shards'] else 0, max_sz=n*state['each']) | options
         memory = cls(sampler=made, step=step, **options)
         try: memory.restore(folder)
         except BaseException:

@@ -6,12 +6,13 @@
 __all__ = ['PLACES', 'OPEN', 'SMALL', 'NAMESPACE', 'LEASE', 'BEAT', 'RESTARTS', 'STEADY', 'SILENT', 'CPU', 'Ledger', 'to_wire',
            'from_wire', 'as_batch', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
            'RemoteShard', 'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'mass_of',
-           'row_ends', 'note_largest', 'Info', 'Shard', 'Sender', 'Starter', 'Directory']
+           'row_ends', 'note_largest', 'Info', 'Shard', 'Sender', 'Seat', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
 import copy, functools, importlib, io, mmap, os, pickle, random, secrets, shutil, sys, threading, time, weakref
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
@@ -333,7 +334,6 @@ class Shard(Leased):
         self.n_chunks = self.n_doubled = self.n_capped = self.n_asked = 0
         self.began = time.monotonic(), self.memory.n_added
         self.waiting: dict[int, float] = {}  # pushers that have asked for room: when
-        self.kept: Any = None                # what the directory knows, for the one after it
     def call(self, message: Any) -> Any:
         "Call a method, whose name and arguments come as `to_wire` made them; the answer goes likewise"
         method, args = from_wire(message)
@@ -422,12 +422,6 @@ class Shard(Leased):
     def retire(self) -> None:
         "Take no new steps any more, and let those who wait for room know"
         self.retired, self.cap = True, OPEN
-    def keep(self, known: Any) -> None:
-        "Keep what the directory knows, so that another one can continue as it"
-        self.kept = known
-    def recall(self) -> Any:
-        "Return what the directory let it `keep`"
-        return self.kept
     def watch(self, name: str, lease: float) -> None:
         "End this process when for `lease` seconds there was no directory `name`"
         self.directory = name
@@ -550,58 +544,50 @@ RESTARTS, STEADY = 5, 300.           # of one shard, at most, within so many sec
 SILENT = 120.                        # seconds after which a pusher has left its place
 CPU = .01                            # of each shard and actor: Ray doesn't spread what needs none
 
-class _ShardEntry:
+@dataclass
+class Seat:
     "A shard, as the directory sees it"
-    def __init__(self, number):
-        self.number, self.open, self.dropped, self.why = number, True, False, ''
-        self.pushers, self.n_came = dict[int, float](), 0  # number: when it was heard last; how many ever came
-        self.starts, self.node = list[float](), ('', '')   # its id, and its name
-        self.handle: Any = None
-        self.probe: Any = None               # a call that shows whether it is dead
-    def __getstate__(self): return self.__dict__ | dict(probe=None)
+    number: int
+    handle: Any = None               # None once it was dropped
+    open: bool = True                # does it take steps?
+    node: tuple[str, str] = '', ''   # where its files are: the node's id, and its name
+    probe: Any = None                # a call that shows whether it is dead
+    starts: list[float] = field(default_factory=list)         # when it was started, of late
+    pushers: dict[int, float] = field(default_factory=dict)   # number: when it was heard last
 
-class Starter:
-    "The shards of one memory: it starts them, again where one died, and continues as the one before it"
+class Directory(Leased):
+    """Which shards the memory `name` has: it starts them, and starts one that died again, under its
+    number if it has a `path`, empty and under a new number if not. Never on the way of a step.
+    `place`: 'SPREAD', evenly over the nodes; 'DEFAULT', as Ray decides; 'here', in this process.
+    `life`: begins the names of the shards; a second directory of one life continues as the first.
+    `lease`: all ends when no client was heard for so many seconds (None: it never does)"""
     def __init__(self, name: str, shards: int, options: dict, place: str = 'SPREAD', life: str = '',
                  lease: float | None = None) -> None:
-        self.name, self.options, self.place = name, options, place
-        self.life, self.lease = life, lease
         self.made = dict(name=name, shards=shards, options=options, place=place, life=life, lease=lease)
-        self.n_numbers = self.n_pushers = self.n_changes = 0
-        self.seats: list[_ShardEntry] = []
-        if place=='here' or not self._continued(): self.grow(shards)
-        self.n_silent = 0                    # looks since a client was heard
-
-    def _continued(self):
-        "Continue as the directory before this one, which let all shards keep what it knew"
-        known: list[Any] = []
-        while not known and (shards := [RemoteShard(o) for o in actors_called(self.life)]):     # busy ones: wait
-            for shard, ref in [(o, o.send('recall')) for o in shards]:
-                with suppress(ShardLost): known.append(shard.get(ref, 5.))
-        newest = max((pickle.loads(o) for o in known if o), key=lambda o: o['n_changes'], default=None)
-        if newest: self.__dict__.update(newest)
-        elif not self.options.get('path'):     # the numbers of shards that are all dead are not known
-            again = ray_library().get_runtime_context().was_current_actor_reconstructed
-            if again: self.n_numbers = secrets.randbelow(1 << 18)
-        return bool(newest)
+        self.name, self.options, self.place, self.life, self.lease = name, options, place, life, lease
+        self.seats, self.n_numbers, self.n_pushers = list[Seat](), 0, 0
+        known = None if place=='here' else _kept_by_ray()._internal_kv_get(life, namespace=NAMESPACE)
+        if known: self.seats, self.n_numbers, self.n_pushers = pickle.loads(known)
+        self.grow(shards)
+        self._begin_lease(lease)
+    def _end(self):
+        self.end(10.)
+        named_actor(self.name, 1.).kill()    # for good: after another end Ray would start it again
     def _note(self):
-        "Let all shards keep what is known now"
-        self.n_changes += 1
+        "Let Ray keep what is known now, for a directory that continues as this one"
         if self.place=='here': return
-        names = 'seats', 'n_numbers', 'n_pushers', 'n_changes'
-        known = ray_library().cloudpickle.dumps({k: getattr(self, k) for k in names})
-        for o in self.seats:
-            if o.handle is not None: o.handle.send('keep', known)
+        known = [replace(o, probe=None) for o in self.seats], self.n_numbers, self.n_pushers
+        plain = ray_library().cloudpickle.dumps(known)
+        _kept_by_ray()._internal_kv_put(self.life, plain, namespace=NAMESPACE)
+
     def grow(self, n: int) -> None:
         "Start shards until there are `n`, retired ones counted"
-        while len(self.seats) < n:
-            self.seats.append(_ShardEntry(self._new_number()))
-            self._start(len(self.seats) - 1)
-        self._note()
+        for k in range(len(self.seats), n):
+            self.seats.append(Seat(self._new_number()))
+            self._start(k)
     def _new_number(self):
         self.n_numbers += 1
         return self.n_numbers - 1
-
     def _start(self, k):
         seat, path = self.seats[k], self.options.get('path')
         own = self.options | dict(path=None if path is None else str(Path(path)/f'shard-{k}'))
@@ -612,11 +598,10 @@ class Starter:
             actor = ray_library().remote(Shard).options(**how, scheduling_strategy=self._where(seat, path))
             handle = RemoteShard(actor.remote(seat.number, **own))
             if self.lease is not None: handle.send('watch', self.name, self.lease)
-        seat.handle = handle
+        seat.handle, seat.probe = handle, None
         seat.starts.append(time.monotonic())
-        seat.probe = None
         if not seat.open: handle.send('retire')
-
+        self._note()
     def _where(self, seat, path):
         "Files stay on their node, and so does the shard: the first time, the node with the fewest"
         if path is None: return self.place.upper()
@@ -630,32 +615,26 @@ class Starter:
         seat.node = own, nodes[own]
         return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(own, soft=False)
 
-    def find(self, k: int) -> tuple[int, Any]:
-        """Number and handle of the shard in place `k`, started again if it died; no handle once it
-        is dropped. A `ShardLost` says why it can't be started, or that it died `RESTARTS` times in
-        a row"""
-        seat = self.seats[k]
-        if seat.dropped or not self._has_died(seat): return seat.number, seat.handle
-        seat.starts = [t for t in seat.starts if t > time.monotonic() - STEADY]
+    def find(self, k: int) -> tuple[int, Any, Any]:
+        """Return number and handle of the shard in place `k`, which is started again if it died, and its `Info` once
+        it answers (else None). No handle: it was dropped. A `ShardLost` says why it can't be started, or
+        that it died `RESTARTS` times in a row"""
+        seat, info = self.seats[k], None
+        if seat.handle is None: return seat.number, None, None
+        if seat.probe is None: seat.probe = seat.handle.send('info')
+        try: info, seat.probe = seat.handle.get(seat.probe, .02), None
+        except ShardSlow: pass
+        except ShardDied as e: self._replace(k, e)       # its probe tells so until it is replaced
+        except ShardLost: seat.probe = None
+        return seat.number, seat.handle, info
+    def _replace(self, k, why):
+        seat, now = self.seats[k], time.monotonic()
+        seat.starts = [t for t in seat.starts if t > now - STEADY]
         if len(seat.starts) > RESTARTS:
             raise ShardLost(f'shard {seat.number} died {len(seat.starts)} times within {STEADY:g} s, and is not '
-                            f'started again for a while; at last: {seat.why}')
+                            f'started again for a while; at last: {why}')
         if self.options.get('path') is None: seat.number = self._new_number()
         self._start(k)
-        self._note()
-        return seat.number, seat.handle
-
-    def _has_died(self, seat):
-        "Is it dead for good? Asked without waiting; not answered yet: it isn't, as far as is known"
-        if seat.probe is None: seat.probe = seat.handle.send('info')
-        try: seat.handle.get(seat.probe, .02)
-        except ShardSlow: return False
-        except ShardDied as e:
-            seat.why = str(e)
-            return True                                  # the probe stays, until another is started
-        except ShardLost: pass
-        seat.probe = None
-        return False
     def shards(self) -> list[tuple[int, Any, bool]]:
         "Number, handle, and whether it takes steps, of all shards"
         return [(o.number, o.handle, o.open) for o in self.seats]
@@ -668,45 +647,17 @@ class Starter:
         self.n_numbers = max(self.n_numbers, *(n + 1 for n in numbers.values()))
         self._note()
 
-# %% ../../nbs/4_processes/04_ray_shard.ipynb #8df9d00b
-class Directory(Starter):
-    """Which shards the memory `name` has: it starts them, and starts one that died again, under its
-    number if it has a `path`, empty and under a new number if not. Never on the way of a step.
-    `place`: 'SPREAD', evenly over the nodes; 'DEFAULT', as Ray decides; 'here', in this process.
-    `life`: begins the names of the shards; a second directory of one life continues as the first.
-    `lease`: all ends when no client was heard for so many seconds (None: it never does)"""
-    def __init__(self, name: str, shards: int, options: dict, place: str = 'SPREAD', life: str = '',
-                 lease: float | None = None) -> None:
-        super().__init__(name, shards, options, place, life, lease)
-        if lease is not None: every(lease/10, self._end_without_clients)
-    def renew(self) -> None:
-        "A client lives"
-        self.n_silent = 0
-    def _end_without_clients(self):
-        self.n_silent += 1                   # looks are counted, not seconds: this process may have been stopped itself
-        if self.n_silent <= 10: return
-        self.end(10.)
-        named_actor(self.name, 1.).kill()                  # for good: after another end Ray would start it again
-
-    def retire(self, k: int, drop: bool) -> None:
-        "Let the shard in place `k` take no steps any more; `drop`: end it"
-        seat = self.seats[k]
-        if seat.open and sum(o.open for o in self.seats)==1: raise ValueError('retire_shard: it is the last one')
-        seat.open = False
-        if drop and not seat.dropped: self._end([seat], 20.)
-        elif not seat.dropped: seat.handle.send('retire')
-        self._note()
     def assign(self, places: list[int] | None = None) -> tuple[int, int]:
         "Return the place with the fewest pushers (of `places`), and a number that no other pusher gets"
         self.n_pushers += 1
-        return self._put(self.n_pushers - 1, self._emptiest(places)), self.n_pushers - 1
-    def _emptiest(self, places=None):
+        return self._put(self.n_pushers - 1, self._emptiest(self.n_pushers - 1, places)), self.n_pushers - 1
+    def _emptiest(self, begin, places=None):
+        "The place with the fewest pushers, the first from `begin` on of those with equally few"
         taking = [k for k, o in enumerate(self.seats) if o.open]
         among = [k for k in taking if places is None or k in places] or taking
-        return min(among, key=lambda k: (len(self.seats[k].pushers), self.seats[k].n_came))
+        return min(among, key=lambda k: (len(self.seats[k].pushers), (k - begin) % len(self.seats)))
     def _put(self, number, k):
         self.seats[k].pushers[number] = time.monotonic()
-        self.seats[k].n_came += 1
         self._note()
         return k
     def release(self, number: int) -> None:
@@ -719,18 +670,29 @@ class Directory(Starter):
         self.release(number)
         seat, now = self.seats[k], time.monotonic()
         for o in self.seats: o.pushers = {p: t for p, t in o.pushers.items() if now - t < SILENT}
-        to = self._emptiest()
+        to = self._emptiest(k + 1)
         others, there = len(seat.pushers), len(self.seats[to].pushers)
         turn = there==others==0 and rows >= max(1, self.options['max_sz']//8)
         if not seat.open or there < others or turn: return self._put(number, to)
         seat.pushers[number] = now
         return k
-    def end(self, timeout: float = 20.) -> None:
-        "End all shards, which release their files first"
-        self._end([o for o in self.seats if not o.dropped], timeout)
-    def _end(self, seats, timeout):
-        limit, asked = time.monotonic() + timeout, [(o.handle, o.handle.send('close')) for o in seats]
-        for seat in seats: seat.open, seat.dropped, seat.handle = False, True, None
+    def retire(self, k: int, drop: bool) -> None:
+        "Let the shard in place `k` take no steps any more; `drop`: end it"
+        seat = self.seats[k]
+        if seat.open and sum(o.open for o in self.seats)==1: raise ValueError('retire_shard: it is the last one')
+        seat.open = False
+        if drop: self.end(20., [seat])
+        elif seat.handle is not None: seat.handle.send('retire')
+        self._note()
+    def end(self, timeout: float = 20., seats: Any = None) -> None:
+        "End all shards (or those in `seats`), which release their files first"
+        seats, limit = [o for o in seats or self.seats if o.handle is not None], time.monotonic() + timeout
+        asked = [(o.handle, o.handle.send('close')) for o in seats]
+        for seat in seats: seat.open, seat.handle = False, None
         for handle, ref in asked:
             with suppress(ShardLost): handle.get(ref, max(.1, limit - time.monotonic()))
             handle.kill()
+        if self.place!='here' and not any(o.handle for o in self.seats):
+            _kept_by_ray()._internal_kv_del(self.life, namespace=NAMESPACE)
+
+def _kept_by_ray() -> Any: return importlib.import_module('ray.experimental.internal_kv')
