@@ -17,7 +17,7 @@ import numpy as np
 from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
 from ..steps import Layout
-from ..protocol import refuse_name
+from ..protocol import Parted, refuse_name
 from ..samplers.base import as_errors, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
@@ -342,8 +342,9 @@ class Drawn(Shards):
         with self.lock: return self.take(self.ask(1, whole('bs', bs, 1), None if fields is None else tuple(fields)))[0]
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a5
-class Stored(Drawn):
+class Stored(Drawn, Parted):
     "Steps and priorities go to their shards, and rows come from there"
+    _shift = SHIFT
     def add(self, step: Any, priority: float | None = None) -> int:
         "As `ReplayMemory.add`"
         return int(self.extend([step], None if priority is None else [priority])[0])
@@ -408,7 +409,7 @@ class Stored(Drawn):
         living = np.sort(ids[ids >= place.info.first_id])
         return place.live*int(np.count_nonzero(np.diff(living, prepend=-1)))
 
-    def _of_each(self, ids, question):
+    def _asked(self, ids, question):
         """Of each shard among the ids: where its own are, its number, what its memory answers to
         the `question` (of its own ids: a method, its arguments); waits for those that come back"""
         whose, limit = ids >> SHIFT, time.monotonic() + self.timeout
@@ -429,28 +430,14 @@ class Stored(Drawn):
             ids, fields = ids_of('ids', ids), None if fields is None else tuple(fields)
             if self._find_layout() is None: raise ValueError('ids: the memory is empty')
             request = self._request(len(ids), fields, FETCHED)
-            for to, _, rows in self._of_each(ids, lambda own: ('fetch', own, fields)):
+            for to, _, rows in self._asked(ids, lambda own: ('fetch', own, fields)):
                 for out, column in zip(request.leaves, rows.arrays()): out[to] = column
             request.slots[:] = ids
             return request.batch()
-
-    def _neighbours(self, name, ids, within_episode):
-        ids = ids_of('ids', ids)
-        found = np.empty_like(ids)
-        with self.lock:
-            for to, number, other in self._of_each(ids, lambda own: (name, own, within_episode)):
-                found[to] = np.where(other < 0, -1, other | number << SHIFT)
-        return found
-    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "As `ReplayMemory.previous`"
-        return self._neighbours('previous', ids, within_episode)
-    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "As `ReplayMemory.next`"
-        return self._neighbours('next', ids, within_episode)
     def episode(self, id: int) -> Batch:
         "As `ReplayMemory.episode`"
         with self.lock:
-            [(_, number, own)] = self._of_each(ids_of('id', [id]), lambda own: ('episode_ids', own.item()))
+            [(_, number, own)] = self._asked(ids_of('id', [id]), lambda own: ('episode_ids', own.item()))
             return self.fetch(own | number << SHIFT)
 
     def recent(self, k: int, fields: Any = None) -> Batch:
