@@ -19,7 +19,7 @@ from .health import Health
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
 from .memory.kept import also_state, memory_like
-from .protocol import Lasting, check_memory, refuse_name
+from .protocol import Lasting, Parted, check_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
@@ -439,8 +439,9 @@ def _steps_of(layout, windowed):
     return same_layout(layout.step_type, layout.trees, leaves)
 
 # %% ../nbs/3_lasting/21_mixed.ipynb #e1000015
-class Routed(Mixed):
+class Routed(Mixed, Parted):
     "What goes to the first memory, and what goes to a memory by an id"
+    _shift = SHIFT
     @property
     def layout(self) -> Layout | None:
         "The `Layout` of the first memory's steps"
@@ -511,21 +512,10 @@ class Routed(Mixed):
             [(k, _, [own])] = self._of_each(ids_of('id', [id]))
             rows = self.memories[k].episode(own)
             return self._joined({k: rows}, np.arange(len(rows)))
-
-    def _beside(self, ids, ask, within_episode):
-        ids = ids_of('ids', ids)
-        found = np.empty_like(ids)
-        with self.lock:
-            for k, at, own in self._of_each(ids):
-                other = ask(self.memories[k])(own, within_episode)
-                found[at] = np.where(other < 0, -1, other | k << SHIFT)
-        return found
-    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "As `ReplayMemory.previous`, within each memory"
-        return self._beside(ids, lambda o: o.previous, within_episode)
-    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "As `ReplayMemory.next`, within each memory"
-        return self._beside(ids, lambda o: o.next, within_episode)
+    def _asked(self, ids, question):
+        for k, at, own in self._of_each(ids):
+            name, *args = question(own)
+            yield at, k, getattr(self.memories[k], name)(*args)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
         """Send TD errors to the memories that these rows are in; return how many distinct

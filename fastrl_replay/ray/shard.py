@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OPEN', 'ENTRIES', 'SMALL', 'NAMESPACE', 'LEASE', 'BEAT', 'RESTARTS', 'STEADY', 'SILENT', 'CPU', 'Ledger', 'to_wire',
            'from_wire', 'as_batch', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
-           'RemoteShard', 'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'row_ends',
-           'Info', 'Shard', 'Sender', 'Seat', 'Directory']
+           'RemoteShard', 'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'Info', 'Shard',
+           'Sender', 'Seat', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
 import copy, functools, importlib, io, os, pickle, random, secrets, shutil, sys, threading, time, weakref
@@ -259,12 +259,6 @@ class Telling:
     def _renew(self): self._tell('renew')
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf8
-def row_ends(layout: Any, columns: list, m: int) -> np.ndarray:
-    "Return which rows end an episode (bool[m]); none where the steps have no flags"
-    ends = np.zeros(m, bool)
-    for k in map(layout.leaf, ('terminated', 'truncated')):
-        if k is not None: ends |= np.asarray(columns[k]).reshape(m, -1).any(1)
-    return ends
 class Info(NamedTuple):
     "How a shard stands: what the client plans its draws by"
     number: int              # of the contents; ids are number << 44 | id in the shard
