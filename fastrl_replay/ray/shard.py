@@ -361,9 +361,9 @@ class Shard(Leased):
               fields: Any = None, n_asked: int = 0) -> tuple[Info, Any]:
         """Apply `updates` (ids, TD errors), then draw `counts[k]` rows for each batch k.
 
-        Returns an `Info` as it was at the draw, and (ids, probs, rows), where more rows may follow
-        those that are meant; None if the shard holds too few. `largest`: the largest priority seen anywhere; `cap`: limited pushers
-        keep `n_added` below; `n_asked`: batches asked for so far."""
+        Returns an `Info` as it was at the draw, and (ids, probs, rows) with perhaps more rows than ids;
+        None if the shard holds too few. `largest`: the largest priority seen anywhere; `cap`: limited
+        pushers keep `n_added` below; `n_asked`: batches asked for so far."""
         m, self.n_asked = self.memory, max(self.n_asked, n_asked)
         if cap is not None and not self.retired: self.cap = cap
         with m.lock:
@@ -387,9 +387,6 @@ class Shard(Leased):
         "Return the attribute `name` of the memory or, if that is a method, what it returns"
         found = getattr(self.memory, name)
         return found(*args) if callable(found) else found
-    def update(self, ids: np.ndarray, td_errors: np.ndarray) -> tuple[int, Info]:
-        "New priorities: how many transitions changed, and how the shard stands now"
-        return self.memory.update_priorities(ids, td_errors), self.info()
     def retire(self) -> None:
         "Take no new steps any more, and let those who wait for room know"
         self.retired, self.cap = True, OPEN
@@ -407,7 +404,8 @@ class Shard(Leased):
         """Save memory and ledger in the new `folder`; returns the bytes written. `before`: the
         folder of an earlier save, which stays as it is; what it holds is linked and not written
         again"""
-        if before is not None and Path(before).is_dir(): shutil.copytree(before, folder, copy_function=_link)
+        with suppress(OSError):                  # where the disk has no links, all is written again
+            if before is not None: shutil.copytree(before, folder, copy_function=os.link)
         with self.memory.lock:
             state, rows = self.memory.saved()
             whole = dict(memory=state, ledger=self.ledger.get_state(), number=self.number)
@@ -424,19 +422,15 @@ class Shard(Leased):
         return self.info()
 
     def held(self) -> tuple[np.ndarray, ...]:
-        """Return of all rows, oldest first: ids, the first row of each one's episode, when that ends (from 0, the
-        oldest row, to 1; above: it is open), and priorities (float64[n]; none of samplers that have none)"""
-        m, sampler = self.memory, self.memory.sampler
-        ids, names = np.arange(m.first_id, m.n_added), m.layout.fields
-        flags = [m.column(o)[ids % m.max_sz] for o in ('terminated', 'truncated') if o in names]
-        before = m.previous(ids, len(flags)==2 or 'episode_n' in names)
-        first, last = np.where(before < 0, ids, before) - m.first_id, np.zeros(len(ids), np.int64)
+        """Return of all rows, oldest first: ids, the first row of each one's episode, when that came (from 0, the
+        oldest row, to 1), and priorities (float64[n]; none of samplers that have none)"""
+        m, sampler, names = self.memory, self.memory.sampler, {*self.memory.layout.fields}
+        ids = np.arange(m.first_id, m.n_added)
+        before = m.previous(ids, 'episode_n' in names or {'terminated', 'truncated'} <= names)
+        first = np.where(before < 0, ids, before) - m.first_id
         while (first!=first[first]).any(): first = first[first]
-        last[first] = np.arange(len(ids))
-        is_open = (m.next(ids) < 0) & ~np.any(flags, 0) if flags else m.next(ids) < 0
-        until = (last + 1)/len(ids) + is_open[last]
         p = sampler.priorities[ids % m.max_sz] if isinstance(sampler, Prioritized) else np.empty(0)
-        return ids, first, until[first], p
+        return ids, first, first/len(ids), p
     def continue_as(self, number: int) -> Info:
         "Get the `number` of what is stored here now"
         self.number = number
@@ -444,11 +438,6 @@ class Shard(Leased):
     def close(self) -> None:
         "Release memory and files"
         self.memory.close()
-
-def _link(source, target):
-    "A second name for a file that is never changed or, where the disk has none, a copy"
-    try: os.link(source, target)
-    except OSError: shutil.copy2(source, target)
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #441f5221
 class Sender:
