@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 from ..checks import extra, whole
-from ..batch import Batch, as_chunk, stream_numbers
+from ..batch import Batch, as_chunk
 from ..steps import Layout
 from ..memory import ReplayMemory
 from ..samplers.base import Prioritized
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
 from ..saving import SavedState, save_state, write_file
-from ..storage.base import Streams
-from ..storage.frames import FrameColumns, interned
+from ..storage.frames import batch_from, columns_once, of_frames
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #cf086488
 OPEN = 2**48                         # a cap that nobody reaches
@@ -90,29 +89,11 @@ SMALL = 100_000                      # bytes up to which Ray sends a message inl
 def _bytes_of(layout): return sys.modules.get('ray.cloudpickle', pickle).dumps(layout)   # step types of `__main__` too
 @functools.lru_cache(64)
 def _layout_of(content): return pickle.loads(content)
-@functools.lru_cache(64)
-def _frames_of(layout): return [FrameColumns(layout, o) for o in interned(layout)]
-
-def _arrays_once(batch):
-    "The columns of a batch; in place of two that consist of frames, these, each once, and their numbers"
-    arrays, links = list[Any](batch.arrays()), np.zeros((len(batch), 2), np.int32)
-    if batch.ids is None: Streams().link(stream_numbers(batch), links, 0, links, 0, len(batch))
-    for o in _frames_of(batch.layout):
-        state, next_state = o.leaves
-        arrays[state], arrays[next_state] = o.once([arrays[k] for k in o.leaves], links[:, 0].copy())
-    return arrays
-def _batch_of(layout, arrays, streams):
-    "The batch of which `_arrays_once` made this, with arrays of its own"
-    for o in _frames_of(layout):
-        for k, column in zip(o.leaves, o.spread(*(arrays[k] for k in o.leaves))): arrays[k] = column
-    return Batch.of_arrays(layout, [np.require(a, requirements='W') for a in arrays], streams)
-
 class _Pickler(pickle.Pickler):
     def reducer_override(self, o):
         if isinstance(o, Layout): return _layout_of, (_bytes_of(o),)
-        if isinstance(o, Batch) and len(o) and _frames_of(o.layout):
-            return _batch_of, (o.layout, _arrays_once(o), o.streams)
-        return NotImplemented
+        if not isinstance(o, Batch) or not of_frames(o.layout): return NotImplemented
+        return batch_from, (o.layout, columns_once(o), o.streams)
 
 def to_wire(value: Any) -> Any:
     """Return what is sent for `value`: bytes or, for large arrays, a list of bytes and of arrays, which are not copied.
