@@ -131,8 +131,7 @@ class Shards(Telling):
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
-        watched = isinstance(directory, RemoteActor) and made['lease'] is not None
-        if watched: self._show_life()        # also while shards start
+        if made['lease'] is not None: self._show_life()        # also while shards start
         self._take_in()
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
@@ -146,8 +145,7 @@ class Shards(Telling):
         for o, (handle, ref, _) in [(o, o.call('info')) for o in new if o.handle is not None]:
             try: o.info = handle.get(ref, max(.1, limit - time.monotonic()))
             except ShardSlow as e:
-                what = f'{self.name!r}: shard {o.info.number}'
-                raise ShardLost(not_started(what, CPU, self.timeout)) from e
+                raise ShardLost(not_started(f'{self.name!r}: shard {o.info.number}', CPU, self.timeout)) from e
             o.sender = Sender(functools.partial(self._again, o), timeout=self.timeout)
         self.places += new
         for o, (_, handle, is_open) in zip(self.places, facts):
@@ -249,9 +247,8 @@ class Shards(Telling):
             if not drop: self.places[k].due = self.known_added + self.max_sz
     def _report(self):
         "Set Ray's metrics, every five seconds at most"
-        now, in_ray = time.monotonic(), isinstance(self._directory, RemoteActor)
-        if now < self._next_report or not in_ray: return
-        self._next_report = now + 5
+        if time.monotonic() < self._next_report or isinstance(self._directory, LocalShard): return
+        self._next_report = time.monotonic() + 5
         for o in [o for o in self.places if o.live]:
             tags = dict(memory=self.name, shard=str(o.info.number))
             for what in ('fill', 'mass', 'rate', 'n_drawn', 'n_capped'): _gauge(what).set(getattr(o.info, what), tags)
@@ -322,8 +319,7 @@ class Drawn(Shards):
     def _find_layout(self):
         "The layout, from a shard if it isn't known"
         for o in self.places:
-            if self.layout is not None: break
-            if not o.live: continue
+            if self.layout is not None or not o.live: continue
             with suppress(ShardLost): self.layout = o.handle.get(o.handle.send('ask', 'layout'), self.timeout)
         return self.layout
 
@@ -398,9 +394,10 @@ class Stored(Drawn, Parted):
             check_answers('ids', ids[:0], td, 1)
             parts = [(o, ids[mine] & _LOCAL, td[mine]) for o in self.places
                      if o.live and (mine := numbers==o.info.number).any()]
-            if any(own.max() >= o.info.n_added for o, own, _ in parts): self.refresh()
-            for o, own, errors in parts:
-                if o.live: check_answers(f'ids: of shard {o.info.number}', own, errors, o.info.n_added)
+            unknown = [(o, own) for o, own, _ in parts if own.max() >= o.info.n_added]
+            if unknown: self.refresh()
+            for o, own in unknown:
+                if o.live: check_answers(f'ids: shard {o.info.number}', own, own, o.info.n_added)
             self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
             for o, *update in parts: o.updates.append(update)
             if not self.deferred: self._served(self._serve())
@@ -647,14 +644,13 @@ class RayMemory(Saved):
         made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,
                     life=f'{name}/{secrets.token_hex(8)}', lease=None if here or detached else LEASE)
         directory: Any = LocalShard(Directory(**made)) if here else open_directory(made, new=True)
+        try: self._begin(directory, made, seed, on_loss, timeout)
+        except BaseException:
+            end_actors(directory, made, 1.)
+            raise
         end = weakref.finalize(self, end_actors, directory, made)
         self._close, end.atexit = cast(Callable[[], Any], end), False
         if not here and not detached: atexit.register(end)       # after Ray's own, and so run before it
-        try: self._begin(directory, made, seed, on_loss, timeout)
-        except BaseException:
-            end.detach()
-            end_actors(directory, made, 1.)
-            raise
 
     @classmethod
     def attach(cls, name: str = 'replay', on_loss: str = 'go_on', timeout: float = 60.,

@@ -38,8 +38,7 @@ class RayPusher(Telling):
         place: tuple[int, int] | None = None,   # a shard and a number that were assigned already
     ) -> None:
         self.name, self.timeout, self._directory = name, timeout, named_actor(name, timeout)
-        found: tuple[int, int] = self._tell('assign') if place is None else place
-        self.place, self.number = found
+        self.place, self.number = self._tell('assign') if place is None else place
         self.rows = 0                        # sent to this shard
         self.asked: Any = None               # whether to move: the call
         self.next = 0.                       # when to ask again, at the latest
@@ -88,7 +87,6 @@ class ActingWorker:
         torch.set_num_threads(1)
         become_actor(number)
         self.number, self.chunk, self.task = number, chunk, Task(pipe, chunk, math.inf)
-    def ready(self) -> None: "It has started"
     def run(self, *target: Any) -> None:
         "Run the pipe to its end; `target`: the arguments of a `RayPusher`"
         self.task.begin(self.number)
@@ -98,7 +96,7 @@ class ActingWorker:
                 for a in range(0, len(batch), self.chunk): pusher.push(batch[a:a + self.chunk])
         self.task.close()
 
-# An actor, the calls that it answers when it has started, by `late`, and when it ends; those that died before
+# An actor, a call that it answers once it has started, by `late`, the one that ends with it; those that died before
 _Acting = namedtuple('_Acting', 'actor ready late run restarts')
 
 @datapipe('ray_actors')
@@ -140,7 +138,7 @@ class RayActors(IterDataPipe):
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
         target, late = (self._target.name, self.in_flight, self.timeout, (place, number)), time.monotonic() + self.timeout
-        self._crew[number] = _Acting(actor, actor.ready.remote(), late, actor.run.remote(*target), restarts)
+        self._crew[number] = _Acting(actor, actor.__ray_ready__.remote(), late, actor.run.remote(*target), restarts)
 
     def watch(self) -> bool:
         "Replace the actors that died; is any still running? An `ActorError` as the class says"
@@ -181,11 +179,11 @@ class RayActors(IterDataPipe):
 
 def _actors_of(pipe):
     "The `RayActors` that push for a replay after `pipe`; a `ValueError` for some further upstream"
-    found = [o for o in upstream(pipe) if isinstance(o, RayActors) and o.n]
-    if found and found[0] is not pipe:
+    found = next((o for o in upstream(pipe) if isinstance(o, RayActors) and o.n), None)
+    if found is not None and found is not pipe:
         raise ValueError(f'ray_actors: {type(pipe).__name__} comes after it, and would run in the learner; '
                          'put .ray_actors just before .ray_replay')
-    return found[0] if found else None
+    return found
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #d3531a0a
 def dealt(infos: list[Info], sent: list[dict[int, int]], total: int) -> dict[int, int]:
