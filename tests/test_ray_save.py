@@ -79,24 +79,20 @@ def test_what_is_sent_again_after_a_load_meets_the_ledger_of_that_time(tmp_path)
         assert again.push(7, 6, 6, rows(60, 10))[:2] == (7, 30)           # the pusher knows 4 and 5 to be stored: it goes on at 6
 
 
-def test_a_ledger_with_a_cut_chunk_is_saved():
-    ledger = Ledger()
+def test_a_ledger_with_a_cut_chunk_is_saved(tmp_path):
+    ledger = Ledger(0, tmp_path/'a')
     for key, m, before in ((1, 5, 0), (2, 4, 0), (1, 3, 0)): ledger.begin(key, 1 + (m == 3), 10*m, m, before)
     cut = Ledger()
     cut.set_state(ledger.get_state())
     assert cut.known == ledger.known
-    half = Ledger()
-    half.rows[:] = ledger.rows
-    file = half.rows.copy()
+    file = (tmp_path/'a').read_bytes()
     for n_added in (30, 31, 33, 40, 44):
-        opened = Ledger()
-        opened.rows[:], opened.clock, opened.known = file, 9, {}
-        for place in (0, 1): opened._settle(place, n_added)
-        again = Ledger()
+        (tmp_path/'a').write_bytes(file)
+        opened = Ledger(n_added, tmp_path/'a')
+        again = Ledger(0, tmp_path/f'{n_added}')
         again.set_state(opened.get_state())
         assert again.known == opened.known and again.wants(1, 2)[1] == {30: 0, 31: 1}.get(n_added, 0)
-        for place in (0, 1): again._settle(place, n_added + 5)             # rows of others since
-        assert again.known == opened.known
+        assert Ledger(n_added + 5, tmp_path/f'{n_added}').known == opened.known             # rows of others since
 
 
 @pytest.mark.parametrize('kind', ['rows', 'frames'])

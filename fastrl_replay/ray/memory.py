@@ -526,7 +526,7 @@ class Saved(Stored):
             self._copy(other, [o for o in other.places if o.info.fill])
             first = 1 + max(o.info.number for o in other.places)
             there[0].gone += other.known_added - self.known_added
-            infos = self._of_all('continue_as', [[first + k, 0, 0.] for k in range(len(there))])
+            infos = self._of_all('continue_as', [[first + k] for k in range(len(there))])
             for o, info in zip(there, infos): o.info = info
             return other.n_stale
 
