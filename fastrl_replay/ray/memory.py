@@ -288,14 +288,15 @@ class Drawn(Shards):
             while True:
                 parts = self._served(asked.calls)
                 needed = [self.places[k] for k in np.flatnonzero(asked.counts.sum(0))]
-                if all(parts.get(o) is not None for o in needed): return self._joined(asked, parts)
+                if all(parts.get(o) is not None for o in needed):
+                    return self._joined(asked, {o: parts[o] for o in needed})
                 if again and time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
                 self.n_redrawn, again = self.n_redrawn + asked.n, True
                 asked = self.ask(asked.n, asked.bs, asked.fields)
 
     def _joined(self, asked, parts):
         columns = {}
-        for o, (ids, probs, rows) in ((o, found) for o, found in parts.items() if found is not None):
+        for o, (ids, probs, rows) in parts.items():
             columns[o.k] = [ids | o.info.number << SHIFT, probs*asked.q[o.k], *rows.arrays()]
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
@@ -400,11 +401,11 @@ class Stored(Drawn, Parted):
                 if o.live: check_answers(f'ids: shard {o.info.number}', own, own, o.info.n_added)
             self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
             for o, *update in parts: o.updates.append(update)
-            if not self.deferred: self._served(self._serve())
+            if not self.deferred: return sum(self._served(self._serve()).values())
             return sum(self._n_living(o, own) for o, own, _ in parts)*self.sampler.prioritized
     def _n_living(self, place, ids):
         living = np.sort(ids[ids >= place.info.first_id])
-        return place.live*int(np.count_nonzero(np.diff(living, prepend=-1)))
+        return int(np.count_nonzero(np.diff(living, prepend=-1)))
 
     def _asked(self, ids, question):
         """Of each shard among the ids: where its own are, its number, what its memory answers to

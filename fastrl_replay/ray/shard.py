@@ -361,17 +361,18 @@ class Shard(Leased):
               fields: Any = None, n_asked: int = 0) -> tuple[Info, Any]:
         """Apply `updates` (ids, TD errors), then draw `counts[k]` rows for each batch k.
 
-        Returns an `Info` as it was at the draw, and (ids, probs, rows), where more rows may follow
-        those that are meant; None if the shard holds too few. `largest`: the largest priority seen anywhere; `cap`: limited pushers
-        keep `n_added` below; `n_asked`: batches asked for so far."""
+        Returns an `Info` as it was at the draw, and (ids, probs, rows), where more rows may follow those that are
+        meant; None if the shard holds too few, how many priorities changed if nothing was to be drawn. `largest`: the
+        largest priority seen anywhere; `cap`: limited pushers keep `n_added` below; `n_asked`: batches asked for"""
         m, self.n_asked = self.memory, max(self.n_asked, n_asked)
         if cap is not None and not self.retired: self.cap = cap
         with m.lock:
-            if updates is not None: m.update_priorities(*updates)
+            changed = 0 if updates is None else m.update_priorities(*updates)
             self.note_largest(largest)
             distinct = not getattr(m.sampler, 'replace', True)
             enough = len(m) >= (max(counts, default=0) if distinct else 1)
-            return self.info(), self._draw(counts, fields) if enough and sum(counts) else None
+            if not sum(counts): return self.info(), changed
+            return self.info(), self._draw(counts, fields) if enough else None
 
     def _draw(self, counts, fields):
         m, n, a = self.memory, sum(counts), 0
