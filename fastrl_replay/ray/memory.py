@@ -730,11 +730,10 @@ def open_directory(made: dict[str, Any], new: bool = False) -> RemoteActor:
     ray, name = ray_library(), made['name']
     how = dict(name=name, namespace=NAMESPACE, lifetime='detached', num_cpus=0, max_restarts=-1, max_task_retries=-1)
     how |= dict(resources={'node:__internal_head__': 1e-3}, get_if_exists=not new)
-    there = None
-    with suppress(ShardLost): there = new and named_actor(name, 0.)
-    if there:
-        refuse('name', 'one that no memory has', name, f'RayMemory.attach({name!r}) uses the one that is there, '
-               f'and RayMemory.attach({name!r}).close(everything=True) ends it')
+    with suppress(ShardLost):
+        if new and named_actor(name, 0.):
+            refuse('name', 'one that no memory has', name, f'RayMemory.attach({name!r}) uses the one that is there, '
+                   f'and RayMemory.attach({name!r}).close(everything=True) ends it')
     return RemoteActor(ray.remote(Directory).options(**how).remote(**made))
 
 def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> None:

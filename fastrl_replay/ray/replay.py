@@ -261,11 +261,6 @@ class RayReplay(ExperienceReplay):
     def __iter__(self) -> Iterator[Any]:
         refuse_worker(type(self).__name__)
         return self._while_pushed() if self.pushed or self.freeze_memory else self._while_pulled()
-    def _while_pulled(self):
-        self._place.check(self.source_datapipe)
-        while self._pull_until_due():
-            batch, self.n_batches = self.sample(), self.n_batches + 1
-            yield batch
     def _while_pushed(self):
         if self._actors is not None and not self.freeze_memory: self._actors.begin(self.memory)
         while self._ready or self._asked or self._await_steps():
