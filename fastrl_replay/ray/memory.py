@@ -517,7 +517,7 @@ class Saved(Stored):
 
     def _take_over(self, folder, n, each):
         "Store what the `n` shards saved in `folder` hold, and go on from what they have counted"
-        if self.n_added: refuse('restore', 'an empty memory', Words(f'one with {self.known_added} steps'),
+        if self.known_added: refuse('restore', 'an empty memory', Words(f'one with {self.known_added} steps'),
                                 'only what as many and as large shards saved replaces what is there')
         name, there = f'{self.name}-{secrets.token_hex(4)}', self._all()
         place = 'here' if isinstance(there[0].handle, LocalShard) else 'SPREAD'
@@ -548,6 +548,10 @@ class Saved(Stored):
             chunk = Batch.of_arrays(found.layout, found.arrays(), -1 - first[rows])
             self._store(dealt[a:a + 4096], chunk, p[rows] if len(p) else None, largest)
 
+    @property
+    def n_stale(self) -> int:
+        "Priority updates that were dropped: too late, for a shard that is gone, or lost with it"
+        return self.n_lost + sum(o.info.n_stale for o in self.places)
     def usage(self) -> dict[str, float]:
         "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
         self.refresh()
@@ -695,10 +699,6 @@ class RayMemory(Saved):
     def first_id(self) -> int:
         "How many of them are not stored any more: each shard has a first id of its own"
         return self.n_added - int(self._known('fill').sum())
-    @property
-    def n_stale(self) -> int:
-        "Priority updates that were dropped: too late, for a shard that is gone, or lost with it"
-        return self.n_lost + sum(o.info.n_stale for o in self.places)
     def assign(self) -> tuple[int, int]:
         "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
         return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)

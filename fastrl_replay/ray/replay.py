@@ -38,7 +38,8 @@ class RayPusher(Telling):
         place: tuple[int, int] | None = None,   # a shard and a number that were assigned already
     ) -> None:
         self.name, self.timeout, self._directory = name, timeout, named_actor(name, timeout)
-        self.place, self.number = self._tell('assign') if place is None else place
+        found: tuple[int, int] = self._tell('assign') if place is None else place
+        self.place, self.number = found
         self.rows = 0                        # sent to this shard
         self.asked: Any = None               # whether to move: the call
         self.next = 0.                       # when to ask again, at the latest
@@ -159,13 +160,12 @@ class RayActors(IterDataPipe):
         gone = self._crew.pop(number)
         self._target.release(number)
         try: return RemoteActor(gone.actor).get(gone.run, self.timeout)
-        except ShardLost as e:
-            cause, again = e, self.restart and gone.restarts < RESTARTS
-            error = ActorError(f'actor {number} was lost: {e}; {gone.restarts} were started again in its place')
         except Exception as e:                               # noqa: BLE001   (whatever an environment raises)
-            cause, again, error = e, False, ActorError(f'actor {number} raised {type(e).__name__}: {e}')
-            error.add_note(f'In the actor:\n{e.__cause__}')
-        if not again: self._fail(error, cause)
+            lost, what = isinstance(e, ShardLost), f'raised {type(e).__name__}: {e}'
+            if lost: what = f'was lost: {e}; {gone.restarts} were started again in its place'
+            error = ActorError(f'actor {number} {what}')
+            if not lost: error.add_note(f'In the actor:\n{e.__cause__}')
+            if not (lost and self.restart and gone.restarts < RESTARTS): self._fail(error, e)
         warnings.warn(f'{error}; another one replaces it', RuntimeWarning, stacklevel=2)
         self.n_restarts += 1
         self._start(gone.restarts + 1)
