@@ -537,9 +537,9 @@ class Saved(Stored):
         held = [o.handle.get(o.handle.send('held'), 10*self.timeout) for o in full]
         if not held: return
         ids, first = (np.concatenate([h[k] | o.info.number << SHIFT for h, o in zip(held, full)]) for k in (0, 1))
-        until, p = (np.concatenate([h[k] for h in held]) for k in (2, 3))
+        age, p = (np.concatenate([h[k] for h in held]) for k in (2, 3))
         if len(ids) > self.max_sz: refuse('max_sz', f'at least {len(ids)}, the steps that were saved', self.max_sz)
-        order = np.lexsort((ids, first, until))
+        order = np.lexsort((ids, first, age))
         whose, largest = first[order], other._known('largest').max()
         dealt = self._dealer.deal(whose, np.diff(whose, append=-1)!=0, [o.k for o in self.places], self._each)
         for a in range(0, len(ids), 4096):

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 from ..checks import extra, whole
-from ..batch import Batch, as_chunk, stream_numbers
+from ..batch import Batch, as_chunk
 from ..steps import Layout
 from ..memory import ReplayMemory
 from ..samplers.base import Prioritized
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
 from ..saving import SavedState, save_state, write_file
-from ..storage.base import Streams
-from ..storage.frames import FrameColumns, interned
+from ..storage.frames import batch_from, columns_once, of_frames
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #cf086488
 OPEN = 2**48                         # a cap that nobody reaches
@@ -90,29 +89,11 @@ SMALL = 100_000                      # bytes up to which Ray sends a message inl
 def _bytes_of(layout): return sys.modules.get('ray.cloudpickle', pickle).dumps(layout)   # step types of `__main__` too
 @functools.lru_cache(64)
 def _layout_of(content): return pickle.loads(content)
-@functools.lru_cache(64)
-def _frames_of(layout): return [FrameColumns(layout, o) for o in interned(layout)]
-
-def _arrays_once(batch):
-    "The columns of a batch; in place of two that consist of frames, these, each once, and their numbers"
-    arrays, links = list[Any](batch.arrays()), np.zeros((len(batch), 2), np.int32)
-    if batch.ids is None: Streams().link(stream_numbers(batch), links, 0, links, 0, len(batch))
-    for o in _frames_of(batch.layout):
-        state, next_state = o.leaves
-        arrays[state], arrays[next_state] = o.once([arrays[k] for k in o.leaves], links[:, 0].copy())
-    return arrays
-def _batch_of(layout, arrays, streams):
-    "The batch of which `_arrays_once` made this, with arrays of its own"
-    for o in _frames_of(layout):
-        for k, column in zip(o.leaves, o.spread(*(arrays[k] for k in o.leaves))): arrays[k] = column
-    return Batch.of_arrays(layout, [np.require(a, requirements='W') for a in arrays], streams)
-
 class _Pickler(pickle.Pickler):
     def reducer_override(self, o):
         if isinstance(o, Layout): return _layout_of, (_bytes_of(o),)
-        if isinstance(o, Batch) and len(o) and _frames_of(o.layout):
-            return _batch_of, (o.layout, _arrays_once(o), o.streams)
-        return NotImplemented
+        if not isinstance(o, Batch) or not of_frames(o.layout): return NotImplemented
+        return batch_from, (o.layout, columns_once(o), o.streams)
 
 def to_wire(value: Any) -> Any:
     """Return what is sent for `value`: bytes or, for large arrays, a list of bytes and of arrays, which are not copied.
@@ -388,9 +369,6 @@ class Shard(Leased):
         "Return the attribute `name` of the memory or, if that is a method, what it returns"
         found = getattr(self.memory, name)
         return found(*args) if callable(found) else found
-    def update(self, ids: np.ndarray, td_errors: np.ndarray) -> tuple[int, Info]:
-        "New priorities: how many transitions changed, and how the shard stands now"
-        return self.memory.update_priorities(ids, td_errors), self.info()
     def retire(self) -> None:
         "Take no new steps any more, and let those who wait for room know"
         self.retired, self.cap = True, OPEN
@@ -408,7 +386,8 @@ class Shard(Leased):
         """Save memory and ledger in the new `folder`; returns the bytes written. `before`: the
         folder of an earlier save, which stays as it is; what it holds is linked and not written
         again"""
-        if before is not None and Path(before).is_dir(): shutil.copytree(before, folder, copy_function=_link)
+        with suppress(OSError):                  # where the disk has no links, all is written again
+            if before is not None: shutil.copytree(before, folder, copy_function=os.link)
         with self.memory.lock:
             state, rows = self.memory.saved()
             whole = dict(memory=state, ledger=self.ledger.get_state(), number=self.number)
@@ -425,19 +404,15 @@ class Shard(Leased):
         return self.info()
 
     def held(self) -> tuple[np.ndarray, ...]:
-        """Return of all rows, oldest first: ids, the first row of each one's episode, when that ends (from 0, the
-        oldest row, to 1; above: it is open), and priorities (float64[n]; none of samplers that have none)"""
-        m, sampler = self.memory, self.memory.sampler
-        ids, names = np.arange(m.first_id, m.n_added), m.layout.fields
-        flags = [m.column(o)[ids % m.max_sz] for o in ('terminated', 'truncated') if o in names]
-        before = m.previous(ids, len(flags)==2 or 'episode_n' in names)
-        first, last = np.where(before < 0, ids, before) - m.first_id, np.zeros(len(ids), np.int64)
+        """Return of all rows, oldest first: ids, the first row of each one's episode, when that came (from 0, the
+        oldest row, to 1), and priorities (float64[n]; none of samplers that have none)"""
+        m, sampler, names = self.memory, self.memory.sampler, {*self.memory.layout.fields}
+        ids = np.arange(m.first_id, m.n_added)
+        before = m.previous(ids, 'episode_n' in names or {'terminated', 'truncated'} <= names)
+        first = np.where(before < 0, ids, before) - m.first_id
         while (first!=first[first]).any(): first = first[first]
-        last[first] = np.arange(len(ids))
-        is_open = (m.next(ids) < 0) & ~np.any(flags, 0) if flags else m.next(ids) < 0
-        until = (last + 1)/len(ids) + is_open[last]
         p = sampler.priorities[ids % m.max_sz] if isinstance(sampler, Prioritized) else np.empty(0)
-        return ids, first, until[first], p
+        return ids, first, first/len(ids), p
     def continue_as(self, number: int) -> Info:
         "Get the `number` of what is stored here now"
         self.number = number
@@ -445,11 +420,6 @@ class Shard(Leased):
     def close(self) -> None:
         "Release memory and files"
         self.memory.close()
-
-def _link(source, target):
-    "A second name for a file that is never changed or, where the disk has none, a copy"
-    try: os.link(source, target)
-    except OSError: shutil.copy2(source, target)
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #441f5221
 class Sender:

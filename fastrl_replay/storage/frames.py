@@ -4,17 +4,21 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames', 'gather_frames',
-           'FrameColumns', 'Table', 'FrameTable', 'PackedFrames', 'lz4_block']
+           'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Table', 'FrameTable', 'PackedFrames',
+           'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
+import functools
 import importlib
 import sys
 import zlib
 from typing import Any, NamedTuple, Protocol
 import numpy as np
+from ..batch import Batch, stream_numbers
 from ..checks import extra, shown
 from ..kernels import inlined, kernel
-from ..steps import Leaf
+from ..steps import Layout, Leaf
+from .base import Streams
 from .records import PIECE, SCRATCH
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
@@ -236,6 +240,25 @@ class FrameColumns:
         columns = [np.empty((len(numbers), *self.leaf.shape), self.leaf.dtype) for _ in self.leaves]
         self._gather(frames, len(frames), numbers, *columns)
         return columns
+
+@functools.lru_cache(64)
+def of_frames(layout) -> list[FrameColumns]:
+    "Return the columns of this layout that consist of large frames, in pairs"
+    return [FrameColumns(layout, o) for o in interned(layout)]
+def columns_once(batch: Batch) -> list[np.ndarray]:
+    "Return the columns of a batch; in place of two that consist of frames, these, each once, and their numbers"
+    columns, links = list(batch.arrays()), np.zeros((len(batch), 2), np.int32)
+    if not len(batch) or not of_frames(batch.layout): return columns
+    if batch.ids is None: Streams().link(stream_numbers(batch), links, 0, links, 0, len(batch))
+    for o in of_frames(batch.layout):
+        state, next_state = o.leaves
+        columns[state], columns[next_state] = o.once([columns[k] for k in o.leaves], links[:, 0].copy())
+    return columns
+def batch_from(layout: Layout, columns: list[np.ndarray], streams: Any = None) -> Batch:
+    "Return the batch of which `columns_once` made these; a column that is read-only is copied"
+    for o in of_frames(layout) if len(columns[0]) else ():
+        for k, column in zip(o.leaves, o.spread(*(columns[k] for k in o.leaves))): columns[k] = column
+    return Batch.of_arrays(layout, [np.require(c, requirements='W') for c in columns], streams)
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61aa
 class Table(Protocol):
