@@ -131,8 +131,7 @@ class Shards(Telling):
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
-        watched = isinstance(directory, RemoteActor) and made['lease'] is not None
-        if watched: self._show_life()        # also while shards start
+        if made['lease'] is not None: self._show_life()        # also while shards start
         self._take_in()
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
@@ -146,8 +145,7 @@ class Shards(Telling):
         for o, (handle, ref, _) in [(o, o.call('info')) for o in new if o.handle is not None]:
             try: o.info = handle.get(ref, max(.1, limit - time.monotonic()))
             except ShardSlow as e:
-                what = f'{self.name!r}: shard {o.info.number}'
-                raise ShardLost(not_started(what, CPU, self.timeout)) from e
+                raise ShardLost(not_started(f'{self.name!r}: shard {o.info.number}', CPU, self.timeout)) from e
             o.sender = Sender(functools.partial(self._again, o), timeout=self.timeout)
         self.places += new
         for o, (_, handle, is_open) in zip(self.places, facts):
@@ -249,9 +247,8 @@ class Shards(Telling):
             if not drop: self.places[k].due = self.known_added + self.max_sz
     def _report(self):
         "Set Ray's metrics, every five seconds at most"
-        now, in_ray = time.monotonic(), isinstance(self._directory, RemoteActor)
-        if now < self._next_report or not in_ray: return
-        self._next_report = now + 5
+        if time.monotonic() < self._next_report or isinstance(self._directory, LocalShard): return
+        self._next_report = time.monotonic() + 5
         for o in [o for o in self.places if o.live]:
             tags = dict(memory=self.name, shard=str(o.info.number))
             for what in ('fill', 'mass', 'rate', 'n_drawn', 'n_capped'): _gauge(what).set(getattr(o.info, what), tags)
@@ -291,14 +288,15 @@ class Drawn(Shards):
             while True:
                 parts = self._served(asked.calls)
                 needed = [self.places[k] for k in np.flatnonzero(asked.counts.sum(0))]
-                if all(parts.get(o) is not None for o in needed): return self._joined(asked, parts)
+                if all(parts.get(o) is not None for o in needed):
+                    return self._joined(asked, {o: parts[o] for o in needed})
                 if again and time.monotonic() > limit: raise ShardLost(f'no batch drawn for {self.timeout:g} s')
                 self.n_redrawn, again = self.n_redrawn + asked.n, True
                 asked = self.ask(asked.n, asked.bs, asked.fields)
 
     def _joined(self, asked, parts):
         columns = {}
-        for o, (ids, probs, rows) in ((o, found) for o, found in parts.items() if found is not None):
+        for o, (ids, probs, rows) in parts.items():
             columns[o.k] = [ids | o.info.number << SHIFT, probs*asked.q[o.k], *rows.arrays()]
         at, made = dict.fromkeys(columns, 0), []
         for row in asked.counts:
@@ -322,8 +320,7 @@ class Drawn(Shards):
     def _find_layout(self):
         "The layout, from a shard if it isn't known"
         for o in self.places:
-            if self.layout is not None: break
-            if not o.live: continue
+            if self.layout is not None or not o.live: continue
             with suppress(ShardLost): self.layout = o.handle.get(o.handle.send('ask', 'layout'), self.timeout)
         return self.layout
 
@@ -398,16 +395,17 @@ class Stored(Drawn, Parted):
             check_answers('ids', ids[:0], td, 1)
             parts = [(o, ids[mine] & _LOCAL, td[mine]) for o in self.places
                      if o.live and (mine := numbers==o.info.number).any()]
-            if any(own.max() >= o.info.n_added for o, own, _ in parts): self.refresh()
-            for o, own, errors in parts:
-                if o.live: check_answers(f'ids: of shard {o.info.number}', own, errors, o.info.n_added)
+            unknown = [(o, own) for o, own, _ in parts if own.max() >= o.info.n_added]
+            if unknown: self.refresh()
+            for o, own in unknown:
+                if o.live: check_answers(f'ids: shard {o.info.number}', own, own, o.info.n_added)
             self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
             for o, *update in parts: o.updates.append(update)
-            if not self.deferred: self._served(self._serve())
+            if not self.deferred: return sum(self._served(self._serve()).values())
             return sum(self._n_living(o, own) for o, own, _ in parts)*self.sampler.prioritized
     def _n_living(self, place, ids):
         living = np.sort(ids[ids >= place.info.first_id])
-        return place.live*int(np.count_nonzero(np.diff(living, prepend=-1)))
+        return int(np.count_nonzero(np.diff(living, prepend=-1)))
 
     def _asked(self, ids, question):
         """Of each shard among the ids: where its own are, its number, what its memory answers to
@@ -519,7 +517,7 @@ class Saved(Stored):
 
     def _take_over(self, folder, n, each):
         "Store what the `n` shards saved in `folder` hold, and go on from what they have counted"
-        if self.n_added: refuse('restore', 'an empty memory', Words(f'one with {self.known_added} steps'),
+        if self.known_added: refuse('restore', 'an empty memory', Words(f'one with {self.known_added} steps'),
                                 'only what as many and as large shards saved replaces what is there')
         name, there = f'{self.name}-{secrets.token_hex(4)}', self._all()
         place = 'here' if isinstance(there[0].handle, LocalShard) else 'SPREAD'
@@ -539,9 +537,9 @@ class Saved(Stored):
         held = [o.handle.get(o.handle.send('held'), 10*self.timeout) for o in full]
         if not held: return
         ids, first = (np.concatenate([h[k] | o.info.number << SHIFT for h, o in zip(held, full)]) for k in (0, 1))
-        until, p = (np.concatenate([h[k] for h in held]) for k in (2, 3))
+        age, p = (np.concatenate([h[k] for h in held]) for k in (2, 3))
         if len(ids) > self.max_sz: refuse('max_sz', f'at least {len(ids)}, the steps that were saved', self.max_sz)
-        order = np.lexsort((ids, first, until))
+        order = np.lexsort((ids, first, age))
         whose, largest = first[order], other._known('largest').max()
         dealt = self._dealer.deal(whose, np.diff(whose, append=-1)!=0, [o.k for o in self.places], self._each)
         for a in range(0, len(ids), 4096):
@@ -550,6 +548,10 @@ class Saved(Stored):
             chunk = Batch.of_arrays(found.layout, found.arrays(), -1 - first[rows])
             self._store(dealt[a:a + 4096], chunk, p[rows] if len(p) else None, largest)
 
+    @property
+    def n_stale(self) -> int:
+        "Priority updates that were dropped: too late, for a shard that is gone, or lost with it"
+        return self.n_lost + sum(o.info.n_stale for o in self.places)
     def usage(self) -> dict[str, float]:
         "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
         self.refresh()
@@ -647,14 +649,13 @@ class RayMemory(Saved):
         made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,
                     life=f'{name}/{secrets.token_hex(8)}', lease=None if here or detached else LEASE)
         directory: Any = LocalShard(Directory(**made)) if here else open_directory(made, new=True)
+        try: self._begin(directory, made, seed, on_loss, timeout)
+        except BaseException:
+            end_actors(directory, made, 1.)
+            raise
         end = weakref.finalize(self, end_actors, directory, made)
         self._close, end.atexit = cast(Callable[[], Any], end), False
         if not here and not detached: atexit.register(end)       # after Ray's own, and so run before it
-        try: self._begin(directory, made, seed, on_loss, timeout)
-        except BaseException:
-            end.detach()
-            end_actors(directory, made, 1.)
-            raise
 
     @classmethod
     def attach(cls, name: str = 'replay', on_loss: str = 'go_on', timeout: float = 60.,
@@ -698,10 +699,6 @@ class RayMemory(Saved):
     def first_id(self) -> int:
         "How many of them are not stored any more: each shard has a first id of its own"
         return self.n_added - int(self._known('fill').sum())
-    @property
-    def n_stale(self) -> int:
-        "Priority updates that were dropped: too late, for a shard that is gone, or lost with it"
-        return self.n_lost + sum(o.info.n_stale for o in self.places)
     def assign(self) -> tuple[int, int]:
         "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
         return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
@@ -733,11 +730,10 @@ def open_directory(made: dict[str, Any], new: bool = False) -> RemoteActor:
     ray, name = ray_library(), made['name']
     how = dict(name=name, namespace=NAMESPACE, lifetime='detached', num_cpus=0, max_restarts=-1, max_task_retries=-1)
     how |= dict(resources={'node:__internal_head__': 1e-3}, get_if_exists=not new)
-    there = None
-    with suppress(ShardLost): there = new and named_actor(name, 0.)
-    if there:
-        refuse('name', 'one that no memory has', name, f'RayMemory.attach({name!r}) uses the one that is there, '
-               f'and RayMemory.attach({name!r}).close(everything=True) ends it')
+    with suppress(ShardLost):
+        if new and named_actor(name, 0.):
+            refuse('name', 'one that no memory has', name, f'RayMemory.attach({name!r}) uses the one that is there, '
+                   f'and RayMemory.attach({name!r}).close(everything=True) ends it')
     return RemoteActor(ray.remote(Directory).options(**how).remote(**made))
 
 def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> None:

@@ -88,7 +88,6 @@ class ActingWorker:
         torch.set_num_threads(1)
         become_actor(number)
         self.number, self.chunk, self.task = number, chunk, Task(pipe, chunk, math.inf)
-    def ready(self) -> None: "It has started"
     def run(self, *target: Any) -> None:
         "Run the pipe to its end; `target`: the arguments of a `RayPusher`"
         self.task.begin(self.number)
@@ -98,7 +97,7 @@ class ActingWorker:
                 for a in range(0, len(batch), self.chunk): pusher.push(batch[a:a + self.chunk])
         self.task.close()
 
-# An actor, the calls that it answers when it has started, by `late`, and when it ends; those that died before
+# An actor, a call that it answers once it has started, by `late`, the one that ends with it; those that died before
 _Acting = namedtuple('_Acting', 'actor ready late run restarts')
 
 @datapipe('ray_actors')
@@ -140,7 +139,7 @@ class RayActors(IterDataPipe):
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
         target, late = (self._target.name, self.in_flight, self.timeout, (place, number)), time.monotonic() + self.timeout
-        self._crew[number] = _Acting(actor, actor.ready.remote(), late, actor.run.remote(*target), restarts)
+        self._crew[number] = _Acting(actor, actor.__ray_ready__.remote(), late, actor.run.remote(*target), restarts)
 
     def watch(self) -> bool:
         "Replace the actors that died; is any still running? An `ActorError` as the class says"
@@ -161,13 +160,12 @@ class RayActors(IterDataPipe):
         gone = self._crew.pop(number)
         self._target.release(number)
         try: return RemoteActor(gone.actor).get(gone.run, self.timeout)
-        except ShardLost as e:
-            cause, again = e, self.restart and gone.restarts < RESTARTS
-            error = ActorError(f'actor {number} was lost: {e}; {gone.restarts} were started again in its place')
         except Exception as e:                               # noqa: BLE001   (whatever an environment raises)
-            cause, again, error = e, False, ActorError(f'actor {number} raised {type(e).__name__}: {e}')
-            error.add_note(f'In the actor:\n{e.__cause__}')
-        if not again: self._fail(error, cause)
+            lost, what = isinstance(e, ShardLost), f'raised {type(e).__name__}: {e}'
+            if lost: what = f'was lost: {e}; {gone.restarts} were started again in its place'
+            error = ActorError(f'actor {number} {what}')
+            if not lost: error.add_note(f'In the actor:\n{e.__cause__}')
+            if not (lost and self.restart and gone.restarts < RESTARTS): self._fail(error, e)
         warnings.warn(f'{error}; another one replaces it', RuntimeWarning, stacklevel=2)
         self.n_restarts += 1
         self._start(gone.restarts + 1)
@@ -181,11 +179,11 @@ class RayActors(IterDataPipe):
 
 def _actors_of(pipe):
     "The `RayActors` that push for a replay after `pipe`; a `ValueError` for some further upstream"
-    found = [o for o in upstream(pipe) if isinstance(o, RayActors) and o.n]
-    if found and found[0] is not pipe:
+    found = next((o for o in upstream(pipe) if isinstance(o, RayActors) and o.n), None)
+    if found is not None and found is not pipe:
         raise ValueError(f'ray_actors: {type(pipe).__name__} comes after it, and would run in the learner; '
                          'put .ray_actors just before .ray_replay')
-    return found[0] if found else None
+    return found
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #d3531a0a
 def dealt(infos: list[Info], sent: list[dict[int, int]], total: int) -> dict[int, int]:
@@ -263,11 +261,6 @@ class RayReplay(ExperienceReplay):
     def __iter__(self) -> Iterator[Any]:
         refuse_worker(type(self).__name__)
         return self._while_pushed() if self.pushed or self.freeze_memory else self._while_pulled()
-    def _while_pulled(self):
-        self._place.check(self.source_datapipe)
-        while self._pull_until_due():
-            batch, self.n_batches = self.sample(), self.n_batches + 1
-            yield batch
     def _while_pushed(self):
         if self._actors is not None and not self.freeze_memory: self._actors.begin(self.memory)
         while self._ready or self._asked or self._await_steps():
