@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['OPEN', 'ENTRIES', 'SMALL', 'NAMESPACE', 'LEASE', 'BEAT', 'RESTARTS', 'STEADY', 'SILENT', 'CPU', 'Ledger', 'to_wire',
-           'from_wire', 'as_batch', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
-           'RemoteShard', 'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'Info', 'Shard',
-           'Sender', 'Seat', 'Directory']
+           'from_wire', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
+           'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'Info', 'Shard', 'Sender',
+           'Seat', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
 import copy, functools, importlib, io, os, pickle, secrets, shutil, sys, threading, time, weakref
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 from ..checks import extra, whole
-from ..batch import Batch, as_chunk
+from ..batch import Batch
 from ..steps import Layout
 from ..memory import ReplayMemory
 from ..samplers.base import Prioritized
@@ -102,13 +102,6 @@ def from_wire(sent: Any) -> Any:
     head, *buffers = pickle.loads(sent) if isinstance(sent, bytes) else sent
     return pickle.loads(head, buffers=buffers)
 
-def as_batch(chunk: Any) -> Batch:
-    "Return a list of steps, or a step of stacked arrays, as a `Batch`"
-    chunk = as_chunk(chunk)
-    if isinstance(chunk, Batch): return chunk
-    return Batch.of_steps(chunk) if isinstance(chunk, list) else Batch.of(chunk)
-
-
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #e247adb8
 def ray_library() -> Any:
     "Return the library Ray, connected; an `ImportError` names the extra"
@@ -138,17 +131,20 @@ class LocalShard:
     def kill(self) -> None: "It ends with the last reference to it"
 
 class RemoteActor:
-    "An actor by its handle: `send` begins a call, `get` waits for its result"
-    def __init__(self, actor: Any) -> None: self.actor = actor
+    """An actor by its handle: `send` begins a call, `get` waits for its result. `as_bytes`: calls and answers of a
+    shard go as bytes, in half the time that Ray needs for objects"""
+    def __init__(self, actor: Any, as_bytes: bool = False) -> None: self.actor, self.as_bytes = actor, as_bytes
     def send(self, method: str, *args: Any) -> Any:
         "Begin a call of a method of the actor"
+        if self.as_bytes: return self.actor.call.remote(to_wire((method, args)))
         return getattr(self.actor, method).remote(*args)
     def get(self, ref: Any, timeout: float) -> Any:
         "Return what the call returned, or the error it raised; `ShardLost` if there is no answer in time"
         ray = ray_library()
-        try: return ray.get(ref, timeout=timeout)
+        try: found = ray.get(ref, timeout=timeout)
         except ray.exceptions.RayTaskError as e: raise e.cause from e                # with the traceback over there
         except ray.exceptions.RayError as e: error = e
+        else: return from_wire(found) if self.as_bytes else found
         if isinstance(error, ray.exceptions.GetTimeoutError):
             raise ShardSlow(f'no answer for {timeout:g} s: pass a longer timeout') from None
         died = ray.exceptions.ActorDiedError, ray.exceptions.ActorUnschedulableError
@@ -158,15 +154,6 @@ class RemoteActor:
     def kill(self) -> None:
         "End the process"
         ray_library().kill(self.actor)
-
-class RemoteShard(RemoteActor):
-    "A shard in an actor: calls and answers go as bytes, in half the time that Ray needs for objects"
-    def send(self, method: str, *args: Any) -> Any:
-        "Begin a call of a method of the shard"
-        return self.actor.call.remote(to_wire((method, args)))
-    def get(self, ref: Any, timeout: float) -> Any:
-        "As `RemoteActor.get`"
-        return from_wire(super().get(ref, timeout))
 
 NAMESPACE = 'fastrl_replay'          # of all named actors
 
@@ -333,17 +320,18 @@ class Shard(Leased):
               fields: Any = None, n_asked: int = 0) -> tuple[Info, Any]:
         """Apply `updates` (ids, TD errors), then draw `counts[k]` rows for each batch k.
 
-        Returns an `Info` as it was at the draw, and (ids, probs, rows) with perhaps more rows than ids;
-        None if the shard holds too few. `largest`: the largest priority seen anywhere; `cap`: limited
-        pushers keep `n_added` below; `n_asked`: batches asked for so far."""
+        Returns an `Info` as it was at the draw, and (ids, probs, rows), where more rows may follow those that are
+        meant; None if the shard holds too few, how many priorities changed if nothing was to be drawn. `largest`: the
+        largest priority seen anywhere; `cap`: limited pushers keep `n_added` below; `n_asked`: batches asked for"""
         m, self.n_asked = self.memory, max(self.n_asked, n_asked)
         if cap is not None and not self.retired: self.cap = cap
         with m.lock:
-            if updates is not None: m.update_priorities(*updates)
+            changed = 0 if updates is None else m.update_priorities(*updates)
             self.note_largest(largest)
             distinct = not getattr(m.sampler, 'replace', True)
             enough = len(m) >= (max(counts, default=0) if distinct else 1)
-            return self.info(), self._draw(counts, fields) if enough and sum(counts) else None
+            if not sum(counts): return self.info(), changed
+            return self.info(), self._draw(counts, fields) if enough else None
 
     def _draw(self, counts, fields):
         m, n, a = self.memory, sum(counts), 0
@@ -381,12 +369,13 @@ class Shard(Leased):
         return self.memory.save(folder, dict(ledger=self.ledger.get_state(), number=self.number))
     def load(self, folder: str | Path) -> Info:
         "Continue with what `save` wrote; a `CheckpointError` names what is missing or damaged"
-        with SavedState(folder, 'memory') as saved, saved.sense('a shard'):
+        with SavedState(folder) as saved, saved.sense('a shard'):
             state: Any = saved.state()
+            own = state.get('also', state)       # earlier versions had it beside the memory
             self.memory.restore(state['memory'], saved.pieces())
             self.memory.saved()[1].note(saved.token)
-            self.number = state['also']['number']
-            self.ledger.set_state(np.asarray(state['also']['ledger']))
+            self.number = own['number']
+            self.ledger.set_state(np.asarray(own['ledger']))
         self.began = time.monotonic(), self.memory.n_added
         return self.info()
 
@@ -519,7 +508,7 @@ class Directory(Leased):
             how: Any = dict(name=f'{self.life}/{secrets.token_hex(4)}', namespace=NAMESPACE, num_cpus=CPU)
             how |= dict(lifetime='detached', max_concurrency=1, max_restarts=0, max_task_retries=0)
             actor = ray_library().remote(Shard).options(**how, scheduling_strategy=self._where(seat, path))
-            handle = RemoteShard(actor.remote(seat.number, **own))
+            handle = RemoteActor(actor.remote(seat.number, **own), as_bytes=True)
             if self.lease is not None: handle.send('watch', self.name, self.lease)
         seat.handle, seat.probe = handle, None
         seat.starts.append(time.monotonic())
@@ -530,11 +519,9 @@ class Directory(Leased):
         if path is None: return self.place.upper()
         ray, (own, named) = ray_library(), seat.node
         nodes = {o['NodeID']: o['NodeName'] for o in ray.nodes() if o['Alive']}
-        taken = [o.node[0] for o in self.seats]
-        if not own: own = min(sorted(nodes), key=taken.count)
-        elif own not in nodes:                 # it may be back, under another id
-            own = next((k for k, v in nodes.items() if v==named), '')
-        if not own: raise ShardLost(f'shard {seat.number} waits for its node {named}, and its files')
+        fit = [k for k in nodes if own in ('', k)] or [k for k, v in nodes.items() if v==named]   # under another id
+        if not fit: raise ShardLost(f'shard {seat.number} waits for its node {named}, and its files')
+        own = min(sorted(fit), key=[o.node[0] for o in self.seats].count)
         seat.node = own, nodes[own]
         return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(own, soft=False)
 
