@@ -51,11 +51,6 @@ class Ledger:
         entries[:n, :4] = self.get_state()
         write_file(self.path, entries.tobytes())
         self.entries = np.memmap(self.path, np.int64, 'r+', shape=entries.shape)
-    def _write(self, key, *entry):
-        if self.n_entries==len(self.entries): self._begin_file()
-        self.entries[self.n_entries, 1:] = entry
-        self.entries[self.n_entries, 0] = key        # last: from here on the entry counts
-        self.n_entries += 1
 
     def wants(self, key: int, oldest: int) -> tuple[int, int]:
         """Return the number of the chunk wanted from this pusher; how many of its rows are stored.
@@ -66,7 +61,12 @@ class Ledger:
     def begin(self, key: int, seq: int, first: int, m: int, before: int) -> None:
         "The last `m` rows of chunk `seq` will be stored from id `first` on; `before` are there"
         apart = before and self.known[key][2] + before!=first      # others' in between
-        if self.path is not None: self._write(key, *((seq, before, first - before, m) if m else (seq + 1, 0, first, 0)))
+        if self.path is not None:
+            if self.n_entries==len(self.entries): self._begin_file()
+            entry = self.entries[self.n_entries]
+            entry[1:] = (seq, before, first - before, m) if m else (seq + 1, 0, first, 0)
+            entry[0] = key                           # last: from here on the entry counts
+            self.n_entries += 1
         self.known[key] = [seq + 1, 0, -1 if apart else first - before]
     def get_state(self) -> np.ndarray:
         "Of each pusher: key, chunk wanted, how much is stored, first id of the last (int64[n, 4])"
@@ -75,7 +75,6 @@ class Ledger:
         "Continue from what `get_state` gave"
         self.known = {key: o for key, *o in state.tolist()}
         if self.path is not None: self._begin_file()
-
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #786fa149
 SMALL = 100_000                      # bytes up to which Ray sends a message inline
@@ -534,16 +533,13 @@ class Directory(Leased):
         if seat.probe is None: seat.probe = seat.handle.send('info')
         try: info, seat.probe = seat.handle.get(seat.probe, .02), None
         except ShardSlow: pass
-        except ShardDied as e: self._replace(k, e)       # its probe tells so until it is replaced
+        except ShardDied as e:                           # as its probe will tell until it is replaced
+            seat.starts = [t for t in seat.starts if t > time.monotonic() - STEADY]
+            if len(seat.starts) <= RESTARTS: self._start(k)
+            else: raise ShardLost(f'shard {seat.number} died {len(seat.starts)} times within {STEADY:g} s, and is not '
+                                  f'started again for a while; at last: {e}') from None
         except ShardLost: seat.probe = None
         return seat.number, seat.handle, info
-    def _replace(self, k, why):
-        seat, now = self.seats[k], time.monotonic()
-        seat.starts = [t for t in seat.starts if t > now - STEADY]
-        if len(seat.starts) > RESTARTS:
-            raise ShardLost(f'shard {seat.number} died {len(seat.starts)} times within {STEADY:g} s, and is not '
-                            f'started again for a while; at last: {why}')
-        self._start(k)
     def shards(self) -> list[tuple[int, Any, bool]]:
         "Number, handle, and whether it takes steps, of all shards"
         return [(o.number, o.handle, o.open) for o in self.seats]
