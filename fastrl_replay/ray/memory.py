@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
 from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
-from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams
+from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams, example_row
 from ..steps import Layout
 from ..protocol import Parted, refuse_name
 from ..samplers.base import as_errors, as_priorities, check_answers
@@ -28,8 +28,8 @@ from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
 from ..storage.request import Requests
 from .shard import (
-    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, RemoteShard, Sender, ShardLost, ShardSlow,
-    Telling, actors_called, as_batch, named_actor, not_started, ray_library)
+    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
+    actors_called, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -380,7 +380,9 @@ class Stored(Drawn, Parted):
         layout = self._find_layout()
         chunk = as_chunk(chunk, None if layout is None else layout.step_type)
         if not len(chunk): return chunk
-        if layout is None: self.layout = layout = as_batch(chunk).layout.strict
+        if layout is None:
+            layout = chunk.layout.strict if isinstance(chunk, Batch) else Layout.of(example_row(chunk))
+            self.layout = layout
         columns, m = chunk_columns(layout, chunk)
         arrays = [np.asarray(c, leaf.dtype) for c, leaf in zip(columns, layout.leaves)]
         return Batch.of_arrays(layout, arrays, chunk_streams(layout, chunk, columns, streams))
@@ -742,5 +744,5 @@ def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> No
     if remote and not importlib.import_module('ray').is_initialized(): return    # the cluster has gone
     with suppress(ShardLost): directory.get(directory.send('end', timeout), timeout + 5)
     if not remote: return
-    for o in actors_called(made['life']): RemoteShard(o).kill()
+    for o in actors_called(made['life']): RemoteActor(o).kill()
     with suppress(ShardLost): named_actor(made['name'], 0.).kill()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 import torch
 from ..checks import refuse, whole
-from ..batch import Batch, stream_numbers
+from ..batch import Batch, as_chunk, stream_numbers
 from ..memory import ReplayMemory
 from ..pipes.actors import ActorError, Task, check_upstream, renumbered
 from ..pipes.base import (IterDataPipe, Resumable, become_actor, datapipe, pickled_state,
@@ -21,7 +21,7 @@ from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
-    CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch,
+    CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
     named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #8c1c27e5
@@ -66,7 +66,8 @@ class RayPusher(Telling):
         self.sender.shard = self._tell('find', place)[1]
     def push(self, chunk: Any, priorities: Any = None) -> None:
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
-        chunk = as_batch(chunk)
+        chunk = as_chunk(chunk)
+        if not isinstance(chunk, Batch): chunk = Batch.of_steps(chunk) if isinstance(chunk, list) else Batch.of(chunk)
         self._look_round(len(chunk))
         self.sender.push(chunk, priorities)
     def flush(self) -> None:

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['OPEN', 'ENTRIES', 'SMALL', 'NAMESPACE', 'LEASE', 'BEAT', 'RESTARTS', 'STEADY', 'SILENT', 'CPU', 'Ledger', 'to_wire',
-           'from_wire', 'as_batch', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
-           'RemoteShard', 'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'Info', 'Shard',
-           'Sender', 'Seat', 'Directory']
+           'from_wire', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
+           'actors_called', 'named_actor', 'not_started', 'every', 'Leased', 'Telling', 'Info', 'Shard', 'Sender',
+           'Seat', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
-import copy, functools, importlib, io, os, pickle, random, secrets, shutil, sys, threading, time, weakref
+import copy, functools, importlib, io, os, pickle, secrets, shutil, sys, threading, time, weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 from ..checks import extra, whole
-from ..batch import Batch, as_chunk
+from ..batch import Batch
 from ..steps import Layout
 from ..memory import ReplayMemory
 from ..samplers.base import Prioritized
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
-from ..saving import SavedState, save_state, write_file
+from ..saving import SavedState, write_file
 from ..storage.frames import batch_from, columns_once, of_frames
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #cf086488
@@ -34,18 +34,16 @@ class Ledger:
     """The chunk each pusher is at. `n_added`: of the memory, which has just been opened; `path`: a
     file that outlives the process"""
     def __init__(self, n_added: int = 0, path: str | Path | None = None) -> None:
-        self.path = None if path is None else Path(path)
-        self.known: dict[int, list[int]] = {}    # key: chunk wanted, how much of it is stored, first id
+        self.path: Any = None if path is None else Path(path)
+        # key: chunk wanted, how much of it is stored, first id of the last one (−1: others' rows lie within it)
+        self.known: dict[int, list[int]] = {}
         if self.path is None: return
         words = np.fromfile(self.path, np.int64) if self.path.exists() else np.empty(0, np.int64)
-        for key, *entry in words.reshape(-1, 5).tolist():
-            if key: self._settle(key, *entry, n_added)
+        for key, seq, before, first, m in words.reshape(-1, 5).tolist():      # `m` rows were to follow those `before`
+            stored = min(max(n_added - first - before, 0), m)
+            if key: self.known[key] = [seq + 1, 0, first] if 0 < stored==m else [seq, before + stored, first]
         self._begin_file()
 
-    def _settle(self, key, seq, before, first, m, n_added):
-        "How far this pusher came: in an entry, `m` rows were to follow the `before` rows of the chunk"
-        stored = min(max(n_added - first - before, 0), m)
-        self.known[key] = [seq + 1, 0, first] if 0 < stored==m else [seq, before + stored, first]
     def _begin_file(self):
         "Begin a file in which nothing is to follow, so that others' later rows are not taken for this chunk's"
         self.n_entries = n = len(self.known)
@@ -70,9 +68,6 @@ class Ledger:
         apart = before and self.known[key][2] + before!=first      # others' in between
         if self.path is not None: self._write(key, *((seq, before, first - before, m) if m else (seq + 1, 0, first, 0)))
         self.known[key] = [seq + 1, 0, -1 if apart else first - before]
-    def first_of_last(self, key: int) -> int:
-        "Return the id of the first row of this pusher's last chunk; −1 if others' rows lie within it"
-        return self.known[key][2]
     def get_state(self) -> np.ndarray:
         "Of each pusher: key, chunk wanted, how much is stored, first id of the last (int64[n, 4])"
         return np.array([[key, *o] for key, o in self.known.items()], np.int64).reshape(-1, 4)
@@ -107,13 +102,6 @@ def from_wire(sent: Any) -> Any:
     head, *buffers = pickle.loads(sent) if isinstance(sent, bytes) else sent
     return pickle.loads(head, buffers=buffers)
 
-def as_batch(chunk: Any) -> Batch:
-    "Return a list of steps, or a step of stacked arrays, as a `Batch`"
-    chunk = as_chunk(chunk)
-    if isinstance(chunk, Batch): return chunk
-    return Batch.of_steps(chunk) if isinstance(chunk, list) else Batch.of(chunk)
-
-
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #e247adb8
 def ray_library() -> Any:
     "Return the library Ray, connected; an `ImportError` names the extra"
@@ -143,34 +131,29 @@ class LocalShard:
     def kill(self) -> None: "It ends with the last reference to it"
 
 class RemoteActor:
-    "An actor by its handle: `send` begins a call, `get` waits for its result"
-    def __init__(self, actor: Any) -> None: self.actor = actor
+    """An actor by its handle: `send` begins a call, `get` waits for its result. `as_bytes`: calls and answers of a
+    shard go as bytes, in half the time that Ray needs for objects"""
+    def __init__(self, actor: Any, as_bytes: bool = False) -> None: self.actor, self.as_bytes = actor, as_bytes
     def send(self, method: str, *args: Any) -> Any:
         "Begin a call of a method of the actor"
+        if self.as_bytes: return self.actor.call.remote(to_wire((method, args)))
         return getattr(self.actor, method).remote(*args)
     def get(self, ref: Any, timeout: float) -> Any:
         "Return what the call returned, or the error it raised; `ShardLost` if there is no answer in time"
         ray = ray_library()
-        try: return ray.get(ref, timeout=timeout)
+        try: found = ray.get(ref, timeout=timeout)
         except ray.exceptions.RayTaskError as e: raise e.cause from e                # with the traceback over there
         except ray.exceptions.RayError as e: error = e
+        else: return from_wire(found) if self.as_bytes else found
+        if isinstance(error, ray.exceptions.GetTimeoutError):
+            raise ShardSlow(f'no answer for {timeout:g} s: pass a longer timeout') from None
         died = ray.exceptions.ActorDiedError, ray.exceptions.ActorUnschedulableError
         kind = ShardDied if isinstance(error, died) else ShardLost
-        if isinstance(error, ray.exceptions.GetTimeoutError): kind = ShardSlow
         lines = str(error).strip().splitlines()
         raise kind(' … '.join(dict.fromkeys((f'{type(error).__name__}: {lines[0]}', lines[-1])))) from None
     def kill(self) -> None:
         "End the process"
         ray_library().kill(self.actor)
-
-class RemoteShard(RemoteActor):
-    "A shard in an actor: calls and answers go as bytes, in half the time that Ray needs for objects"
-    def send(self, method: str, *args: Any) -> Any:
-        "Begin a call of a method of the shard"
-        return self.actor.call.remote(to_wire((method, args)))
-    def get(self, ref: Any, timeout: float) -> Any:
-        "As `RemoteActor.get`"
-        return from_wire(super().get(ref, timeout))
 
 NAMESPACE = 'fastrl_replay'          # of all named actors
 
@@ -229,14 +212,10 @@ class Telling:
     _directory: Any
     def _tell(self, *call):
         try: return self._directory.get(self._directory.send(*call), self.timeout)
-        except ShardSlow as e:
-            raise ShardSlow(f'{self.name!r} has not answered for {self.timeout:g} s: pass a longer timeout') from e
         except ShardDied: self._directory = self._next_directory()
         return self._directory.get(self._directory.send(*call), self.timeout)
     def _next_directory(self): return named_actor(self.name, self.timeout)
-    def _show_life(self):
-        "Let the directory know every few seconds that this client lives"
-        every(BEAT, self._renew)
+    def _show_life(self): every(BEAT, self._renew)
     def _renew(self): self._tell('renew')
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf8
@@ -270,14 +249,13 @@ class Shard(Leased):
     process."""
     def __init__(self, number: int, max_sz: int, sampler: Any = None, step: Any = None, seed: Any = None,
                  path: Any = None, closed: bool = False, **options: Any) -> None:
-        if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
         own: Any = None if seed is None else [seed, number]
-        where: Any = None if path is None else Path(path)/'memory'
+        folder: Any = None if path is None else Path(path)
         sampler = copy.deepcopy(sampler)
         if isinstance(sampler, Proportional):
             sampler.normalize = 'memory'                   # so that it knows its smallest leaf
-        self.memory = ReplayMemory(max_sz, sampler, step=step, seed=own, path=where, **options)
-        self.ledger = Ledger(self.memory.n_added, None if path is None else Path(path)/'chunks')
+        self.memory = ReplayMemory(max_sz, sampler, step=step, seed=own, path=folder and folder/'memory', **options)
+        self.ledger = Ledger(self.memory.n_added, folder and folder/'chunks')
         self.number, self.retired, self.cap = number, False, self.memory.n_added if closed else OPEN
         self.n_chunks = self.n_doubled = self.n_capped = self.n_asked = 0
         self.began = time.monotonic(), self.memory.n_added
@@ -316,7 +294,7 @@ class Shard(Leased):
         else:
             self._store(key, seq, chunk, priorities, before, largest)
             wanted += 1
-        return wanted, self.ledger.first_of_last(key) if wanted > seq else -1, self.info()
+        return wanted, self.ledger.known[key][2] if wanted > seq else -1, self.info()
 
     def room(self, key: int, m: int) -> float:
         """Return 0 if `m` rows of pusher `key` fit below the cap; else after how many seconds it is to ask again:
@@ -383,23 +361,21 @@ class Shard(Leased):
         super()._look()
 
     def save(self, folder: str | Path, before: str | Path | None = None) -> int:
-        """Save memory and ledger in the new `folder`; returns the bytes written. `before`: the
-        folder of an earlier save, which stays as it is; what it holds is linked and not written
-        again"""
+        """Save the memory and, as what it has `also`, its number and the ledger in the new `folder`; returns the
+        bytes written. `before`: the folder of an earlier save, which stays as it is; what it holds is linked and
+        not written again"""
         with suppress(OSError):                  # where the disk has no links, all is written again
             if before is not None: shutil.copytree(before, folder, copy_function=os.link)
-        with self.memory.lock:
-            state, rows = self.memory.saved()
-            whole = dict(memory=state, ledger=self.ledger.get_state(), number=self.number)
-            return save_state(folder, whole, 'shard', rows)
+        return self.memory.save(folder, dict(ledger=self.ledger.get_state(), number=self.number))
     def load(self, folder: str | Path) -> Info:
         "Continue with what `save` wrote; a `CheckpointError` names what is missing or damaged"
-        with SavedState(folder, 'shard') as saved, saved.sense('a shard'):
+        with SavedState(folder) as saved, saved.sense('a shard'):
             state: Any = saved.state()
+            own = state.get('also', state)       # earlier versions had it beside the memory
             self.memory.restore(state['memory'], saved.pieces())
             self.memory.saved()[1].note(saved.token)
-        self.number = state['number']
-        self.ledger.set_state(np.asarray(state['ledger']))
+            self.number = own['number']
+            self.ledger.set_state(np.asarray(own['ledger']))
         self.began = time.monotonic(), self.memory.n_added
         return self.info()
 
@@ -429,7 +405,7 @@ class Sender:
     def __init__(self, connect: Any, in_flight: int = 3, timeout: float = 60., limited: bool = False) -> None:
         self.connect, self.in_flight, self.timeout = connect, whole('in_flight', in_flight, 1), timeout
         self.limited = limited
-        self.key, self.seq, self.n_resent = random.SystemRandom().getrandbits(62), 0, 0
+        self.key, self.seq, self.n_resent = secrets.randbits(62), 0, 0
         self.shard, self.unacked = connect(False), deque[list[Any]]()
         self.answer: Any = None       # of the newest chunk stored: its first id, and an `Info`
     def push(self, chunk: Any, priorities: Any = None, largest: float = 0.) -> None:
@@ -485,7 +461,7 @@ CPU = .01                            # of each shard and actor: Ray doesn't spre
 @dataclass
 class Seat:
     "A shard, as the directory sees it"
-    number: int
+    number: int = -1                 # of what it holds
     handle: Any = None               # None once it was dropped
     open: bool = True                # does it take steps?
     node: tuple[str, str] = '', ''   # where its files are: the node's id, and its name
@@ -521,20 +497,18 @@ class Directory(Leased):
     def grow(self, n: int) -> None:
         "Start shards until there are `n`, retired ones counted"
         for k in range(len(self.seats), n):
-            self.seats.append(Seat(self._new_number()))
+            self.seats.append(Seat())
             self._start(k)
-    def _new_number(self):
-        self.n_numbers += 1
-        return self.n_numbers - 1
     def _start(self, k):
         seat, path = self.seats[k], self.options.get('path')
+        if path is None or seat.number < 0: seat.number, self.n_numbers = self.n_numbers, self.n_numbers + 1
         own = self.options | dict(path=None if path is None else str(Path(path)/f'shard-{k}'))
         if self.place=='here': handle: Any = LocalShard(Shard(seat.number, **own))
         else:
             how: Any = dict(name=f'{self.life}/{secrets.token_hex(4)}', namespace=NAMESPACE, num_cpus=CPU)
             how |= dict(lifetime='detached', max_concurrency=1, max_restarts=0, max_task_retries=0)
             actor = ray_library().remote(Shard).options(**how, scheduling_strategy=self._where(seat, path))
-            handle = RemoteShard(actor.remote(seat.number, **own))
+            handle = RemoteActor(actor.remote(seat.number, **own), as_bytes=True)
             if self.lease is not None: handle.send('watch', self.name, self.lease)
         seat.handle, seat.probe = handle, None
         seat.starts.append(time.monotonic())
@@ -545,11 +519,9 @@ class Directory(Leased):
         if path is None: return self.place.upper()
         ray, (own, named) = ray_library(), seat.node
         nodes = {o['NodeID']: o['NodeName'] for o in ray.nodes() if o['Alive']}
-        taken = [o.node[0] for o in self.seats]
-        if not own: own = min(sorted(nodes), key=taken.count)
-        elif own not in nodes:                 # it may be back, under another id
-            own = next((k for k, v in nodes.items() if v==named), '')
-        if not own: raise ShardLost(f'shard {seat.number} waits for its node {named}, and its files')
+        fit = [k for k in nodes if own in ('', k)] or [k for k, v in nodes.items() if v==named]   # under another id
+        if not fit: raise ShardLost(f'shard {seat.number} waits for its node {named}, and its files')
+        own = min(sorted(fit), key=[o.node[0] for o in self.seats].count)
         seat.node = own, nodes[own]
         return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(own, soft=False)
 
@@ -571,7 +543,6 @@ class Directory(Leased):
         if len(seat.starts) > RESTARTS:
             raise ShardLost(f'shard {seat.number} died {len(seat.starts)} times within {STEADY:g} s, and is not '
                             f'started again for a while; at last: {why}')
-        if self.options.get('path') is None: seat.number = self._new_number()
         self._start(k)
     def shards(self) -> list[tuple[int, Any, bool]]:
         "Number, handle, and whether it takes steps, of all shards"
@@ -587,17 +558,16 @@ class Directory(Leased):
 
     def assign(self, places: list[int] | None = None) -> tuple[int, int]:
         "Return the place with the fewest pushers (of `places`), and a number that no other pusher gets"
-        self.n_pushers += 1
-        return self._put(self.n_pushers - 1, self._emptiest(self.n_pushers - 1, places)), self.n_pushers - 1
+        number, self.n_pushers = self.n_pushers, self.n_pushers + 1
+        self._note()
+        k = self._emptiest(number, places)
+        self.seats[k].pushers[number] = time.monotonic()
+        return k, number
     def _emptiest(self, begin, places=None):
         "The place with the fewest pushers, the first from `begin` on of those with equally few"
         taking = [k for k, o in enumerate(self.seats) if o.open]
         among = [k for k in taking if places is None or k in places] or taking
         return min(among, key=lambda k: (len(self.seats[k].pushers), (k - begin) % len(self.seats)))
-    def _put(self, number, k):
-        self.seats[k].pushers[number] = time.monotonic()
-        self._note()
-        return k
     def release(self, number: int) -> None:
         "Pusher `number` has left"
         for o in self.seats: o.pushers.pop(number, None)
@@ -606,13 +576,13 @@ class Directory(Leased):
         another one if that takes no steps, if others have fewer pushers, or if it is the turn of one
         that has none"""
         self.release(number)
-        seat, now = self.seats[k], time.monotonic()
+        now = time.monotonic()
         for o in self.seats: o.pushers = {p: t for p, t in o.pushers.items() if now - t < SILENT}
-        to = self._emptiest(k + 1)
+        seat, to = self.seats[k], self._emptiest(k + 1)
         others, there = len(seat.pushers), len(self.seats[to].pushers)
         turn = there==others==0 and rows >= max(1, self.options['max_sz']//8)
-        if not seat.open or there < others or turn: return self._put(number, to)
-        seat.pushers[number] = now
+        if not seat.open or there < others or turn: k = to
+        self.seats[k].pushers[number] = now
         return k
     def retire(self, k: int, drop: bool) -> None:
         "Let the shard in place `k` take no steps any more; `drop`: end it"
