@@ -28,8 +28,8 @@ from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
 from ..storage.request import Requests
 from .shard import (
-    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow,
-    Telling, actors_called, named_actor, not_started, ray_library)
+    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
+    actors_called, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -381,8 +381,8 @@ class Stored(Drawn, Parted):
         chunk = as_chunk(chunk, None if layout is None else layout.step_type)
         if not len(chunk): return chunk
         if layout is None:
-            layout = chunk.layout if isinstance(chunk, Batch) else Layout.of(example_row(chunk))
-            self.layout = layout = layout.strict
+            layout = chunk.layout.strict if isinstance(chunk, Batch) else Layout.of(example_row(chunk))
+            self.layout = layout
         columns, m = chunk_columns(layout, chunk)
         arrays = [np.asarray(c, leaf.dtype) for c, leaf in zip(columns, layout.leaves)]
         return Batch.of_arrays(layout, arrays, chunk_streams(layout, chunk, columns, streams))

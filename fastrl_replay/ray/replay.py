@@ -139,8 +139,9 @@ class RayActors(IterDataPipe):
         place, number = self._target.assign()
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
-        target, late = (self._target.name, self.in_flight, self.timeout, (place, number)), time.monotonic() + self.timeout
-        self._crew[number] = _Acting(actor, actor.__ray_ready__.remote(), late, actor.run.remote(*target), restarts)
+        target, late = (self._target.name, self.in_flight, self.timeout), time.monotonic() + self.timeout
+        ready, run = actor.__ray_ready__.remote(), actor.run.remote(*target, (place, number))
+        self._crew[number] = _Acting(actor, ready, late, run, restarts)
 
     def watch(self) -> bool:
         "Replace the actors that died; is any still running? An `ActorError` as the class says"
