@@ -363,6 +363,15 @@ def test_a_pusher_leaves_a_retired_shard_and_loses_nothing():
     assert [*old.memory.recent(40).value.tolist(), *new.memory.recent(30).value.tolist()] == list(range(70))
 
 
+def test_a_shard_that_has_ended_is_lost_to_those_that_still_call_it():
+    "Between its end and that of its process: a pusher that asks for room goes elsewhere, and doesn't fail"
+    shard = Shard(0, 100)
+    assert from_wire(shard.call(to_wire(('room', (7, 5))))) == 0
+    shard.close()
+    for call in (('room', (7, 5)), ('push', (7, 1, 1, rows(0, 5))), ('info', ())):
+        with pytest.raises(ShardLost, match='shard 0 has ended'): shard.call(to_wire(call))
+
+
 # ---- frames once
 
 def travelling(sent): return sum(map(len, sent)) if isinstance(sent, list) else len(sent)

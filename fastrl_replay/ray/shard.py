@@ -255,13 +255,15 @@ class Shard(Leased):
             sampler.normalize = 'memory'                   # so that it knows its smallest leaf
         self.memory = ReplayMemory(max_sz, sampler, step=step, seed=own, path=folder and folder/'memory', **options)
         self.ledger = Ledger(self.memory.n_added, folder and folder/'chunks')
-        self.number, self.retired, self.cap = number, False, self.memory.n_added if closed else OPEN
+        self.number, self.retired, self.ended = number, False, False
+        self.cap = self.memory.n_added if closed else OPEN
         self.n_chunks = self.n_doubled = self.n_capped = self.n_asked = 0
         self.began = time.monotonic(), self.memory.n_added
         self.waiting: dict[int, float] = {}  # pushers that have asked for room: when
     def call(self, message: Any) -> Any:
         "Call a method, whose name and arguments come as `to_wire` made them; the answer goes likewise"
         method, args = from_wire(message)
+        if self.ended: raise ShardLost(f'shard {self.number} has ended')
         return to_wire(getattr(self, method)(*args))
 
     def info(self) -> Info:
@@ -394,6 +396,7 @@ class Shard(Leased):
         return self.info()
     def close(self) -> None:
         "Release memory and files"
+        self.ended = True
         self.memory.close()
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #441f5221
@@ -443,9 +446,8 @@ class Sender:
     def _acknowledged(self, limit):
         seq, *_, ref = self.unacked[0]
         try: wanted, first, info = self.shard.get(ref, max(.1, limit - time.monotonic()))
-        except ShardLost: raise
-        except Exception:
-            self.unacked.popleft()       # refused for good: the shard doesn't wait for it
+        except Exception as e:
+            if not isinstance(e, ShardLost): self.unacked.popleft()      # refused for good: it isn't waited for
             raise
         if wanted <= seq: return False
         self.unacked.popleft()
