@@ -18,12 +18,14 @@ from .checks import Words, array, ids_of, is_number, of_type, refuse, require, w
 from .health import Health
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
+from .memory.plain import Parted
 from .memory.kept import also_state, memory_like
-from .protocol import Lasting, Parted, check_memory, refuse_name
+from .protocol import Lasting, check_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
 from .schedules import schedule_from, schedule_state, value_at
+from .show import bars_figure
 from .steps import Layout, same_layout
 from .storage.request import Requests
 from .storage.sequences import WINDOWED, SequenceBatch
@@ -665,7 +667,6 @@ class MixedMemory(Routed):
         """Return a figure with a bar for each memory: transitions stored, share of the rows drawn
         (the line: what was asked), rows drawn for each stored. With an `id`, the figure of its
         memory; see `ReplayMemory.show`"""
-        import matplotlib.pyplot as plt
         with self.lock:
             if id is not None:
                 [(k, _, [own])] = self._of_each(ids_of('id', [id]))
@@ -673,12 +674,9 @@ class MixedMemory(Routed):
             found, sizes = self.health(), [len(o) for o in self.memories]
             bars = {'transitions': sizes, 'share of the rows drawn': found['shares_drawn'],
                     'drawn for each stored': [a/max(1, m) for a, m in zip(self.n_drawn, sizes)]}
-        figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), layout='constrained')
-        for ax, (title, values) in zip(axes, bars.items()):
-            ax.bar([str(k) for k in range(len(values))], values, color='C1')
-            ax.set(xlabel='memory', title=title)
-        for k, share in enumerate(found['shares']): axes[1].hlines(share, k - .4, k + .4, 'k', ':')
-        figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
+        title = source + '\n'.join(found['warnings'] or [repr(self)])
+        figure = bars_figure('memory', list(range(len(sizes))), bars, title)
+        for k, share in enumerate(found['shares']): figure.axes[1].hlines(share, k - .4, k + .4, 'k', ':')
         return figure
     def __repr__(self) -> str:
         parts = ', '.join(f'{share:.3g} of {o!r}' for share, o in zip(self.sampler.shares_now, self.memories))

@@ -17,15 +17,17 @@ import numpy as np
 from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_streams, example_row
 from ..steps import Layout
-from ..protocol import Parted, refuse_name
+from ..protocol import refuse_name
 from ..samplers.base import as_errors, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..memory import ReplayMemory
+from ..memory.plain import Parted
 from ..saving import CheckpointError, SavedState, save_state
 from ..schedules import value_at
+from ..show import bars_figure
 from ..storage.request import Requests
 from .shard import (
     CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
@@ -33,12 +35,12 @@ from .shard import (
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
-    "Return what part of a batch each shard gives on average: that of the mass; without any, of the rows"
+    "Return each shard's part of a batch on average: that of the mass; without any, of the rows"
     total = masses.sum()
     return masses/total if total > 0 else fills/fills.sum()
 
 def systematic(q: np.ndarray, bs: int, n: int, rng: np.random.Generator) -> np.ndarray:
-    "Return rows of each of `n` batches by shard (int64[n, shards]): bs·q on average, off by less than 1"
+    "Return rows of each of `n` batches by shard (int64[n, shards]): bs·q on average, ±1"
     ends = np.append(0., bs*np.cumsum(q))
     ends[-1] = bs
     return np.diff(np.floor(ends + rng.random((n, 1))), axis=1).astype(np.int64)
@@ -126,7 +128,7 @@ class Shards(Telling):
         self.n_redrawn = self.n_lost = self.n_dead = 0
         self.deferred = False                # send priorities with the next draw
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
-        self.n_asked = 0                     # batches that a pipe has asked for, which shards remember
+        self.n_asked = 0                     # batches a pipe has asked for, which shards remember
         self._requests: Any = None
         self.places: list[_ShardLink] = []
         self._dealer = Dealer([], self._each//2)
@@ -160,7 +162,7 @@ class Shards(Telling):
         return place.handle
 
     def _lose(self, place, handle, n=0):
-        "A shard didn't answer a call, which carried `n` updates: ask it nothing until it does"
+        "A shard didn't answer a call with `n` updates: ask it nothing until it does"
         self.n_lost += n
         if not place.live or place.handle is not handle: return
         place.live, place.since, place.why = False, time.monotonic(), ''
@@ -175,7 +177,7 @@ class Shards(Telling):
             elif o.live and o.due is not None and self.known_added >= o.due: self.retire_shard(o.k, True)
 
     def _look_at(self, place):
-        "Ask the directory, which starts the shard again if it died, how that stands; the answer is not waited for"
+        "Ask the directory, which starts dead shards again, how this one stands; not waited for"
         if place.probe is None: place.probe = self._directory.send('find', place.k)
         try: _, place.handle, info = self._directory.get(place.probe, .001)
         except ShardSlow: return
@@ -187,14 +189,14 @@ class Shards(Telling):
             place.info, place.live = info, True
 
     def _await(self, enough, which=lambda o: True, limit=None):
-        "Look for lost shards until `enough` (any, all) of those that are meant answer, and return these"
+        "Look for lost shards until `enough` (any, all) of those meant answer; return these"
         limit = time.monotonic() + self.timeout if limit is None else limit
         while True:
             self._look_for_lost()
             there = [o for o in self.places if not o.dropped and which(o)]
             if enough(o.live for o in there): return there
             if time.monotonic() > limit:
-                why = [o.why or f'shard {o.info.number} does not answer' for o in there if not o.live]
+                why = [o.why or f'shard {o.info.number} is silent' for o in there if not o.live]
                 raise ShardLost(f'{self.name!r}: waited {self.timeout:g} s: {"; ".join(why)}')
             time.sleep(.02)
     def _answers_of(self, calls):
@@ -210,7 +212,7 @@ class Shards(Telling):
         return {o: answer for o, answer in found.items() if o.handle is calls[o][0]}
 
     def _serve(self, counts=None, fields=None):
-        "Call all shards that are there: updates and caps go there, rows come back (`counts`, by batch and place)"
+        "Call all shards: updates and caps go there, rows come back (`counts`: by batch and place)"
         largest, calls = self._known('largest').max(), {}
         for o in [o for o in self.places if o.live]:
             updates, o.updates = [np.concatenate(a) for a in zip(*o.updates)] or None, []
@@ -255,7 +257,7 @@ class Shards(Telling):
 
 @functools.cache
 def _gauge(what):
-    "The metric `fastrl_replay_…`, which Prometheus reads from each node; a process has one of a name"
+    "The metric `fastrl_replay_…`, which Prometheus reads; a process has one of a name"
     metrics: Any = importlib.import_module('ray.util.metrics')
     return metrics.Gauge(f'fastrl_replay_{what}', tag_keys=('memory', 'shard'))
 
@@ -282,7 +284,7 @@ class Drawn(Shards):
             return DrawRequest(n, bs, fields, self._serve(counts, fields), counts, q)
 
     def take(self, asked: DrawRequest) -> list[Batch]:
-        "Return the batches that `ask` began; if a shard was lost meanwhile, drawn again from the others"
+        "Return the batches that `ask` began, drawn again from the others if a shard was lost"
         with self.lock:
             limit, again = time.monotonic() + self.timeout, False
             while True:
@@ -434,11 +436,10 @@ class Stored(Drawn, Parted):
                 for out, column in zip(request.leaves, rows.arrays()): out[to] = column
             request.slots[:] = ids
             return request.batch()
-    def episode(self, id: int) -> Batch:
-        "As `ReplayMemory.episode`"
-        with self.lock:
-            [(_, number, own)] = self._asked(ids_of('id', [id]), lambda own: ('episode_ids', own.item()))
-            return self.fetch(own | number << SHIFT)
+    def episode_ids(self, id: int) -> np.ndarray:
+        "As `ReplayMemory.episode_ids`"
+        [(_, number, own)] = self._asked(ids_of('id', [id]), lambda o: ('episode_ids', o.item()))
+        return own | number << SHIFT
 
     def recent(self, k: int, fields: Any = None) -> Batch:
         "As `ReplayMemory.recent`, of a memory of one shard: several have no common order of time"
@@ -462,7 +463,7 @@ class Stored(Drawn, Parted):
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a7
 class Saved(Stored):
-    "What the whole writes into a folder, and continues from; its figures, as numbers, in words, as a picture"
+    "What the whole writes into a folder, and continues from; its figures"
     def _all(self):
         "All places, each with a shard that answers, and with no priorities left to be sent"
         self._served(self._serve())
@@ -593,14 +594,10 @@ class Saved(Stored):
 
     def show(self, source: str = '') -> Any:
         "Return a matplotlib figure with a bar a shard: rows, share of the mass, steps/s; and the warnings"
-        import matplotlib.pyplot as plt
         found = self.health()
-        figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), layout='constrained')
-        for ax, what in zip(axes, ('fill', 'share', 'rate')):
-            ax.bar([str(k) for k in found['number']], found[what], color=['C1' if o else '.8' for o in found['live']])
-            ax.set(xlabel='shard', title=dict(fill='transitions', share='share of the mass', rate='steps/s')[what])
-        figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
-        return figure
+        bars = {'transitions': found['fill'], 'share of the mass': found['share'], 'steps/s': found['rate']}
+        title = source + '\n'.join(found['warnings'] or [repr(self)])
+        return bars_figure('shard', found['number'], bars, title, ['C1' if o else '.8' for o in found['live']])
 
 def _state_in(folder):
     "What the save in `folder` says of the whole"
@@ -657,7 +654,7 @@ class RayMemory(Saved):
             raise
         end = weakref.finalize(self, end_actors, directory, made)
         self._close, end.atexit = cast(Callable[[], Any], end), False
-        if not here and not detached: atexit.register(end)       # after Ray's own, and so run before it
+        if not here and not detached: atexit.register(end)       # after Ray's own: run before it
 
     @classmethod
     def attach(cls, name: str = 'replay', on_loss: str = 'go_on', timeout: float = 60.,
@@ -691,7 +688,6 @@ class RayMemory(Saved):
     def __len__(self) -> int:
         self.refresh()
         return int(self._known('fill').sum())
-    def __bool__(self) -> bool: return True
     @property
     def n_added(self) -> int:
         "How many transitions were ever stored, also in shards that are gone: a count"
@@ -702,7 +698,7 @@ class RayMemory(Saved):
         "How many of them are not stored any more: each shard has a first id of its own"
         return self.n_added - int(self._known('fill').sum())
     def assign(self) -> tuple[int, int]:
-        "Return a place for a new pusher, one that answers, and a number that no other pusher has or had"
+        "Return a place that answers, for a new pusher, and a number that no other has or had"
         return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
     def release(self, number: int) -> None:
         "Pusher `number` has left"
@@ -739,9 +735,9 @@ def open_directory(made: dict[str, Any], new: bool = False) -> RemoteActor:
     return RemoteActor(ray.remote(Directory).options(**how).remote(**made))
 
 def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> None:
-    "End the shards, which release their files first, and their directory, even if that doesn't answer"
+    "End the shards, which release their files first, and their directory, if need be by force"
     remote = isinstance(directory, RemoteActor)
-    if remote and not importlib.import_module('ray').is_initialized(): return    # the cluster has gone
+    if remote and not importlib.import_module('ray').is_initialized(): return    # it has gone
     with suppress(ShardLost): directory.get(directory.send('end', timeout), timeout + 5)
     if not remote: return
     for o in actors_called(made['life']): RemoteActor(o).kill()

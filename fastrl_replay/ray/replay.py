@@ -98,7 +98,7 @@ class ActingWorker:
                 for a in range(0, len(batch), self.chunk): pusher.push(batch[a:a + self.chunk])
         self.task.close()
 
-# An actor, a call that it answers once it has started, by `late`, the one that ends with it; those that died before
+# An actor; a call that it answers once it has started, by `late`; one that ends with it; how many died
 _Acting = namedtuple('_Acting', 'actor ready late run restarts')
 
 @datapipe('ray_actors')
