@@ -406,10 +406,8 @@ class Stored(Drawn, Parted):
             self.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
             for o, *update in parts: o.updates.append(update)
             if not self.deferred: return sum(self._served(self._serve()).values())
-            return sum(self._n_living(o, own) for o, own, _ in parts)*self.sampler.prioritized
-    def _n_living(self, place, ids):
-        living = np.sort(ids[ids >= place.info.first_id])
-        return int(np.count_nonzero(np.diff(living, prepend=-1)))
+            living = [{*own[own >= o.info.first_id].tolist()} for o, own, _ in parts]
+            return self.sampler.prioritized*sum(map(len, living))
 
     def _asked(self, ids, question):
         """Of each shard among the ids: where its own are, its number, what its memory answers to
@@ -716,8 +714,6 @@ class RayMemory(Saved):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError('RayMemory: deepcopy and pickle would copy this client, not its shards; use save(folder), or '
                         'RayMemory.attach(name) in another process')
-    def __enter__(self) -> 'RayMemory': return self
-    def __exit__(self, *_: object) -> None: self.close()
     def __repr__(self) -> str:
         where = f'{len(self.places)} shards of {self.name!r}' if self.n_shards else 'in this process'
         return f'RayMemory({int(self._known("fill").sum()):,} of {self.max_sz:,}; {where}; {self.sampler.kind})'

@@ -77,8 +77,6 @@ class RayPusher(Telling):
         "Flush, and leave the place to others"
         self.flush()
         self._tell('release', self.number)
-    def __enter__(self) -> 'RayPusher': return self
-    def __exit__(self, *_: object) -> None: self.close()
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #04d25fcf
 _NUMBERS = 1 << 20           # of actors in the life of a memory

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 import numpy as np
 from ..checks import extra, whole
 from ..batch import Batch
@@ -209,11 +209,14 @@ class Telling:
     name: str
     timeout: float
     _directory: Any
+    close: Any
     def _tell(self, *call):
         try: return self._directory.get(self._directory.send(*call), self.timeout)
         except ShardDied: self._directory = self._next_directory()
         return self._directory.get(self._directory.send(*call), self.timeout)
     def _next_directory(self): return named_actor(self.name, self.timeout)
+    def __enter__(self) -> Self: return self
+    def __exit__(self, *_: object) -> None: self.close()
     def _show_life(self): every(BEAT, self._renew)
     def _renew(self): self._tell('renew')
 
