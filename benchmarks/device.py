@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fastrl_replay.all import Proportional, ReplayMemory, Transition, Uniform
-from fastrl_replay.device import DeviceMemory
-from fastrl_replay.device.draws import ByMass, DeviceRng
+from fastrl_replay.memory import DeviceMemory
+from fastrl_replay.memory.device_draws import ByMass, DeviceRng
 
 OBS, ACT, ENVS = 48, 12, 1024
 

@@ -23,9 +23,8 @@ from .samplers.age import AgeWeighted
 from .samplers.more import ERE, LAP, Combined
 from .storage.sequence_sampler import Sequence
 from .saving import CheckpointError
-from .memory import ReplayMemory
+from .memory import DeviceMemory, ReplayMemory
 from .mixed import MixedMemory
-from .device import DeviceMemory
 from .pipes.base import IterDataPipe, datapipe
 from .pipes.stepper import GymStepper
 from .pipes.n_step import NStep

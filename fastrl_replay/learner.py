@@ -430,8 +430,8 @@ class Learner(Training):
     def fit(self, n_batches: int, watch: Callable[[Any], Any] | None = None) -> Self:
         """Learn from the next `n_batches` batches, or until `watch(learner)` returns True after one.
 
-        Raises a `ValueError` where the loader yields nothing."""
-        if n_batches < 1: return self
+        Raises a `ValueError` where the loader yields nothing, or `n_batches` is no count."""
+        if not whole('n_batches', n_batches): return self
         log = _log_every(n_batches, watch)
         if self.shared is not None: self.shared.publish(self.model)  # weights that were loaded, say
         with _progress(n_batches) as bar:
@@ -553,6 +553,7 @@ class DQNLearner(Learner):
         *, loss: Callable[..., Any] | None = None,  # (None: `dqn_loss`)
         **options: Any,          # the other arguments of `Learner`
     ) -> None:
+        gamma = number('gamma', gamma, 0, 1)
         if loss is None: loss = partial(dqn_loss, gamma=gamma, double=double)
         super().__init__(model, dl, loss, lr, target_sync, device=device, **options)
     def update(self, batch: Any) -> None:

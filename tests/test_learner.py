@@ -324,6 +324,13 @@ def test_bad_options(bad, match):
     with pytest.raises((ValueError, TypeError), match=match): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
 
 
+@pytest.mark.parametrize('n', [-1, 1.5, None])
+def test_a_number_of_batches_that_is_none_is_refused(n):
+    learn = DQNLearner(Table(np.zeros((2, 2))), [])
+    with pytest.raises(ValueError, match='n_batches: expected a whole number'): learn.fit(n)
+    assert learn.fit(0) is learn
+
+
 # ---- what an update doesn't do
 
 def test_td_errors_go_to_samplers_that_want_them(monkeypatch):
@@ -703,7 +710,7 @@ def test_a_log_stays_short(capsys):
     assert [o.split('  ')[0] for o in out.splitlines()] == [f'batch {n:,}' for n in range(300, 6249, 300)] and err == ''
 
 
-@pytest.mark.parametrize('bad,match', [(dict(target_sync=0), 'target_sync'), (dict(lr='fast'), 'lr'), (dict(lr=float('nan')), 'lr')])
+@pytest.mark.parametrize('bad,match', [(dict(target_sync=0), 'target_sync'), (dict(lr='fast'), 'lr'), (dict(lr=float('nan')), 'lr'), (dict(gamma=2), 'gamma: expected'), (dict(gamma=None), 'gamma: expected')])
 def test_bad_arguments(bad, match):
     with pytest.raises((ValueError, TypeError), match=match): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
 

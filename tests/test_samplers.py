@@ -70,6 +70,11 @@ def test_the_generator_is_the_shared_one():
     assert a.get_state() == b.get_state()
 
 
+@pytest.mark.parametrize('replace', ['yes', 1, None])
+def test_replace_is_a_bool(replace):
+    with pytest.raises(TypeError, match='replace: expected a bool, got'): Uniform(replace)
+
+
 def test_uniform_refusals():
     sampler, rng = filled(Uniform(), 5, 8), Rng(0)
     unchanged(sampler, lambda: sampler.draw(6, rng), r'batch of 6 .* 5 transitions.*min_sz.*replace=True', rng)

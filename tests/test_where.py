@@ -12,7 +12,7 @@ from torch import nn
 from fastrl_replay.all import (
     AgeWeighted, DQNLearner, ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional,
     RankBased, RankReplay, ReplayMemory, Sampler, Sequence, SequenceReplay, SimpleStep)
-from fastrl_replay.device import DeviceMemory
+from fastrl_replay.memory import DeviceMemory
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import tree_map
 

@@ -1,4 +1,5 @@
-"""`ReplayMemory`: a storage and a sampler joined, in one process"""
+"""`ReplayMemory`: a storage and a sampler joined, in one process; `DeviceMemory`: all of it on one torch device"""
+from .device import DeviceMemory
 from .kept import ReplayMemory
 
-__all__ = ['ReplayMemory']
+__all__ = ['DeviceMemory', 'ReplayMemory']

@@ -8,6 +8,7 @@ __all__ = ['Uniform']
 # %% ../../nbs/1_memory/12_uniform.ipynb #7c5a9758
 from typing import Any
 import numpy as np
+from ..checks import of_type
 from ..kernels import inlined, kernel
 from .rng import below_of, load, shuffle, words_of
 from .base import Sampler
@@ -62,13 +63,15 @@ def draw_distinct(slots, probs, weights, words, n, marks):
     words[0], words[1], words[2], words[3] = state
 
 # %% ../../nbs/1_memory/12_uniform.ipynb #c185e135
+def _as_bool(replace): return bool(of_type('replace', replace, (bool, np.bool_), 'a bool'))
+
 class Uniform(Sampler):
     "Draws each filled slot with P = 1/n and weight one; with `replace=False` none twice in a batch"
     prioritized = False
     arrays: tuple[str, ...] = ('marks',)
     marks: Any = None              # one bit for each slot, all zero between draws
 
-    def __init__(self, replace: bool = False) -> None: self.replace = bool(replace)
+    def __init__(self, replace: bool = False) -> None: self.replace = _as_bool(replace)
     def _new_arrays(self, max_sz, allocate):
         return dict(marks=np.zeros(-(-max_sz // 64), np.uint64))
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
@@ -92,7 +95,7 @@ class Uniform(Sampler):
         raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {len(self)} transitions '
                          f'{there}: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
     def options(self) -> dict[str, Any]: return dict(replace=self.replace)
-    def _check_options(self, replace): return dict(replace=bool(replace))
+    def _check_options(self, replace): return dict(replace=_as_bool(replace))
     def check_valid(self) -> bool:
         assert self.marks is None or 64*len(self.marks) >= self.max_sz, 'too few marks'
         assert self.marks is None or not self.marks.any(), 'marks left behind by a draw'
