@@ -15,8 +15,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from ..batch import Batch
 from ..checks import leave_out, refuse, require, whole
-from ..device import DeviceMemory
-from ..memory import ReplayMemory
+from ..memory import DeviceMemory, ReplayMemory
 from ..protocol import Lasting, Memory, check_memory
 from ..show import replay_table
 from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
