@@ -177,7 +177,8 @@ class Worker:
     "A worker process as the learner handles it: `tell` sends it commands, `receive` returns its chunks"
     def __init__(self, ctx, task, number, timeout, others=()):
         self.number, self.timeout = number, timeout
-        self.layout, self.n_chunks = None, 0
+        self.layout: Any = None          # of its newest chunk
+        self.n_chunks = 0
         self.connection, theirs = ctx.Pipe()
         _limit_reads(self.connection, timeout)
         inherited = [o.connection for o in (self, *others)] if ctx.get_start_method()=='fork' else []
