@@ -18,12 +18,14 @@ from .checks import Words, array, ids_of, is_number, of_type, refuse, require, w
 from .health import Health
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
+from .memory.plain import Parted
 from .memory.kept import also_state, memory_like
 from .protocol import Lasting, check_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
 from .schedules import schedule_from, schedule_state, value_at
+from .show import bars_figure
 from .steps import Layout, same_layout
 from .storage.request import Requests
 from .storage.sequences import WINDOWED, SequenceBatch
@@ -439,8 +441,9 @@ def _steps_of(layout, windowed):
     return same_layout(layout.step_type, layout.trees, leaves)
 
 # %% ../nbs/3_lasting/21_mixed.ipynb #e1000015
-class Routed(Mixed):
+class Routed(Mixed, Parted):
     "What goes to the first memory, and what goes to a memory by an id"
+    _shift = SHIFT
     @property
     def layout(self) -> Layout | None:
         "The `Layout` of the first memory's steps"
@@ -511,21 +514,10 @@ class Routed(Mixed):
             [(k, _, [own])] = self._of_each(ids_of('id', [id]))
             rows = self.memories[k].episode(own)
             return self._joined({k: rows}, np.arange(len(rows)))
-
-    def _beside(self, ids, ask, within_episode):
-        ids = ids_of('ids', ids)
-        found = np.empty_like(ids)
-        with self.lock:
-            for k, at, own in self._of_each(ids):
-                other = ask(self.memories[k])(own, within_episode)
-                found[at] = np.where(other < 0, -1, other | k << SHIFT)
-        return found
-    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "As `ReplayMemory.previous`, within each memory"
-        return self._beside(ids, lambda o: o.previous, within_episode)
-    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "As `ReplayMemory.next`, within each memory"
-        return self._beside(ids, lambda o: o.next, within_episode)
+    def _asked(self, ids, question):
+        for k, at, own in self._of_each(ids):
+            name, *args = question(own)
+            yield at, k, getattr(self.memories[k], name)(*args)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
         """Send TD errors to the memories that these rows are in; return how many distinct
@@ -675,7 +667,6 @@ class MixedMemory(Routed):
         """Return a figure with a bar for each memory: transitions stored, share of the rows drawn
         (the line: what was asked), rows drawn for each stored. With an `id`, the figure of its
         memory; see `ReplayMemory.show`"""
-        import matplotlib.pyplot as plt
         with self.lock:
             if id is not None:
                 [(k, _, [own])] = self._of_each(ids_of('id', [id]))
@@ -683,12 +674,9 @@ class MixedMemory(Routed):
             found, sizes = self.health(), [len(o) for o in self.memories]
             bars = {'transitions': sizes, 'share of the rows drawn': found['shares_drawn'],
                     'drawn for each stored': [a/max(1, m) for a, m in zip(self.n_drawn, sizes)]}
-        figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), layout='constrained')
-        for ax, (title, values) in zip(axes, bars.items()):
-            ax.bar([str(k) for k in range(len(values))], values, color='C1')
-            ax.set(xlabel='memory', title=title)
-        for k, share in enumerate(found['shares']): axes[1].hlines(share, k - .4, k + .4, 'k', ':')
-        figure.suptitle(source + '\n'.join(found['warnings'] or [repr(self)]), fontsize='medium')
+        title = source + '\n'.join(found['warnings'] or [repr(self)])
+        figure = bars_figure('memory', list(range(len(sizes))), bars, title)
+        for k, share in enumerate(found['shares']): figure.axes[1].hlines(share, k - .4, k + .4, 'k', ':')
         return figure
     def __repr__(self) -> str:
         parts = ', '.join(f'{share:.3g} of {o!r}' for share, o in zip(self.sampler.shares_now, self.memories))

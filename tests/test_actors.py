@@ -4,6 +4,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -66,6 +67,26 @@ def cartpole(n_envs=1):
     torch.nn.init.zeros_(model.bias)
     agent = EpsilonGreedy(model, LinearSchedule(1., .1, 50), seed=5)
     return NStep(GymStepper(['CartPole-v1'], agent=agent, seed=3, n_envs=n_envs), 3, .99)
+
+class Films(IterDataPipe):
+    "Stacks of frames of three games in turns; now and then a game begins anew, and a stack has nothing to do with the last one"
+    def __iter__(self):
+        rng = np.random.default_rng(0)
+        stacks = [rng.integers(0, 255, (4, 30, 30), np.uint8) for _ in range(3)]
+        for k in range(600):
+            env, new = k % 3, rng.integers(0, 255, (1, 30, 30), np.uint8)
+            state, stacks[env] = stacks[env], np.concatenate([stacks[env][1:], new])
+            yield SimpleStep(state, k, stacks[env], env_id=env)
+            if rng.random() < .05: stacks[env] = rng.integers(0, 255, (4, 30, 30), np.uint8)
+
+def test_frames_arrive_to_the_bit_and_each_is_sent_once(monkeypatch):
+    none, one = (taken(actors(Films(), k, chunk=50), 8) for k in (0, 1))
+    for a, b in zip(none, one):
+        for u, v in zip(a.arrays(), b.arrays()): assert u.dtype==v.dtype and (u==v).all() and v.flags.writeable
+    n_sent, loads = [], pickle.loads
+    monkeypatch.setattr('fastrl_replay.pipes.actors.pickle.loads', lambda content: n_sent.append(len(content)) or loads(content))
+    chunk = taken(actors(Films(), 1, chunk=300), 1)[0]
+    assert .9*300 < max(n_sent)/900 < 1.4*300 and len(chunk)==300         # of the eight frames of a step little more than one
 
 @pytest.mark.parametrize('n_envs', [1, 4])
 def test_one_worker_makes_the_very_steps_that_none_makes(n_envs):

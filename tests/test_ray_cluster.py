@@ -13,7 +13,7 @@ from fastrl_replay.all import EpsilonGreedy, GymStepper, SharedAgent
 from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.actors import ActorError
 from fastrl_replay.ray import RayMemory, RayParams, RayPusher, RayReplay, shard as module
-from fastrl_replay.ray.shard import ShardLost
+from fastrl_replay.ray.shard import ShardLost, from_wire, to_wire
 from fastrl_replay.samplers.proportional import Proportional
 
 ray = pytest.importorskip('ray')
@@ -33,6 +33,7 @@ def cluster(tmp_path_factory):
                 local.extend(chunk)
                 local.sample(8).update_priorities(np.ones(8))
                 local.fetch(local.sample(8).ids)
+        from_wire(to_wire(chunk))
     with pytest.MonkeyPatch.context() as patch:            # the actors import what this file does
         beside(patch)
         ray.init('local', num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=150_000_000)

@@ -267,5 +267,5 @@ def test_what_is_unknown_is_refused_before_any_actor_is_started(wrong, said, mon
 def test_an_error_of_a_shard_comes_with_its_traceback(name):
     with RayMemory(1, 100, name=name, timeout=WAIT) as memory:
         memory.extend(rows(0, 5))
-        with pytest.raises(ValueError, match='ids') as caught: memory._ask_shard(0, 'fetch', np.array([77]))
+        with pytest.raises(ValueError, match='ids') as caught: memory.fetch([77])
         assert 'in ask' in str(caught.value.__cause__)

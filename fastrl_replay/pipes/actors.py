@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from ..checks import Words, number, refuse, whole
 from ..batch import Batch, stream_numbers
+from ..storage.frames import batch_from, columns_once
 from .base import IterDataPipe, Resumable, become_actor, datapipe, pickled_state, state_upstream
 
 # %% ../../nbs/4_processes/01_actors.ipynb #b6092432
@@ -138,7 +139,7 @@ def _serve(task, learner):
         while learner.take()!=_BEGIN: pass      # permissions left over from an earlier round
         for _, (batch, version) in zip(iter(learner.take, None), task.chunks()):
             news, layout = None if batch.layout is layout else batch.layout, batch.layout
-            arrays = [np.ascontiguousarray(a) for a in batch.arrays()]
+            arrays = [np.ascontiguousarray(a) for a in columns_once(batch)]
             learner.send('chunk', news, arrays, batch.streams, version)
         learner.send('end')
 
@@ -176,7 +177,8 @@ class Worker:
     "A worker process as the learner handles it: `tell` sends it commands, `receive` returns its chunks"
     def __init__(self, ctx, task, number, timeout, others=()):
         self.number, self.timeout = number, timeout
-        self.layout, self.n_chunks = None, 0
+        self.layout: Any = None          # of its newest chunk
+        self.n_chunks = 0
         self.connection, theirs = ctx.Pipe()
         _limit_reads(self.connection, timeout)
         inherited = [o.connection for o in (self, *others)] if ctx.get_start_method()=='fork' else []
@@ -213,7 +215,7 @@ class Worker:
         layout, *parts, version = content
         if layout is not None: self.layout = layout
         self.n_chunks += 1
-        return Batch.of_arrays(self.layout, *parts), version
+        return batch_from(self.layout, *parts), version
 
     def _message(self):
         awake = wait(self.ends(), self.timeout)

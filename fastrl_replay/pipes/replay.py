@@ -157,6 +157,8 @@ class ExperienceReplay(Tracked, IterDataPipe):
 
     def __iter__(self) -> Iterator[Batch]:
         refuse_worker(type(self).__name__)
+        yield from self._while_pulled()
+    def _while_pulled(self):
         self._place.check(self.source_datapipe)
         while self._pull_until_due():
             batch = self.sample()

@@ -6,13 +6,13 @@
 __all__ = ['RayPusher', 'ActingWorker', 'RayActors', 'dealt', 'RayReplay', 'Board', 'RayParams']
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #bbfc2a2a
-import atexit, importlib, math, os, secrets, time, warnings
-from collections import deque
+import atexit, importlib, math, secrets, time, warnings
+from collections import deque, namedtuple
 from collections.abc import Iterator
 from typing import Any
 import torch
 from ..checks import refuse, whole
-from ..batch import Batch, stream_numbers
+from ..batch import Batch, as_chunk, stream_numbers
 from ..memory import ReplayMemory
 from ..pipes.actors import ActorError, Task, check_upstream, renumbered
 from ..pipes.base import (IterDataPipe, Resumable, become_actor, datapipe, pickled_state,
@@ -21,8 +21,8 @@ from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
-    CPU, LEASE, NAMESPACE, RESTARTS, Info, RemoteActor, Sender, ShardLost, ShardSlow, Telling, as_batch, every,
-    named_actor, not_started, pack, ray_library)
+    CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
+    named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #8c1c27e5
 class RayPusher(Telling):
@@ -40,7 +40,7 @@ class RayPusher(Telling):
         self.name, self.timeout, self._directory = name, timeout, named_actor(name, timeout)
         found: tuple[int, int] = self._tell('assign') if place is None else place
         self.place, self.number = found
-        self.rows = self.n_chunks = 0        # sent to this shard; since it asked whether to move
+        self.rows = 0                        # sent to this shard
         self.asked: Any = None               # whether to move: the call
         self.next = 0.                       # when to ask again, at the latest
         self.sender = Sender(self._connect, in_flight, timeout, limited=True)
@@ -50,12 +50,12 @@ class RayPusher(Telling):
         return self._tell('find', self.place)[1]
 
     def _look_round(self, m):
-        "Move if the directory says so, which is asked now and then, and not waited for"
-        self.rows, self.n_chunks = self.rows + m, self.n_chunks + 1
+        "Move if the directory says so, which is asked every 32 chunks or five seconds, and not waited for"
+        self.rows += m
         if self.asked is None:
-            if self.n_chunks < 32 and time.monotonic() < self.next: return
+            if self.sender.seq % 32 and time.monotonic() < self.next: return
             self.asked = self._directory.send('move', self.place, self.number, self.rows)
-            self.n_chunks, self.next = 0, time.monotonic() + 5
+            self.next = time.monotonic() + 5
         try: place = self._directory.get(self.asked, .001)
         except ShardSlow: return
         except ShardLost: place = self.place
@@ -66,9 +66,10 @@ class RayPusher(Telling):
         self.sender.shard = self._tell('find', place)[1]
     def push(self, chunk: Any, priorities: Any = None) -> None:
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
-        chunk = as_batch(chunk)
+        chunk = as_chunk(chunk)
+        if not isinstance(chunk, Batch): chunk = Batch.of_steps(chunk) if isinstance(chunk, list) else Batch.of(chunk)
         self._look_round(len(chunk))
-        self.sender.push(pack(chunk), priorities)
+        self.sender.push(chunk, priorities)
     def flush(self) -> None:
         "Wait until everything is stored"
         self.sender.flush()
@@ -76,8 +77,6 @@ class RayPusher(Telling):
         "Flush, and leave the place to others"
         self.flush()
         self._tell('release', self.number)
-    def __enter__(self) -> 'RayPusher': return self
-    def __exit__(self, *_: object) -> None: self.close()
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #04d25fcf
 _NUMBERS = 1 << 20           # of actors in the life of a memory
@@ -88,7 +87,6 @@ class ActingWorker:
         torch.set_num_threads(1)
         become_actor(number)
         self.number, self.chunk, self.task = number, chunk, Task(pipe, chunk, math.inf)
-    def ready(self) -> None: "It has started"
     def run(self, *target: Any) -> None:
         "Run the pipe to its end; `target`: the arguments of a `RayPusher`"
         self.task.begin(self.number)
@@ -97,6 +95,9 @@ class ActingWorker:
                 batch = renumbered(batch, stream_numbers(batch)*_NUMBERS + self.number, self.number)
                 for a in range(0, len(batch), self.chunk): pusher.push(batch[a:a + self.chunk])
         self.task.close()
+
+# An actor; a call that it answers once it has started, by `late`; one that ends with it; how many died
+_Acting = namedtuple('_Acting', 'actor ready late run restarts')
 
 @datapipe('ray_actors')
 class RayActors(IterDataPipe):
@@ -123,8 +124,7 @@ class RayActors(IterDataPipe):
         self.restart, self.timeout, self.n_restarts = restart, timeout, 0
         self._place = Resumable()
         self._target: Any = None              # the memory that they push to
-        self._crew: dict[int, Any] = {}  # number: actor, its running call, restarts
-        self._starting: dict[int, Any] = {}   # number: a call that is answered once it has started; since when
+        self._crew: dict[int, _Acting] = {}   # by number
         self._look_at = 0.                    # when to look at them next
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in Task(self.source_datapipe, self.chunk, math.inf).chunks(self._place): yield batch
@@ -134,63 +134,56 @@ class RayActors(IterDataPipe):
         self._target = memory
         for _ in range(0 if self._crew else self.n): self._start(0)
     def _start(self, restarts):
-        memory = self._target
-        place, number = memory.assign()
+        place, number = self._target.assign()
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
-        self._starting[number] = actor.ready.remote(), time.monotonic()
-        running = actor.run.remote(memory.name, self.in_flight, self.timeout, (place, number))
-        self._crew[number] = actor, running, restarts
+        target, late = (self._target.name, self.in_flight, self.timeout), time.monotonic() + self.timeout
+        ready, run = actor.__ray_ready__.remote(), actor.run.remote(*target, (place, number))
+        self._crew[number] = _Acting(actor, ready, late, run, restarts)
 
     def watch(self) -> bool:
         "Replace the actors that died; is any still running? An `ActorError` as the class says"
-        if not self._crew or time.monotonic() < self._look_at: return bool(self._crew)
-        self._look_at = time.monotonic() + .1
-        calls = {call: number for number, (_, call, *_) in self._crew.items()}
-        for call in ray_library().wait(list(calls), num_returns=len(calls), timeout=0)[0]: self._ended(calls[call])
-        if self._starting: self._await_start()
-        return bool(self._crew)
-    def _await_start(self):
-        "An `ActorError` says that an actor was not started within `timeout`: there is no room for it, perhaps"
-        waiting = {ref: k for k, (ref, _) in self._starting.items() if k in self._crew}
-        there = ray_library().wait(list(waiting), num_returns=len(waiting), timeout=0)[0] if waiting else []
-        self._starting = {k: self._starting[k] for ref, k in waiting.items() if ref not in there}
-        now = time.monotonic()
-        late = [k for k, (_, since) in self._starting.items() if now - since > self.timeout]
-        if not late: return
-        what = f'ray_actors: actor {late[0]} (and {len(self._starting) - 1} more)'
-        error = ActorError(not_started(what, self.resources.get('num_cpus') or 0, self.timeout))
-        self.close()
-        raise error
+        now, crew = time.monotonic(), self._crew
+        if not crew or now < self._look_at: return bool(crew)
+        self._look_at = now + .1
+        calls = [call for o in crew.values() for call in (o.ready, o.run)]
+        answered = {*ray_library().wait(calls, num_returns=len(calls), timeout=0)[0]}
+        for number in [k for k, o in crew.items() if o.run in answered]: self._ended(number)
+        waiting = [k for k, o in crew.items() if o.ready not in answered]
+        if any(now > crew[k].late for k in waiting):         # there is no room for it, perhaps
+            what = f'ray_actors: actor {waiting[0]} (and {len(waiting) - 1} more)'
+            self._fail(ActorError(not_started(what, self.resources.get('num_cpus') or 0, self.timeout)))
+        return bool(crew)
 
     def _ended(self, number):
         "An actor has come to its end, or raised, or died"
-        ray, (_, call, restarts) = ray_library(), self._crew.pop(number)
+        gone = self._crew.pop(number)
         self._target.release(number)
-        try: return ray.get(call, timeout=self.timeout)
-        except ray.exceptions.RayTaskError as e:
-            cause, error = e.cause, ActorError(f'actor {number} raised {type(e.cause).__name__}: {e.cause}')
-            error.add_note(f'In the actor:\n{e}')
-        except ray.exceptions.RayActorError as e:
-            cause, error = e, ActorError(f'actor {number} died; {restarts} were started again in its place')
-        if isinstance(cause, (ShardLost, ray.exceptions.RayActorError)) and self.restart and restarts < RESTARTS:
-            warnings.warn(f'{error}; another one replaces it', RuntimeWarning, stacklevel=2)
-            self.n_restarts += 1
-            return self._start(restarts + 1)
+        try: return RemoteActor(gone.actor).get(gone.run, self.timeout)
+        except Exception as e:                               # noqa: BLE001   (whatever an environment raises)
+            lost, what = isinstance(e, ShardLost), f'raised {type(e).__name__}: {e}'
+            if lost: what = f'was lost: {e}; {gone.restarts} were started again in its place'
+            error = ActorError(f'actor {number} {what}')
+            if not lost: error.add_note(f'In the actor:\n{e.__cause__}')
+            if not (lost and self.restart and gone.restarts < RESTARTS): self._fail(error, e)
+        warnings.warn(f'{error}; another one replaces it', RuntimeWarning, stacklevel=2)
+        self.n_restarts += 1
+        self._start(gone.restarts + 1)
+    def _fail(self, error, cause=None):
         self.close()
         raise error from cause
     def close(self) -> None:
         "End the actors; iterating the replay again starts new ones"
-        crew, self._crew, self._starting = self._crew, {}, {}
-        for actor, *_ in crew.values(): ray_library().kill(actor)
+        for o in self._crew.values(): ray_library().kill(o.actor)
+        self._crew.clear()
 
 def _actors_of(pipe):
     "The `RayActors` that push for a replay after `pipe`; a `ValueError` for some further upstream"
-    found = [o for o in upstream(pipe) if isinstance(o, RayActors) and o.n]
-    if found and found[0] is not pipe:
+    found = next((o for o in upstream(pipe) if isinstance(o, RayActors) and o.n), None)
+    if found is not None and found is not pipe:
         raise ValueError(f'ray_actors: {type(pipe).__name__} comes after it, and would run in the learner; '
                          'put .ray_actors just before .ray_replay')
-    return found[0] if found else None
+    return found
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #d3531a0a
 def dealt(infos: list[Info], sent: list[dict[int, int]], total: int) -> dict[int, int]:
@@ -268,11 +261,6 @@ class RayReplay(ExperienceReplay):
     def __iter__(self) -> Iterator[Any]:
         refuse_worker(type(self).__name__)
         return self._while_pushed() if self.pushed or self.freeze_memory else self._while_pulled()
-    def _while_pulled(self):
-        self._place.check(self.source_datapipe)
-        while self._pull_until_due():
-            batch, self.n_batches = self.sample(), self.n_batches + 1
-            yield batch
     def _while_pushed(self):
         if self._actors is not None and not self.freeze_memory: self._actors.begin(self.memory)
         while self._ready or self._asked or self._await_steps():
@@ -333,7 +321,6 @@ class RayReplay(ExperienceReplay):
         meanwhile. Batches drawn ahead are dropped, so that this replay continues as the loaded one
         does."""
         while self._asked: self.memory.take(self._asked.popleft()[0])
-        self.memory.take(self.memory.ask(0, self.bs))              # the last updates
         self._ready.clear()
         return self.memory.save(folder, dict(n_batches=self.n_batches))
     def load(self, folder: Any) -> 'RayReplay':
@@ -350,28 +337,23 @@ class RayReplay(ExperienceReplay):
     def __exit__(self, *_: object) -> None: self.close()
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #73dac1f7
-class Board:
+class Board(Leased):
     "Where the newest weights lie, and how many steps all actors have made"
     def __init__(self, plan: Any = None, lease: float | None = None) -> None:
-        self.plan, self.version, self.n_steps, self.n_silent = plan, -1, 0, 0
+        self.plan, self.version, self.n_steps = plan, -1, 0
         self.newest: Any = None
-        if lease is not None: every(lease/10, self._end_unheard)
-    def _end_unheard(self):
-        self.n_silent += 1
-        if self.n_silent > 10: os._exit(0)
+        self._begin_lease(lease)
     def facts(self) -> Any:
         "Return which tensors it has"
         return self.plan
-    def renew(self) -> None:
-        "A learner lives"
-        self.n_silent = 0
     def publish(self, flat: Any) -> int:
         "`flat` is the newest version; put into the store here, it outlives the learner"
         self.version, self.newest = self.version + 1, [ray_library().put(flat)]
         return self.version
     def sync(self, steps: int, have: int) -> tuple[int, int, Any]:
         "Count `steps`; the version, the steps of all, and where the weights lie if they are new"
-        self.n_steps, self.n_silent = self.n_steps + steps, 0
+        self.n_steps += steps
+        self.renew()
         return self.version, self.n_steps, None if self.version==have else self.newest
     def set_steps(self, n: int) -> None:
         "Set the number of steps"

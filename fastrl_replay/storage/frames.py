@@ -4,17 +4,21 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames', 'gather_frames',
-           'Table', 'FrameTable', 'PackedFrames', 'lz4_block']
+           'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Table', 'FrameTable', 'PackedFrames',
+           'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
+import functools
 import importlib
 import sys
 import zlib
 from typing import Any, NamedTuple, Protocol
 import numpy as np
+from ..batch import Batch, stream_numbers
 from ..checks import extra, shown
 from ..kernels import inlined, kernel
-from ..steps import Leaf
+from ..steps import Layout, Leaf
+from .base import Streams
 from .records import PIECE, SCRATCH
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
@@ -193,6 +197,69 @@ def gather_frames(frames, n, numbers, factors, last, state, next_state):
         if len(next_state): _lay(frames, numbers[i, S:], factors, last, next_state[i])
     return True
 
+# %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61b1
+def _factors(leaf, pair):
+    "Return the factor of each frame in a word that holds a pixel's whole stack, if there is one"
+    each, stack = leaf.dtype.itemsize, pair.stack
+    is_word = pair.last and each*stack in (2, 4, 8) and sys.byteorder=='little'
+    if not is_word: return np.empty(0, np.uint8)
+    return (1 << 8*each*np.arange(stack, dtype=np.uint64)).astype(f'u{each*stack}')
+
+class FrameColumns:
+    "Two columns of observations, made of frames. `pair`: the two leaves of `layout` that hold them"
+    def __init__(self, layout, pair) -> None:
+        self.leaf, self.pair, self.leaves = layout.leaves[pair.state], pair, pair[:2]
+        self.nbytes_each = self.leaf.nbytes // pair.stack
+        self.unit = np.dtype(f'u{next(w for w in (8, 4, 2, 1) if self.nbytes_each % w==0)}')
+        self.factors = _factors(self.leaf, pair)
+        self._item = np.dtype(f'u{self.leaf.dtype.itemsize}') if pair.last else self.unit
+        self._out = self.factors.dtype if len(self.factors) else self._item      # words of columns
+    def planes(self, column):
+        "Return a column of observations as (m, stack, words)"
+        S, column = self.pair.stack, np.ascontiguousarray(column, self.leaf.dtype)
+        if self.pair.last: column = np.ascontiguousarray(np.moveaxis(column.reshape(len(column), -1, S), -1, 1))
+        planes = column.reshape(len(column), S, -1).view(self.unit)
+        return planes if planes.flags.carray else planes.copy()
+
+    def _gather(self, frames, n, numbers, *columns):
+        none = np.empty((0, 0), self._out)
+        words = [none if c is None else c.reshape(len(c), -1).view(self._out) for c in columns]
+        if gather_frames(frames.view(self._item), n, numbers, self.factors, self.pair.last, *words): return
+        raise RuntimeError(f'{self.leaf.name}: a record is damaged: it refers to a frame that is not there')
+
+    def once(self, columns, back) -> tuple:
+        """Return the frames (k, words) of two columns, each once, and their numbers (int32[m, 2·stack]), for rows
+        that are not to be stored here. `back` (int32[m]): as in `intern_rows`"""
+        planes, counts = [self.planes(c) for c in columns], np.zeros(2, np.int64)
+        most, words = 2*planes[0][..., 0].size, np.zeros((len(back) + 1, 1), np.int32)
+        frames, prints = np.empty((most, planes[0].shape[2]), self.unit), np.zeros(most, np.uint64)
+        numbers = intern_rows(frames, prints, counts, words[0], words, np.zeros(3, np.int64), *planes, back, 0)
+        return frames[:counts[_USED]].copy(), numbers
+    def spread(self, frames, numbers) -> list:
+        "Return two columns, from what `once` made of them"
+        columns = [np.empty((len(numbers), *self.leaf.shape), self.leaf.dtype) for _ in self.leaves]
+        self._gather(frames, len(frames), numbers, *columns)
+        return columns
+
+@functools.lru_cache(64)
+def of_frames(layout) -> list[FrameColumns]:
+    "Return the columns of this layout that consist of large frames, in pairs"
+    return [FrameColumns(layout, o) for o in interned(layout)]
+def columns_once(batch: Batch) -> list[np.ndarray]:
+    "Return the columns of a batch; in place of two that consist of frames, these, each once, and their numbers"
+    columns, links = list(batch.arrays()), np.zeros((len(batch), 2), np.int32)
+    if not len(batch) or not of_frames(batch.layout): return columns
+    if batch.ids is None: Streams().link(stream_numbers(batch), links, 0, links, 0, len(batch))
+    for o in of_frames(batch.layout):
+        state, next_state = o.leaves
+        columns[state], columns[next_state] = o.once([columns[k] for k in o.leaves], links[:, 0].copy())
+    return columns
+def batch_from(layout: Layout, columns: list[np.ndarray], streams: Any = None) -> Batch:
+    "Return the batch of which `columns_once` made these; a column that is read-only is copied"
+    for o in of_frames(layout) if len(columns[0]) else ():
+        for k, column in zip(o.leaves, o.spread(*(columns[k] for k in o.leaves))): columns[k] = column
+    return Batch.of_arrays(layout, [np.require(c, requirements='W') for c in columns], streams)
+
 # %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61aa
 class Table(Protocol):
     "What several leaves of a step have in common, stored once; the records refer to it by numbers"
@@ -225,27 +292,13 @@ def _room(pair, max_sz):
     most = 2*pair.stack*(max_sz + min(max_sz, PIECE))
     return most, min(most, max_sz + max_sz//32 + 2*pair.stack)
 
-def _factors(leaf, pair):
-    "Return the factor of each frame in a word that holds a pixel's whole stack, if there is one"
-    each, stack = leaf.dtype.itemsize, pair.stack
-    is_word = pair.last and each*stack in (2, 4, 8) and sys.byteorder=='little'
-    if not is_word: return np.empty(0, np.uint8)
-    return (1 << 8*each*np.arange(stack, dtype=np.uint64)).astype(f'u{each*stack}')
-
-class FrameTable:
-    """A `Table` of the frames of one kind of observation, each stored once: number k in row k − 1.
-
-    `pair`: the two leaves of `layout` that hold them."""
+class FrameTable(FrameColumns):
+    "A `Table` of the frames of one kind of observation, each stored once: number k in row k − 1"
     codec: str|None = None
     def __init__(self, layout, pair) -> None:
-        self.leaf, self.pair, self.leaves = layout.leaves[pair.state], pair, pair[:2]
+        super().__init__(layout, pair)
         self.references = tuple(layout.leaves[k]._replace(dtype=np.dtype(np.int32), shape=(pair.stack,), bits_of=None)
                                 for k in self.leaves)
-        self.nbytes_each = self.leaf.nbytes // pair.stack
-        self.unit = np.dtype(f'u{next(w for w in (8, 4, 2, 1) if self.nbytes_each % w==0)}')
-        self.factors = _factors(self.leaf, pair)
-        self._item = np.dtype(f'u{self.leaf.dtype.itemsize}') if pair.last else self.unit
-        self._out = self.factors.dtype if len(self.factors) else self._item      # words of columns
     def bytes_for(self, max_sz) -> int:
         "Return how many bytes the frames of `max_sz` rows usually take; what is packed doesn't count"
         return _room(self.pair, max_sz)[1]*(_KNOWN + (0 if self.codec else self.nbytes_each))
@@ -290,17 +343,10 @@ class FrameTable:
         need = min(self.sweep(filled) + max(need, self.ready//128), self.capacity)
         if need > self.ready: self._extend(min(self.capacity, max(need, self.ready + self.ready//8)))
 
-    def _planes(self, column):
-        "Return a column of observations as (m, stack, words)"
-        S, column = self.pair.stack, np.ascontiguousarray(column, self.leaf.dtype)
-        if self.pair.last: column = np.ascontiguousarray(np.moveaxis(column.reshape(len(column), -1, S), -1, 1))
-        planes = column.reshape(len(column), S, -1).view(self.unit)
-        return planes if planes.flags.carray else planes.copy()
-
     def accept(self, columns): "Any frames fit, as far as `ensure` has made room"
     def refer(self, columns, back, first):
         "Store the new frames of two columns, and return a column of numbers for each"
-        (states, next_states), S = map(self._planes, columns), self.pair.stack
+        (states, next_states), S = map(self.planes, columns), self.pair.stack
         numbers = self._intern(states, next_states, back, first)
         return numbers[:, :S], numbers[:, S:]
     def _intern(self, states, next_states, back, first):
@@ -310,12 +356,6 @@ class FrameTable:
         "Copy the observations of two columns of numbers. A `RuntimeError` if a frame is missing"
         n = self.used if self.room.writable else self.capacity        # a reader has no counts
         self._gather(self.frames, n, np.concatenate(references, 1), *columns)
-    def _gather(self, frames, n, numbers, *columns):
-        none = np.empty((0, 0), self._out)
-        words = [none if c is None else c.reshape(len(c), -1).view(self._out) for c in columns]
-        if gather_frames(frames.view(self._item), n, numbers, self.factors, self.pair.last, *words): return
-        raise RuntimeError(f'{self.leaf.name}: a record is damaged: it refers to a frame that is not there')
-
     def recover(self, references, first_id):
         "Find the numbers in use and the free ones; a `ValueError` for a number outside the table"
         numbers, most = np.concatenate(references, 1), self.capacity
