@@ -28,13 +28,19 @@ def running(pid):
     except OSError: return False
 
 
+def read(pid, what):
+    try: return open(f'/proc/{pid}/{what}').read()
+    except OSError: return ''
+
+
 def workers(kinds=WORKERS):
-    "The processes of actors of the package; each keeps the name of its class"
-    found = []
+    "The processes of actors of the package, which keep the names of their classes; not those of another cluster beside this one"
+    found, own = [], ray.get_runtime_context().gcs_address
     for pid in filter(str.isdigit, os.listdir('/proc')):
-        try: name = open(f'/proc/{pid}/cmdline').read()
-        except OSError: continue
-        if name.startswith(kinds) and running(pid): found.append(int(pid))
+        if not read(pid, 'cmdline').startswith(kinds): continue
+        state, parent = (read(pid, 'stat').rpartition(')')[2].split() or 'X0')[:2]
+        node = read(parent, 'cmdline')
+        if state not in 'ZX' and (own in node or 'raylet' not in node): found.append(int(pid))
     return found
 
 

@@ -111,11 +111,15 @@ def test_actors_push_and_the_ratio_holds(name):
     agent = SharedAgent(EpsilonGreedy(model, eps=.5, seed=0), params, every=16)
     steps = GymStepper(['CartPole-v1'], agent=agent, seed=0).n_step(n=3, gamma=.9).ray_actors(2, chunk=16)
     replay = steps.ray_replay(shards=2, bs=32, max_sz=100_000, sampler=Proportional(), min_sz=100, steps_per_batch=4, seed=0, name=name, group=4, timeout=300)
+    seen, killed = set(), []
     with pytest.warns(RuntimeWarning, match='another one replaces it'):
         for k, batch in enumerate(replay):
             batch.update_priorities(np.ones(32))
             if k >= 200 and 2 in batch.env_id: break                        # the actor that replaced another one is there
-            if k == 60: ray.kill(next(iter(steps._crew.values()))[0])
+            seen.update(batch.env_id.tolist())
+            if k >= 60 and seen >= {0, 1} and not killed:                   # both have stored steps
+                killed.append(next(iter(steps._crew.values()))[0])
+                ray.kill(killed[0])
             if k % 20: continue
             n = replay.memory.n_added
             assert 100 + 4*(replay.n_batches - 1) <= n <= 100 + 4*replay.n_batches + replay.slack
@@ -208,9 +212,13 @@ name, address = sys.argv[1:]
 ray.init(address, log_to_driver=False)
 steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(2, chunk=16)
 replay = steps.ray_replay(shards=2, bs=32, max_sz=100_000, sampler=Proportional(), min_sz=100, steps_per_batch=4, seed=0, name=name, timeout=300)
+seen, told = set(), False
 for k, batch in enumerate(replay):
     batch.update_priorities([1.]*32)
-    if k == 50: print('learning', flush=True)
+    seen.update(batch.env_id.tolist())
+    if k >= 50 and seen >= {0, 1} and not told:
+        told = True
+        print('learning', flush=True)
 '''
 
 
