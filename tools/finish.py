@@ -171,7 +171,7 @@ def search_entry(entry, ref, groups):
 
 
 WORD = re.compile(r'\w+')
-SHOWN, SHORT = 240, 120     # characters of a text that a result may show; and where only the inside needs it
+SHOWN, SHORT = 240, 112     # characters of a text that a result may show; and where only the inside needs it
 
 
 def brief(entry):
