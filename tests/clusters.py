@@ -23,14 +23,15 @@ def named():
     return [o['name'] for o in ray.util.list_named_actors(all_namespaces=True) if o['namespace'] == NAMESPACE]
 
 
-def running(pid):
-    try: return open(f'/proc/{pid}/stat').read().split()[2] not in 'ZX'
-    except OSError: return False
-
-
 def read(pid, what):
     try: return open(f'/proc/{pid}/{what}').read()
     except OSError: return ''
+
+
+def state_and_parent(pid): return (read(pid, 'stat').rpartition(')')[2].split() or 'X0')[:2]
+
+
+def running(pid): return state_and_parent(pid)[0] not in 'ZX'
 
 
 def workers(kinds=WORKERS):
@@ -38,7 +39,7 @@ def workers(kinds=WORKERS):
     found, own = [], ray.get_runtime_context().gcs_address
     for pid in filter(str.isdigit, os.listdir('/proc')):
         if not read(pid, 'cmdline').startswith(kinds): continue
-        state, parent = (read(pid, 'stat').rpartition(')')[2].split() or 'X0')[:2]
+        state, parent = state_and_parent(pid)
         node = read(parent, 'cmdline')
         if state not in 'ZX' and (own in node or 'raylet' not in node): found.append(int(pid))
     return found

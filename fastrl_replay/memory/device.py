@@ -54,7 +54,7 @@ def as_device(device: Any) -> torch.device:
 
 def columns_of(layout: Layout, fields: Any = None, length: Any = None) -> tuple[tuple[int, ...], Layout]:
     "Return the numbers of the leaves of `fields` (None: all), and their layout, in windows of `length`"
-    key = fields and tuple(fields), length
+    key = None if fields is None else tuple(fields), length
     _find_columns(layout, *key)
     return layout.__dict__['_device_columns'][key]             # which a compiled function can follow
 @torch.compiler.assume_constant_result
@@ -310,7 +310,7 @@ class DeviceMemory(DeviceRead):
         "Return a copy, in RAM, of all that may be drawn, with the same ids and priorities"
         first, n, law, p, pieces = self.first_id, self.n_added, self.sampler, None, []
         max_sz = self.max_sz if first==max(0, n - self.max_sz) else n - first  # what was lost stays behind
-        host = ReplayMemory(max_sz, copy.deepcopy(law.given), dedup=None, seed=self.rng.get_state() & 2**63 - 1)
+        host = ReplayMemory(max_sz, copy.deepcopy(law.given), dedup=None, seed=self.rng.get_state()[0] & 2**63 - 1)
         sampler: Any = host.sampler
         if law.prioritized:
             sampler.note_largest(float(law.largest))
@@ -363,15 +363,15 @@ class DeviceMemory(DeviceRead):
         host = ReplayMemory(state['max_sz'], sampler_from(sampler), **state['options'])
         host.restore(state, pieces)
         if host.n_added: self._take(self._ring_for(host, own.get('n_envs') or self.n_envs))
-        law.leaves.zero_()
         if self._ring: self._fill(host, own.get('n_unlike', 0))
         self._count, law.n_batches = host.n_added, sampler['n_batches']
         if law.prioritized:
-            own_sampler: Any = host.sampler
-            law.largest.fill_(own_sampler.largest)
-            ids = np.arange(host.first_id, host.n_added)
-            p = torch.from_numpy(own_sampler.priorities[ids % host.max_sz]).to(self.device)
-            if self.sequence is None: law.put(torch.from_numpy(ids % self.max_sz).to(self.device), p)
+            host_sampler: Any = host.sampler
+            law.largest.fill_(host_sampler.largest)
+            if self.sequence is None:
+                ids = np.arange(host.first_id, host.n_added)
+                p = torch.from_numpy(host_sampler.priorities[ids % host.max_sz]).to(self.device)
+                law.put(torch.from_numpy(ids % self.max_sz).to(self.device), p)
         for k, v in own.get('tensors', {}).items(): law.tensors()[k].copy_(v)
     def _ring_for(self, host, n_envs):
         "A ring for the rows of a `ReplayMemory`; a `ValueError` if their streams don't take turns"
@@ -388,7 +388,7 @@ class DeviceMemory(DeviceRead):
         ring, first, n = self._ring, host.first_id, host.n_added
         start = first - first % ring.n_envs            # rows before `first` only fill a time step
         ring.begin_at(start, first)
-        if self.sequence is not None: self.sampler.ages.zero_()
+        self.sampler.clear()
         for a in range(start, n, ring.most):
             ids = np.arange(a, min(a + ring.most, n))
             values = tree_leaves(tuple(host.fetch(np.maximum(ids, first)).to(self.device).astuple()))

@@ -40,12 +40,13 @@ class DeviceRng:
         found = uniforms(self.key, n)
         self.key += n
         return found
-    def get_state(self) -> int:
-        "Return the counter; this waits for the device"
-        return int(self.key)
-    def set_state(self, state: int) -> None:
-        "Continue from what `get_state` returned"
-        self.key.fill_(int(state))
+    def get_state(self) -> list[int]:
+        "Return the counter, in a list; this waits for the device"
+        return [int(self.key)]
+    def set_state(self, state: list[int]) -> None:
+        "Continue from what `get_state` returned; a `ValueError` for anything else"
+        if len(state)!=1: refuse('rng state', 'one whole number', state)
+        self.key.fill_(int(state[0]))
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #4e5b4fd2
 class Law:
@@ -87,6 +88,9 @@ class Law:
     def update(self, ids: Tensor, td: Tensor, first: Tensor, n: Tensor) -> None:
         "Take the TD errors of these ids; here, only count those that are not stored"
         self.n_stale += ((ids < first) | (ids >= n)).sum()
+    def clear(self) -> None:
+        "Forget all rows"
+        self.leaves.zero_()
     def can_draw(self, bs: int) -> bool:
         "Is there anything to draw? This waits for the device"
         return not len(self.leaves) or bool(self.leaves[:-BLOCK].any())
@@ -160,6 +164,9 @@ class ByMass(Law):
     def put(self, slots: Tensor, p: Tensor) -> None:
         "Give `slots` (int64[k]) the priorities `p`"
         self.leaves.index_copy_(0, slots, (p**self.alpha).float().expand(len(slots)))
+    def written(self, slots: Tensor) -> Tensor:
+        "Return `slots` (int64[k]) of living rows, with nobody's in place of those that get no priority"
+        return slots
     def priorities(self, slots: Any) -> Any:
         "Return the priorities in these slots (float64 array)"
         return self.leaves.cpu().double().numpy()[slots]**(1/self.alpha if self.alpha else 1.)
@@ -200,8 +207,7 @@ class ByMass(Law):
         if not self.prioritized: return super().update(ids, td, first, n)
         p = td.float().abs() + self.eps
         alive = (ids >= first) & (ids < n) & (p <= self.most)
-        slots = torch.where(alive, ids % self.max_sz, self.nobody)
-        if self.sequence is not None: slots = torch.where(self.leaves[slots] > 0, slots, self.nobody)
+        slots = self.written(torch.where(alive, ids % self.max_sz, self.nobody))
         order = torch.arange(len(ids), dtype=torch.float32, device=self.device)
         self.leaves.index_fill_(0, slots, -1.)
         self.leaves.scatter_reduce_(0, slots, order, 'amax')  # the last of equals leaves its number
@@ -235,6 +241,10 @@ class ByStart(ByMass):
         slots = torch.where(starts, (ids - back*ring.n_envs) % self.max_sz, self.nobody)
         self.put(slots.view(-1), self.largest)
         self.ages *= ~ended
+    def written(self, slots: Tensor) -> Tensor: return torch.where(self.leaves[slots] > 0, slots, self.nobody)
+    def clear(self) -> None:
+        super().clear()
+        self.ages.zero_()
     def tensors(self) -> dict[str, Tensor]: return super().tensors() | dict(leaves=self.leaves, ages=self.ages)
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #3a42ce4c

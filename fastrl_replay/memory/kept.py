@@ -25,7 +25,6 @@ from ..saving import Rows, SavedState, check_plain, naming, save_state
 from ..kernels import ids_in
 from ..steps import Layout, Transition
 from ..storage.draw_counts import COUNTS, SEEN, SINCE
-from ..storage.choice import storage_from
 from ..storage.rooms import Ram
 from ..storage.mapped import MappedFolder, View
 from ..storage.records import TOLD
@@ -157,7 +156,12 @@ class Saved(Pruned, Savable):
             self._known.clear()                              # other rows than those that were saved
 
     def _storage_of(self, pieces):
-        return storage_from(pieces, lambda layout: self._new_storage(layout, Ram()), self.layout)
+        pieces = iter(pieces)
+        first = next(pieces, None)
+        if first is None: return None
+        storage = self._new_storage(Layout.from_plain(first['layout'], self.layout), Ram())
+        storage.set_state(itertools.chain([first], pieces))
+        return storage
 
     def _recall_draws(self, state):
         "Go on counting the draws of all rows, if that is what `max_draws` requires"

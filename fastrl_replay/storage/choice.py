@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'check_fits', 'check_storage_options',
-           'storage_for', 'storage_from', 'kept_how', 'bytes_each']
+           'storage_for', 'kept_how', 'bytes_each']
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
-import copy, itertools
-from collections.abc import Callable, Iterable
+import copy
 from typing import Any, NamedTuple
 from ..checks import one_of, refuse, require, typed
 from ..steps import Layout, SimpleStep, is_step, readable
@@ -94,16 +93,6 @@ def storage_for(layout, max_sz, dedup='auto', codec=None, room=None) -> Records:
     tables: list[Any] = [*frames, *(TextTable(layout, k) for k in layout.texts)]
     if not room.durable: check_fits(layout, max_sz, tables)
     return Records(max_sz, layout, room, tables)
-
-def storage_from(pieces: Iterable[Any], make: Callable[[Layout], Any], known: Layout | None = None) -> Any:
-    """Return the storage that `make(layout)` makes, with what the `pieces` of a state hold, or None if
-    there are none; `known`: the layout that they must have (None: any). A `ValueError` if they don't fit"""
-    pieces = iter(pieces)
-    first = next(pieces, None)
-    if first is None: return None
-    storage = make(Layout.from_plain(first['layout'], known))
-    storage.set_state(itertools.chain([first], pieces))
-    return storage
 
 def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"
