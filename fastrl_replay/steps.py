@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOOSE', 'FLAGS', 'Transition', 'SimpleStep', 'Leaf', 'readable', 'leaf_of', 'encode', 'as_number', 'Fitter',
            'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout', 'same_layout', 'derived_type',
-           'ending_columns', 'goes_on']
+           'ending_columns', 'goes_on', 'last_fields']
 
 # %% ../nbs/1_memory/03_steps.ipynb #16625101
 import copyreg
@@ -590,3 +590,11 @@ def goes_on(flagged, episode_n, discount, step_n) -> Any:
     the first row and that of the next: two equal numbers where steps lack the field."""
     rises = (discount[1] > discount[0]) | (step_n[1] > step_n[0])
     return (episode_n[0]==episode_n[1]) & (rises | (flagged==0))
+
+# %% ../nbs/1_memory/03_steps.ipynb #c767fad6
+def last_fields(fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Return which of a step's `fields` an n-step transition takes from the last of its steps: `terminated`,
+    `truncated`, `next_state`, and each `next_x` whose `x` is a field, too. `reward` and `discount` are
+    computed from all steps; all other fields are those of the first"""
+    def is_last(f): return f in ('terminated', 'truncated', 'next_state') or f.startswith('next_') and f[5:] in fields
+    return tuple(f for f in fields if is_last(f))

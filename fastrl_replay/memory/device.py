@@ -123,11 +123,14 @@ class DeviceDrawn:
         else:
             for part in (slice(a, a + ring.most) for a in range(0, m, ring.most)):
                 self._store([v[part] for v in values], None if priorities is None else priorities[part])
-        captured = self.device.type=='cuda' and torch.cuda.is_current_stream_capturing()
-        if captured or torch.compiler.is_compiling(): self._count = None  # this code runs once for many chunks
+        if self._runs_once(): self._count = None     # for many chunks
         if self._count is None: return None
         self._count += m
         return np.arange(self._count - m, self._count)
+    def _runs_once(self):
+        "Is this being compiled, or captured? The compiler can't look at the stream, so that it is asked first"
+        if torch.compiler.is_compiling(): return True
+        return self.device.type=='cuda' and torch.cuda.is_current_stream_capturing()
     def add(self, step: Any, priority: float | None = None) -> int:
         "Store one step of the only stream; return its id"
         p = None if priority is None else torch.tensor([number('priority', priority)], device=self.device)
@@ -300,7 +303,9 @@ class DeviceMemory(DeviceRead):
     and change tensors in place: they can be part of a compiled function or a CUDA graph. All else waits.
 
     Row `id` is in slot `id % max_sz`; the next row of its stream is `id + n_envs`. With `n_step` rewards
-    are added up when rows are drawn, which have a field `discount`; with a `sequence` windows are drawn"""
+    are added up when rows are drawn, which have a field `discount`; their flags, `next_state`, every other
+    `next_x` whose `x` is a field, and the fields in `next_of` are those of the last row of up to `n_step`, all
+    else those of the first. With a `sequence` windows are drawn"""
     def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory` has it')
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError('a DeviceMemory cannot be copied or pickled: save it, and load what was saved')

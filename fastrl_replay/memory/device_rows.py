@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..checks import refuse, whole
-from ..steps import Layout, derived_type, tree_leaves
+from ..steps import Layout, derived_type, last_fields, tree_leaves
 
 # %% ../../nbs/4_processes/10_device_rows.ipynb #ae694ace
 NEXT_OF = {'next_state': 'state'}
 _ENDS = 'terminated', 'truncated'
-_OF_LAST = 'next_state', *_ENDS
 
 def leaf_dtypes(layout: Layout, dtypes: Any = None) -> list[torch.dtype]:
     "Return the dtype of each leaf's tensor: its own, or that of its field in `dtypes`, which may be narrower"
@@ -79,6 +78,7 @@ class Ring:
             n = self.size + self.room*(k in self.next_of.values())
             self.columns.append(None if k in self.next_of else self._zeros((n, *leaf.shape), dtype))
         self.flags: Any = [k for k in map(layout.leaf, _ENDS) if k is not None]
+        self.of_last = [o.path[0] in last_fields(layout.fields) for o in layout.leaves]  # in rows of several steps
         self.n, self.first, self.n_ends, self.n_unlike, self.nobody = (self._zeros(()) for _ in range(5))
         self.nobody.fill_(self.room)
         self.after: Any = self._zeros(self.size, torch.int32) if self.next_of else None
@@ -132,11 +132,11 @@ class Ring:
 
     def read(self, ids: Tensor, leaves: Any, last: Any = None) -> list:
         "Return `leaves` of rows (ids: int64[m]), a tensor each; `last`: the rows that say what comes next"
-        slots, own = ids % self.size, [self.layout.leaves[k].path[0] for k in leaves]
-        ends, found = slots if last is None else last % self.size, []
+        slots, found = ids % self.size, list[Any]()
+        ends = slots if last is None else last % self.size
         after = self.after.index_select(0, ends) if any(k in self.next_of for k in leaves) else None
-        for k, field in zip(leaves, own):
-            at = after if k in self.next_of else ends if field in _OF_LAST else slots
+        for k in leaves:
+            at = after if k in self.next_of else ends if self.of_last[k] else slots
             found.append(self.columns[self.next_of.get(k, k)].index_select(0, at).to(self.dtypes[k]))
         return found
     def ahead(self, ids: Tensor, length: int, across: bool = False) -> tuple[Tensor, Tensor]:
@@ -154,8 +154,8 @@ def with_discount(layout: Layout) -> Layout:
     return Layout.as_is(made(*layout.example, np.float32(1)))
 
 def n_step_rows(ring: Ring, ids: Tensor, leaves: Any, n: int, gamma: float) -> list:
-    """Return rows, each of up to `n` of an episode: the sum of γᵏ r, what comes next and the flags from
-    the last, γᵐ, all else from the first"""
+    """Return rows, each of up to `n` of an episode: the sum of γᵏ r, γᵐ, `last_fields` and what `next_of`
+    finds from the last, all else from the first"""
     at, mask = ring.ahead(ids, n)
     powers, m = gamma**torch.arange(n + 1, device=ring.device), mask.sum(1)
     stored, reward = [k for k in leaves if k < len(ring.columns)], ring.layout.leaf('reward')

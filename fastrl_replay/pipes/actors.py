@@ -18,7 +18,8 @@ import torch
 from ..checks import Words, number, refuse, whole
 from ..batch import Batch, stream_numbers
 from ..storage.frames import batch_from, columns_once
-from .base import IterDataPipe, Resumable, become_actor, datapipe, pickled_state, state_upstream
+from .base import (IterDataPipe, Resumable, Upstream, become_actor, datapipe, load_upstream,
+                                      pickled_state, state_upstream, upstream)
 
 # %% ../../nbs/4_processes/01_actors.ipynb #b6092432
 def _chunk(items, layout):
@@ -71,21 +72,10 @@ class _Parcel:
                             'Define functions and classes at the top level of a module (no lambdas, '
                             "nothing local), or use ctx='fork'") from e
 
-def _pipeline(pipe):
-    "Return `pipe` and all pipes upstream of it, held in any attribute, the nearest first"
-    found = [pipe]
-    for o in found:
-        held = getattr(o, '__dict__', {})
-        lists = [v if isinstance(v, (list, tuple)) else [v] for v in held.values()]
-        pipes = [p for v in lists for p in v if isinstance(p, IterDataPipe)]
-        for p in [*pipes, held.get('source_datapipe')]:
-            if p is not None and not any(p is f for f in found): found.append(p)
-    return found
-
 class Task:
     "A pipe in a worker: `begin(number)`, then `chunks()` once for each round, and `close()`"
     def __init__(self, pipe, size, patience):
-        self.pipes, self.size, self.patience = _pipeline(pipe), size, patience
+        self.pipes, self.size, self.patience = upstream(pipe), size, patience
 
     def begin(self, number) -> None:
         "Seed everything for worker `number`"
@@ -315,6 +305,7 @@ class Actors(IterDataPipe):
     `ActorError` says what a worker raised or how it died. It ends all workers, as `close()` does;
     iterating again starts new ones with new streams. Raises a `ValueError` for a wrong argument
     and if a memory is upstream, because every worker would get a copy."""
+    of_source = 'state'
     def __init__(
         self, source_datapipe: Any,   # what the workers run; it holds no memory
         num_workers: int = 1,         # processes (0: this one)
@@ -326,6 +317,7 @@ class Actors(IterDataPipe):
         in_order: bool = True,        # take turns; False: first come, first served
     ) -> None:
         number('actors: timeout', timeout, above=True, hint='in seconds')
+        self._upstream = Upstream(source_datapipe)
         check_upstream(source_datapipe)
         if isinstance(ctx, str): multiprocessing.get_context(ctx)     # a wrong name is refused here
         self.num_workers = whole('actors: num_workers', num_workers)
@@ -411,7 +403,9 @@ class Actors(IterDataPipe):
         "End the workers, or close the environments if there are none; iterating again starts new ones"
         self._live = []
         self._crew.end()
-        if not self.num_workers and hasattr(self.source_datapipe, 'close'): self.source_datapipe.close()
+        for o in [] if self.num_workers else upstream(self.source_datapipe):
+            pipe = o is self.source_datapipe or isinstance(o, IterDataPipe)
+            if pipe and hasattr(o, 'close'): o.close()
     def stats(self) -> dict[str, Any]:
         "Return, by worker, the chunks and steps received, and the version of the last weights used (-1: none)"
         chunks, steps, versions = map(list, zip(*self._made))
@@ -421,7 +415,7 @@ class Actors(IterDataPipe):
         return self._numbers.state() | dict(source=state_upstream(self))
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from `state_dict`: exactly without workers, otherwise with new streams, the same each time"
-        if state['source'] is not None: self.source_datapipe.load_state_dict(state['source'])
+        load_upstream(self, state['source'])
         self._live = []
         self._crew.end()
         self._place.drop()
@@ -429,7 +423,7 @@ class Actors(IterDataPipe):
 
 def check_upstream(pipe: Any) -> None:
     "Raise a `ValueError` for a pipe that can't run in a worker, and warn of weights that would never change"
-    for o in _pipeline(pipe): _check_pipe(o)
+    for o in upstream(pipe): _check_pipe(o)
 
 def _check_pipe(o):
     if hasattr(getattr(o, 'memory', None), 'sample'):

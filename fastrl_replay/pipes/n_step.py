@@ -13,16 +13,16 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 import numpy as np
+from torch import Tensor
 from ..checks import Words, number, refuse, require, typed, whole
 from ..batch import Batch, stream_numbers
 from ..kernels import inlined, kernel
-from .base import IterDataPipe, Resumable, datapipe, pickled_state, state_upstream
+from .base import (IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state,
+                                      state_upstream)
 from ..saving import CheckpointError
-from ..steps import Layout, Leaf, as_number, derived_type, same_layout
+from ..steps import Layout, Leaf, as_number, derived_type, last_fields, same_layout, tree_leaves
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #e9dd857c
-_LAST = ('next_state', 'terminated', 'truncated')     # from the last step of a window
-
 def n_step_type(step_type: Any) -> Any:
     "Return the type of n-step transitions of `step_type`s: the same, with a field `discount`; it pickles"
     fields, defaults = step_type._fields, step_type._field_defaults
@@ -32,16 +32,17 @@ def n_step_type(step_type: Any) -> Any:
     except TypeError: values = ()
     return derived_type('NStep' + step_type.__name__, fields + ('discount',), values + (1.,))
 
-# Where the fields are in a step type (-1: it lacks one), and the type of its n-step transitions
-_Places = namedtuple('_Places', 'reward terminated truncated next_state discount env_id step_n episode_n made')
+# Where the fields are in a step type (-1: it lacks one), and those from a window's last step; the type of what it yields
+_Places = namedtuple('_Places', 'reward terminated truncated state next_state discount env_id step_n episode_n last made')
 
 @cache
 def _places(step_type):
     fields = step_type._fields
-    missing = ', '.join(f for f in ('reward', *_LAST) if f not in fields)
+    missing = ', '.join(f for f in ('reward', 'next_state', 'terminated', 'truncated') if f not in fields)
     if missing: refuse('n_step', f'steps with {missing}', Words(f'{step_type.__name__}{fields}'))
-    where = {f: fields.index(f) if f in fields else -1 for f in _Places._fields[:-1]}
-    return _Places(**where, made=n_step_type(step_type))
+    where = {f: fields.index(f) if f in fields else -1 for f in _Places._fields[:-2]}
+    last = tuple(fields.index(f) for f in last_fields(fields))
+    return _Places(**where, last=last, made=n_step_type(step_type))
 
 _STACKED = 'arrays of several steps are a chunk: make a Batch of them, Batch.of(step_type(...), streams=...)'
 
@@ -66,7 +67,7 @@ def _merge(window, powers, cut=False):
         r = s[at.reward]
         total += power * own * (r if r.__class__ is float else as_number('reward', r))
         if at.discount >= 0: own *= as_number('discount', s[at.discount])
-    for i in (at.next_state, at.terminated, at.truncated): values[i] = last[i]
+    for i in at.last: values[i] = last[i]
     if cut: values[at.truncated] = True
     if at.discount < 0: values.append(None)
     values[at.reward], values[at.discount] = total, powers[len(window)] * own
@@ -103,10 +104,39 @@ class _Gaps:
         self.warned = True
         warnings.warn(_GAPS.format(self.n_windows, self.n_closed), stacklevel=2)
 
+_LEAST, _EVERY = 100, 17         # joins from which on a share says something; later, one in so many is compared
+_TORN = ('n_step: of the last {:,} joins that were compared, {:,} are torn: no episode has ended, and the state of a step '
+         'is not the next_state of the step before it in its stream. Are these steps of several environments? Then their '
+         'returns are wrong: use a step type with a field env_id, or push Batches that say whose each row is, '
+         'Batch.of(steps, streams=…). Where two sources have one env_id, give each its own')
+
+class _Joins:
+    "Counts steps that are joined to the step before them, and those that do not follow it; warns once if these are many"
+    def __init__(self): self.n, self.n_torn, self.n_all, self.warned = 0, 0, 0, False
+    def note(self, n, n_torn):
+        "Of `n` more joins `n_torn` are torn; return how many chances to let pass before the next comparison"
+        if self.n > 10*_LEAST: self.n = self.n_torn = 0
+        self.n, self.n_torn, self.n_all = self.n + n, self.n_torn + n_torn, self.n_all + n
+        if not self.warned and self.n >= _LEAST and 10*self.n_torn > self.n:
+            self.warned = True
+            warnings.warn(_TORN.format(self.n, self.n_torn), stacklevel=2)
+        return 0 if self.n_all < 2*_LEAST else _EVERY
+
+def _alike(a, b):
+    "Are these the same observation? What can't be told counts as the same"
+    if a is b or type(a) is not type(b): return True
+    if isinstance(a, dict): return all(_alike(v, b[k]) for k, v in a.items() if k in b)
+    if isinstance(a, (tuple, list)): return all(map(_alike, a, b))
+    if isinstance(a, np.ndarray) and a.tobytes()==b.tobytes(): return True
+    if not isinstance(a, (np.ndarray, np.generic, Tensor, int, float)): return True
+    a, b = (o.detach().cpu() if isinstance(o, Tensor) else np.asarray(o) for o in (a, b))
+    return a.shape!=b.shape or a.dtype!=b.dtype or bool(((a==b) | (a!=a) & (b!=b)).all())
+
 class _StepWindows:
     "The open windows of streams whose steps come one by one"
-    def __init__(self, powers, gaps):
-        self.powers, self.gaps, self.open = powers, gaps, {}       # open: stream → steps
+    def __init__(self, powers, gaps, joins):
+        self.powers, self.gaps, self.joins, self.open = powers, gaps, joins, {}       # open: stream → steps
+        self.wait = 0                             # chances to compare a join that pass before the next is taken
 
     def add(self, step, stream=0, at=None):
         "Add a step to its stream (`env_id`, else `stream`); return the transitions it completes"
@@ -114,14 +144,22 @@ class _StepWindows:
         if at.env_id >= 0: stream = int(step[at.env_id])
         window = self.open.setdefault(stream, [])
         made = self.break_off(stream) if window and not _continues(window[-1], step, at) else []
+        self.wait -= 1
+        if self.wait < 0 and window: self.compare(window[-1], step, at)
         window.append(step)
         self.gaps.n_windows += 1                  # each step begins one
-        if step[at.terminated] or step[at.truncated]: return made + self.close(stream, cut=False)
+        if step[at.terminated] or step[at.truncated]:
+            made += self.close(stream, cut=False)
+            del self.open[stream]                 # it may never come back
+            return made
         if len(window)==len(self.powers) - 1:
             made.append(_merge(window, self.powers))
             del window[0]
         return made
 
+    def compare(self, old, new, at):
+        "Count the join of two steps"
+        if at.state >= 0: self.wait = self.joins.note(1, not _alike(old[at.next_state], new[at.state]))
     def tails(self, stream, cut=True):
         "Return all transitions that begin in a stream's open window, if it ends here"
         window = self.open[stream]
@@ -161,15 +199,15 @@ def _note_window(window, s, cut, chains, rows, waits, rewards, own, powers):
 
 @kernel
 def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewards, own,
-                  powers, closing, found, waiting):
+                  powers, closing, found, waiting, joins):
     """Note in `found` the windows that these rows complete (all, if `closing`), in `waiting` the
-    rows of no such window; return how many of both, and of windows closed by gaps, or (-1, 0, 0)
-    where stream numbers are far apart"""
-    n, n_rows, n_found, n_closed = len(powers) - 1, len(rows), 0, 0
+    rows of no such window, in `joins` some rows beside those that they are joined to; return how many of
+    the first two, of windows closed by gaps, and of joins, or (-1, 0, 0, 0) where stream numbers are far apart"""
+    n, n_rows, n_found, n_closed, n_joins = len(powers) - 1, len(rows), 0, 0, 0
     least = most = streams[rows[0]]
     for row in rows: least, most = min(least, streams[row]), max(most, streams[row])
+    if most//2 - least//2 > 2*n_rows + 500: return -1, 0, 0, 0     # halves: the difference may not fit in 64 bits
     n_streams = most - least + 1
-    if n_streams > 4*n_rows + 1000: return -1, 0, 0
     head, tail = np.zeros(n_streams, np.int64), np.zeros(n_streams, np.int64)
     length, following = np.zeros(n_streams, np.int64), np.zeros(n_rows, np.int64)
     chains, waits = (head, length, following), np.ones(n_rows, np.bool_)
@@ -181,6 +219,9 @@ def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewar
         while gap and length[s] > 0:
             _note_window(found[n_found], s, True, chains, rows, waits, rewards, own, powers)
             n_found, n_closed = n_found + 1, n_closed + 1
+        if length[s] and n_joins < len(joins):
+            joins[n_joins, 0], joins[n_joins, 1] = t, row
+            n_joins += 1
         if length[s]: following[tail[s]] = k
         else: head[s] = k
         tail[s], length[s] = k, length[s] + 1
@@ -194,16 +235,27 @@ def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewar
     n_waiting = 0
     for k in range(n_rows):
         if waits[k]: waiting[n_waiting], n_waiting = rows[k], n_waiting + 1
-    return n_found, n_waiting, n_closed
+    return n_found, n_waiting, n_closed, n_joins
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #d3620b30
 _SCALARS = dict(terminated=bool, truncated=bool, step_n=np.int64, episode_n=np.int64, reward=np.float64,
                 discount=np.float64)         # what the kernel reads, in this order
 
+_SOME = 32                       # the most joins of a chunk that are compared
+_NO_JOINS = np.empty((0, 2), np.int64)
+
+def _compared(layout):
+    "Pairs of leaves, of next_state and of state, which are alike where one row follows another"
+    if 'state' not in layout.fields: return []
+    after, before = (tree_leaves(layout.trees[layout.fields.index(f)]) for f in ('next_state', 'state'))
+    forms = [[layout.leaves[k]._replace(path=()) for k in o] for o in (after, before)]
+    return list(zip(after, before)) if forms[0]==forms[1] else []
+
 class _RowWindows:
     "The open windows of streams that come in chunks: the rows that wait, in arrays with room for more"
-    def __init__(self, powers, gaps):
-        self.powers, self.gaps, self.waiting = np.array(powers), gaps, np.empty(0, np.int64)
+    def __init__(self, powers, gaps, joins):
+        self.powers, self.gaps, self.joins = np.array(powers), gaps, joins
+        self.waiting, self.wait = np.empty(0, np.int64), 0       # chunks that pass before joins are compared again
         self.layout: Any = None
         self.streams: Any = None
     def __len__(self): return len(self.waiting)
@@ -218,7 +270,8 @@ class _RowWindows:
             found = ', '.join(str(o) for o in layout.leaves if o.path[0]==f)
             refuse(f, 'one number for each step', Words(found))
         self.layout, self.out, self.at = layout, layout, at
-        self.last = [o.path[0] in _LAST for o in layout.leaves]
+        self.last = [o.path[0] in last_fields(layout.fields) for o in layout.leaves]
+        self.pairs = _compared(layout)
         if 'discount' not in at:
             leaves = [*layout.leaves, Leaf(('discount',), np.dtype(np.float32), ())]
             self.out = same_layout(made, [*layout.trees, len(layout.leaves)], leaves)
@@ -257,20 +310,30 @@ class _RowWindows:
         rows = np.concatenate([self.waiting, np.arange(self.end, self.end + m)])
         self.end, self.chunk_rows = self.end + m, m
         self.gaps.n_windows += m
-        made, self.waiting = self.windows(rows)
+        self.wait -= 1
+        made, self.waiting = self.windows(rows, joins=_NO_JOINS if self.wait >= 0 else np.empty((_SOME, 2), np.int64))
         return made
 
-    def windows(self, rows, closing=False):
+    def windows(self, rows, closing=False, joins=_NO_JOINS):
         "Return the transitions of these rows' windows, as a `Batch` or None, and the rows that wait"
         streams, found, waiting = self.streams, np.empty(len(rows), _WINDOW), np.empty(len(rows), np.int64)
-        n, w, closed = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
+        args = *self.views, self.powers, closing, found, waiting, joins
+        n, w, closed, joined = _find_windows(rows, streams, *args)
         if n < 0:
             streams = streams.copy()
             streams[rows] = np.unique(streams[rows], return_inverse=True)[1]
-            n, w, closed = _find_windows(rows, streams, *self.views, self.powers, closing, found, waiting)
+            n, w, closed, joined = _find_windows(rows, streams, *args)
         if closed: self.note_gaps(found[:n])
+        if joined: self.compare(*joins[:joined].T)
         return self.gather(found[:n]) if n else None, waiting[:w]
 
+    def compare(self, old, new):
+        "Count the joins of the rows `new` to the rows `old`: where any part of their observations differs"
+        torn = np.zeros(len(new), bool)
+        for after, before in self.pairs:
+            a, b = self.arrays[after].take(old, 0), self.arrays[before].take(new, 0)
+            torn |= ((a!=b) & ((a==a) | (b==b))).reshape(len(new), -1).any(1)
+        self.wait = self.joins.note(len(new), np.count_nonzero(torn))
     def note_gaps(self, found):
         "Note the gaps that closed some of these windows: those that end in one row were closed by the same"
         rows, n = np.unique(found['last'][found['cut']], return_counts=True)
@@ -328,32 +391,35 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
 @datapipe('n_step')
 class NStep(IterDataPipe):
     """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the episode's
-    end, `discount` = γᵐ, the next state and the flags of the last of them, all else from the
-    first (Sutton & Barto 2018, section 7.1).
+    end, `discount` = γᵐ; `terminated`, `truncated`, `next_state` and every other field `next_x` whose `x`
+    is a field come from the last of them, all else from the first (Sutton & Barto 2018, section 7.1).
 
     Every tail is yielded, at termination and at truncation. Streams (`env_id`) never mix; without
     it, steps and lists of steps are one stream in the order of time, and the rows of a `Batch`
     belong to `batch.streams`, or to one stream each. Steps yield steps, lists lists, and `Batch`es
     `Batch`es. A window that is open when the source ends waits for the next iteration. Sums are
     float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation;
-    where gaps close more than a tenth of the windows, a `UserWarning` names possible causes, once.
+    where gaps close more than a tenth of the windows, a `UserWarning` names possible causes, once. So
+    does one where more than a tenth of the joined steps do not begin where the step before has ended,
+    as those of several environments in one stream: all of the first 200 joins are compared, then a part.
 
     In a loop of your own it needs no source: `push` takes what the loop has made, `flush` closes
     what is open.
 
     Raises `ValueError` for n < 1, gamma outside [0, 1], steps that lack a field; or `TypeError`."""
+    of_source = 'state'
     def __init__(
         self, source_datapipe: Any = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)
         n: int | None = None,               # the most steps that a return sums, ≥ 1: to be given
         gamma: float | None = None,         # the discount factor, from 0 to 1: to be given
     ) -> None:
-        self.source_datapipe = source_datapipe
+        self.source_datapipe, self._upstream = source_datapipe, Upstream(source_datapipe)
         self.n, self.gamma = whole('n_step: n', n, 1), number('n_step: gamma', gamma, 0, 1)
         self._forget()
     def _forget(self):
         powers = [self.gamma**k for k in range(self.n + 1)]
-        gaps = _Gaps()
-        self._steps, self._rows, self._place = _StepWindows(powers, gaps), _RowWindows(powers, gaps), Resumable()
+        counts = _Gaps(), _Joins()
+        self._steps, self._rows, self._place = _StepWindows(powers, *counts), _RowWindows(powers, *counts), Resumable()
         self._ready: deque[Any] = deque()
         self._in_rows = False                 # was the last item a `Batch`?
     def __repr__(self) -> str: return f'NStep({self.n}, {self.gamma:g})'
@@ -465,8 +531,7 @@ class NStep(IterDataPipe):
             if state['open'] is None: self._drop_windows()
             else: self._reopen(state['open'])
             return
-        source: Any = self.source_datapipe
-        if state.get('source') is not None: source.load_state_dict(state['source'])
+        load_upstream(self, state.get('source'))
         self._place.drop()
         self.take_waiting([*self._ready, *self._closed()])
 

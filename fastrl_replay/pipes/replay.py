@@ -18,8 +18,8 @@ from ..checks import leave_out, refuse, require, whole
 from ..memory import DeviceMemory, ReplayMemory
 from ..protocol import Lasting, Memory, check_memory
 from ..show import replay_table
-from .base import (IterDataPipe, Resumable, datapipe, pickled_state, refuse_worker,
-                                      state_upstream, upstream)
+from .base import (IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state,
+                                      refuse_worker, sources_of, state_upstream, upstream)
 from .loader import make_loader
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
@@ -81,14 +81,26 @@ def new_memory(max_sz: int, sampler: Any, seed: Any, device: Any = None, **optio
 
 _NOT_KEPT = '; save such a memory by its own methods'
 
-def _windows(replay):
-    "The n-step pipes upstream of a replay, the nearest first"
-    return [o for o in upstream(replay) if hasattr(o, 'take_waiting')]
+def _sources_by_name(pipe):
+    source = getattr(pipe, 'source_datapipe', None)
+    return [] if source is None else [source, *_sources_by_name(source)]
+
+def _windows(replay, saved=None):
+    "The n-step pipes upstream of a replay, the nearest first; those of which a `saved` state tells"
+    older = saved is not None and 'upstream' not in saved    # it knows of pipes in `source_datapipe` only
+    found = _sources_by_name(replay) if older else sources_of(replay).whole
+    return [o for o in found if hasattr(o, 'take_waiting')]
+
+def _described(replay, own):
+    "A pipeline in words, which ends with the replay's `own`"
+    pipes = [repr(o) for o in reversed(upstream(replay.source_datapipe)) if isinstance(o, IterDataPipe)]
+    return ' → '.join([*pipes, own])
 
 def _check_saved(replay, state):
     "Raise a `CheckpointError` if the pipeline in `state` is made differently from this one"
-    n_saved, n_here = len(state['waiting']), len(_windows(replay))
+    n_saved, n_here = len(state['waiting']), len(_windows(replay, state))
     require(n_saved==n_here, f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}', CheckpointError)
+    sources_of(replay).matched(state['pipe']['source'])
     disk, memory = state.get('disk'), check_memory(replay.memory, Lasting, _NOT_KEPT)
     how = 'path: the replay was saved with its memory'
     if disk is None: require(memory.path is None, f'{how} in the checkpoint; make it without a path', CheckpointError)
@@ -119,6 +131,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
 
     Raises `ValueError` for a batch that could never be drawn, `TypeError` for options that don't
     go with `memory`."""
+    of_source = 'state'
     def __init__(
         self, source_datapipe: Any,            # an iterable of steps, lists of steps or `Batch`es
         learn: Any = None,                     # gets this pipe as `learn.experience_replay`
@@ -135,6 +148,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
         **memory_options: Any,                 # of the new memory, such as `dedup`, `path` or `device`
     ) -> None:
         self.source_datapipe, self.return_idxs, self.freeze_memory = source_datapipe, return_idxs, freeze_memory
+        self._upstream = Upstream(source_datapipe)
         self.bs = whole('bs', bs, 1)
         self.min_sz = whole('min_sz', bs if min_sz is None else min_sz, 1)
         self.steps_per_batch = as_ratio(steps_per_batch)
@@ -213,6 +227,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def state_dict(self) -> dict[str, Any]:
         "Return counters and generators of this pipe and those upstream, in O(1), without contents"
         memory = self.memory
+        sources_of(self).warn()
         with memory.lock:
             return dict(n_batches=self.n_batches, ids=[memory.first_id, memory.n_added], source=state_upstream(self),
                         rng=memory.rng.get_state(), sampler_batches=memory.sampler.n_batches)
@@ -227,14 +242,15 @@ class ExperienceReplay(Tracked, IterDataPipe):
 
     def _load_counters(self, state):
         n_batches, sampler_batches = int(state['n_batches']), int(state['sampler_batches'])
-        if state['source'] is not None: self.source_datapipe.load_state_dict(state['source'])
+        load_upstream(self, state['source'])
         if state['rng'] is not None: self.memory.rng.set_state(state['rng'])
         self.memory.sampler.n_batches = sampler_batches
         self.n_batches = n_batches
 
     def saved(self) -> tuple[dict[str, Any], Any]:
         "Return this replay as plain data, and the memory's rows; hold its lock while you use them"
-        state = dict(pipe=self.state_dict(), waiting=[o.waiting() for o in _windows(self)])
+        names = [type(o).__name__ for o in sources_of(self).whole]
+        state = dict(pipe=self.state_dict(), waiting=[o.waiting() for o in _windows(self)], upstream=names)
         memory = check_memory(self.memory, Lasting, _NOT_KEPT)
         if memory.path is not None:
             memory.flush()
@@ -246,7 +262,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
         "Continue from the `state` and the `pieces` that `saved` returned: all of it or, with an error, nothing"
         with self.memory.lock:
             _check_saved(self, state)
-            taken = [(o, o.read_waiting(w)) for o, w in zip(_windows(self), state['waiting'])]
+            taken = [(o, o.read_waiting(w)) for o, w in zip(_windows(self, state), state['waiting'])]
             memory, disk = self.memory, state.get('disk')
             n_stale = int(disk['n_stale']) if disk else 0
             if not disk:
@@ -283,8 +299,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def __bool__(self) -> bool: return True
     def __repr__(self):
         when = f'bs={self.bs}, min_sz={self.min_sz}, steps_per_batch={self.steps_per_batch}'
-        pipes = [repr(o) for o in reversed(upstream(self.source_datapipe)) if isinstance(o, IterDataPipe)]
-        return ' → '.join([*pipes, f'{type(self).__name__}({when}; {self.memory!r})'])
+        return _described(self, f'{type(self).__name__}({when}; {self.memory!r})')
     def _repr_html_(self): return replay_table(self)
 
 # %% ../../nbs/2_learning/04_replay.ipynb #505ad564

@@ -495,6 +495,7 @@ class GymStepper(IterDataPipe):
 
     Raises `ValueError` for an unknown id, an empty source, or actions that don't fit; `TypeError`
     for an item that is not an environment."""
+    of_source = 'position'
     def __init__(
         self, source_datapipe: Any,  # ids, specs, environments, or functions that make one
         agent: Callable[[Any], Any] | None = None,  # from states to actions (None: random)
