@@ -30,7 +30,8 @@ GROUPS = dict(
         test_rate_limiter.py test_replay.py test_samplers.py test_age.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
         test_storage.py test_texts.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
         test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
-        test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
+        test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py
+        test_upstream.py test_n_step_joins.py test_next_fields.py test_far_streams.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
@@ -42,7 +43,7 @@ GROUPS = dict(
         test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes*
         test_cli.py::test_any_environment_plays test_cli.py::test_a_run_says_how_it_went* test_cli.py::test_an_environment_whose*'''),
     processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
-        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py'),
+        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py test_far_streams.py::test_actors* test_upstream.py::*ones_own_is_killed* test_upstream.py::test_beyond_actors*'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
         '''test_kills.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
         *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
@@ -56,7 +57,7 @@ GROUPS = dict(
         test_saving_format.py::test_a_folder_holds_the_last_state* test_checkpoint.py::test_a_memory_*goes_on_exactly test_drop.py::test_sequences_that_hold*'''),
     compiled=Group('make test-all', 'torch.compile',
         '''test_masks.py::test_a_compiled_* test_masks.py::test_a_short_training* test_learner.py::test_compiled_weights* test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
-        test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself*'''),
+        test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself* test_device_compiled.py'''),
     cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
         'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[45678]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',

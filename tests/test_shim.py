@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = dict(os.environ, FASTRL_REPLAY_SHIM='1')
-PIPES = [o for o in ('test_replay.py', 'test_n_step.py', 'test_stepper.py', 'test_agents.py') if (ROOT/'tests'/o).exists()]
+PIPES = [o for o in ('test_replay.py', 'test_n_step.py', 'test_stepper.py', 'test_agents.py', 'test_upstream.py') if (ROOT/'tests'/o).exists()]
 
 
 def ran(*args, **kw):

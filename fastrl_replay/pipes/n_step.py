@@ -210,7 +210,7 @@ def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewar
     n_streams = most - least + 1
     head, tail = np.zeros(n_streams, np.int64), np.zeros(n_streams, np.int64)
     length, following = np.zeros(n_streams, np.int64), np.zeros(n_rows, np.int64)
-    chains, waits = (head, length, following), np.ones(n_rows, np.bool_)
+    chains, waits, most_joins = (head, length, following), np.ones(n_rows, np.bool_), len(joins)
     for k in range(n_rows):
         row, s = rows[k], streams[rows[k]] - least
         t = rows[tail[s]]
@@ -219,10 +219,11 @@ def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewar
         while gap and length[s] > 0:
             _note_window(found[n_found], s, True, chains, rows, waits, rewards, own, powers)
             n_found, n_closed = n_found + 1, n_closed + 1
-        if length[s] and n_joins < len(joins):
-            joins[n_joins, 0], joins[n_joins, 1] = t, row
-            n_joins += 1
-        if length[s]: following[tail[s]] = k
+        if length[s]:
+            following[tail[s]] = k
+            if n_joins < most_joins:
+                joins[n_joins, 0], joins[n_joins, 1] = t, row
+                n_joins += 1
         else: head[s] = k
         tail[s], length[s] = k, length[s] + 1
         while length[s] > 0 and (terminated[row] or truncated[row] or length[s]==n):
@@ -332,8 +333,9 @@ class _RowWindows:
         torn = np.zeros(len(new), bool)
         for after, before in self.pairs:
             a, b = self.arrays[after].take(old, 0), self.arrays[before].take(new, 0)
-            torn |= ((a!=b) & ((a==a) | (b==b))).reshape(len(new), -1).any(1)
-        self.wait = self.joins.note(len(new), np.count_nonzero(torn))
+            unlike = a!=b
+            if unlike.any(): torn |= (unlike & ((a==a) | (b==b))).reshape(len(new), -1).any(1)
+        self.wait = 4*self.joins.note(len(new), int(torn.sum()))
     def note_gaps(self, found):
         "Note the gaps that closed some of these windows: those that end in one row were closed by the same"
         rows, n = np.unique(found['last'][found['cut']], return_counts=True)

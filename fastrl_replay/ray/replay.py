@@ -14,7 +14,7 @@ import torch
 from ..checks import refuse, whole
 from ..batch import Batch, as_chunk, stream_numbers
 from ..memory import ReplayMemory
-from ..pipes.actors import ActorError, Task, check_upstream, renumbered
+from ..pipes.actors import ActorError, Task, apart, check_upstream, renumbered
 from ..pipes.base import (IterDataPipe, Resumable, become_actor, datapipe, pickled_state,
                                       refuse_worker, upstream)
 from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
@@ -92,7 +92,8 @@ class ActingWorker:
         self.task.begin(self.number)
         with RayPusher(*target) as pusher:
             for batch, _ in self.task.chunks():
-                batch = renumbered(batch, stream_numbers(batch)*_NUMBERS + self.number, self.number)
+                streams = apart(stream_numbers(batch), 0, self.number, _NUMBERS, self.number)
+                batch = renumbered(batch, streams, self.number)
                 for a in range(0, len(batch), self.chunk): pusher.push(batch[a:a + self.chunk])
         self.task.close()
 
