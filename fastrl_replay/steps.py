@@ -593,8 +593,8 @@ def goes_on(flagged, episode_n, discount, step_n) -> Any:
 
 # %% ../nbs/1_memory/03_steps.ipynb #c767fad6
 def last_fields(fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Return which of a step's `fields` an n-step transition takes from the last of its steps: `terminated`,
-    `truncated`, `next_state`, and each `next_x` whose `x` is a field, too. `reward` and `discount` are
-    computed from all steps; all other fields are those of the first"""
-    def is_last(f): return f in ('terminated', 'truncated', 'next_state') or f.startswith('next_') and f[5:] in fields
-    return tuple(f for f in fields if is_last(f))
+    """Return which of a step's `fields` an n-step transition takes from the last of its steps:
+    `terminated`, `truncated`, `next_state`, and every other `next_x` whose `x` is a field. `reward`
+    and `discount` are computed from all steps; all other fields are those of the first"""
+    always = 'terminated', 'truncated', 'next_state'
+    return tuple(f for f in fields if f in always or f.startswith('next_') and f[5:] in fields)

@@ -1,13 +1,12 @@
 """Stream numbers from anywhere in 64 bits, such as hashed ids, are ordinary numbers everywhere, beside twins that know a dict only."""
 import collections
-import warnings
 
 import numpy as np
 import pytest
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.actors import Actors, apart, gather
+from fastrl_replay.pipes.actors import Actors, apart
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.proportional import Proportional

@@ -303,9 +303,9 @@ class DeviceMemory(DeviceRead):
     and change tensors in place: they can be part of a compiled function or a CUDA graph. All else waits.
 
     Row `id` is in slot `id % max_sz`; the next row of its stream is `id + n_envs`. With `n_step` rewards
-    are added up when rows are drawn, which have a field `discount`; their flags, `next_state`, every other
-    `next_x` whose `x` is a field, and the fields in `next_of` are those of the last row of up to `n_step`, all
-    else those of the first. With a `sequence` windows are drawn"""
+    are added up when rows are drawn, which have a field `discount`: their flags, `next_state`, every
+    other `next_x` whose `x` is a field, and the fields in `next_of` are those of the last of up to
+    `n_step` rows, all else those of the first. With a `sequence` windows are drawn"""
     def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory` has it')
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError('a DeviceMemory cannot be copied or pickled: save it, and load what was saved')

@@ -132,8 +132,8 @@ class Ring:
 
     def read(self, ids: Tensor, leaves: Any, last: Any = None) -> list:
         "Return `leaves` of rows (ids: int64[m]), a tensor each; `last`: the rows that say what comes next"
-        slots, found = ids % self.size, list[Any]()
-        ends = slots if last is None else last % self.size
+        slots = ids % self.size
+        ends, found = slots if last is None else last % self.size, []
         after = self.after.index_select(0, ends) if any(k in self.next_of for k in leaves) else None
         for k in leaves:
             at = after if k in self.next_of else ends if self.of_last[k] else slots

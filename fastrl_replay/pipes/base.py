@@ -92,9 +92,10 @@ def _forgets(pipe):
     if room.startswith('torch.utils.data.'): return name not in _NOTHING and name!='_ChildDataPipe'
     return not room.startswith(__name__.partition('.')[0] + '.')
 
-_LOST = ('{}: no state_dict and load_state_dict, so what such a pipe holds itself is not saved (what is upstream of '
-         'it is). Give it both; if it holds nothing, state_dict may return an empty dict')
-_NONE = 'the saved state holds none of {}, as if it came from another pipeline or an older version: they begin as new'
+_LOST = ('{}: no state_dict and load_state_dict, so what such a pipe holds itself is not saved '
+         '(what is upstream of it is). Give it both; if it holds nothing, state_dict may return an empty dict')
+_NONE = ('the saved state holds none of {}, as if it came from another pipeline or an older version: '
+         'they begin as new')
 
 class Upstream:
     "The pipes upstream of another whose state is saved with its own, found when that is made"
@@ -106,7 +107,7 @@ class Upstream:
         self.forgetful = list(dict.fromkeys(type(o).__name__ for o in self.whole if _forgets(o)))
     def warn(self) -> None:
         "Warn once of pipes whose own state can't be saved, by the names of their classes"
-        if self.forgetful: warnings.warn(_LOST.format(', '.join(self.forgetful)), stacklevel=5)
+        if self.forgetful: warnings.warn(_LOST.format(', '.join(self.forgetful)), stacklevel=6)
         self.forgetful = []
     def names(self) -> list[str]:
         "Return the names of the pipes' classes, the nearest first"
@@ -122,8 +123,8 @@ class Upstream:
         if state is None: return []
         several = isinstance(state, dict) and set(state)=={'pipes', 'states'}
         if several and state['pipes']==self.names(): return list(zip(self.pipes, state['states']))
-        only_next = self.pipes[:1] if len(self.pipes)==1 or self.pipes and self.pipes[0] is self.source else []
-        if not several and only_next: return [(only_next[0], state)]
+        only = len(self.pipes)==1 or self.pipes and self.pipes[0] is self.source
+        if only and not several: return [(self.pipes[0], state)]
         names, saved = ', '.join(self.names()) or 'no pipe', state['pipes'] if several else ['one pipe']
         refuse('upstream', f'the state of {names}', Words(f'that of {", ".join(saved)}'),
                'load it into a pipeline like the one that was saved', CheckpointError)
@@ -146,8 +147,9 @@ def sources_of(pipe: Any) -> Upstream:
         known = pipe._upstream = Upstream(pipe.source_datapipe)
     return known
 
-def state_upstream(pipe: Any) -> Any:
-    "Return the state of what is upstream of `pipe`: None if nothing there has a state"
+def state_upstream(pipe: Any, warn: bool = False) -> Any:
+    "Return the state of what is upstream of `pipe`: None if nothing there has a state. `warn` of what is lost?"
+    if warn: sources_of(pipe).warn()
     return sources_of(pipe).state()
 def load_upstream(pipe: Any, state: Any) -> None:
     "Give what is upstream of `pipe` its `state` again; a `CheckpointError` if that is of other pipes"

@@ -32,8 +32,9 @@ def n_step_type(step_type: Any) -> Any:
     except TypeError: values = ()
     return derived_type('NStep' + step_type.__name__, fields + ('discount',), values + (1.,))
 
-# Where the fields are in a step type (-1: it lacks one), and those from a window's last step; the type of what it yields
-_Places = namedtuple('_Places', 'reward terminated truncated state next_state discount env_id step_n episode_n last made')
+# Where the fields are in a step type (-1: it lacks one), which are from the last step, and the type of what is made
+_Places = namedtuple('_Places', 'reward terminated truncated state next_state discount env_id step_n episode_n '
+                                'last made')
 
 @cache
 def _places(step_type):
@@ -105,13 +106,13 @@ class _Gaps:
         warnings.warn(_GAPS.format(self.n_windows, self.n_closed), stacklevel=2)
 
 _LEAST, _EVERY = 100, 17         # joins from which on a share says something; later, one in so many is compared
-_TORN = ('n_step: of the last {:,} joins that were compared, {:,} are torn: no episode has ended, and the state of a step '
-         'is not the next_state of the step before it in its stream. Are these steps of several environments? Then their '
-         'returns are wrong: use a step type with a field env_id, or push Batches that say whose each row is, '
-         'Batch.of(steps, streams=…). Where two sources have one env_id, give each its own')
+_TORN = ('n_step: of the last {:,} joins that were compared, {:,} are torn: no episode has ended, and the state '
+         'of a step is not the next_state of the step before it in its stream. Are these steps of several '
+         'environments? Then their returns are wrong: use a step type with a field env_id, or push Batches that '
+         'say whose each row is, Batch.of(steps, streams=…). Where two sources have one env_id, give each its own')
 
 class _Joins:
-    "Counts steps that are joined to the step before them, and those that do not follow it; warns once if these are many"
+    "Counts steps that are joined to those before them, and those that do not follow; warns once if these are many"
     def __init__(self): self.n, self.n_torn, self.n_all, self.warned = 0, 0, 0, False
     def note(self, n, n_torn):
         "Of `n` more joins `n_torn` are torn; return how many chances to let pass before the next comparison"
@@ -135,8 +136,9 @@ def _alike(a, b):
 class _StepWindows:
     "The open windows of streams whose steps come one by one"
     def __init__(self, powers, gaps, joins):
-        self.powers, self.gaps, self.joins, self.open = powers, gaps, joins, {}       # open: stream → steps
-        self.wait = 0                             # chances to compare a join that pass before the next is taken
+        self.powers, self.gaps, self.joins = powers, gaps, joins
+        self.open: dict[int, list[Any]] = {}      # stream → steps
+        self.wait = 0                             # steps that pass before a join is compared again
 
     def add(self, step, stream=0, at=None):
         "Add a step to its stream (`env_id`, else `stream`); return the transitions it completes"
@@ -201,12 +203,13 @@ def _note_window(window, s, cut, chains, rows, waits, rewards, own, powers):
 def _find_windows(rows, streams, terminated, truncated, step_n, episode_n, rewards, own,
                   powers, closing, found, waiting, joins):
     """Note in `found` the windows that these rows complete (all, if `closing`), in `waiting` the
-    rows of no such window, in `joins` some rows beside those that they are joined to; return how many of
-    the first two, of windows closed by gaps, and of joins, or (-1, 0, 0, 0) where stream numbers are far apart"""
+    rows of no such window, in `joins` pairs of a row and the next of its stream. Return how many
+    windows, rows that wait, windows closed by gaps, and pairs; (-1, 0, 0, 0) where stream numbers
+    are far apart"""
     n, n_rows, n_found, n_closed, n_joins = len(powers) - 1, len(rows), 0, 0, 0
     least = most = streams[rows[0]]
     for row in rows: least, most = min(least, streams[row]), max(most, streams[row])
-    if most//2 - least//2 > 2*n_rows + 500: return -1, 0, 0, 0     # halves: the difference may not fit in 64 bits
+    if most//2 - least//2 > 2*n_rows + 500: return -1, 0, 0, 0     # the difference may exceed 64 bits
     n_streams = most - least + 1
     head, tail = np.zeros(n_streams, np.int64), np.zeros(n_streams, np.int64)
     length, following = np.zeros(n_streams, np.int64), np.zeros(n_rows, np.int64)
@@ -312,7 +315,8 @@ class _RowWindows:
         self.end, self.chunk_rows = self.end + m, m
         self.gaps.n_windows += m
         self.wait -= 1
-        made, self.waiting = self.windows(rows, joins=_NO_JOINS if self.wait >= 0 else np.empty((_SOME, 2), np.int64))
+        joins = _NO_JOINS if self.wait >= 0 else np.empty((_SOME, 2), np.int64)
+        made, self.waiting = self.windows(rows, joins=joins)
         return made
 
     def windows(self, rows, closing=False, joins=_NO_JOINS):
@@ -393,8 +397,9 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
 @datapipe('n_step')
 class NStep(IterDataPipe):
     """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the episode's
-    end, `discount` = γᵐ; `terminated`, `truncated`, `next_state` and every other field `next_x` whose `x`
-    is a field come from the last of them, all else from the first (Sutton & Barto 2018, section 7.1).
+    end, `discount` = γᵐ; `terminated`, `truncated`, `next_state` and every other field `next_x`
+    whose `x` is a field come from the last of them, all else from the first (Sutton & Barto 2018,
+    section 7.1).
 
     Every tail is yielded, at termination and at truncation. Streams (`env_id`) never mix; without
     it, steps and lists of steps are one stream in the order of time, and the rows of a `Batch`
@@ -402,8 +407,9 @@ class NStep(IterDataPipe):
     `Batch`es. A window that is open when the source ends waits for the next iteration. Sums are
     float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation;
     where gaps close more than a tenth of the windows, a `UserWarning` names possible causes, once. So
-    does one where more than a tenth of the joined steps do not begin where the step before has ended,
-    as those of several environments in one stream: all of the first 200 joins are compared, then a part.
+    does one where more than a tenth of the joined steps do not begin where the step before has
+    ended, as those of several environments in one stream: the first 200 joins are compared, then
+    a part of them.
 
     In a loop of your own it needs no source: `push` takes what the loop has made, `flush` closes
     what is open.
@@ -421,7 +427,8 @@ class NStep(IterDataPipe):
     def _forget(self):
         powers = [self.gamma**k for k in range(self.n + 1)]
         counts = _Gaps(), _Joins()
-        self._steps, self._rows, self._place = _StepWindows(powers, *counts), _RowWindows(powers, *counts), Resumable()
+        self._steps, self._rows = _StepWindows(powers, *counts), _RowWindows(powers, *counts)
+        self._place = Resumable()
         self._ready: deque[Any] = deque()
         self._in_rows = False                 # was the last item a `Batch`?
     def __repr__(self) -> str: return f'NStep({self.n}, {self.gamma:g})'

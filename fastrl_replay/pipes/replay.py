@@ -91,6 +91,11 @@ def _windows(replay, saved=None):
     found = _sources_by_name(replay) if older else sources_of(replay).whole
     return [o for o in found if hasattr(o, 'take_waiting')]
 
+def _kept_upstream(replay):
+    "The steps that wait in n-step windows, and the names of all pipes"
+    names = [type(o).__name__ for o in sources_of(replay).whole]
+    return dict(waiting=[o.waiting() for o in _windows(replay)], upstream=names)
+
 def _described(replay, own):
     "A pipeline in words, which ends with the replay's `own`"
     pipes = [repr(o) for o in reversed(upstream(replay.source_datapipe)) if isinstance(o, IterDataPipe)]
@@ -227,10 +232,9 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def state_dict(self) -> dict[str, Any]:
         "Return counters and generators of this pipe and those upstream, in O(1), without contents"
         memory = self.memory
-        sources_of(self).warn()
         with memory.lock:
-            return dict(n_batches=self.n_batches, ids=[memory.first_id, memory.n_added], source=state_upstream(self),
-                        rng=memory.rng.get_state(), sampler_batches=memory.sampler.n_batches)
+            return dict(n_batches=self.n_batches, ids=[memory.first_id, memory.n_added], rng=memory.rng.get_state(),
+                        source=state_upstream(self, warn=True), sampler_batches=memory.sampler.n_batches)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from a `state_dict`; a `ValueError` unless the memory holds the same ids"
@@ -249,8 +253,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
 
     def saved(self) -> tuple[dict[str, Any], Any]:
         "Return this replay as plain data, and the memory's rows; hold its lock while you use them"
-        names = [type(o).__name__ for o in sources_of(self).whole]
-        state = dict(pipe=self.state_dict(), waiting=[o.waiting() for o in _windows(self)], upstream=names)
+        state = dict(pipe=self.state_dict(), **_kept_upstream(self))
         memory = check_memory(self.memory, Lasting, _NOT_KEPT)
         if memory.path is not None:
             memory.flush()
