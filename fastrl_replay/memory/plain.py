@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, example_row
-from ..checks import Words, form, ids_of, leave_out, refuse, require, shown, stored_ids, typed, whole
+from ..checks import (
+    Words, form, ids_of, leave_out, plain_array, refuse, require, shown, stored_ids, typed, whole)
 from ..health import Health, memory_health
+from ..kernels import ids_in
 from ..samplers.rng import Rng
 from ..samplers.base import Sampler, as_priorities
 from ..samplers.own import as_sampler
@@ -89,6 +91,7 @@ class Joined:
         self.n_stale = 0                 # priority updates that came too late and were dropped
         self._storage: Any = None        # once a step has shown what a record is
         self._index: Any = None          # of its episodes, once somebody asks
+        self._example: Any = None        # the step that has shown it
         self._given: Any = None          # for rows that have not entered the sampler: first id, priorities
         self._leaving: Any = None        # ids of rows that the sampler is not to draw any more
         self.max_draws = None
@@ -110,8 +113,11 @@ class Joined:
         if layout is not None: self._open(layout)
 
     def _layout_of(self, step):
+        self._example = step
         return Layout.of(step) if self._dtype is None else Layout.of_dtype(self._dtype, type(step))
-    def _new_storage(self, layout, room): return storage_for(layout, self.max_sz, **self._options, room=room)
+    def _new_storage(self, layout, room):
+        example, self._example = self._example, None
+        return storage_for(layout, self.max_sz, **self._options, room=room, example=example)
     def _open(self, layout): return self._take(self._new_storage(layout, self._room))
     def _take(self, storage):
         "Use this storage, or none, from now on"
@@ -239,8 +245,10 @@ class Drawn(Joined):
         self._given = storage.n_added, given
     def _open_for(self, chunk, priorities, streams):
         "Make the storage for its first chunk, unless `extend` is to refuse that"
-        if isinstance(chunk, Batch) and self._dtype is None: layout = chunk.layout.strict
-        else: layout = self._layout_of(example_row(chunk))
+        example = example_row(chunk)
+        strict = isinstance(chunk, Batch) and self._dtype is None
+        layout = chunk.layout.strict if strict else self._layout_of(example)
+        self._example = example
         columns, m = chunk_columns(layout, chunk)
         chunk_streams(layout, chunk, columns, streams)
         if priorities is not None: as_priorities('priorities', priorities, m)
@@ -412,9 +420,9 @@ class PlainMemory(Drawn, Viewed):
 
     def _numbers(self, field):
         "A view of a field that is one number, to write to"
-        found = None if self._storage is None else self._storage.numbers(field)
-        if found is not None: return found
         known = () if self.layout is None else self.layout.fields
+        found = self._storage.numbers(field) if field in known else None
+        if found is not None: return found
         if field in known: refuse(field, 'one number', Words(f'strings or several numbers a step: {self.layout}'))
         raise ValueError(f'column: no field {shown(field)}; there are {known or "no steps yet"}')
     def column(self, field: str) -> np.ndarray:
@@ -426,20 +434,36 @@ class PlainMemory(Drawn, Viewed):
 
     def correct(self, ids: Any, field: str, values: Any) -> None:
         """Change a field that is one number in the stored transitions `ids` (m,); `values`: a
-        number, or (m,). The next `save` writes every row. A `ValueError` or `TypeError` names what
-        doesn't fit and changes nothing; so does a flag of steps that already form sequences"""
+        number as `add` takes it, or (m,), as `extend` does. The next `save` writes every row. A
+        `ValueError` or `TypeError` names what doesn't fit and changes nothing: an id with two
+        different values, too, and a flag of steps that already form sequences"""
         with self.lock:
             if self._read_only: raise RuntimeError(self._read_only)
             slots, column, k = self._slots(ids), self._numbers(field), self.layout.leaf(field)
             if k==self.layout.stream_leaf: refuse(field, 'another field', field, 'rows are linked by this one')
             formed = self._sampler.sequence is not None and field in ENDINGS
             require(not formed, f'{field}: sequences have been formed by it, so it cannot be changed in this memory')
-            given = np.asarray(values)
-            if given.shape not in ((), slots.shape): refuse(field, f'one value, or {len(slots)}', form(given))
-            given = self.layout.fitters[k].stacked(np.array(np.broadcast_to(given, slots.shape)), len(slots))
+            given = self._corrections(field, self.layout.fitters[k], values, len(slots))
+            self._check_agree(field, ids_of('ids', ids), given)
             self._forget(ids_of('ids', ids))
             column[slots] = given
             if field in ENDINGS: self._index = None
+    def _corrections(self, field, fitter, values, m):
+        "The new value of each of `m` rows, as it is stored"
+        several = isinstance(values, (list, tuple))
+        shape = (len(values),) if several else plain_array(field, values)[0].shape
+        if shape not in ((), (m,)): refuse(field, f'one value, or {m}', Words(f'values of shape {shape}'))
+        if shape: return fitter.column(values) if several else fitter.stacked(values, m)
+        fitter.one(values)
+        return np.repeat(fitter.column([values]), m)
+    def _check_agree(self, field, ids, given):
+        "Refuse an id that is given twice with two values; NaN is equal to NaN"
+        order = np.argsort(ids, kind='stable')
+        ids, a, b = ids[order], given[order][:-1], given[order][1:]
+        differs = (ids[1:]==ids[:-1]) & (a!=b) & ((a==a) | (b==b))
+        if not differs.any(): return
+        k = int(np.argmax(differs))
+        refuse('ids', 'one value for each', Words(f'{field} {a[k]} and {b[k]} for {ids[k]}'), 'give each id once')
     def _forget(self, ids):
         "Rows are about to change: whoever keeps something of them is to read them again"
 
@@ -474,25 +498,30 @@ class PlainMemory(Drawn, Viewed):
         with self.lock:
             if isinstance(k, str):
                 raise TypeError(f'memory[{k!r}]: expected a slot or a slice; columns belong to a Batch')
+            used = min(self.n_added, self.max_sz)           # slots that were ever written to
             if isinstance(k, slice):
-                slots = self._filled(np.arange(*k.indices(len(self))))
+                slots = np.arange(*k.indices(used))
+                slots = slots[self._is_filled(slots)]
                 return self._read(len(slots), slots)
-            slot, n = operator.index(k), len(self)
-            if not -n <= slot < n: raise IndexError(f'memory[{slot}]: {n} slots are filled')
-            return self._read(1, self._filled(slot % n))[0]
-    def _filled(self, k):
-        "The slots that are number k among the filled ones: slot k, unless the memory was cleared"
-        begin = self.first_id % self.max_sz
-        end = max(0, begin + len(self) - self.max_sz)       # those after the ring's end, from slot 0 on
-        return k + (begin - end)*(k >= end)
+            slot = operator.index(k)
+            if not -used <= slot < used: raise IndexError(f'memory[{slot}]: the slots up to {used - 1} are in use')
+            if self._is_filled(slot % used): return self._read(1, slot % used)[0]
+            raise IndexError(f'memory[{slot}]: slot {slot % used} is empty, since the memory was cleared; '
+                             'slices and iteration skip such slots')
+    def _is_filled(self, slots):
+        "Which of the slots that are in use hold a row; after `clear` some do not"
+        return ids_in(slots, self.n_added, self.max_sz) >= self.first_id
     def __iter__(self) -> Iterator[Any]:
-        for k in range(len(self)): yield self[k]
+        for slot in range(min(self.n_added, self.max_sz)): yield from self[slot:slot + 1]
 
     @staticmethod
     def estimate(env_or_step: Any, max_sz: int) -> Estimate:
         """Return the bytes of a memory of `max_sz` steps, as plain records and with shared parts
-        stored once. `env_or_step`: an example step, or an environment or a vector of them"""
-        return estimate(Layout.of(example_step(env_or_step)), whole('max_sz', max_sz, 1))
+        stored once. `env_or_step`: an example step, or an environment or a vector of them. Only a
+        step of an episode shows whether observations are stacks of frames or, for instance, colours;
+        without one, both figures are told"""
+        example = example_step(env_or_step)
+        return estimate(Layout.of(example), whole('max_sz', max_sz, 1), example)
 
     def check_valid(self) -> bool:
         """Return True, or raise an `AssertionError` that says what is wrong; O(N). On disk, rows
