@@ -271,6 +271,7 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
         n, drawn, ring = self.n_added, int(self.sampler.n_drawn), self._ring
         return dict(nbytes=self.nbytes, bytes_each=self.nbytes/self.max_sz, n_drawn=drawn,
                     n_stale=int(self.n_stale), samples_per_insert=drawn/n if n else float('nan'),
+                    in_order=self.sequence is not None or self.n_step > 1,
                     n_unlike=int(ring.n_unlike) if ring else 0, n_lost=self.first_id - max(0, n - self.max_sz))
     def __repr__(self) -> str:
         each, rounded, ring = '', '', self._ring
