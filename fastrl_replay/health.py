@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Newest', 'newest', 'not_finite', 'episode_returns', 'stored_priorities', 'trial_draws', 'stored_resets', 'wrong_ends',
-           'reused_arrays', 'torn_streams', 'consecutive', 'Health', 'memory_health']
+           'reused_arrays', 'torn_streams', 'consecutive', 'Health', 'memory_health', 'Scale', 'scale_of',
+           'unlike_members']
 
 # %% ../nbs/5_looking/01_health.ipynb #02de6063
 import copy, html
@@ -428,3 +429,77 @@ def memory_health(memory: Memory) -> Health:
     out['n_stored'] = n + out.get('n_lost', 0)
     known = defaultdict(lambda: _NAN, out, bad=', '.join(f'{k} ({v:,})' for k, v in out['not_finite'].items()))
     return Health(out, warnings=[text.format_map(known) for when, text in _RULES if when(known)])
+
+# %% ../nbs/5_looking/01_health.ipynb #c3ec9c02
+class Scale(NamedTuple):
+    "What can be compared between memories of one task; NaN: unknown"
+    reward: float            # the median size of the rewards that are not 0
+    reward_most: float       # the largest
+    state: np.ndarray        # the mean and the largest size of each number of a state (float64[2, n])
+    terminated: np.ndarray   # the lengths of the episodes that terminated
+    truncated: np.ndarray    # the lengths of those that were truncated
+    def summary(self) -> dict[str, float]:
+        "Return it in a few numbers"
+        return dict(reward=self.reward, reward_most=self.reward_most, state_most=float(self.state.max(initial=0)),
+                    n_terminated=len(self.terminated), n_truncated=len(self.truncated))
+
+def _lengths(rows, flag):
+    "The lengths of the episodes in `rows` that end with this flag, where they are known"
+    ends = rows.ends()
+    if ends is None: return np.empty(0)
+    at = _last_of_each(rows, np.flatnonzero(ends & (rows.columns[flag]!=0)))
+    found = _add_up(rows.before, ends, np.ones(len(rows.ids)))[at]
+    return found[np.isfinite(found)]
+
+def _state_sizes(memory, rows):
+    "The mean and the largest size of each floating-point number or byte of the states (float64[2, n])"
+    seen = _Seen(memory, rows, n_step=True)
+    if not seen.most: return np.empty((2, 0))
+    at = _evenly(0, len(rows.ids) - 1, min(len(rows.ids), seen.most))
+    states = [o.reshape(len(o), -1) for o in seen.states(at)[0] if o.dtype.kind=='f' or o.dtype==np.uint8]
+    if not states: return np.empty((2, 0))
+    sizes = np.concatenate([np.abs(np.nan_to_num(o.astype(np.float64))) for o in states], 1)
+    return np.stack([sizes.mean(0), sizes.max(0)])
+
+def scale_of(memory: Memory) -> Scale | None:
+    "Return the `Scale` of what a memory of consecutive ids holds; None of an empty one"
+    if not len(memory): return None
+    rows = newest(memory)
+    reward = np.abs(rows.columns.get('reward', np.empty(0)).astype(np.float64))
+    reward = reward[np.isfinite(reward) & (reward > 0)]
+    known = len(reward) >= 5
+    return Scale(float(np.median(reward)) if known else _NAN, float(reward.max()) if known else _NAN,
+                 _state_sizes(memory, rows), _lengths(rows, 'terminated'), _lengths(rows, 'truncated'))
+
+_TIMES = 8.       # a little less than ten, since samples differ
+
+def unlike_members(scales: list[Scale | None]) -> list[str]:
+    "Return what shows, in words, that memories with these scales cannot hold one task"
+    there = [(k, o) for k, o in enumerate(scales) if o is not None]
+    pairs = [(i, a, j, b) for n, (i, a) in enumerate(there) for j, b in there[n + 1:]]
+    return [said for pair in pairs for f in (_rewards_apart, _states_apart, _ends_apart) if (said := f(*pair))]
+
+def _rewards_apart(i, a, j, b):
+    if a.reward > b.reward: i, a, j, b = j, b, i, a
+    times = b.reward/a.reward
+    if not (times >= _TIMES and b.reward_most >= _TIMES/2*a.reward_most): return ''
+    return (f'rewards of memory {j} are {times:.3g} times as large as those of memory {i} (typically {b.reward:.3g} and '
+            f'{a.reward:.3g}): scale or clip the rewards of both alike before they are stored')
+
+def _states_apart(i, a, j, b):
+    if a.state.shape!=b.state.shape: return ''
+    moving = (a.state > 0).all(0) & (b.state > 0).all(0)
+    if moving.sum() < 2: return ''
+    times, most = (float(o) for o in np.median(b.state[:, moving]/a.state[:, moving], 1))
+    if times < 1: return _states_apart(j, b, i, a) if times > 0 and 1/times >= _TIMES else ''
+    if times < _TIMES or most < _TIMES/2: return ''
+    return (f'states of memory {j} are {times:.3g} times as large as those of memory {i} (up to {b.state.max():.3g} and '
+            f'{a.state.max():.3g}): normalize both alike before they are stored')
+
+def _ends_apart(i, a, j, b):
+    if len(a.truncated) and len(b.terminated): i, a, j, b = j, b, i, a
+    only = not len(a.truncated) and not len(b.terminated) and min(len(a.terminated), len(b.truncated)) >= 5
+    if not only or (a.terminated < np.median(b.truncated)).mean() > .5: return ''
+    return (f'all episodes of memory {i} are terminated, after {np.median(a.terminated):.0f} steps, and all of memory {j} '
+            f'truncated, after {np.median(b.truncated):.0f}: a time limit is stored as truncated, in both')
+

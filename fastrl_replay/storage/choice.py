@@ -14,7 +14,7 @@ from ..steps import Layout, SimpleStep, is_step, readable
 from .rooms import Ram, free_memory
 from .frames import FrameTable, PackedFrames, interned, lz4_block, shared_pairs, slides
 from .records import Records, stored_layout
-from .texts import MOST_TEXTS, TextTable
+from .texts import TextTable
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a007
 class Estimate(NamedTuple):
@@ -113,8 +113,8 @@ def kept_how(storage) -> str:
     return '; '.join(map(str, storage.tables)) + ', each stored once' if storage.tables else 'plain records'
 def texts_in(storage: Any) -> dict[str, float]:
     "Return how many distinct strings the rows have, in the field with the most, and how many it may be; {}: no strings"
-    found = [t.count() for t in storage.tables if isinstance(t, TextTable)]
-    return dict(n_texts=max(found), most_texts=MOST_TEXTS) if found else {}
+    found = [t for t in storage.tables if isinstance(t, TextTable)]
+    return dict(n_texts=max(t.count() for t in found), most_texts=found[0].most) if found else {}
 def bytes_each(storage) -> float:
     "Return the bytes that a transition takes: its record, and its share of the frames"
     packed, n = sum(t.nbytes for t in storage.tables if t.codec), storage.n_added - storage.first_id

@@ -189,6 +189,10 @@ class TextNumbers:
         least = -most[1] if len(most) > 1 else 0
         if not len(numbers) or least <= numbers.min() and numbers.max() <= most[0] and numbers.all(): return
         raise error(f'{self.leaf.name}: a record is damaged: it refers to a string that is not there')
+    @property
+    def most(self) -> int:
+        "How many distinct strings the rows may refer to"
+        return MOST_TEXTS
     def count(self) -> int:
         "Return how many distinct strings the rows refer to"
         return len(self._in_use(0) | self._in_use(1))
