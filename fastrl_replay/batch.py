@@ -578,13 +578,24 @@ def _checked_streams(streams, n):
         refuse('streams', f'{n} whole numbers, one for each row', form(a))
     return a.astype(np.int64)
 
+def _check_same(own, given):
+    "Refuse streams that say otherwise than `env_id`"
+    differs = own!=given
+    if not differs.any(): return
+    k = int(np.argmax(differs))
+    said = int(np.broadcast_to(given, own.shape)[k])
+    refuse('streams', f'{own[k]} for row {k}, its env_id', said, 'leave streams out, or correct env_id')
+
 def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | None:
     """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
     order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one
-    stream"""
+    stream. A `ValueError` for `streams` that differ from `env_id`"""
     m, key = len(columns[0]), layout.stream_leaf
-    if streams is not None: streams = _checked_streams(streams, m)
-    if key is not None: return columns[key].astype(np.int64)
-    if streams is not None: return streams
+    given = None if streams is None else _checked_streams(streams, m)
+    if key is not None:
+        own = columns[key].astype(np.int64)
+        if given is not None: _check_same(own, own[:1] if isinstance(streams, str) else given)
+        return own
+    if given is not None: return given
     if isinstance(chunk, list): return np.zeros(m, np.int64)
     return chunk.streams if isinstance(chunk, Batch) else None

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Newest', 'newest', 'not_finite', 'episode_returns', 'stored_priorities', 'trial_draws', 'stored_resets', 'wrong_ends',
-           'reused_arrays', 'torn_streams', 'Health', 'memory_health']
+           'reused_arrays', 'torn_streams', 'consecutive', 'Health', 'memory_health', 'Scale', 'scale_of',
+           'unlike_members']
 
 # %% ../nbs/5_looking/01_health.ipynb #02de6063
 import copy, html
@@ -18,6 +19,7 @@ from .steps import ending_columns, goes_on, tree_leaves
 
 # %% ../nbs/5_looking/01_health.ipynb #949fd2e2
 _MOST, _BYTES = 1_000_000, 64 << 20       # rows whose numbers are read; bytes of larger fields
+_NAN = float('nan')
 
 class Newest(NamedTuple):
     "The newest rows of a memory, in the order of time"
@@ -111,11 +113,11 @@ def trial_draws(memory: Memory, n: int = 20_000) -> tuple[np.ndarray, np.ndarray
 # %% ../nbs/5_looking/01_health.ipynb #54b2c706
 class _Seen:
     "The states before and after rows of a memory; of so few at a time that they take little room"
-    def __init__(self, memory, rows):
+    def __init__(self, memory, rows, n_step=False):
         self.memory, self.ids, layout = memory, rows.ids, memory.layout
         names, pairs = {*layout.fields}, [[o, f'next_{o}'] for o in ('state', 'obs', 'observation')]
         self.fields: Any = next((o for o in pairs if names.issuperset(o)), None)
-        if self.fields is None or rows.ends() is None or 'discount' in names: self.most = 0
+        if self.fields is None or rows.ends() is None or 'discount' in names and not n_step: self.most = 0
         else: self.most = int(np.clip(_BYTES // 16 // _nbytes(layout, self.fields), 9, 4096))
         shapes = [[leaf.shape for leaf in layout.select([o]).leaves] for o in self.fields or ()]
         if self.most and shapes[0]!=shapes[1]: self.most = 0        # 0: there is nothing to compare
@@ -131,6 +133,11 @@ def _apart(some, others):
     "How far apart the rows of some arrays and of others are: the sum of all differences"
     def apart(a, b): return np.abs(np.subtract(a, b, dtype=np.result_type(a, np.float32)))
     return sum(apart(a, b).reshape(len(a), -1).sum(1) for a, b in zip(some, others))
+
+def _unlike(some, others):
+    "Which rows of some arrays differ from those of others (bool); NaN is like NaN"
+    def unlike(a, b): return ((a!=b) & ((a==a) | (b==b))).reshape(len(a), -1).any(1)
+    return np.any([unlike(a, b) for a, b in zip(some, others)], 0)
 
 def _after_end(rows):
     "Which rows come after the end of an episode (bool)"
@@ -195,7 +202,11 @@ def reused_arrays(memory, rows) -> int:
     return round(same.mean()*len(rows.ids)) if clear and 100*(~same).mean() <= moved.mean() else 0
 
 # %% ../nbs/5_looking/01_health.ipynb #59019e6e
-_BACK = 16                # rows of a stream among which that before a row is searched
+_BACK, _FAR = 16, 130     # rows of a stream among which the row before is searched, or that n steps before
+
+def _numbered(rows):
+    "Do numbers of steps say which row belongs before which?"
+    return 'step_n' in rows.columns and bool((rows.columns['step_n'] > 0).any())
 
 def _origins(rows, at):
     "Return for each row of `at` the nearest row before it in its stream that has the number before; −1: none has"
@@ -209,21 +220,86 @@ def _origins(rows, at):
         left, k = left[~fits], rows.before[k[~fits]]
     return found
 
-def torn_streams(memory, rows) -> int:
-    "Return how many of `rows` (a `Newest`) do not begin where the row before them in their stream ended; 0: few"
-    seen = _Seen(memory, rows)
-    if not seen.most or 'step_n' not in rows.columns: return 0
-    linked = (rows.before >= 0) & (rows.columns['step_n'] > 0)
-    looked_at = seen.some(linked)
-    origin = _origins(rows, looked_at)
-    at, origin = looked_at[origin >= 0], origin[origin >= 0]
-    if not len(at): return 0
-    apart = _apart(seen.states(at)[0], seen.states(origin)[1])
-    wrong = np.where(origin==rows.before[at], apart > 0, apart==0).sum()
-    return round(wrong/len(looked_at)*linked.sum()) if wrong >= 5 and wrong > .1*len(looked_at) else 0
+def _torn_numbered(seen, rows):
+    "How many rows were looked at, and how many of them do not begin where the row with the number before ended"
+    at = seen.some((rows.before >= 0) & (rows.columns['step_n'] > 0))
+    origin = _origins(rows, at)
+    n, (at, origin) = len(at), (o[origin >= 0] for o in (at, origin))
+    if not len(at): return n, 0
+    unlike = _unlike(seen.states(at)[0], seen.states(origin)[1])
+    return n, int(np.where(origin==rows.before[at], unlike, ~unlike).sum())
+
+def _torn_unnumbered(seen, rows):
+    "The same where rows have no numbers: each belongs after the row before it in its stream"
+    at = seen.some((rows.before >= 0) & ~_after_end(rows))
+    if not len(at): return 0, 0
+    return len(at), int(_unlike(seen.states(at)[0], seen.states(rows.before[at])[1]).sum())
+
+def _steps_of(discounts):
+    "How many steps n-step rows consist of, by their discounts γ, γ² … γⁿ; 0: unknown"
+    logs = np.log(np.unique(discounts[discounts > 0]).astype(float))       # the largest last
+    if len(logs) < 2: return 0
+    return round(logs[0]/-np.diff(logs).min())
+
+def _hops(seen, rows, n):
+    """Of some rows, for the row 1, 2 … before each in its stream: may it lead to this one, and does it? (bool each)
+    Where rows have numbers, it must be of the same episode and, if that is known, `n` steps earlier"""
+    at = _evenly(0, len(rows.ids) - 1, min(len(rows.ids), seen.most, 256))
+    k, ends, began, numbered = at, rows.ends(), seen.states(at)[0], _numbered(rows)
+    step, episode = (rows.columns.get(o, rows.ids) for o in ('step_n', 'episode_n'))
+    for _ in range(_FAR):
+        k = np.where(k < 0, k, rows.before[k])
+        may = (k >= 0) & ~ends[k]
+        if numbered: may &= (step[at] - step[k]==n) if n else step[at] > step[k]
+        if numbered and episode is not rows.ids: may &= episode[at]==episode[k]
+        does = np.zeros(len(at), bool)
+        if may.any(): does[may] = ~_unlike([o[may] for o in began], seen.states(k[may])[1])
+        yield may, does
+
+def _torn_n_step(seen, rows, in_order):
+    """The same of n-step rows, each of which leads to the row n steps further. Where rows have no numbers and nobody
+    takes them in order, only if most lead to a row at another distance: else they may be in any order"""
+    n, numbered, may, does = _steps_of(rows.columns['discount']), _numbered(rows), [], []
+    if n > _FAR: return 0, 0
+    for known, fits in _hops(seen, rows, n):
+        may.append(known)
+        does.append(fits)
+        enough = len(may) >= n or numbered
+        if enough and np.any(does, 0).sum() > .9*np.any(may, 0).sum() and fits.sum() >= 5: break
+    asked, fitted = np.sum(may, 1), np.sum(does, 1)
+    if numbered: return np.any(may, 0).sum(), (np.any(may, 0) & ~np.any(does, 0)).sum()
+    best = np.argmax(fitted/np.maximum(asked, 1))
+    mixed = in_order or fitted[best] > .5*asked[best]
+    at = n - 1 if n else best
+    return asked[at], (asked[at] - fitted[at])*mixed
+
+def _torn_share(memory, rows, in_order=True):
+    "The share of linked rows, with no end between, that do not follow each other; NaN: unknown. How many are linked"
+    n_step = 'discount' in rows.columns
+    seen = _Seen(memory, rows, n_step)
+    if not seen.most: return _NAN, 0
+    if n_step: looked, wrong = _torn_n_step(seen, rows, in_order)
+    elif _numbered(rows): looked, wrong = _torn_numbered(seen, rows)
+    else: looked, wrong = _torn_unnumbered(seen, rows)
+    linked = (rows.before >= 0) & (rows.columns['step_n'] > 0 if _numbered(rows) else ~_after_end(rows))
+    if not looked: return _NAN, 0
+    return (float(wrong/looked) if wrong >= 5 else 0.), int(linked.sum())
+
+def torn_streams(memory: Memory, rows: Newest) -> int:
+    "Return how many of `rows` do not begin where the row before them in their stream ended; 0: at most a tenth"
+    share, linked = _torn_share(memory, rows)
+    return round(share*linked) if share > .1 else 0
+
+def consecutive(memory: Memory, m: int) -> bool:
+    "Does most of the newest `m` rows begin where the row with the id before it ended? False also if that isn't known"
+    rows = newest(memory, m)
+    seen = _Seen(memory, rows) if len(rows.ids) else None
+    if seen is None or not seen.most or len(rows.ids) < 2: return False
+    at = seen.some(np.arange(len(rows.ids)) > 0)
+    return bool(_unlike(seen.states(at)[0], seen.states(at - 1)[1]).mean() < .5)
+
 
 # %% ../nbs/5_looking/01_health.ipynb #c7abf993
-_NAN = float('nan')
 def _mean(values): return float(values.mean(dtype=float)) if len(values) else _NAN
 def _share(which, of): return _mean(which) if np.isfinite(of).all() else _NAN
 
@@ -247,7 +323,7 @@ def _priority_numbers(memory):
     return dict(priority_min=p.min(), priority_median=np.median(p), priority_max=p.max(),
                 priority_zero_share=_share(p==0, p), priority_equal_share=_share(p==p.max(), p))
 
-def _row_numbers(memory):
+def _row_numbers(memory, in_order):
     rows, (bad, looked) = newest(memory), not_finite(memory)
     reward, (_, returns) = rows.columns.get('reward', np.full(1, _NAN)), episode_returns(rows)
     ends = rows.ends()
@@ -256,13 +332,16 @@ def _row_numbers(memory):
     return ended | dict(reward_min=reward.min(), reward_mean=_mean(reward), reward_max=reward.max(),
                         reward_zero_share=_share(reward==0, reward), n_episodes=len(returns),
                         return_mean=_mean(returns), n_looked_at=looked, not_finite=bad, n_read=len(rows.ids),
-                        one_length=_one_length(rows.columns), **_wrong_rows(memory, rows))
+                        one_length=_one_length(rows.columns), **_wrong_rows(memory, rows, in_order))
 
-def _wrong_rows(memory, rows):
-    "How many rows are what a loop stores that is written wrongly, by the name of the mistake"
+def _wrong_rows(memory, rows, in_order):
+    """How many rows are what a loop stores that is written wrongly, by the name of the mistake. Without numbers of
+    steps, rows that don't follow each other are none where nobody takes them `in_order`"""
     resets, reused = stored_resets(memory, rows), reused_arrays(memory, rows)
+    share, linked = _torn_share(memory, rows, in_order)
+    counts = share > .1 and not reused and (in_order or _numbered(rows) or 'discount' in rows.columns)
     return dict(n_stored_resets=resets, n_wrong_ends=0 if resets else wrong_ends(memory, rows),
-                n_reused=reused, n_torn=0 if reused else torn_streams(memory, rows))       # one name for one mistake
+                n_reused=reused, n_torn=round(share*linked) if counts else 0, torn_share=share)
 
 def _one_length(columns):
     "The length of the stored episodes, if ten or more terminated, all equally long; else NaN"
@@ -312,11 +391,14 @@ _RULES = [     # when (a function of the numbers), and what to say
     (lambda o: o['n_lost'] > 0,
      '{n_lost:,} of the {n_stored:,} newest rows may not be drawn, since more episodes end in them than there is '
      'room for: make the memory with a larger max_ends'),
+    (lambda o: o['n_texts'] > .8*o['most_texts'],
+     'a field of strings has {n_texts:,} different ones in the rows that are stored, and may have {most_texts:,}: keep '
+     'what differs in every step outside the memory'),
     (lambda o: o['n_torn'],
-     '{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended, although step_n '
-     'goes on: do several sources, or threads, have the same env_id? Give each stream one of its own, as '
-     'GymStepper(…, first_env_id=…) does. (Observations that noise or crops change before they are stored '
-     'differ in all rows, and that is no error)')]
+     '{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended ({torn_share:.0%} of '
+     'those looked at): are rows of several environments, sources or threads in one stream? Give each stream an '
+     'env_id of its own, as GymStepper(…, first_env_id=…) does, or pass streams= to extend. (Observations that '
+     'noise or crops change before they are stored differ in all rows, and that is no error)')]
 
 class Health(dict[str, Any]):
     "A dict that is shown as lines, the warnings first"
@@ -341,8 +423,83 @@ def memory_health(memory: Memory) -> Health:
     out: dict[str, Any] = dict(n=n, max_sz=max_sz, fill=n/max_sz, n_added=memory.n_added) | used
     out['stale_share'] = used['n_stale']/max(1, used['n_drawn'])
     if not n: return Health(out, warnings=['the memory is empty'])
-    for part in (_draw_numbers, _sampler_numbers, _priority_numbers)*counted + (_row_numbers,): out |= part(memory)
+    for part in (_draw_numbers, _sampler_numbers, _priority_numbers)*counted: out |= part(memory)
+    out |= _row_numbers(memory, used.get('in_order', False))
     out = {k: v.item() if isinstance(v, np.generic) else v for k, v in out.items()}
     out['n_stored'] = n + out.get('n_lost', 0)
     known = defaultdict(lambda: _NAN, out, bad=', '.join(f'{k} ({v:,})' for k, v in out['not_finite'].items()))
     return Health(out, warnings=[text.format_map(known) for when, text in _RULES if when(known)])
+
+# %% ../nbs/5_looking/01_health.ipynb #c3ec9c02
+class Scale(NamedTuple):
+    "What can be compared between memories of one task; NaN: unknown"
+    reward: float            # the median size of the rewards that are not 0
+    reward_most: float       # the largest
+    state: np.ndarray        # the mean and the largest size of each number of a state (float64[2, n])
+    terminated: np.ndarray   # the lengths of the episodes that terminated
+    truncated: np.ndarray    # the lengths of those that were truncated
+    def summary(self) -> dict[str, float]:
+        "Return it in a few numbers"
+        return dict(reward=self.reward, reward_most=self.reward_most, state_most=float(self.state.max(initial=0)),
+                    n_terminated=len(self.terminated), n_truncated=len(self.truncated))
+
+def _lengths(rows, flag):
+    "The lengths of the episodes in `rows` that end with this flag, where they are known"
+    ends = rows.ends()
+    if ends is None: return np.empty(0)
+    at = _last_of_each(rows, np.flatnonzero(ends & (rows.columns[flag]!=0)))
+    found = _add_up(rows.before, ends, np.ones(len(rows.ids)))[at]
+    return found[np.isfinite(found)]
+
+def _state_sizes(memory, rows):
+    "The mean and the largest size of each floating-point number or byte of the states (float64[2, n])"
+    seen = _Seen(memory, rows, n_step=True)
+    if not seen.most: return np.empty((2, 0))
+    at = _evenly(0, len(rows.ids) - 1, min(len(rows.ids), seen.most))
+    states = [o.reshape(len(o), -1) for o in seen.states(at)[0] if o.dtype.kind=='f' or o.dtype==np.uint8]
+    if not states: return np.empty((2, 0))
+    sizes = np.concatenate([np.abs(np.nan_to_num(o.astype(np.float64))) for o in states], 1)
+    return np.stack([sizes.mean(0), sizes.max(0)])
+
+def scale_of(memory: Memory) -> Scale | None:
+    "Return the `Scale` of what a memory of consecutive ids holds; None of an empty one"
+    if not len(memory): return None
+    rows = newest(memory)
+    reward = np.abs(rows.columns.get('reward', np.empty(0)).astype(np.float64))
+    reward = reward[np.isfinite(reward) & (reward > 0)]
+    known = len(reward) >= 5
+    return Scale(float(np.median(reward)) if known else _NAN, float(reward.max()) if known else _NAN,
+                 _state_sizes(memory, rows), _lengths(rows, 'terminated'), _lengths(rows, 'truncated'))
+
+_TIMES = 8.       # a little less than ten, since samples differ
+
+def unlike_members(scales: list[Scale | None]) -> list[str]:
+    "Return what shows, in words, that memories with these scales cannot hold one task"
+    there = [(k, o) for k, o in enumerate(scales) if o is not None]
+    pairs = [(i, a, j, b) for n, (i, a) in enumerate(there) for j, b in there[n + 1:]]
+    return [said for pair in pairs for f in (_rewards_apart, _states_apart, _ends_apart) if (said := f(*pair))]
+
+def _rewards_apart(i, a, j, b):
+    if a.reward > b.reward: i, a, j, b = j, b, i, a
+    times = b.reward/a.reward
+    if not (times >= _TIMES and b.reward_most >= _TIMES/2*a.reward_most): return ''
+    return (f'rewards of memory {j} are {times:.3g} times as large as those of memory {i} (typically {b.reward:.3g} and '
+            f'{a.reward:.3g}): scale or clip the rewards of both alike before they are stored')
+
+def _states_apart(i, a, j, b):
+    if a.state.shape!=b.state.shape: return ''
+    moving = (a.state > 0).all(0) & (b.state > 0).all(0)
+    if moving.sum() < 2: return ''
+    times, most = (float(o) for o in np.median(b.state[:, moving]/a.state[:, moving], 1))
+    if times < 1: return _states_apart(j, b, i, a) if times > 0 and 1/times >= _TIMES else ''
+    if times < _TIMES or most < _TIMES/2: return ''
+    return (f'states of memory {j} are {times:.3g} times as large as those of memory {i} (up to {b.state.max():.3g} and '
+            f'{a.state.max():.3g}): normalize both alike before they are stored')
+
+def _ends_apart(i, a, j, b):
+    if len(a.truncated) and len(b.terminated): i, a, j, b = j, b, i, a
+    only = not len(a.truncated) and not len(b.terminated) and min(len(a.terminated), len(b.truncated)) >= 5
+    if not only or (a.terminated < np.median(b.truncated)).mean() > .5: return ''
+    return (f'all episodes of memory {i} are terminated, after {np.median(a.terminated):.0f} steps, and all of memory {j} '
+            f'truncated, after {np.median(b.truncated):.0f}: a time limit is stored as truncated, in both')
+

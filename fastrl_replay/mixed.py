@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
 from .checks import Words, array, ids_of, is_number, of_type, refuse, require, whole, within
-from .health import Health
+from .health import Health, scale_of, unlike_members
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
 from .memory.plain import Parted
@@ -652,8 +652,10 @@ class MixedMemory(Routed):
             return all(o.check_valid() for o in self.memories)
 
     def health(self) -> Health:
-        """Return the shares asked and given, and `memories`: the health of each; their warnings are
-        the mixture's"""
+        """Return the shares asked and given, `scales`: of each memory its typical and largest reward,
+        the size of its states, and how many episodes terminated and were truncated; and `memories`:
+        the health of each. Its warnings are theirs, and where their rewards, states or ends show
+        that they cannot hold one task"""
         with self.lock:
             each, drawn = [o.health() for o in self.memories], sum(self.n_drawn)
             given = [n/max(1, drawn) for n in self.n_drawn]
@@ -661,7 +663,9 @@ class MixedMemory(Routed):
                        n_batches=self.sampler.n_batches, shares=[*self.sampler.shares_now],
                        shares_drawn=given, **self.usage())
             said = [f'memory {k}: {text}' for k, o in enumerate(each) for text in o['warnings']]
-            return Health(out, memories=each, warnings=said)
+            scales = [None if isinstance(o, Parted) else scale_of(o) for o in self.memories]    # shards: no order
+            told = [None if o is None else o.summary() for o in scales]
+            return Health(out, scales=told, memories=each, warnings=said + unlike_members(scales))
 
     def show(self, id: int | None = None, n: int = 3, gamma: float = .99, source: str = '') -> Any:
         """Return a figure with a bar for each memory: transitions stored, share of the rows drawn

@@ -429,7 +429,7 @@ def test_links_do_not_reach_into_what_was_cleared():
     memory.extend([step(8 + i, step_n=8 + i) for i in range(6)])
     assert memory.previous([8, 9]).tolist() == [-1, 8] and memory.next([12, 13]).tolist() == [13, -1]
     assert memory.episode_ids(10).tolist() == list(range(8, 14)) and memory.check_valid()
-    assert [int(o.reward) for o in memory] == list(range(8, 14)) and memory[0].reward == 8 and memory[-1].reward == 13
+    assert [int(o.reward) for o in memory] == list(range(8, 14)) and memory[8].reward == 8 and memory[-1].reward == 13
     with pytest.raises(ValueError, match='7 is not in the memory, which holds 8 to 13'): memory.fetch([7])
     assert memory.draws.living(memory.first_id, memory.n_added)[0].tolist() == list(range(8, 14))
 

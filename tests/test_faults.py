@@ -127,8 +127,9 @@ def test_what_decides_whose_row_it_is():
     memory = ReplayMemory(20)
     memory.extend([simple(0), simple(1), simple(0)])
     assert memory.episode(0).ids.tolist()==[0, 2]
-    memory.extend([simple(7), simple(8), simple(7)], streams='one')
+    memory.extend([simple(7), simple(8), simple(7)], streams=[7, 8, 7])
     assert memory.next([3, 4]).tolist()==[5, -1]
+    with pytest.raises(ValueError, match='streams: expected 8 for row 1, its env_id, got 7'): memory.extend([simple(7), simple(8)], streams='one')
     plain, chunk = ReplayMemory(20), Batch.of(stacked(4), streams=[5, 5, 6, 6])
     plain.extend(chunk)
     assert plain.next([0, 1, 2, 3]).tolist()==[1, -1, 3, -1]

@@ -498,7 +498,8 @@ def test_corrections_are_in_the_next_save_into_the_same_folder(where, tmp_path):
             memory.add(STACKED._replace(reward=float(memory.n_added)))
         alive = np.arange(memory.first_id, memory.n_added)
         if rng.random() < .5:
-            ids, values = rng.choice(alive, size=3), rng.random(3).astype(np.float32)
+            ids = rng.choice(alive, size=min(3, len(alive)), replace=False)
+            values = rng.random(len(ids)).astype(np.float32)
             memory.correct(ids, 'reward', values)
             memory.correct(ids[:1], 'truncated', True)
             for k, v in zip(ids.tolist(), values.tolist()): twin[k][0] = v

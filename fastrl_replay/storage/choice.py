@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'check_fits', 'check_storage_options',
-           'storage_for', 'kept_how', 'bytes_each']
+           'storage_for', 'kept_how', 'texts_in', 'bytes_each']
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
 import copy
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..checks import one_of, refuse, require, typed
 from ..steps import Layout, SimpleStep, is_step, readable
 from .rooms import Ram, free_memory
-from .frames import FrameTable, PackedFrames, interned, lz4_block, shared_pairs
+from .frames import FrameTable, PackedFrames, interned, lz4_block, shared_pairs, slides
 from .records import Records, stored_layout
 from .texts import TextTable
 
@@ -24,6 +24,7 @@ class Estimate(NamedTuple):
     next_state: int
     frames: int
     chosen: str          # what 'auto' chooses: 'plain', 'next_state' or 'frames'
+    planes: int = 0      # planes of an observation, if they may be frames of a stack or not (0: that is known)
 
     @property
     def nbytes(self) -> int:
@@ -31,26 +32,39 @@ class Estimate(NamedTuple):
         return getattr(self, self.chosen)
     def __str__(self):
         each = ', '.join(f'{readable(getattr(self, o))} as {o}' for o in ('plain', 'next_state', 'frames'))
-        return f'{self.max_sz:,} transitions: {each}; chosen: {self.chosen}'
+        told = f'{self.max_sz:,} transitions: {each}; chosen: {self.chosen}'
+        if not self.planes: return told
+        return told + (f'. It is frames if the {self.planes} planes of an observation are a stack that slides from '
+                       'step to step, else next_state: estimate a step of an episode, which shows it')
 
-def tables_for(layout: Layout, pairs: Any, codec: str|None = None) -> list[FrameTable]:
-    "Return a table of frames for each of the `pairs` of leaves"
-    return [(PackedFrames if codec else FrameTable)(layout, o) for o in pairs]
+def tables_for(layout: Layout, pairs: Any, codec: str|None = None, example: Any = None) -> list[FrameTable]:
+    "Return a table of frames for each of the `pairs` of leaves; the `example` step may show whether they are stacks"
+    return [(PackedFrames if codec else FrameTable)(layout, o, example) for o in pairs]
 
 def bytes_for(layout: Layout, max_sz: int, tables: Any) -> int:
     "Return how many bytes `max_sz` transitions usually take with these tables; packed frames don't count"
     return max_sz*stored_layout(layout, tables).record.itemsize + sum(t.bytes_for(max_sz) for t in tables)
 
-def estimate(layout, max_sz) -> Estimate:
-    "Return the `Estimate` for a layout; without stacks, the figures are those of the plainer kind"
-    once, frames, auto = (shared_pairs(layout, o) for o in ('next_state', 'frames', 'auto'))
-    chosen = 'frames' if any(o.stack > 1 for o in auto) else 'next_state' if auto else 'plain'
-    kinds = dict(plain=(), next_state=once, frames=frames) | {chosen: auto}
-    nbytes = {k: bytes_for(layout, max_sz, tables_for(layout, o)) for k, o in kinds.items()}
-    return Estimate(max_sz, **nbytes, chosen=chosen)
+_COLOURS = 3          # planes that are rather colours than a stack, until steps show it
 
-def example_step(env_or_step) -> Any:
-    "Return a step as it is, or a `SimpleStep` of an environment (or a vector of them); else raise a `TypeError`"
+def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
+    """Return the `Estimate` for a layout; without stacks, the figures are those of the plainer kind. What is stored
+    by frames costs that much only if the `example` step shows a stack that slides"""
+    once, frames, auto = (shared_pairs(layout, o) for o in ('next_state', 'frames', 'auto'))
+    kinds = dict(plain=(), next_state=once, frames=frames)
+    nbytes = {k: bytes_for(layout, max_sz, tables_for(layout, o)) for k, o in kinds.items()}
+    if not auto: return Estimate(max_sz, **nbytes, chosen='plain')
+    seen = {o: slides(layout, o, example) for o in auto if o.stack > 1}
+    unsure = max((o.stack for o, slid in seen.items() if slid is None), default=0)
+    stacks = [o for o, slid in seen.items() if slid or slid is None and o.stack!=_COLOURS]
+    whole = [o if o in stacks else o._replace(stack=1, last=False) for o in auto]
+    chosen = 'frames' if stacks else 'next_state'
+    nbytes[chosen] = bytes_for(layout, max_sz, tables_for(layout, whole))
+    return Estimate(max_sz, **nbytes, chosen=chosen, planes=unsure)
+
+def example_step(env_or_step: Any) -> Any:
+    """Return a step as it is, or a `SimpleStep` of an environment (or a vector of them), which doesn't move; else
+    raise a `TypeError`"""
     if is_step(env_or_step): return env_or_step
     names = 'observation_space', 'action_space'
     spaces: Any = [getattr(env_or_step, f'single_{o}', None) or getattr(env_or_step, o, None) for o in names]
@@ -80,14 +94,14 @@ def check_storage_options(dedup, codec, durable=False) -> None:
     require(not durable, "codec='lz4': packed frames are kept in RAM only; leave out codec or path")
     lz4_block()
 
-def storage_for(layout, max_sz, dedup='auto', codec=None, room=None) -> Records:
+def storage_for(layout, max_sz, dedup='auto', codec=None, room=None, example=None) -> Records:
     """Return `Records` for steps of `layout`, with a table for observations that are stored once.
 
-    `room`: a `Ram` (if None) or a `MappedFolder`. Raises `ValueError` for options that don't suit the layout,
-    `MemoryError` if it would not fit."""
+    `room`: a `Ram` (if None) or a `MappedFolder`; `example`: a step, which may show that planes are no stack.
+    Raises `ValueError` for options that don't suit the layout, `MemoryError` if it would not fit."""
     room = Ram() if room is None else room
     check_storage_options(dedup, codec, room.durable)
-    frames = tables_for(layout, interned(layout, dedup), codec)
+    frames = tables_for(layout, interned(layout, dedup), codec, example)
     if codec and not frames:
         raise ValueError(f'codec: expected large observations, each stored once (dedup is {dedup!r}), got {layout}')
     tables: list[Any] = [*frames, *(TextTable(layout, k) for k in layout.texts)]
@@ -97,6 +111,10 @@ def storage_for(layout, max_sz, dedup='auto', codec=None, room=None) -> Records:
 def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"
     return '; '.join(map(str, storage.tables)) + ', each stored once' if storage.tables else 'plain records'
+def texts_in(storage: Any) -> dict[str, float]:
+    "Return how many distinct strings the rows have, in the field with the most, and how many it may be; {}: no strings"
+    found = [t for t in storage.tables if isinstance(t, TextTable)]
+    return dict(n_texts=max(t.count() for t in found), most_texts=found[0].most) if found else {}
 def bytes_each(storage) -> float:
     "Return the bytes that a transition takes: its record, and its share of the frames"
     packed, n = sum(t.nbytes for t in storage.tables if t.codec), storage.n_added - storage.first_id

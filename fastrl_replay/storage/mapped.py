@@ -412,18 +412,25 @@ class MappedFolder(NotedFolder):
         if self._dropped is not None: return self._dropped
         if not os.path.lexists(path):
             if not make: return None
-            self._make_late(path, nbytes)
+            self._make_late(path, nbytes, nbytes)
         self._dropped = DroppedIds(self.allocate('dropped', nbytes))
         if self.writable: self._dropped.recover()
         return self._dropped
-    def _make_late(self, path, nbytes):
+    def late(self, name: str, nbytes: int, make: bool = False) -> np.ndarray | None:
+        "Return the bytes of a file that is made only when it is needed, as `allocate` with `grow`; None: there is none"
+        path = self.path/f'{name}.map'
+        if not os.path.lexists(path):
+            if not make: return None
+            self._make_late(path, 0, nbytes)
+        return self.allocate(name, nbytes, grow=True)
+    def _make_late(self, path, upto, nbytes):
         "Make a file of zeros in a folder that is a memory already: whole or, with an `OSError`, not at all"
         self.check_place()
         part = path.with_name(path.name + '.part')
         try:
             with open(part, 'w+b', opener=no_link) as file:
-                self._real['dropped'] = 0
-                self._reserve('dropped', file, nbytes, nbytes)
+                self._real[path.stem] = 0
+                self._reserve(path.stem, file, upto, nbytes)
                 os.fsync(file.fileno())
             os.replace(part, path)
         finally:

@@ -276,9 +276,11 @@ class Writer(Ring):
         """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing
         changes. `streams`: as in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't
         fit"""
+        if self.unsettled: self.settle()
         columns, m = chunk_columns(self.layout, chunk)
+        streams = chunk_streams(self.layout, chunk, columns, streams)
         for t in self.tables: t.accept([columns[k] for k in t.leaves])
-        return Accepted(columns, m, chunk_streams(self.layout, chunk, columns, streams))
+        return Accepted(columns, m, streams)
     def put(self, rows) -> int:
         """Store the rows that `accept` returned, or some of them; return the first id. A
         `MemoryError` or `OSError`, and no change, if a table has no room"""
@@ -333,6 +335,7 @@ class Writer(Ring):
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
         for t in self.tables:
             columns = [_one_row(leaves[k], values[k]) for k in t.leaves]
+            t.accept(columns)
             for k, c in zip(t.leaves, t.refer(columns, self._back, n)): values[k] = c[0]
         return values
 

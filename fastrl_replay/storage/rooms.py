@@ -60,6 +60,10 @@ class Ram:
         if not grow: check_free(name, nbytes)
         return fresh_pages(nbytes, not grow)
 
+    def late(self, name: str, nbytes: int, make: bool = False) -> np.ndarray | None:
+        "Return what `allocate` would with `grow`, if it is to `make` it now; else None: nobody has before"
+        return self.allocate(name, nbytes, grow=True) if make else None
+
     def extend(self, name, upto):
         "Make the first `upto` bytes of what was allocated with `grow` usable, or a `MemoryError`"
         before = self._upto.get(name, 0)
