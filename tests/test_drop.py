@@ -217,6 +217,7 @@ def windows(twin, episodes, o):
         for k, (id, step_n, _) in enumerate(rows):
             part = rows[k:k + o.length]
             whole = len(part)==o.length or o.pad and part[-1][2]
+            if len(part) <= o.burn_in and step_n: continue                # none of its steps would count for the loss
             if step_n % o.stride==0 and whole and not twin.dropped & {r[0] for r in part}: found[id] = len(part)
     return found
 

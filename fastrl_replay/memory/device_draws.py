@@ -135,6 +135,7 @@ class ByAge(Law):
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #d85afa6e
 BLOCK = 32                   # leaves that share a sum
+_AT_ONCE = 1 << 20           # steps of windows that are looked at in one call
 
 def _spread(bs):
     "A number near bs/φ without a common divisor with `bs`: its multiples are spread evenly"
@@ -257,6 +258,21 @@ class ByStart(ByMass):
         there, late = ids >= 0, torch.arange(ids.shape[1], device=self.device) >= self.sequence.burn_in
         if not self.sequence.known_starts: return there & late
         return there & (late | ((self.fresh[ids % self.max_sz] & there).cumsum(1) > 0))
+    def coverage(self) -> tuple[float, float]:
+        """Return two shares: of the steps stored, those that can't count for the loss any more, in whatever window;
+        of the windows that can be drawn, those of which no step counts. The newest `length` steps of each stream may
+        yet count. This waits for the device"""
+        ring, o = self.ring, self.sequence
+        counted, n, n_idle = torch.zeros(self.max_sz, dtype=torch.bool, device=self.device), int(ring.n), 0
+        ids = torch.arange(int(ring.begin()), n, device=self.device)
+        starts = ids[self.leaves[ids % self.max_sz] > 0]
+        for some in starts.split(max(1, _AT_ONCE//o.length)):
+            at, there = ring.ahead(some, o.length, o.across_episodes)
+            learn = self.learned(torch.where(there, at, -1))
+            counted[at[learn] % self.max_sz] = True
+            n_idle += int((~learn.any(1)).sum())
+        may = counted[ids % self.max_sz] | (ids >= n - o.length*ring.n_envs)
+        return float((~may).double().mean()), n_idle/len(starts) if len(starts) else float('nan')
     def written(self, slots: Tensor) -> Tensor: return torch.where(self.leaves[slots] > 0, slots, self.nobody)
     def clear(self) -> None:
         super().clear()

@@ -17,7 +17,8 @@ from ..samplers.own import KINDS, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.sum_tree import FIRST, NO_LOWS, power, resum_many
 from ..samplers.uniform import Uniform
-from .episodes import EPISODE, GONE, Episodes, column_of, enter_rows, place_of, slot_at
+from .episodes import (
+    BEGIN, ENDED, EPISODE, GONE, LENGTH, N_ROWS, STREAM, Episodes, column_of, enter_rows, place_of, slot_at)
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #cd487e0a
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Sequence:
 PHASE, PLACE = range(2)
 WAITING, BARRED = -1, -2    # in PLACE: a start whose window isn't complete, or holds a dropped row; 0: no start
 NO_TREE = np.empty((0, 8))              # where draws are uniform
+_AT_ONCE = 1 << 20                      # steps of windows that are looked at in one call
 
 @inlined(forceinline=True, error_model='numpy')
 def put_leaf(tree, lows, lines, place, p, scale):
@@ -355,6 +357,29 @@ class SequenceSampler(Starts):
         length]; −1: padding) count for the loss: those after the burn-in, and from an episode's first step on"""
         mark_learned(self.rows, slots, self.sequence.burn_in, learn)
         return learn
+
+    def coverage(self) -> tuple[float, float]:
+        """Return two shares: of the steps stored, those that can't count for the loss any more, in whatever window;
+        of the windows that can be drawn, those of which no step counts. O(N · length/stride)"""
+        length, index, counted, n_idle = self.sequence.length, self.episodes, np.zeros(self.max_sz, bool), 0
+        parts = np.array_split(np.arange(len(self)), 1 + len(self)*length//_AT_ONCE)
+        for places in parts:
+            slots = np.empty((len(places), length), np.int64)
+            write_windows(index.tables, self.starts, places, slots)
+            learn = self.learned(slots, np.empty(slots.shape, bool))
+            counted[slots[learn]] = True
+            n_idle += int((~learn.any(1)).sum())
+        ids = index.window(self._waiting(), range(length))
+        slots = np.where(ids < 0, -1, ids % self.max_sz)
+        counted[slots[self.learned(slots, np.empty(slots.shape, bool))]] = True
+        stored = np.arange(index.storage.first_id, index.storage.n_added) % self.max_sz
+        return float((~counted[stored]).mean()), n_idle/len(self) if len(self) else float('nan')
+    def _waiting(self):
+        "The slots of starts whose windows may yet be completed (int64 array): their episodes go on"
+        tables, slots = self.episodes.tables, np.flatnonzero(self.rows[:self.size, PLACE]==WAITING)
+        episodes = tables[1][tables[0][slots, EPISODE]]
+        newest = episodes[:, BEGIN] + episodes[:, LENGTH]==tables[2][episodes[:, STREAM], N_ROWS]
+        return slots[newest & (self.sequence.across_episodes | (episodes[:, ENDED]==0))]
 
     def update_ids(self, ids, td_errors, first_id, n_added):
         """p = eta · max|δ| + (1 − eta) · mean|δ| over the steps of each sequence that count for the loss (Kapturowski
