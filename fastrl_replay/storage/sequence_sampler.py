@@ -10,7 +10,7 @@ __all__ = ['PHASE', 'PLACE', 'WAITING', 'BARRED', 'NO_TREE', 'Sequence', 'put_le
 from dataclasses import asdict, dataclass
 from typing import Any
 import numpy as np
-from ..checks import Words, ids_of, number, of_type, refuse, require, take, whole
+from ..checks import Words, differences, ids_of, number, of_type, refuse, require, take, whole
 from ..kernels import inlined, kernel, prefetch
 from ..samplers.base import Sampler, as_errors, check_answers
 from ..samplers.own import KINDS, sampler_from
@@ -238,8 +238,9 @@ class Starts(Sampler):
         base = dict(kind=self.base_sampler.kind, options=self.base_sampler.options())
         return dict(sequence=self.sequence.to_plain(), sampler=base)
     def _check_options(self, sequence, sampler):
-        if (saved := Sequence.of(sequence))==self.sequence: return {}
-        refuse('state: sequence', self.sequence, saved)
+        for name, there, own in differences(vars(Sequence.of(sequence)), vars(self.sequence)):
+            refuse(f'state: sequence: {name}', own, there)
+        return {}
     @property
     def beta(self) -> Any:
         "The beta of the base sampler"
