@@ -318,11 +318,12 @@ _RULES = [     # when (a function of the numbers), and what to say
      '{n_lost:,} of the {n_stored:,} newest rows may not be drawn, since more episodes end in them than there is '
      'room for: make the memory with a larger max_ends'),
     (lambda o: o['unlearned_share'] > .5 and o['n'] >= 100,
-     '{unlearned_share:.1%} of the steps stored count for the loss in no window: store more, or make a Sequence with '
-     'a shorter length or burn_in, a stride of at most length − burn_in, pad=True and learn_first=True'),
+     '{unlearned_share:.1%} of the steps stored count for the loss in no window: store more, or make '
+     'a Sequence with a shorter length or burn_in, a stride of at most length − burn_in, pad=True and '
+     'learn_first=True'),
     (lambda o: o['idle_windows_share'] > .1,
-     '{idle_windows_share:.1%} of the windows hold no step that counts for the loss: their episodes end within the '
-     'burn-in; choose a shorter burn_in, and learn_first=True'),
+     '{idle_windows_share:.1%} of the windows hold no step that counts for the loss: their episodes '
+     'end within the burn-in; choose a shorter burn_in, and learn_first=True'),
     (lambda o: o['n_torn'],
      '{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended, although step_n '
      'goes on: do several sources, or threads, have the same env_id? Give each stream one of its own, as '
@@ -352,7 +353,8 @@ def memory_health(memory: Memory) -> Health:
     out: dict[str, Any] = dict(n=n, max_sz=max_sz, fill=n/max_sz, n_added=memory.n_added) | used
     out['stale_share'] = used['n_stale']/max(1, used['n_drawn'])
     if not n: return Health(out, warnings=['the memory is empty'])
-    for part in (_draw_numbers, _sampler_numbers, _priority_numbers)*counted + (_window_numbers, _row_numbers): out |= part(memory)
+    drawn = (_draw_numbers, _sampler_numbers, _priority_numbers)*counted
+    for part in (*drawn, _window_numbers, _row_numbers): out |= part(memory)
     out = {k: v.item() if isinstance(v, np.generic) else v for k, v in out.items()}
     out['n_stored'] = n + out.get('n_lost', 0)
     known = defaultdict(lambda: _NAN, out, bad=', '.join(f'{k} ({v:,})' for k, v in out['not_finite'].items()))

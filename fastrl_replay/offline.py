@@ -82,7 +82,8 @@ def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: An
     try:
         stream = 1
         for steps in episode_steps(dataset, step_type):
-            memory.extend(steps, streams=None if counted else np.full(len(tree_leaves(steps)[0]), stream))
+            n = len(tree_leaves(steps)[0])
+            memory.extend(steps, streams=None if counted else np.full(n, stream))
             stream += not _ends(steps)
     except BaseException:
         memory.close()

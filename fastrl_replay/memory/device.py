@@ -193,7 +193,8 @@ class DeviceDrawn:
         if n > there and not self.sampler.replace:
             refuse('bs', f'at most the {there} rows that there are', n, 'or draw with Uniform(replace=True)')
     def _drawn(self, bs, groups, leaves):
-        ring, law, more, shape = self._ring, self.sampler, {}, (bs,) if groups is None else (groups, bs)
+        ring, law, more = self._ring, self.sampler, {}
+        shape = (bs,) if groups is None else (groups, bs)
         ids, probs = law.draw(bs*(groups or 1), ring.begin(), ring.n, bool(ring.next_of))
         probs = probs.view(shape)
         if self.sequence is not None:

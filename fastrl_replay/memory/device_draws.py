@@ -229,8 +229,9 @@ class ByStart(ByMass):
         self.ring, self.step_n = ring, ring.layout.leaf('step_n')
         self.number = None if o.across_episodes else self.step_n
         self.ages = torch.zeros(ring.n_envs, dtype=torch.int64, device=self.device)  # rows of the episode
-        self.ended = torch.zeros_like(self.ages, dtype=torch.bool)                   # did the row before end one?
-        self.fresh = torch.zeros(self.max_sz, dtype=torch.bool, device=self.device)  # does an episode begin here?
+        self.ended = torch.zeros_like(self.ages, dtype=torch.bool)  # did the row before end one?
+        known = self.max_sz if o.known_starts else 0
+        self.fresh = torch.zeros(known, dtype=torch.bool, device=self.device)  # does one begin here?
     def enter(self, ids: Tensor, given: Any = None) -> None:
         for o in ids.split(self.ring.n_envs): self._enter(o, self.ring, self.sequence)
     def _enter(self, ids, ring, o):
@@ -254,16 +255,18 @@ class ByStart(ByMass):
         self.fresh.index_copy_(0, ids % self.max_sz, fresh)
         if ring.flags: self.ended.copy_(ring.ended(ids))
     def learned(self, ids: Tensor) -> Tensor:
-        "Return which steps of windows (ids: int64[bs, length]; −1: padding) count for the loss (bool): see `Sequence`"
-        there, late = ids >= 0, torch.arange(ids.shape[1], device=self.device) >= self.sequence.burn_in
+        """Return which steps of windows (ids: int64[bs, length]; −1: padding) count for the loss (bool):
+        see `Sequence`"""
+        there, steps = ids >= 0, torch.arange(ids.shape[1], device=self.device)
+        late = steps >= self.sequence.burn_in
         if not self.sequence.known_starts: return there & late
         return there & (late | ((self.fresh[ids % self.max_sz] & there).cumsum(1) > 0))
     def coverage(self) -> tuple[float, float]:
-        """Return two shares: of the steps stored, those that can't count for the loss any more, in whatever window;
-        of the windows that can be drawn, those of which no step counts. The newest `length` steps of each stream may
-        yet count. This waits for the device"""
-        ring, o = self.ring, self.sequence
-        counted, n, n_idle = torch.zeros(self.max_sz, dtype=torch.bool, device=self.device), int(ring.n), 0
+        """Return two shares: of the steps stored, those that can't count for the loss any more, in
+        whatever window; of the windows that can be drawn, those of which no step counts. The newest
+        `length` steps of each stream may yet count. This waits for the device"""
+        ring, o, n, n_idle = self.ring, self.sequence, int(self.ring.n), 0
+        counted = torch.zeros(self.max_sz, dtype=torch.bool, device=self.device)
         ids = torch.arange(int(ring.begin()), n, device=self.device)
         starts = ids[self.leaves[ids % self.max_sz] > 0]
         for some in starts.split(max(1, _AT_ONCE//o.length)):
@@ -279,7 +282,8 @@ class ByStart(ByMass):
         for o in (self.ages, self.ended, self.fresh): o.zero_()
     def tensors(self) -> dict[str, Tensor]:
         found = super().tensors() | dict(leaves=self.leaves, ages=self.ages)
-        return found | dict(fresh=self.fresh, ended=self.ended) if self.sequence.known_starts else found
+        if not self.sequence.known_starts: return found
+        return found | dict(fresh=self.fresh, ended=self.ended)
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #3a42ce4c
 def scheduled(value: Any, k: Tensor) -> Any:

@@ -250,11 +250,12 @@ class Episodes:
     memory's lock. A flag that is changed in the storage is not noticed: make another index then.
 
     `across_episodes`: take all rows of a stream for one episode. `phases` (int32[max_sz, k]): in its first
-    column, for ids below `known`, how many steps of the episode came before a row, if they are gone (below 0:
-    what `~` makes of that). The last table says of each slot whether its row came after an episode's last step."""
+    column, for ids below `known`, how many steps of the episode came before a row, if they are gone (below
+    0: what `~` makes of that). The last table says of each slot: did its row follow an episode's last step?"""
     def __init__(self, storage: Any, across_episodes: bool = False, phases: Any = None,
                  known: int = 0) -> None:
-        self.storage, max_sz, self._known, self._across = storage, storage.max_sz, known, across_episodes
+        self.storage, max_sz, self._known = storage, storage.max_sz, known
+        self._across = across_episodes
         self._phases = np.zeros((1, 2), np.int32) if phases is None else phases
         # views with gaps, like a storage's own, so that each kernel is compiled once
         found = ending_columns(partial(column_of, storage))
@@ -304,11 +305,13 @@ class Episodes:
         before, after = self.counts(slots)
         return self.window(slots, np.arange(-before[0], after[0] + 1))[0]
     def begins(self, slot: int) -> bool:
-        """Does the episode begin with the row in a slot, its first stored one? `step_n` tells, or else the row before
-        it in the stream, if that is stored and ended an episode. False also where nothing tells it"""
+        """Does the episode begin with the row in a slot, its first stored one? `step_n` tells, or else
+        the row before it in the stream, if that is stored and ended an episode. False also where
+        nothing tells it"""
         self.catch_up()
-        step_n, before = self.storage.numbers('step_n'), self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
+        step_n = self.storage.numbers('step_n')
         if step_n is not None: return bool(step_n[slot]==0)
+        before = self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
         at = before % self.storage.max_sz
         return bool(before >= 0 and (self.columns[1][at] or self.columns[2][at]))
     def choose(self, slots: np.ndarray, strategy: str, rng: Any, living: Any = None) -> np.ndarray:

@@ -25,7 +25,7 @@ from .episodes import (
 class Sequence:
     """The sequences of a memory: `length` steps, the first `burn_in` of which only warm up a
     recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps. At an episode's first
-    step the state is known, so from there on steps count without a burn-in, unless `learn_first` is False."""
+    step the state is known: from there on all steps count, unless `learn_first` is False."""
     length: int                     # steps in a sequence, burn-in included
     burn_in: int = 0                # the first of them, which only warm up a recurrent state
     stride: int | None = None       # from one start to the next (None: `length` − `burn_in`)
@@ -41,7 +41,7 @@ class Sequence:
         object.__setattr__(self, 'stride', whole('stride', stride, 1))
         number('eta', self.eta, 0, 1)
         learn_first = of_type('learn_first', self.learn_first, bool)
-        object.__setattr__(self, 'learn_first', learn_first or not burn_in)     # without a burn-in all steps count
+        object.__setattr__(self, 'learn_first', learn_first or not burn_in)     # else all steps count
 
     @property
     def known_starts(self) -> bool:
@@ -53,7 +53,7 @@ class Sequence:
         return plain if self.known_starts else {k: v for k, v in plain.items() if k!='learn_first'}
     @classmethod
     def of(cls, plain: dict[str, Any]) -> 'Sequence':
-        "Return what `to_plain` gave; of a version without `learn_first`, a burn-in at the beginning of episodes, too"
+        "Return what `to_plain` gave; without `learn_first`, as earlier versions wrote it, that is False"
         return cls(**dict(learn_first=False) | plain)
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(vars(Sequence.of(state)))
@@ -114,7 +114,8 @@ def enter_starts(columns, tables, step_n, options, rows, starts, n, tree, lows, 
             k += 1
         e, place = tables[0][slot, EPISODE], place_of(tables, slot)
         phase = (place if counted else step_n[slot]) % stride
-        fresh = step_n[slot]==0 if numbered else rows[slot, PHASE] < 0 if id < known else tables[5][slot]
+        if numbered: fresh = step_n[slot]==0
+        else: fresh = rows[slot, PHASE] < 0 if id < known else tables[5][slot]
         rows[slot, PHASE] = ~phase if burn_in and fresh else phase
         rows[slot, PLACE] = 0 if phase else WAITING
         if len(tree) and id >= known: kept[slot] = -1.
@@ -158,8 +159,8 @@ def write_windows(tables, starts, places, slots):
 
 @kernel
 def mark_learned(rows, slots, burn_in, learn):
-    """Write into `learn` (bool[bs, length]) which steps of windows in these `slots` (−1: padding) count for the loss:
-    those after the burn-in, and from an episode's first step on"""
+    """Write into `learn` (bool[bs, length]) which steps of windows in these `slots` (−1: padding) count for
+    the loss: those after the burn-in, and from an episode's first step on"""
     for i in range(len(slots)):
         known = False
         for k in range(slots.shape[1]):
@@ -169,8 +170,8 @@ def mark_learned(rows, slots, burn_in, learn):
 
 @kernel
 def join_errors(learn, errors, eta):
-    """Return eta · max|δ| + (1 − eta) · mean|δ| of each row (float64[bs]) of `errors` of the last steps of windows,
-    over those that count (`learn`: bool[bs, length])"""
+    """Return eta · max|δ| + (1 − eta) · mean|δ| of each row (float64[bs]) of `errors`, which are those of the
+    last steps of windows, over the steps that count (`learn`: bool[bs, length])"""
     values, late = np.zeros(len(learn)), learn.shape[1] - errors.shape[1]
     for i in range(len(learn)):
         most, total, n = 0., 0., 0
@@ -319,8 +320,8 @@ class SequenceSampler(Starts):
             self._keep_phases(self.n_entered)
         self.episodes, self.ends_early = Episodes(storage, o.across_episodes, self.rows), False
         columns, step_n = self.episodes.columns, column_of(storage, 'step_n')
-        options = (o.length, o.stride, o.pad and not o.across_episodes, o.across_episodes, step_n is not None,
-                   o.burn_in if o.known_starts else 0)
+        pad, burn_in = o.pad and not o.across_episodes, o.burn_in if o.known_starts else 0
+        options = o.length, o.stride, pad, o.across_episodes, step_n is not None, burn_in
         self.columns = columns, self.episodes.tables, columns[-1] if step_n is None else step_n, options
 
     def _keep_phases(self, known):
@@ -354,15 +355,18 @@ class SequenceSampler(Starts):
         if slots.ndim==1: slots[:] = self.starts[places, 0]
         else: write_windows(self.episodes.tables, self.starts, places, slots)
     def learned(self, slots: np.ndarray, learn: np.ndarray) -> np.ndarray:
-        """Write into `learn` (bool[bs, length]), and return, which steps of windows in these `slots` (int64[bs,
-        length]; −1: padding) count for the loss: those after the burn-in, and from an episode's first step on"""
+        """Write into `learn` (bool[bs, length]), and return, which steps of windows in these `slots`
+        (int64[bs, length]; −1: padding) count for the loss: those after the burn-in, and from an
+        episode's first step on"""
         mark_learned(self.rows, slots, self.sequence.burn_in, learn)
         return learn
 
     def coverage(self) -> tuple[float, float]:
-        """Return two shares: of the steps stored, those that can't count for the loss any more, in whatever window;
-        of the windows that can be drawn, those of which no step counts. O(N · length/stride)"""
-        length, index, counted, n_idle = self.sequence.length, self.episodes, np.zeros(self.max_sz, bool), 0
+        """Return two shares: of the steps stored, those that can't count for the loss any more, in
+        whatever window; of the windows that can be drawn, those of which no step counts.
+        O(N · length/stride)"""
+        length, index, n_idle = self.sequence.length, self.episodes, 0
+        counted = np.zeros(self.max_sz, bool)
         parts = np.array_split(np.arange(len(self)), 1 + len(self)*length//_AT_ONCE)
         for places in parts:
             slots = np.empty((len(places), length), np.int64)
@@ -383,9 +387,10 @@ class SequenceSampler(Starts):
         return slots[newest & (self.sequence.across_episodes | (episodes[:, ENDED]==0))]
 
     def update_ids(self, ids, td_errors, first_id, n_added):
-        """p = eta · max|δ| + (1 − eta) · mean|δ| over the steps of each sequence that count for the loss (Kapturowski
-        et al. 2019, section 2.3). `ids` (bs, length) or those of the starts (bs,); `td_errors` (bs, length), (bs,
-        length − burn_in), of the last steps, or (bs,). Return how many changed, and how many were stale"""
+        """p = eta · max|δ| + (1 − eta) · mean|δ| over the steps of each sequence that count for the loss
+        (Kapturowski et al. 2019, section 2.3). `ids` (bs, length) or those of the starts (bs,);
+        `td_errors` (bs, length), (bs, length − burn_in), of the last steps, or (bs,). Return how many
+        changed, and how many were stale"""
         ids, td = self._answers(ids, td_errors)
         learn = np.ones(ids.shape, bool)
         if ids.shape[1] > 1: self.learned(np.where(ids < 0, -1, ids % self.max_sz), learn)

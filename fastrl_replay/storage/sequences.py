@@ -19,8 +19,8 @@ from .request import windows_of
 
 # %% ../../nbs/3_lasting/14_sequence_batch.ipynb #7fd67a6b
 WINDOWED = (*DRAWN, 'mask', 'learn')
-_VAIN = 20                    # draws at which no window begins, for each of a batch, before all that do are counted
-_AT_ONCE = 1 << 20            # steps of windows that are looked at in one call
+_VAIN = 20             # vain draws for each window of a batch, before all starts are counted
+_AT_ONCE = 1 << 20     # steps of windows that are looked at in one call
 
 class SequenceBatch(Batch):
     """Windows of consecutive steps of a stream: columns of shape (bs, length, …). `mask` (bs, length)
@@ -83,7 +83,8 @@ def _whole(episodes, slots, length, living):
     return ids, whole
 
 def window_starts(episodes: Episodes, length: int, living: Any = None) -> np.ndarray:
-    "Return all slots in which a window of `length` steps of one episode begins (int64[n]); `living`: as in `draw_anywhere`"
+    """Return all slots in which a window of `length` steps of one episode begins (int64[n]); `living`:
+    as in `draw_anywhere`"""
     storage = episodes.storage
     slots = np.arange(storage.first_id, storage.n_added) % storage.max_sz
     slots = slots[episodes.counts(slots)[1] >= length - 1]
@@ -105,10 +106,10 @@ def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, living: An
         found, vain = np.concatenate([found, ids[whole]]), vain + bs - int(whole.sum())
     if len(found) < bs:
         starts = window_starts(episodes, length, living)
-        require(len(starts), f'length: a window of {length} steps of one episode begins at 0 of the {n} steps that may '
-                             'be drawn; take a smaller length, or drop fewer')
-        ids, _ = _whole(episodes, starts[rng.integers(len(starts), size=bs - len(found))], length, None)
-        found = np.concatenate([found, ids])
+        require(len(starts), f'length: a window of {length} steps of one episode begins at 0 of the {n} '
+                             'steps that may be drawn; take a smaller length, or drop fewer')
+        chosen = starts[rng.integers(len(starts), size=bs - len(found))]
+        found = np.concatenate([found, _whole(episodes, chosen, length, None)[0]])
     request = storage.ask(bs, header=WINDOWED, length=length)
     request.slots[:], request.probs[:], request.weights[:] = found[:bs] % storage.max_sz, np.nan, 1
     request.learn[:] = True
