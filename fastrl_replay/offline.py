@@ -64,6 +64,10 @@ def _columns(episode, k, n):
                 terminated=np.asarray(episode.terminations, bool), truncated=np.asarray(episode.truncations, bool),
                 env_id=zeros, proc_id=zeros, step_n=np.arange(n), episode_n=zeros + k)
 
+def _ends(steps):
+    "Does a flag of the last of these steps say that their episode ends?"
+    return any(steps._asdict()[f][-1] for f in ('terminated', 'truncated') if f in steps._fields)
+
 def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: Any = None, **options: Any) -> Any:
     "Return a memory made by `make` and filled with a data set: see `ReplayMemory.from_minari`"
     if isinstance(dataset, str): dataset = _minari().load_dataset(dataset)
@@ -76,8 +80,11 @@ def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: An
     memory = make(**dict(max_sz=dataset.total_steps) | options, path=path)
     counted = 'env_id' in getattr(step_type, '_fields', ())
     try:
-        for k, steps in enumerate(episode_steps(dataset, step_type)):
-            memory.extend(steps, streams=None if counted else np.full(len(tree_leaves(steps)[0]), k + 1))
+        stream = 1
+        for steps in episode_steps(dataset, step_type):
+            n = len(tree_leaves(steps)[0])
+            memory.extend(steps, streams=None if counted else np.full(n, stream))
+            stream += not _ends(steps)
     except BaseException:
         memory.close()
         if path is not None: shutil.rmtree(path)

@@ -50,10 +50,10 @@ class NaiveStorage:
     def ask(self, n, fields=None, header=DRAWN, length=None, windows=()):
         layout, slots = self.layout if fields is None else self.layout.select(fields), np.zeros((n,) if length is None else (n, length), np.int64)
         probs, weights = (np.zeros(n, np.float32) if o in header else None for o in ('probs', 'weights'))
-        mask = np.zeros(slots.shape, bool) if 'mask' in header else None
+        mask, learn = (np.zeros(slots.shape, bool) if o in header else None for o in ('mask', 'learn'))
         offsets = np.array([o for _, many in windows for o in many], np.int64)
         around, is_pad = (np.zeros((n, len(offsets)), kind) if windows else None for kind in (np.int64, bool))
-        return SimpleNamespace(layout=layout, slots=slots, flat=slots.reshape(-1), probs=probs, weights=weights, mask=mask, length=length,
+        return SimpleNamespace(layout=layout, slots=slots, flat=slots.reshape(-1), probs=probs, weights=weights, mask=mask, learn=learn, length=length,
                                windows=windows, offsets=offsets, around=around, is_pad=is_pad)
 
     def read(self, request):
@@ -69,7 +69,7 @@ class NaiveStorage:
             if o.path[0] not in where: column[slots < 0] = 0
             tensors.append(as_tensor(column, o.bits_of))
         request.flat[:] = [self.id_in(slot) for slot in request.flat]
-        header = dict(ids=request.slots, probs=request.probs, weights=request.weights, mask=request.mask, _is_pad=request.is_pad)
+        header = dict(ids=request.slots, probs=request.probs, weights=request.weights, mask=request.mask, learn=request.learn, _is_pad=request.is_pad)
         return as_kind(Batch.of_tensors(layout, tensors, max_sz=self.max_sz, **header), Batch, windows=request.windows)
 
     def follow(self, slots, length, back=False):

@@ -324,7 +324,8 @@ def test_n_step_rows_are_those_of_a_loop(device, n_envs, steps, max_sz, next_of)
     assert some.step_type._fields==('discount', 'state')
 
 
-WINDOWS = [dict(), dict(pad=False), dict(stride=1), dict(stride=3, burn_in=2), dict(across_episodes=True), dict(across_episodes=True, stride=2)]
+WINDOWS = [dict(), dict(pad=False), dict(stride=1), dict(stride=3, burn_in=2), dict(across_episodes=True), dict(across_episodes=True, stride=2),
+           dict(across_episodes=True, burn_in=4), dict(burn_in=4, learn_first=False), dict(burn_in=5, stride=2)]
 @pytest.mark.parametrize('kw', WINDOWS, ids=str)
 @pytest.mark.parametrize('next_of', [None, {'next_state': 'state'}])
 def test_windows_are_the_starts_that_a_loop_finds(device, kw, next_of):
@@ -338,7 +339,8 @@ def test_windows_are_the_starts_that_a_loop_finds(device, kw, next_of):
                 k = next((j + 1 for j in range(6) if t + j >= 70 or not o.across_episodes and world.ended(id + j*n)), 6)
                 cut = t + k - 1 < 70 and world.ended(id + (k - 1)*n)
                 whole = k==6 and t + 5 < 70
-                if whole or o.pad and not o.across_episodes and cut: found[id] = k
+                known = o.learn_first and age==0             # the row before ended an episode
+                if whole or o.pad and not o.across_episodes and cut and (k > o.burn_in or known or not o.learn_first): found[id] = k
             if world.ended(id) and not o.across_episodes: born[e] = t + 1
     counts = dict.fromkeys(found, 0)
     for _ in range(10):
@@ -346,6 +348,9 @@ def test_windows_are_the_starts_that_a_loop_finds(device, kw, next_of):
         for id, k in zip(batch.ids[:, 0].tolist(), batch.mask.sum(1).tolist()):
             assert found[id]==k
             counts[id] += 1
+    for ids, learn in zip(batch.ids[:80].tolist(), batch.learn[:80].tolist()):
+        fresh = [o.learn_first and id >= n and world.ended(id - n) for id in ids]
+        assert learn==[id >= 0 and (j >= o.burn_in or any(fresh[:j + 1])) for j, id in enumerate(ids)]
     assert likely(torch.tensor([*counts.values()]).double(), torch.ones(len(counts))) and min(counts.values())
     assert batch.burn_in==o.burn_in and batch.state['who'].shape==(800, 6, 3) and torch.allclose(batch.probs.cpu(), torch.tensor(1/len(found)))
     for i in range(0, 800, 80):
@@ -369,7 +374,7 @@ def test_priorities_of_windows_mix_the_largest_and_the_mean(device):
     for td in torch.rand(64, 6, device=device), torch.rand(64, 5, device=device), torch.rand(64, device=device):
         batch = memory.sample(64)
         batch.update_priorities(td)
-        mask = batch.mask[:, -td.shape[1]:] if td.ndim==2 else None
+        mask = batch.learn[:, -td.shape[1]:] if td.ndim==2 else None
         want = td if mask is None else .9*(td*mask).amax(1) + .1*(td*mask).sum(1)/mask.sum(1).clamp(min=1)
         last = dict(zip(batch.ids[:, 0].tolist(), ((want + 1e-6)**.6).tolist()))
         for id, leaf in last.items(): assert abs(float(memory.sampler.leaves[id % 320]) - leaf) < 1e-5

@@ -49,7 +49,7 @@ def test_steps_without_numbers():
     assert [o.ids.tolist() for o in memory.episodes()] == [[8, 9, 10, 11]]        # of 4 to 7 the first is gone
     one = ReplayMemory(7, Uniform())
     for k in range(6): one.add(Transition(k, 0, 1., k + 1, k % 3 == 2, False))
-    assert [o.state.tolist() for o in one.episodes()] == [[0, 1, 2], [3, 4, 5]]
+    assert [o.state.tolist() for o in one.episodes()] == [[3, 4, 5]]              # what came before id 0 is not known
 
 
 def test_an_episode_of_n_step_transitions_is_one():
@@ -64,7 +64,7 @@ def test_what_is_overwritten_meanwhile_is_left_out():
     def add(k): memory.add(Transition(k, 0, 1., k + 1, k % 2 == 1, False))
     for k in range(6): add(k)
     found = memory.episodes()
-    assert next(found).ids.tolist() == [0, 1]
+    assert next(found).ids.tolist() == [2, 3]
     for k in range(6, 9): add(k)
     assert [o.ids.tolist() for o in found] == [[4, 5]]
 

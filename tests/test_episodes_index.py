@@ -228,7 +228,8 @@ def test_a_flag_that_is_corrected_is_seen_or_refused():
     memory.correct([2], 'truncated', True)
     memory.correct([5], 'terminated', False)
     assert memory.episode_ids(3).tolist()==list(range(3, 12)) and memory.next([2, 5], within_episode=True).tolist()==[-1, 6]
-    assert [o.x.tolist() for o in memory.episodes()]==[[0, 1, 2]] and memory.episode_index().check_valid()
+    memory.correct([8], 'terminated', True)
+    assert [o.x.tolist() for o in memory.episodes()]==[[3, 4, 5, 6, 7, 8]] and memory.episode_index().check_valid()
     formed = ReplayMemory(20, sequence=Sequence(2))
     for k in range(12): formed.add(Discounted(k, False, False, .9))
     for field in ('terminated', 'discount'):
@@ -266,10 +267,10 @@ def test_a_storage_without_distances_is_asked_for_them(kind, pattern):
 
 
 def test_whole_episodes_of_a_storage_without_distances():
-    "An episode begins with its first stored row where that has a predecessor of another episode, or nothing is gone yet"
+    "An episode begins with its first stored row where the row before it in the stream is stored, and ended one"
     memory, found = ReplayMemory(10), []
     for k in range(14):
         memory.add(Flagged(k, k % 4==3, False))
         if k in (3, 13): found.append([Episodes(o).begins(s) for o in (memory._storage, Plain(memory._storage)) for s in (0, 4, 8)])
-    assert found[0][0] and found[0][3] and found[1][2] and found[1][5]
-    assert not found[1][1] and not found[1][4]               # the row before id 4 is gone
+    assert found[1][2] and found[1][5]
+    assert not any(found[0]) and not found[1][1] and not found[1][4]   # nothing before id 0 is known; the row before id 4 is gone

@@ -525,7 +525,7 @@ def test_more_compiled_learners_than_torch_keeps_graphs(graphs):
 
 def test_a_compiled_loss_of_sequences(graphs):
     def loss(batch, model, target):
-        errors = (batch.reward - model(batch.state).amax(2))[:, batch.burn_in:]*batch.mask[:, batch.burn_in:]
+        errors = (batch.reward - model(batch.state).amax(2))*batch.learn
         return errors.square(), errors
     found = []
     for compile in (False, True):

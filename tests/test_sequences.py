@@ -64,6 +64,7 @@ class Twin:
     def __init__(self, max_sz, sequence, kind=Numbered, streams=3, ends=.06):
         self.max_sz, self.o, self.kind, self.ends = max_sz, sequence, kind, ends
         self.steps, self.newest = [], {}                    # of each step: its run, its phase, does the run end with it?
+        self.fresh, self.over = set(), {}                   # steps known to begin an episode; did the newest of a stream end one?
         self.world, self.p, self.largest = [(0, 0)]*streams, {}, 1.
 
     def play(self, rng, lull=0.):
@@ -76,9 +77,19 @@ class Twin:
         along = self.kind is Bare or self.o.across_episodes
         phase = step_n if self.kind is Numbered and not along else number
         self.steps.append((run, number, phase, bool(end or cut) and not along))
-        self.newest[e] = id
+        self.note(id, e, step_n, before is not None and id - before < self.max_sz and self.over[e])
+        self.newest[e], self.over[e] = id, bool(end or cut) and self.kind is not Bare
         made = dict(x=np.float32([id, e]), terminated=bool(end), truncated=bool(cut), env_id=e, step_n=step_n, episode_n=episode_n)
         return self.kind(**{k: made[k] for k in self.kind._fields})
+
+    def note(self, id, e, step_n, follows_an_end):
+        "A step is known to begin an episode by its number, or else by the step before it, if that is stored"
+        if step_n==0 if self.kind in (Numbered, Rewarded) else follows_an_end: self.fresh.add(id)
+
+    def learned(self, window):
+        "Which steps of a window count: those after the burn-in, and where the option is on, from an episode's first one on"
+        known = [self.o.learn_first and any(o in self.fresh for o in window[:k + 1]) for k in range(len(window))]
+        return [known[k] or k >= self.o.burn_in for k in range(len(window))]
 
     def windows(self):
         "Start → ids of its window, for every start that can be drawn"
@@ -89,23 +100,26 @@ class Twin:
                 window = ids[k:k + self.o.length]
                 if len(window) < self.o.length:               # what is stored of it up to a flag, if it may be padded
                     while window and not (self.o.pad and self.steps[window[-1]][3]): window.pop()
+                if self.o.learn_first and not any(self.learned(window)): continue
                 if window and self.steps[id][2] % self.o.stride==0: found[id] = window
         for id in self.p.keys() - found.keys(): del self.p[id]
         for id in found.keys() - self.p.keys(): self.p[id] = self.largest
         return found
 
     def update(self, ids, td, eps=1e-6):
-        "p = eta · max|δ| + (1 − eta) · mean|δ| over the valid steps after the burn-in, the last of duplicates"
+        "p = eta · max|δ| + (1 − eta) · mean|δ| over the steps that count and have an error, the last of duplicates"
         changed = {}
         for row, errors in zip(ids.tolist(), np.abs(td).tolist()):
-            late = [d for id, d in zip(row[self.o.burn_in:], errors[-(self.o.length - self.o.burn_in):]) if id >= 0]
+            learn, skipped = self.learned([id for id in row if id >= 0]), self.o.length - len(errors)
+            late = [d for d, counts in zip(errors, learn[skipped:]) if counts]
             changed[row[0]] = (self.o.eta*max(late) + (1 - self.o.eta)*sum(late)/len(late) if late else 0.) + eps
         self.p |= changed
         self.largest = max([self.largest, *changed.values()])
 
 
-def check_batch(batch, windows, length):
-    "Is each row of the batch one of the windows, zeros where it ends?"
+def check_batch(batch, windows, length, twin=None):
+    "Is each row of the batch one of the windows, zeros where it ends? Do the steps count that the twin counts?"
+    if twin: assert batch.learn.tolist()==[(twin.learned(windows[ids[0]]) + [False]*length)[:length] for ids in batch.ids.tolist()]
     for row, ids, mask, terminated in zip(batch.x.numpy(), batch.ids.tolist(), batch.mask.tolist(), getattr(batch, 'terminated', batch.ids)):
         want = windows[ids[0]]
         assert ids==want + [-1]*(length - len(want)) and mask==[True]*len(want) + [False]*(length - len(want))
@@ -119,7 +133,7 @@ def check_all(memory, twin):
     assert n==len(windows)
     if not n: return windows
     batch = memory.sample(n if not memory.sampler.prioritized else 40)
-    check_batch(batch, windows, twin.o.length)
+    check_batch(batch, windows, twin.o.length, twin)
     if not memory.sampler.prioritized: assert sorted(batch.ids[:, 0].tolist())==sorted(windows)
     else: check_probabilities(batch, twin)
     return windows
@@ -163,13 +177,16 @@ class NStepTwin(Twin):
             run, number = self.steps[self.newest[e][0]][0], self.steps[self.newest[e][0]][1] + 1
         phase = step_n if self.kind is Rewarded and not self.o.across_episodes else number
         self.steps.append((run, number, phase, bool(row.terminated or row.truncated) and not self.o.across_episodes))
+        last = self.newest.get(e, (-self.max_sz, None))
+        self.note(id, e, step_n, id - last[0] < self.max_sz and last[1]!=episode_n)
         self.newest[e] = id, episode_n
         return row._replace(x=np.float32([id, e]))
 
 
 CASES = [Sequence(4), Sequence(4, 1), Sequence(1), Sequence(5, stride=1), Sequence(5, stride=1, pad=False), Sequence(3, 2, 2, pad=False),
          Sequence(7, 3, 5), Sequence(4, stride=9), Sequence(6, stride=1, across_episodes=True), Sequence(6, 2, across_episodes=True),
-         Sequence(30, stride=1), Sequence(30, 10)]
+         Sequence(30, stride=1), Sequence(30, 10), Sequence(8, 6, 2), Sequence(8, 6, 3, learn_first=False), Sequence(12, 5, 4, across_episodes=True),
+         Sequence(5, 2, learn_first=False)]
 
 
 def live(memory, twin, rng, rounds):
@@ -436,7 +453,7 @@ def test_windows_from_any_memory():
         counts.update(batch.ids[:, 0].tolist())
     n, want = len(windows), 8000/len(windows)
     assert sum((counts[id] - want)**2/want for id in windows) < n + 5*(2*n)**.5
-    with pytest.raises(ValueError, match='100|hardly'): memory.sample_sequences(2, 60)
+    with pytest.raises(ValueError, match='begins at 0 of the 60'): memory.sample_sequences(2, 60)
     for wrong in (0, 61):
         with pytest.raises(ValueError, match='length'): memory.sample_sequences(2, wrong)
     with pytest.raises(ValueError, match='empty'): ReplayMemory(9).sample_sequences(1, 1)

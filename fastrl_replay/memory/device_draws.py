@@ -135,6 +135,7 @@ class ByAge(Law):
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #d85afa6e
 BLOCK = 32                   # leaves that share a sum
+_AT_ONCE = 1 << 20           # steps of windows that are looked at in one call
 
 def _spread(bs):
     "A number near bs/φ without a common divisor with `bs`: its multiples are spread evenly"
@@ -225,8 +226,12 @@ class ByStart(ByMass):
             refuse('sequence', 'steps with a field terminated or truncated', ring.layout)
         most = ring.max_sz//ring.n_envs
         if o.length > most: refuse('length', f'at most {most}, the rows of each stream', o.length)
-        self.ring, self.number = ring, None if o.across_episodes else ring.layout.leaf('step_n')
+        self.ring, self.step_n = ring, ring.layout.leaf('step_n')
+        self.number = None if o.across_episodes else self.step_n
         self.ages = torch.zeros(ring.n_envs, dtype=torch.int64, device=self.device)  # rows of the episode
+        self.ended = torch.zeros_like(self.ages, dtype=torch.bool)  # did the row before end one?
+        known = self.max_sz if o.known_starts else 0
+        self.fresh = torch.zeros(known, dtype=torch.bool, device=self.device)  # does one begin here?
     def enter(self, ids: Tensor, given: Any = None) -> None:
         for o in ids.split(self.ring.n_envs): self._enter(o, self.ring, self.sequence)
     def _enter(self, ids, ring, o):
@@ -238,14 +243,47 @@ class ByStart(ByMass):
         ended = torch.zeros_like(ids, dtype=torch.bool) if o.across_episodes else ring.ended(ids)
         complete = (back==o.length - 1) | (ended & o.pad)
         starts = (age >= 0) & (phase % o.stride==0) & complete
-        slots = torch.where(starts, (ids - back*ring.n_envs) % self.max_sz, self.nobody)
-        self.put(slots.view(-1), self.largest)
+        slots = (ids - back*ring.n_envs) % self.max_sz
+        if o.known_starts:
+            self._note_fresh(ids, ring)
+            starts &= (back >= o.burn_in) | self.fresh[slots]      # else none of its steps would count
+        self.put(torch.where(starts, slots, self.nobody).view(-1), self.largest)
         self.ages *= ~ended
+    def _note_fresh(self, ids, ring):
+        "Note which rows begin an episode: `step_n` tells, or else the row before"
+        fresh = self.ended if self.step_n is None else ring.read(ids, [self.step_n])[0]==0
+        self.fresh.index_copy_(0, ids % self.max_sz, fresh)
+        if ring.flags: self.ended.copy_(ring.ended(ids))
+    def learned(self, ids: Tensor) -> Tensor:
+        """Return which steps of windows (ids: int64[bs, length]; −1: padding) count for the loss (bool):
+        see `Sequence`"""
+        there, steps = ids >= 0, torch.arange(ids.shape[1], device=self.device)
+        late = steps >= self.sequence.burn_in
+        if not self.sequence.known_starts: return there & late
+        return there & (late | ((self.fresh[ids % self.max_sz] & there).cumsum(1) > 0))
+    def coverage(self) -> tuple[float, float]:
+        """Return two shares: of the steps stored, those that can't count for the loss any more, in
+        whatever window; of the windows that can be drawn, those of which no step counts. The newest
+        `length` steps of each stream may yet count. This waits for the device"""
+        ring, o, n, n_idle = self.ring, self.sequence, int(self.ring.n), 0
+        counted = torch.zeros(self.max_sz, dtype=torch.bool, device=self.device)
+        ids = torch.arange(int(ring.begin()), n, device=self.device)
+        starts = ids[self.leaves[ids % self.max_sz] > 0]
+        for some in starts.split(max(1, _AT_ONCE//o.length)):
+            at, there = ring.ahead(some, o.length, o.across_episodes)
+            learn = self.learned(torch.where(there, at, -1))
+            counted[at[learn] % self.max_sz] = True
+            n_idle += int((~learn.any(1)).sum())
+        may = counted[ids % self.max_sz] | (ids >= n - o.length*ring.n_envs)
+        return float((~may).double().mean()), n_idle/len(starts) if len(starts) else float('nan')
     def written(self, slots: Tensor) -> Tensor: return torch.where(self.leaves[slots] > 0, slots, self.nobody)
     def clear(self) -> None:
         super().clear()
-        self.ages.zero_()
-    def tensors(self) -> dict[str, Tensor]: return super().tensors() | dict(leaves=self.leaves, ages=self.ages)
+        for o in (self.ages, self.ended, self.fresh): o.zero_()
+    def tensors(self) -> dict[str, Tensor]:
+        found = super().tensors() | dict(leaves=self.leaves, ages=self.ages)
+        if not self.sequence.known_starts: return found
+        return found | dict(fresh=self.fresh, ended=self.ended)
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #3a42ce4c
 def scheduled(value: Any, k: Tensor) -> Any:

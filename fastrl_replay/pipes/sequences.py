@@ -38,6 +38,7 @@ class SequenceReplay(ExperienceReplay):
         alpha: float | None = None,        # how much errors decide, ≥ 0 (None: uniform draws)
         beta: Any = .4,                    # how far weights correct for that: 0 to 1, or a schedule
         eta: float = .9,                   # the largest error's share in a priority
+        learn_first: bool = True,          # do an episode's steps count from its first one on?
         replace: bool = False,             # may a uniform batch hold a sequence twice?
         **kw: Any,                         # of `ExperienceReplay`
     ) -> None:
@@ -46,7 +47,7 @@ class SequenceReplay(ExperienceReplay):
             raise TypeError('replace: with alpha, sequence_replay always draws with replacement; leave it out')
         if alpha is None and beta!=.4:
             raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
-        sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta)
+        sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta, learn_first)
         sampler: Any = Uniform(replace) if alpha is None else Proportional(alpha, beta)
         def alike(o): return o.sequence==sequence and o.prioritized==sampler.prioritized
         how = f'{sequence} ' + ('by priorities' if sampler.prioritized else 'uniformly')

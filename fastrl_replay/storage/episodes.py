@@ -80,7 +80,7 @@ def slot_at(tables, e, place):
 @_inlined
 def _leave(slot, tables):
     "The row in a slot is overwritten: it leaves its episode and its stream"
-    rows, episodes, streams, places, counts = tables
+    rows, episodes, streams, places, counts, _ = tables
     e = np.int64(rows[slot, EPISODE])
     s, rows[slot, EPISODE] = episodes[e, STREAM], 0
     episodes[e, GONE] += 1
@@ -118,9 +118,9 @@ def _append(slot, s, tables):
     _give_ring(streams[s, OLD], streams[s, ROOM] >> 1, places, counts)
 
 @inlined(_nrt=False)
-def _enter(columns, tables, phases, known, n_added, first_id):
+def _enter(columns, tables, phases, known, n_added, first_id, across):
     "Enter the rows up to `n_added`, as `enter_rows` does, or those for which there is room"
-    rows, episodes, streams, places, counts = tables
+    rows, episodes, streams, places, counts, fresh = tables
     back, terminated, truncated, episode_n, discount, step_n = columns
     if counts[SEEN] < first_id: counts[SEEN], counts[SINCE] = first_id, first_id
     max_sz, since, begin = len(rows), counts[SINCE], counts[SEEN]
@@ -137,8 +137,10 @@ def _enter(columns, tables, phases, known, n_added, first_id):
         if e and id - by >= first_id:
             same = _goes_on(terminated[at] or truncated[at], (episode_n[at], episode_n[slot]),
                             (discount[at], discount[slot]), (step_n[at], step_n[slot]))
-        if not same:
+        fresh[slot] = e > 0 and episodes[e, ENDED]!=0 and not same
+        if not same and not (across and e):
             place = np.int64(phases[slot, 0]) if e==0 and id < known else np.int64(0)
+            if place < 0: place = ~place
             e = _take(episodes, counts, EPISODES)
             episodes[e, LENGTH], episodes[e, GONE] = place, place
             episodes[e, STREAM], episodes[e, BEGIN] = s, streams[s, N_ROWS] - place
@@ -153,7 +155,7 @@ def _enter(columns, tables, phases, known, n_added, first_id):
 @inlined(_nrt=False)
 def _lay_out(tables):
     "Give each stream a new ring, with room for twice its rows"
-    rows, episodes, streams, places, counts = tables
+    rows, episodes, streams, places, counts, _ = tables
     counts[USED], counts[RINGS:] = 1, 0
     for s in range(1, counts[STREAMS] + 1):
         if streams[s, N_ROWS]==0: continue                # a free one
@@ -167,11 +169,11 @@ def _lay_out(tables):
         places[streams[s, START] + (p & (streams[s, ROOM] - 1))] = slot
 
 @_kernel
-def enter_rows(columns, tables, phases, known, n_added, first_id):
+def enter_rows(columns, tables, phases, known, n_added, first_id, across):
     """Enter the rows up to id `n_added`. `columns`: how far before each row its predecessor in the stream
-    is, and what decides whether an episode goes on; `phases` and `known`: see `Episodes`"""
+    is, and what decides whether an episode goes on; `phases`, `known` and `across`: see `Episodes`"""
     while tables[4][SEEN]!=n_added or tables[4][FIRST]!=first_id:
-        _enter(columns, tables, phases, known, n_added, first_id)
+        _enter(columns, tables, phases, known, n_added, first_id, across)
         if tables[4][SEEN] < n_added: _lay_out(tables)
 
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e915000d
@@ -203,7 +205,7 @@ def _ring_of(tables, e):
 def _look_around(tables, slots, offsets, found, is_pad):
     """Write the slots of the steps `offsets` places later into `found` (int64[m, k]): beyond what is stored of an
     episode its first or last step, and True into `is_pad`. Each pass prefetches what the next one reads"""
-    rows, episodes, _, places, _ = tables
+    rows, episodes, _, places, _, _ = tables
     for begin in range(0, len(slots), _AT_ONCE):
         part = slots[begin:begin + _AT_ONCE]
         for slot in part: prefetch(rows, 2*slot)
@@ -248,13 +250,15 @@ class Episodes:
     memory's lock. A flag that is changed in the storage is not noticed: make another index then.
 
     `across_episodes`: take all rows of a stream for one episode. `phases` (int32[max_sz, k]): in its first
-    column, for ids below `known`, how many steps of the episode came before a row, if they are gone."""
+    column, for ids below `known`, how many steps of the episode came before a row, if they are gone (below
+    0: what `~` makes of that). The last table says of each slot: did its row follow an episode's last step?"""
     def __init__(self, storage: Any, across_episodes: bool = False, phases: Any = None,
                  known: int = 0) -> None:
         self.storage, max_sz, self._known = storage, storage.max_sz, known
+        self._across = across_episodes
         self._phases = np.zeros((1, 2), np.int32) if phases is None else phases
         # views with gaps, like a storage's own, so that each kernel is compiled once
-        found = [None]*5 if across_episodes else ending_columns(partial(column_of, storage))
+        found = ending_columns(partial(column_of, storage))
         kinds = bool, bool, np.int64, np.float32, np.int64
         nothing = [np.broadcast_to(np.zeros(1, kind), max_sz) for kind in kinds]
         back = storage.numbers('_prev')
@@ -264,14 +268,15 @@ class Episodes:
         counts = np.zeros(RINGS + 40, np.int64)
         counts[USED], self._counts = 1, counts.data
         self.tables = (np.zeros((max_sz, 2), np.int32), np.zeros((max_sz + 1, 5), np.int64),
-                       np.zeros((max_sz + 1, 6), np.int64), np.zeros(8*max_sz + 64, np.int32), counts)
+                       np.zeros((max_sz + 1, 6), np.int64), np.zeros(8*max_sz + 64, np.int32), counts,
+                       np.zeros(max_sz, bool))
 
     def catch_up(self) -> tuple[np.ndarray, ...]:
         "Enter the rows stored since the last call; return the tables"
         n, first, counts = self.storage.n_added, self.storage.first_id, self._counts
         if n==counts[SEEN] and first==counts[FIRST]: return self.tables
         if self._follows: self._follow(np.arange(max(counts[SEEN], first), n), first)
-        enter_rows(self.columns, self.tables, self._phases, self._known, n, first)
+        enter_rows(self.columns, self.tables, self._phases, self._known, n, first, self._across)
         return self.tables
     def _follow(self, ids, first):
         "Ask a storage that keeps no distances for the rows before these; −1: it may be gone"
@@ -300,10 +305,15 @@ class Episodes:
         before, after = self.counts(slots)
         return self.window(slots, np.arange(-before[0], after[0] + 1))[0]
     def begins(self, slot: int) -> bool:
-        "Does the episode begin with the row in a slot, its first stored one? False also if that isn't known"
+        """Does the episode begin with the row in a slot, its first stored one? `step_n` tells, or else
+        the row before it in the stream, if that is stored and ended an episode. False also where
+        nothing tells it"""
         self.catch_up()
+        step_n = self.storage.numbers('step_n')
+        if step_n is not None: return bool(step_n[slot]==0)
         before = self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
-        return bool(before >= 0 or self.columns[0][slot]==0)
+        at = before % self.storage.max_sz
+        return bool(before >= 0 and (self.columns[1][at] or self.columns[2][at]))
     def choose(self, slots: np.ndarray, strategy: str, rng: Any, living: Any = None) -> np.ndarray:
         """Return the id of a step of the episode of each (int64[m]): with equal probability one from the row
         itself on ('future') or any stored one ('episode'), or the last ('final'). `living`: of the steps that it
@@ -330,7 +340,7 @@ class Episodes:
         there = earlier >= 0
         a, b = earlier[there] % max_sz, slots[there]
         terminated, truncated, *rest = self.columns[1:]
-        there[there] = goes_on(terminated[a] | truncated[a], *((o[a], o[b]) for o in rest))
+        there[there] = self._across | goes_on(terminated[a] | truncated[a], *((o[a], o[b]) for o in rest))
         before, after = self.counts(slots)
         found = self.window(slots, [-1])[:, 0]
         assert (found==np.where(there, earlier, -1)).all(), 'a previous step is wrong'

@@ -134,7 +134,7 @@ class Request:
         self._known: dict = dict(known, _n=n, _columns=columns, _plan=plan, _raw=raw)
         if windows: self._known['_extra'] = known.get('_extra', {}) | dict(windows=windows)
         self.slots, self.probs, self.weights, self.mask = columns[:4]
-        self.source, self.is_pad = (columns[list(HEADER).index(o)] for o in ('source', '_is_pad'))
+        self.source, self.is_pad, self.learn = (columns[list(HEADER).index(o)] for o in ('source', '_is_pad', 'learn'))
         self.flat, self.windows = self.slots.reshape(-1), tuple(field for field, _ in windows)
         self.lengths = np.array([len(o) for _, o in windows], np.int64)
         self.around = np.zeros((n, len(self.offsets)), np.int64) if windows else None

@@ -4,32 +4,35 @@
 
 # %% auto #0
 __all__ = ['PHASE', 'PLACE', 'WAITING', 'BARRED', 'NO_TREE', 'Sequence', 'put_leaf', 'close_up', 'enter_starts', 'bar_starts',
-           'write_windows', 'join_errors', 'consistent', 'Starts', 'SequenceSampler']
+           'write_windows', 'mark_learned', 'join_errors', 'phases_fit', 'consistent', 'Starts', 'SequenceSampler']
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #0b84bdc9
 from dataclasses import asdict, dataclass
 from typing import Any
 import numpy as np
-from ..checks import Words, ids_of, number, of_type, refuse, require, take, whole
+from ..checks import Words, differences, ids_of, number, of_type, refuse, require, take, whole
 from ..kernels import inlined, kernel, prefetch
 from ..samplers.base import Sampler, as_errors, check_answers
 from ..samplers.own import KINDS, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.sum_tree import FIRST, NO_LOWS, power, resum_many
 from ..samplers.uniform import Uniform
-from .episodes import EPISODE, GONE, Episodes, column_of, enter_rows, place_of, slot_at
+from .episodes import (
+    BEGIN, ENDED, EPISODE, GONE, LENGTH, N_ROWS, STREAM, Episodes, column_of, enter_rows, place_of, slot_at)
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #cd487e0a
 @dataclass(frozen=True)
 class Sequence:
     """The sequences of a memory: `length` steps, the first `burn_in` of which only warm up a
-    recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps."""
+    recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps. At an episode's first
+    step the state is known: from there on all steps count, unless `learn_first` is False."""
     length: int                     # steps in a sequence, burn-in included
     burn_in: int = 0                # the first of them, which only warm up a recurrent state
     stride: int | None = None       # from one start to the next (None: `length` − `burn_in`)
     across_episodes: bool = False   # may a sequence continue into its stream's next episode?
     pad: bool = True                # are sequences that an episode cuts short filled up with zeros?
     eta: float = .9                 # its priority is eta · max|δ| + (1 − eta) · mean|δ|
+    learn_first: bool = True        # do an episode's steps count for the loss from its first one on?
 
     def __post_init__(self) -> None:
         length, burn_in = whole('length', self.length, 1), whole('burn_in', self.burn_in)
@@ -37,13 +40,31 @@ class Sequence:
         stride = length - burn_in if self.stride is None else self.stride
         object.__setattr__(self, 'stride', whole('stride', stride, 1))
         number('eta', self.eta, 0, 1)
+        learn_first = of_type('learn_first', self.learn_first, bool)
+        object.__setattr__(self, 'learn_first', learn_first or not burn_in)     # else all steps count
+
+    @property
+    def known_starts(self) -> bool:
+        "Does it matter where an episode begins?"
+        return self.learn_first and self.burn_in > 0
+    def to_plain(self) -> dict[str, Any]:
+        "Return the options as plain data; `learn_first` only where it changes what is learned"
+        plain = asdict(self)
+        return plain if self.known_starts else {k: v for k, v in plain.items() if k!='learn_first'}
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> 'Sequence':
+        "Return what `to_plain` gave; without `learn_first`, as earlier versions wrote it, that is False"
+        return cls(**dict(learn_first=False) | plain)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(vars(Sequence.of(state)))
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #dc137cdf
-# Of a row: its phase, how many steps after the last start of its episode it comes (0: it is one); its place among
-# the starts that can be drawn, from 1
+# Of a row: its phase, how many steps after the last start of its episode it comes (0: it is one), or ~phase where it
+# is known to begin an episode and that matters; its place among the starts that can be drawn, from 1
 PHASE, PLACE = range(2)
 WAITING, BARRED = -1, -2    # in PLACE: a start whose window isn't complete, or holds a dropped row; 0: no start
 NO_TREE = np.empty((0, 8))              # where draws are uniform
+_AT_ONCE = 1 << 20                      # steps of windows that are looked at in one call
 
 @inlined(forceinline=True, error_model='numpy')
 def put_leaf(tree, lows, lines, place, p, scale):
@@ -79,8 +100,9 @@ def enter_starts(columns, tables, step_n, options, rows, starts, n, tree, lows, 
                  first_id, known):
     """Process the rows from `begin` on: of `n` starts some leave, others enter; return how many there are. Priorities
     are the `largest`, or for ids below `known` those that were `kept`, as their phases were"""
-    length, stride, pad, counted = options
-    enter_rows(columns, tables, rows, known if counted else 0, n_added, first_id)
+    length, stride, pad, across, numbered, burn_in = options
+    counted = across or not numbered                     # along the episode, or the stream
+    enter_rows(columns, tables, rows, known if counted else 0, n_added, first_id, across)
     terminated, truncated = columns[1], columns[2]
     max_sz, slot, scale = len(rows), begin % len(rows) - 1, (alpha, largest, power(largest, alpha))
     holes, lines, k = np.empty(n_added - begin, np.int64), np.zeros(1025, np.int64), 0
@@ -92,12 +114,16 @@ def enter_starts(columns, tables, step_n, options, rows, starts, n, tree, lows, 
             k += 1
         e, place = tables[0][slot, EPISODE], place_of(tables, slot)
         phase = (place if counted else step_n[slot]) % stride
-        rows[slot, PHASE], rows[slot, PLACE] = phase, 0 if phase else WAITING
+        if numbered: fresh = step_n[slot]==0
+        else: fresh = rows[slot, PHASE] < 0 if id < known else tables[5][slot]
+        rows[slot, PHASE] = ~phase if burn_in and fresh else phase
+        rows[slot, PLACE] = 0 if phase else WAITING
         if len(tree) and id >= known: kept[slot] = -1.
         # complete: the window that ends here, and at a flag all that it cuts short, some at an earlier flag too
         for span in range(1 if pad and (terminated[slot] or truncated[slot]) else length, length + 1):
             if place + 1 - span < tables[1][e, GONE]: break
             at = slot_at(tables, e, place + 1 - span)
+            if span <= burn_in and rows[at, PHASE] >= 0: continue           # none of its steps would count
             if rows[at, PLACE]==WAITING:
                 to, k, n = (holes[k - 1], k - 1, n) if k else (n, 0, n + 1)
                 rows[at, PLACE], starts[to, 0], starts[to, 1] = to + 1, at, span
@@ -132,24 +158,41 @@ def write_windows(tables, starts, places, slots):
         for k in range(slots.shape[1]): slots[i, k] = slot_at(tables, e, first + k) if k < starts[place, 1] else -1
 
 @kernel
-def join_errors(ids, errors, eta):
-    "Return eta · max|δ| + (1 − eta) · mean|δ| of each row (float64[bs]) of `errors`, without those with id −1"
-    values, late = np.zeros(len(ids)), ids.shape[1] - errors.shape[1]
-    for i in range(len(ids)):
+def mark_learned(rows, slots, burn_in, learn):
+    """Write into `learn` (bool[bs, length]) which steps of windows in these `slots` (−1: padding) count for
+    the loss: those after the burn-in, and from an episode's first step on"""
+    for i in range(len(slots)):
+        known = False
+        for k in range(slots.shape[1]):
+            slot = slots[i, k]
+            known = known or slot >= 0 and rows[slot, PHASE] < 0
+            learn[i, k] = slot >= 0 and (known or k >= burn_in)
+
+@kernel
+def join_errors(learn, errors, eta):
+    """Return eta · max|δ| + (1 − eta) · mean|δ| of each row (float64[bs]) of `errors`, which are those of the
+    last steps of windows, over the steps that count (`learn`: bool[bs, length])"""
+    values, late = np.zeros(len(learn)), learn.shape[1] - errors.shape[1]
+    for i in range(len(learn)):
         most, total, n = 0., 0., 0
         for k in range(errors.shape[1]):
-            if ids[i, late + k] < 0: continue
+            if not learn[i, late + k]: continue
             size = abs(errors[i, k])
             most, total, n = max(most, size), total + size, n + 1
         if n: values[i] = eta*most + (1 - eta)*(total/n)
     return values
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #27b061eb
+def phases_fit(phases: np.ndarray, sequence: Sequence) -> bool:
+    "Can these be the phases of rows (int32[n])?"
+    least = -sequence.stride if sequence.known_starts else 0
+    return bool(((least <= phases) & (phases < sequence.stride)).all())
+
 def consistent(rows: Any, starts: Any, size: int, n: int, sequence: Sequence) -> bool:
     "Can these be the rows of a sampler with `size` filled slots, and its `n` starts?"
     if not all(isinstance(o, np.ndarray) and o.dtype==np.int32 for o in (rows, starts)): return False
     if rows.shape!=(size, 2) or starts.shape!=(n, 2): return False
-    inside = (rows[:, PHASE] < sequence.stride).all() and (rows >= (0, BARRED)).all()
+    inside = phases_fit(rows[:, PHASE], sequence) and (rows[:, PLACE] >= BARRED).all()
     slots, spans = starts.T
     inside = inside and ((slots >= 0) & (slots < size) & (spans > 0) & (spans <= sequence.length)).all()
     return bool(inside and (rows[:, PLACE] > 0).sum()==n and (rows[slots, PLACE]==np.arange(1, n + 1)).all())
@@ -168,7 +211,7 @@ class Starts(Sampler):
     ends_early = False          # loaded from a version for which an episode ended at its first flag
 
     def __init__(self, sequence: Any, sampler: Any = None) -> None:
-        if isinstance(sequence, dict): sequence = Sequence(**sequence)
+        if isinstance(sequence, dict): sequence = Sequence.of(sequence)
         if isinstance(sampler, dict): sampler = sampler_from(sampler)
         if sampler is None: sampler = Uniform()
         if type(sampler) not in (Uniform, Proportional):
@@ -194,10 +237,11 @@ class Starts(Sampler):
     def options(self) -> dict[str, Any]:
         "Return the constructor's arguments as plain data"
         base = dict(kind=self.base_sampler.kind, options=self.base_sampler.options())
-        return dict(sequence=asdict(self.sequence), sampler=base)
+        return dict(sequence=self.sequence.to_plain(), sampler=base)
     def _check_options(self, sequence, sampler):
-        if Sequence(**sequence)==self.sequence: return {}
-        refuse('state: sequence', self.sequence, sequence)
+        for name, there, own in differences(vars(Sequence.of(sequence)), vars(self.sequence)):
+            refuse(f'state: sequence: {name}', own, there)
+        return {}
     @property
     def beta(self) -> Any:
         "The beta of the base sampler"
@@ -275,8 +319,9 @@ class SequenceSampler(Starts):
             self.base_sampler.set_state(state | dict(priorities=np.empty(0)) if self.prioritized else state)
             self._keep_phases(self.n_entered)
         self.episodes, self.ends_early = Episodes(storage, o.across_episodes, self.rows), False
-        columns, step_n = self.episodes.columns, None if o.across_episodes else column_of(storage, 'step_n')
-        options = o.length, o.stride, int(o.pad), int(step_n is None)
+        columns, step_n = self.episodes.columns, column_of(storage, 'step_n')
+        pad, burn_in = o.pad and not o.across_episodes, o.burn_in if o.known_starts else 0
+        options = o.length, o.stride, pad, o.across_episodes, step_n is not None, burn_in
         self.columns = columns, self.episodes.tables, columns[-1] if step_n is None else step_n, options
 
     def _keep_phases(self, known):
@@ -285,8 +330,8 @@ class SequenceSampler(Starts):
 
     def _recover(self, *_):
         "Use the kept phases and priorities of rows that have entered; `enter` computes the rest again"
-        phases, p = self.rows[:, PHASE], self.kept
-        fits = ((p >= -1) & (p < np.inf)).all() and 0 <= phases.min() <= phases.max() < self.sequence.stride
+        p = self.kept
+        fits = ((p >= -1) & (p < np.inf)).all() and phases_fit(self.rows[:, PHASE], self.sequence)
         require(fits, 'starts: damaged: some priorities or phases are out of range')
         self._keep_phases(self.n_entered)
         if self.prioritized: self.base_sampler.note_largest(p[-1])
@@ -309,13 +354,47 @@ class SequenceSampler(Starts):
         self.n_batches += 1
         if slots.ndim==1: slots[:] = self.starts[places, 0]
         else: write_windows(self.episodes.tables, self.starts, places, slots)
+    def learned(self, slots: np.ndarray, learn: np.ndarray) -> np.ndarray:
+        """Write into `learn` (bool[bs, length]), and return, which steps of windows in these `slots`
+        (int64[bs, length]; −1: padding) count for the loss: those after the burn-in, and from an
+        episode's first step on"""
+        mark_learned(self.rows, slots, self.sequence.burn_in, learn)
+        return learn
+
+    def coverage(self) -> tuple[float, float]:
+        """Return two shares: of the steps stored, those that can't count for the loss any more, in
+        whatever window; of the windows that can be drawn, those of which no step counts.
+        O(N · length/stride)"""
+        length, index, n_idle = self.sequence.length, self.episodes, 0
+        counted = np.zeros(self.max_sz, bool)
+        parts = np.array_split(np.arange(len(self)), 1 + len(self)*length//_AT_ONCE)
+        for places in parts:
+            slots = np.empty((len(places), length), np.int64)
+            write_windows(index.tables, self.starts, places, slots)
+            learn = self.learned(slots, np.empty(slots.shape, bool))
+            counted[slots[learn]] = True
+            n_idle += int((~learn.any(1)).sum())
+        ids = index.window(self._waiting(), range(length))
+        slots = np.where(ids < 0, -1, ids % self.max_sz)
+        counted[slots[self.learned(slots, np.empty(slots.shape, bool))]] = True
+        stored = np.arange(index.storage.first_id, index.storage.n_added) % self.max_sz
+        return float((~counted[stored]).mean()), n_idle/len(self) if len(self) else float('nan')
+    def _waiting(self):
+        "The slots of starts whose windows may yet be completed (int64 array): their episodes go on"
+        tables, slots = self.episodes.tables, np.flatnonzero(self.rows[:self.size, PLACE]==WAITING)
+        episodes = tables[1][tables[0][slots, EPISODE]]
+        newest = episodes[:, BEGIN] + episodes[:, LENGTH]==tables[2][episodes[:, STREAM], N_ROWS]
+        return slots[newest & (self.sequence.across_episodes | (episodes[:, ENDED]==0))]
 
     def update_ids(self, ids, td_errors, first_id, n_added):
-        """p = eta · max|δ| + (1 − eta) · mean|δ| over the valid steps of each sequence (Kapturowski et al. 2019,
-        section 2.3). `ids` (bs, length) or those of the starts (bs,); `td_errors` (bs, length), (bs, length −
-        burn_in) or (bs,). Return how many changed, and how many were stale"""
+        """p = eta · max|δ| + (1 − eta) · mean|δ| over the steps of each sequence that count for the loss
+        (Kapturowski et al. 2019, section 2.3). `ids` (bs, length) or those of the starts (bs,);
+        `td_errors` (bs, length), (bs, length − burn_in), of the last steps, or (bs,). Return how many
+        changed, and how many were stale"""
         ids, td = self._answers(ids, td_errors)
-        values, ids = join_errors(ids, td, self.sequence.eta), ids[:, 0]
+        learn = np.ones(ids.shape, bool)
+        if ids.shape[1] > 1: self.learned(np.where(ids < 0, -1, ids % self.max_sz), learn)
+        values, ids = join_errors(learn, td, self.sequence.eta), ids[:, 0]
         check_answers('ids', ids, values, n_added)
         slots, values = ids[ids >= first_id] % self.max_sz, values[ids >= first_id]
         drawn = self.rows[slots, PLACE]!=BARRED
@@ -339,7 +418,7 @@ class SequenceSampler(Starts):
         ids, td = (v.reshape(-1) if hasattr(v, 'reshape') else np.ravel(v) for v in (ids, td_errors))
         ids, td = ids_of('ids', ids).reshape((*shape, 1)[:2]), as_errors(td, len(td)).astype(float)
         if not wanted[1:]: return np.ascontiguousarray(ids[:, :1]), td[:, None]
-        return ids, np.ascontiguousarray(td.reshape(wanted)[:, -late:])
+        return ids, td.reshape(wanted)
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is broken. O(N)"

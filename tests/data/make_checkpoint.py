@@ -3,7 +3,8 @@ that they still load is the test.
 
     python tests/data/make_checkpoint.py rows FOLDER        saved_v3, of test_saving_format.py
     python tests/data/make_checkpoint.py replay FOLDER      a replay with its memory
-    python tests/data/make_checkpoint.py sequences FOLDER   sequences of n-step transitions, when an episode ended at its first flagged row"""
+    python tests/data/make_checkpoint.py sequences FOLDER   sequences of n-step transitions, when an episode ended at its first flagged row
+    python tests/data/make_checkpoint.py burn_in FOLDER     sequences when the first steps of an episode were burn-in like all others"""
 import sys
 from pathlib import Path
 
@@ -57,6 +58,21 @@ def make_sequences(folder):
     print(sorted(ids.tolist()))
 
 
+def make_burn_in(folder):
+    "Windows of episodes of seven steps, of which the second has three steps and no loss"
+    from fastrl_replay.memory import ReplayMemory
+    from fastrl_replay.samplers.proportional import Proportional
+    from fastrl_replay.storage.sequence_sampler import Sequence
+    memory = ReplayMemory(40, Proportional(), sequence=Sequence(6, burn_in=3, stride=4), seed=0)
+    for row in steps(75): memory.add(row)
+    batch = memory.sample(8)
+    memory.update_priorities(batch.ids, batch.ids.clamp(min=0))
+    memory.save(folder)
+    for _ in range(2): print(memory.sample(8).ids[:, 0].tolist())
+    memory.update_priorities(batch.ids[:, 0], batch.ids[:, 0])
+    print(memory.sample(8).ids[:, 0].tolist(), sorted(memory.sampler.priorities.round(3).tolist()))
+
+
 def make_rows(folder):
     "The ring of the tests, saved twice; the second time with a bit of everything that a state may hold"
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -69,4 +85,4 @@ def make_rows(folder):
     save_state(folder, dict(max_sz=40, n=65, priorities=ring.priorities, extra=extra), 'ring', ring.as_rows())
 
 
-if __name__=='__main__': dict(rows=make_rows, replay=make_replay, sequences=make_sequences)[sys.argv[1]](Path(sys.argv[2]))
+if __name__=='__main__': dict(rows=make_rows, replay=make_replay, sequences=make_sequences, burn_in=make_burn_in)[sys.argv[1]](Path(sys.argv[2]))

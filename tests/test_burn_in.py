@@ -1,0 +1,282 @@
+"""Sequences whose episodes begin in them: which steps count for the loss, with which priorities, and what is said of the others.
+
+The twin of all windows is in test_sequences.py, that of a device in test_device.py; here are the edges."""
+import copy
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from data.make_checkpoint import steps as seven
+
+from fastrl_replay.batch import Batch
+from fastrl_replay.memory import DeviceMemory, ReplayMemory
+from fastrl_replay.mixed import MixedMemory
+from fastrl_replay.pipes.sequences import SequenceReplay
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.steps import SimpleStep, Transition
+from fastrl_replay.storage.sequence_sampler import Sequence
+
+
+def episodes(length, n, streams=1, numbered=True):
+    "Episodes of `length` steps; streams take turns"
+    for i in range(n):
+        k, e = i//streams, i % streams
+        end = k % length==length - 1
+        if numbered: yield SimpleStep(np.float32([i]), 0, np.float32([i]), end, False, 0., 0., e, 0, k % length, k//length)
+        else: yield Transition(np.float32([i]), 0, 0., np.float32([i]), end, False)
+
+
+def of(sequence, length=5, n=90, max_sz=60, numbered=True, **kw):
+    memory = ReplayMemory(max_sz, kw.pop('sampler', None), sequence=sequence, seed=0, **kw)
+    for step in episodes(length, n, numbered=numbered): memory.add(step)
+    return memory
+
+
+def every(memory):
+    "Start → which steps count, of every window that can be drawn"
+    batch = memory.sample(len(memory.sampler)) if not memory.sampler.prioritized else memory.sample(500)
+    return {ids[0]: (np.array(ids), learn) for ids, learn in zip(batch.ids.tolist(), batch.learn.tolist())}
+
+
+@pytest.mark.parametrize('numbered', [True, False])
+def test_short_episodes_count_from_their_first_step(numbered):
+    "All windows of episodes within the burn-in would have no step that counts"
+    found = every(of(Sequence(8, burn_in=6), numbered=numbered))
+    assert sorted(found)==[*range(30, 90, 5)]
+    assert all(learn==[True]*5 + [False]*3 for _, learn in found.values())
+    before = every(of(Sequence(8, burn_in=6, learn_first=False), numbered=numbered))
+    assert len(before) > len(found) and not any(any(learn) for _, learn in before.values())
+
+
+def test_only_the_first_window_has_no_burn_in():
+    "And a last window that is not longer than its burn-in is no start: the window before it holds all of its steps"
+    found = every(of(Sequence(6, burn_in=3), length=12))
+    assert all(learn==[True]*6 if id % 12==0 else learn==[False]*3 + [True]*3 for id, (_, learn) in found.items())
+    assert {id % 12 for id in found}=={0, 3, 6} and {id % 12 for id in every(of(Sequence(6, 3, learn_first=False), 12))}=={0, 3, 6, 9}
+    counted = {int(id) for ids, learn in found.values() for id in ids[learn]}
+    assert counted==set(range(33, 90))                                # the start whose window held 30 … 32 was overwritten
+
+
+def test_across_episodes_steps_count_from_a_beginning_inside_a_window():
+    found = every(of(Sequence(8, 5, across_episodes=True), length=7))
+    for ids, learn in found.values(): assert learn==[k >= 5 or any(ids[:k + 1] % 7==0) for k in range(8)]
+    assert len({tuple(learn) for _, learn in found.values()}) > 3
+    assert all(learn==[False]*5 + [True]*3 for _, learn in every(of(Sequence(8, 5, across_episodes=True, learn_first=False), 7)).values())
+
+
+@pytest.mark.parametrize('numbered', [True, False])
+def test_a_beginning_is_known_after_the_row_before_it_is_gone(numbered, tmp_path):
+    "Overwritten, saved, loaded, pickled, reopened"
+    memory, disk = (of(Sequence(8, 5, stride=2), length=20, n=81, max_sz=61, numbered=numbered, path=o) for o in (None, tmp_path/'m'))
+    assert memory.first_id==20 and every(memory)[20][1]==[True]*8
+    learned = {k: v[1] for k, v in every(memory).items()}
+    memory.save(tmp_path/'saved')
+    for other in (copy.deepcopy(memory), pickle.loads(pickle.dumps(memory)), ReplayMemory.load(tmp_path/'saved')):
+        assert {k: v[1] for k, v in every(other).items()}==learned
+    disk.close()
+    with ReplayMemory.open(tmp_path/'m') as again: assert {k: v[1] for k, v in every(again).items()}==learned and again.check_valid()
+
+
+def test_priorities_are_of_the_steps_that_count():
+    o = Sequence(6, burn_in=4, eta=.75)
+    memory = of(o, length=9, sampler=Proportional())
+    batch, rng = memory.sample(30), np.random.default_rng(0)
+    for width in (6, 2):
+        td = rng.standard_normal((30, width))
+        td[0, -1] = 1e-3
+        batch.update_priorities(td)
+        p = {int(s): float(p) for s, p in zip(memory.sampler.starts[:len(memory.sampler), 0], memory.sampler.priorities)}
+        last = {ids[0]: (errors, learn[6 - width:]) for ids, errors, learn in zip(batch.ids.tolist(), np.abs(td), batch.learn.numpy())}
+        for id, (errors, learn) in last.items():
+            want = .75*errors[learn].max() + .25*errors[learn].mean() if learn.any() else 0.
+            assert p[id % 60]==pytest.approx(want + 1e-6)
+    early = np.zeros((30, 6))
+    early[:, :4] = 7.
+    batch.update_priorities(early)
+    p = {int(s): float(p) for s, p in zip(memory.sampler.starts[:len(memory.sampler), 0], memory.sampler.priorities)}
+    assert {id % 9==0: round(p[id % 60], 2) for id in batch.ids[:, 0].tolist()}=={True: round(.75*7 + .25*7*4/6, 2), False: 0.}
+
+
+def test_learn_is_a_column():
+    batch = of(Sequence(6, 3), length=8).sample(5)
+    turned, part, thawed = batch.time_first(), batch[1:3], pickle.loads(pickle.dumps(batch))
+    assert torch.equal(turned.learn, batch.learn.T) and torch.equal(part.learn, batch.learn[1:3]) and torch.equal(thawed.learn, batch.learn)
+    assert batch.to('meta').learn.shape==(5, 6) and batch.learn.dtype==torch.bool and (batch.learn <= batch.mask).all()
+    assert torch.equal(batch.columns('learn')[0], batch.learn) and copy.copy(batch).learn is batch.learn
+    class Odd(NamedTuple):
+        learn: Any
+        terminated: Any
+        truncated: Any
+    memory = ReplayMemory(20, sequence=Sequence(3, 1))
+    for k in range(20): memory.add(Odd(k, k % 4==3, False))
+    assert memory.sample(2).learn.dtype==torch.bool and memory.sample(2)['learn'].dtype==torch.int64
+    plain = of(Sequence(4), length=6).sample(3)
+    assert torch.equal(plain.learn, plain.mask) and memory.sample_sequences(2, 3).learn.all()
+
+
+def test_a_batch_pickled_by_a_version_without_learn():
+    "Its header has a column less, the last"
+    batch = of(Sequence(6, 3)).sample(4)
+    make, (kind, layout, n, shapes, raw, *rest) = batch.__reduce__()
+    assert shapes[-1]==(4, 6)
+    plain = of(Sequence(6, 3)).fetch([40, 41])
+    make, (kind, layout, n, shapes, raw, *rest) = plain.__reduce__()
+    old = make(kind, layout, n, shapes[:-1], raw, *rest)
+    assert type(old).__mro__[1] is Batch and torch.equal(old.state, plain.state) and torch.equal(old.ids, plain.ids)
+
+
+def test_streams_that_begin_in_mid_episode_are_not_taken_for_beginnings():
+    "Without numbers nothing tells it; with them, they do"
+    for numbered in (True, False):
+        memory = ReplayMemory(60, sequence=Sequence(6, 3, stride=3), seed=0)
+        memory.extend([*episodes(12, 40, numbered=numbered)][5:])
+        found = every(memory)
+        begins = {id for id, (_, learn) in found.items() if learn[0]}
+        assert begins=={7, 19} and (0 in found)==(not numbered)
+
+
+# ---- what was saved
+
+def test_windows_saved_before_load_and_draw_as_they_were():
+    "From the next draw on, with the same windows and priorities"
+    memory = ReplayMemory.load(Path(__file__).parent/'data'/'burn_in_v3')
+    assert memory.sampler.sequence==Sequence(6, 3, 4, learn_first=False) and memory.check_valid()
+    first = memory.sample(8)
+    assert first.ids[:, 0].tolist()==[43, 42, 56, 56, 57, 43, 57, 42]
+    assert torch.equal(first.learn, first.mask & (torch.arange(6) >= 3)) and memory.sample(8).ids[:, 0].tolist()==[42, 56, 50, 43, 56, 57, 57, 43]
+    batch = ReplayMemory.load(Path(__file__).parent/'data'/'burn_in_v3')
+    for step in [*seven(200)][75:]: memory.add(step)
+    twin = ReplayMemory(40, Proportional(), sequence=Sequence(6, 3, 4, learn_first=False), seed=0)
+    for step in seven(200): twin.add(step)
+    assert set(every(memory))==set(every(twin)) and len(memory.sampler)==len(twin.sampler) and len(batch)==40
+
+
+def test_the_option_is_written_where_it_matters_only(tmp_path):
+    "So what does not use it stays readable for versions that do not know it"
+    def plain(o): return of(o).state_dict()['memory']['sampler']['options']['sequence']
+    assert 'learn_first' not in plain(Sequence(6)) and 'learn_first' not in plain(Sequence(6, 3, learn_first=False))
+    assert plain(Sequence(6, 3))['learn_first'] is True
+    assert Sequence(6)==Sequence(6, learn_first=False) and Sequence(6, 3)!=Sequence(6, 3, learn_first=False)
+    for o in (Sequence(6), Sequence(6, 3), Sequence(6, 3, learn_first=False)): assert Sequence.of(o.to_plain())==o==pickle.loads(pickle.dumps(o))
+    old = Sequence.__new__(Sequence)
+    old.__setstate__({k: v for k, v in vars(Sequence(6, 3)).items() if k!='learn_first'})         # a pickle of before
+    assert old==Sequence(6, 3, learn_first=False)
+    with pytest.raises(TypeError, match='learn_first'): Sequence(6, 3, learn_first='no')
+
+
+def test_another_option_is_refused_by_name(tmp_path):
+    memory = of(Sequence(6, 3, learn_first=False), path=tmp_path/'m')
+    state = memory.state_dict()
+    memory.close()
+    with pytest.raises(ValueError, match='learn_first'): ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3))
+    other = of(Sequence(6, 3))
+    before = every(other).keys()
+    with pytest.raises(ValueError, match='state: sequence: learn_first: expected True, got False'): other.load_state_dict(state)
+    assert every(other).keys()==before
+    with ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3, learn_first=False)) as again: assert again.check_valid()
+
+
+def test_the_pipe_has_the_option():
+    for learn_first in (True, False):
+        pipe = SequenceReplay([*episodes(5, 90)], bs=4, max_sz=60, length=8, burn_in=6, learn_first=learn_first, seed=0)
+        batch = list(pipe)[-1]
+        assert batch.learn.any()==learn_first and pipe.memory.sampler.sequence.learn_first is learn_first
+
+
+def test_several_memories():
+    mixed = MixedMemory([of(Sequence(6, 3), 8), of(Sequence(6, 3), 4, sampler=Proportional())], seed=0)
+    for _ in range(20):
+        batch = mixed.sample(8)
+        ids, length = batch.idxs[:, 0], torch.where(batch.source==0, 8, 4)
+        assert batch.learn.shape==(8, 6) and torch.equal(batch.learn[:, 0], (batch.ids[:, 0] & (1 << 56) - 1) % length==0) and len(ids)==8
+        assert (batch.learn <= batch.mask).all() and (batch.learn | ~batch.mask)[:, 3:].all()
+        batch.update_priorities(np.ones((8, 6)))
+
+
+# ---- on a device
+
+@pytest.mark.parametrize('kw', [{}, dict(pad=False), dict(stride=2), dict(across_episodes=True), dict(learn_first=False)], ids=str)
+@pytest.mark.parametrize('numbered', [True, False])
+def test_a_device_draws_what_the_host_does(kw, numbered):
+    "Row by row, from the time at which all are overwritten; saved and loaded, too"
+    o, n = Sequence(6, **dict(burn_in=4, stride=3) | kw), 4
+    rng, at, number = np.random.default_rng(0), [0]*n, [0]*n
+    host = ReplayMemory(80, sequence=o, seed=0)
+    with pytest.warns(UserWarning): device = DeviceMemory(80, device='cpu', n_envs=n, sequence=o, seed=0, next_of=None)
+    for _ in range(60):
+        ends = rng.random(n) < .2
+        rows = [SimpleStep(np.float32(0), 0, np.float32(0), bool(ends[e]), False, 0., 0., e, 0, at[e], number[e]) for e in range(n)]
+        if not numbered: rows = [Transition(r.state, 0, 0., r.next_state, r.terminated, False) for r in rows]
+        for e in range(n): at[e], number[e] = (0, number[e] + 1) if ends[e] else (at[e] + 1, number[e])
+        stacked = type(rows[0])(*(np.stack([np.asarray(getattr(r, f)) for r in rows]) for f in rows[0]._fields))
+        host.extend(stacked)
+        device.extend(type(stacked)(*(torch.from_numpy(np.asarray(v)) for v in stacked)))
+        if not len(host.sampler): continue
+        wanted, batch = every(host), device.sample(500)
+        found = dict(zip(batch.ids[:, 0].tolist(), batch.learn.tolist()))
+        assert {k: v[1] for k, v in wanted.items()}==found
+
+
+def test_a_device_memory_that_is_loaded_knows_its_beginnings(tmp_path):
+    with pytest.warns(UserWarning): memory = DeviceMemory(60, device='cpu', n_envs=1, sequence=Sequence(8, 5, stride=2), seed=0, next_of=None)
+    for step in episodes(20, 80, numbered=False): memory.add(step)
+    memory.save(tmp_path/'m')
+    with pytest.warns(UserWarning): again = DeviceMemory.load(tmp_path/'m', device='cpu')
+    assert again.sequence==memory.sequence
+    for o in (memory, again):
+        batch = o.sample(300)
+        assert dict(zip(batch.ids[:, 0].tolist(), batch.learn[:, 0].tolist()))[20] is True
+
+
+# ---- what health says
+
+def test_health_tells_which_steps_never_count():
+    "The example of R2D2's windows, with episodes of 20 steps"
+    poor, fine = (of(Sequence(80, 40, 40, learn_first=o), 20, 5000, 4000).health() for o in (False, True))
+    assert poor['unlearned_share']==1 and poor['idle_windows_share']==1
+    assert any('100.0% of the steps stored count for the loss in no window' in o for o in poor['warnings'])
+    assert any('100.0% of the windows hold no step that counts' in o for o in poor['warnings'])
+    assert fine['unlearned_share']==0 and fine['idle_windows_share']==0 and not any('loss' in o for o in fine['warnings'])
+    assert 'unlearned_share' not in ReplayMemory(9, seed=0).health()
+
+
+@pytest.mark.parametrize('o', [Sequence(6, 3), Sequence(6, 3, learn_first=False), Sequence(6, 3, 8), Sequence(6, 3, pad=False), Sequence(7, 4, across_episodes=True)], ids=str)
+def test_shares_are_those_of_a_loop(o):
+    rng = np.random.default_rng(0)
+    memory, k = ReplayMemory(300, sequence=o, seed=0), 0
+    for step in itertools.chain.from_iterable(episodes(int(m), int(m)) for m in rng.integers(1, 15, size=60)):
+        memory.add(step)
+        k += 1
+    ids = np.arange(memory.first_id, k)
+    found, counted = every(memory), set()
+    for ids_, learn in found.values(): counted |= set(ids_[np.array(learn)].tolist())
+    health = memory.health()
+    open_ = 0 if not o.across_episodes else o.length                       # windows that are not complete yet
+    share = np.mean([id not in counted and id < k - open_ for id in ids])
+    assert abs(health['unlearned_share'] - share) <= open_/300 and (open_ or health['unlearned_share']==share)
+    assert health['idle_windows_share']==np.mean([not any(learn) for _, learn in found.values()])
+    memory.drop(ids[20:22])
+    assert memory.health()['unlearned_share'] > health['unlearned_share']
+
+
+def test_steps_of_an_open_episode_may_yet_count():
+    memory = ReplayMemory(100, sequence=Sequence(20, 10), seed=0)
+    for step in episodes(1000, 15): memory.add(step)
+    assert memory.health()['unlearned_share']==0 and np.isnan(memory.health()['idle_windows_share'])
+
+
+def test_health_of_a_device():
+    for learn_first in (True, False):
+        with pytest.warns(UserWarning):
+            memory = DeviceMemory(400, Uniform(True), device='cpu', n_envs=2, sequence=Sequence(12, 8, learn_first=learn_first), seed=0, next_of=None)
+        for a in range(0, 600, 2):
+            rows = [*itertools.islice(episodes(6, 600, 2), a, a + 2)]
+            memory.extend(SimpleStep(*(torch.from_numpy(np.stack([np.asarray(getattr(r, f)) for r in rows])) for f in SimpleStep._fields)))
+        health = memory.health()
+        assert (health['unlearned_share'] < .1 and health['idle_windows_share']==0)==learn_first
+        assert any('no step that counts' in o for o in health['warnings'])!=learn_first
