@@ -30,7 +30,7 @@ GROUPS = dict(
         test_rate_limiter.py test_replay.py test_samplers.py test_age.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
         test_storage.py test_texts.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
         test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
-        test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
+        test_prefetch.py test_ray.py test_ray_figures.py test_ray_replay.py test_ray_save.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',

@@ -7,7 +7,7 @@ __all__ = ['SHIFT', 'shares', 'systematic', 'Dealer', 'DrawRequest', 'Shards', '
            'open_directory', 'end_actors']
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #854a252e
-import atexit, copy, functools, importlib, secrets, shutil, threading, time, weakref
+import atexit, copy, functools, importlib, secrets, shutil, threading, time, warnings, weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import repeat
@@ -30,8 +30,8 @@ from ..schedules import value_at
 from ..show import bars_figure
 from ..storage.request import Requests
 from .shard import (
-    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
-    actors_called, named_actor, not_started, ray_library)
+    CPU, LEASE, NAMESPACE, STARTING, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
+    actors_called, has_room, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -90,6 +90,7 @@ class _ShardLink:
         self.updates: list[Any] = []         # (ids, TD errors) to be sent with the next call
         self.probe: Any = None               # a call that shows when a lost shard answers again
         self.since, self.why = 0., ''        # when it was lost, and why it isn't back
+        self.told = True                     # was it said that figures may lack rows of a lost one?
         self.due: Any = None                 # when a retired one goes: `n_added` of the whole
         self.sender: Any = None
     def call(self, *call, n=0):
@@ -118,7 +119,7 @@ class Shards(Telling):
     "Which shards a memory has, which of them answer, and how they stand"
     n_shards: int                        # 0: in this process
 
-    def _begin(self, directory, made, seed, on_loss, timeout):
+    def _begin(self, directory, made, seed, on_loss, timeout, times=1):
         self.name, self.on_loss, self.timeout = made['name'], on_loss, timeout
         self.lock, self._made, own = threading.RLock(), made, made['options']
         self.sampler = copy.deepcopy(as_sampler(own['sampler'] or Uniform()))
@@ -134,26 +135,33 @@ class Shards(Telling):
         self._dealer = Dealer([], self._each//2)
         self._next_report = 0.
         if made['lease'] is not None: self._show_life()        # also while shards start
-        self._take_in()
+        self._take_in(times)
     def _next_directory(self):
         "One that continues as the directory that died for good, unless the shards ended as well"
         if not actors_called(self._made['life']): raise ShardLost(f'{self.name!r} has been closed')
         return open_directory(self._made)
 
-    def _take_in(self):
-        "Learn from the directory which shards there are, and wait until new ones answer"
-        facts, known, limit = self._tell('shards'), len(self.places), time.monotonic() + self.timeout
+    def _take_in(self, times=1):
+        "Learn from the directory which shards there are, and wait until new ones answer: `times` as long if they start"
+        facts, known, begin = self._tell('shards', times=times), len(self.places), time.monotonic()
         new = [_ShardLink(known + k, number, handle) for k, (number, handle, _) in enumerate(facts[known:])]
-        for o, (handle, ref, _) in [(o, o.call('info')) for o in new if o.handle is not None]:
-            try: o.info = handle.get(ref, max(.1, limit - time.monotonic()))
-            except ShardSlow as e:
-                raise ShardLost(not_started(f'{self.name!r}: shard {o.info.number}', CPU, self.timeout)) from e
+        for o, (_, ref, _) in [(o, o.call('info')) for o in new if o.handle is not None]:
+            self._await_first(o, ref, begin, times)
             o.sender = Sender(functools.partial(self._again, o), timeout=self.timeout)
         self.places += new
         for o, (_, handle, is_open) in zip(self.places, facts):
             o.open = is_open
             if handle is None: o.live, o.dropped = False, True
         self.max_sz = self._each*sum(o.open for o in self.places)
+    def _await_first(self, place, ref, begin, times):
+        "Wait until a new shard answers: beyond `timeout` only while it starts, and has room"
+        for k in range(1, times + 1):
+            try: place.info = place.handle.get(ref, max(.1, begin + k*self.timeout - time.monotonic()))
+            except ShardSlow as e:
+                if k < times and has_room(CPU): continue
+                what = not_started(f'{self.name!r}: shard {place.info.number}', CPU, k*self.timeout)
+                raise ShardLost(what) from e
+            return
     def _again(self, place, failed):
         "The handle of a place, after a failure the one that is there by then"
         if failed:
@@ -165,7 +173,7 @@ class Shards(Telling):
         "A shard didn't answer a call with `n` updates: ask it nothing until it does"
         self.n_lost += n
         if not place.live or place.handle is not handle: return
-        place.live, place.since, place.why = False, time.monotonic(), ''
+        place.live, place.since, place.why, place.told = False, time.monotonic(), '', False
         self.n_dead += 1
         self.n_lost += sum(len(ids) for ids, _ in place.updates)
         place.updates.clear()
@@ -203,7 +211,7 @@ class Shards(Telling):
         """What each of the calls, by place, answers; a shard that doesn't is lost. With 'go_on',
         where others answer, none is waited for longer than a moment"""
         begin, found = time.monotonic(), {}
-        for wait in (min(5., self.timeout/4) if self.on_loss=='go_on' else self.timeout, self.timeout):
+        for wait in (self._moment if self.on_loss=='go_on' else self.timeout, self.timeout):
             for o, (handle, ref, _) in calls.items():
                 with suppress(ShardLost): found[o] = handle.get(ref, max(.001, begin + wait - time.monotonic()))
             if found: break
@@ -232,6 +240,29 @@ class Shards(Telling):
             with suppress(ShardLost): self._take_in()
             self._look_for_lost()
             self._served(self._serve())
+
+    @property
+    def _moment(self): return min(5., self.timeout/4)
+    def _count(self):
+        """Learn how all shards stand, for figures of the whole. One that was just lost is waited for, a moment or,
+        where losses are waited for, `timeout`; of one that is still away what was last known counts, and that is said
+        once"""
+        with self.lock:
+            self.refresh()
+            patience = self.timeout if self.on_loss=='wait' else self._moment
+            while lost := self._lost():
+                if all(time.monotonic() > o.since + patience for o in lost): break
+                time.sleep(.02)
+                self._look_for_lost()
+            untold = [o for o in lost if not o.told]
+            for o in untold: o.told = True
+        if untold: warnings.warn(self._lacking(untold), RuntimeWarning, stacklevel=3)
+    def _lost(self): return [o for o in self.places if not o.live and not o.dropped]
+    def _lacking(self, lost):
+        names, it = ', '.join(str(o.info.number) for o in lost), 'it' if len(lost)==1 else 'them'
+        return (f'{self.name!r}: no answer of shard {names}, so n_added, len and stats() count what was last known of '
+                f'{it}, and rows stored since may be missing; flush() waits for {it}')
+    def _held(self): return sum(o.info.fill for o in self.places if not o.dropped)
 
     def _known(self, what):
         "A number of each shard, as far as known; 0 of those that don't answer"
@@ -555,28 +586,32 @@ class Saved(Stored):
         return self.n_lost + sum(o.info.n_stale for o in self.places)
     def usage(self) -> dict[str, float]:
         "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
-        self.refresh()
+        self._count()
         n_drawn = sum(o.info.n_drawn for o in self.places)
         return dict(n_drawn=n_drawn, n_stale=self.n_stale, samples_per_insert=n_drawn/max(1, self.known_added))
     def stats(self) -> dict[str, Any]:
-        "Return figures by shard, as lists: an `Info`'s, `pids`, `live`, `retired`"
-        self.refresh()
-        there = [o for o in self.places if not o.dropped]
+        """Return figures by shard, as lists: an `Info`'s, `pids`, `live`, `retired`, and `silent`: the seconds since it
+        was lost. Of a shard that doesn't answer they are those last known, without rows that were stored since: a
+        `RuntimeWarning` says so, once for each loss, and `flush` waits for it"""
+        self._count()
+        there, now = [o for o in self.places if not o.dropped], time.monotonic()
         found: dict[str, Any] = {k: [getattr(o.info, k) for o in there] for k in (*Info._fields, 'fill')}
-        return found | dict(pids=found.pop('pid'), live=[o.live for o in there], retired=[not o.open for o in there])
+        silent = [0. if o.live else now - o.since for o in there]
+        return found | dict(pids=found.pop('pid'), live=[o.live for o in there], silent=silent,
+                            retired=[not o.open for o in there])
 
     def health(self) -> dict[str, Any]:
         "Return `stats()`, the figures of the whole, and `warnings`: what looks wrong, in words"
         found = self.stats()
         live = np.array(found['live'])
         q = shares(found['mass']*live, np.maximum(found['fill']*live, 1))
-        whole = dict(n=int(sum(found['fill']*live)), max_sz=self.max_sz, n_batches=self.sampler.n_batches,
+        whole = dict(n=sum(found['fill']), max_sz=self.max_sz, n_batches=self.sampler.n_batches,
                      n_redrawn=self.n_redrawn, n_lost=self.n_lost, n_dead=self.n_dead)
         return found | whole | dict(share=q.tolist(), warnings=self._warnings(found, q))
 
     def _warnings(self, found, q):
         n, names = len(q), [f'shard {k}' for k in found['number']]
-        down = [(o, time.monotonic() - o.since) for o in self.places if not o.live and not o.dropped]
+        down = [(o, time.monotonic() - o.since) for o in self._lost()]
         said = [f'shard {o.info.number} has not answered for {s:.0f} s' + (f': {o.why}' if o.why else '')
                 for o, s in down]
         said += [f'{names[k]} has {q[k]:.0%} of the mass, more than twice its part' for k in range(n) if q[k] > 2/n]
@@ -612,7 +647,8 @@ class RayMemory(Saved):
 
     Ids are `shard number << 44 | id in the shard`, so `n_added` is a count. `sampler`: a pattern,
     of which each shard has a copy; one that ranks all transitions is refused, unless
-    `rank='shard'`. Nothing waits longer than `timeout` seconds. If a shard is lost, 'go_on' draws from
+    `rank='shard'`. Nothing waits longer than `timeout` seconds, but for what starts: five
+    times as long, where it has room. If a shard is lost, 'go_on' draws from
     the others until it is replaced, 'wait' waits for it as long, 'raise' raises `ShardLost`. All ends
     with this process, at the latest half a minute after it was killed, unless another client is
     attached. What is `detached` stays until `attach(name).close(everything=True)`."""
@@ -646,7 +682,7 @@ class RayMemory(Saved):
         made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,
                     life=f'{name}/{secrets.token_hex(8)}', lease=None if here or detached else LEASE)
         directory: Any = LocalShard(Directory(**made)) if here else open_directory(made, new=True)
-        try: self._begin(directory, made, seed, on_loss, timeout)
+        try: self._begin(directory, made, seed, on_loss, timeout, STARTING)
         except BaseException:
             end_actors(directory, made, 1.)
             raise
@@ -684,17 +720,19 @@ class RayMemory(Saved):
         return memory
 
     def __len__(self) -> int:
-        self.refresh()
-        return int(self._known('fill').sum())
+        self._count()
+        return self._held()
     @property
     def n_added(self) -> int:
-        "How many transitions were ever stored, also in shards that are gone: a count"
-        self.refresh()
+        """How many transitions were ever stored, also in shards that are gone: a count. Of a shard that doesn't answer
+        as many as were last known, and a `RuntimeWarning` says so: see `stats`"""
+        self._count()
         return self.known_added
     @property
     def first_id(self) -> int:
         "How many of them are not stored any more: each shard has a first id of its own"
-        return self.n_added - int(self._known('fill').sum())
+        self._count()
+        return self.known_added - self._held()
     def assign(self) -> tuple[int, int]:
         "Return a place that answers, for a new pusher, and a number that no other has or had"
         return self._tell('assign', [k for k, o in enumerate(self.places) if o.live and o.open] or None)
@@ -705,7 +743,7 @@ class RayMemory(Saved):
         "Start `n` more shards, each as large as the others; new steps and pushers go there too"
         with self.lock:
             self._tell('grow', len(self.places) + whole('n', n, 1))
-            self._take_in()
+            self._take_in(STARTING)
     def close(self, everything: bool = False) -> None:
         "End the shards, and release what they hold; an attached memory only with `everything`"
         self._close()
@@ -716,7 +754,7 @@ class RayMemory(Saved):
                         'RayMemory.attach(name) in another process')
     def __repr__(self) -> str:
         where = f'{len(self.places)} shards of {self.name!r}' if self.n_shards else 'in this process'
-        return f'RayMemory({int(self._known("fill").sum()):,} of {self.max_sz:,}; {where}; {self.sampler.kind})'
+        return f'RayMemory({self._held():,} of {self.max_sz:,}; {where}; {self.sampler.kind})'
 
 def open_directory(made: dict[str, Any], new: bool = False) -> RemoteActor:
     """Return the directory `made` so, started if there is none, on the head node; a `ValueError` if it
