@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from fastrl_replay.all import GymStepper
 from fastrl_replay.batch import Batch
+from fastrl_replay.pipes.actors import ActorError
 from fastrl_replay.ray import RayMemory, RayReplay
 from fastrl_replay.ray.shard import LocalShard, ShardLost, ShardSlow
 
@@ -138,3 +140,14 @@ def test_one_that_has_no_room_is_given_up_in_time(monkeypatch):
     asked = slow_to_start(monkeypatch, 1, room=False)
     with pytest.raises(ShardLost, match='shard 0: not within 3 s'): RayMemory(1, 100, place='here', timeout=3.)
     assert len(asked) == 1
+
+
+def test_actors_that_start_have_it_too(monkeypatch):
+    monkeypatch.setattr('fastrl_replay.ray.replay.not_started', lambda what, cpus, seconds: f'{what}: not within {seconds:g} s, with {cpus} of a CPU')
+    room = True
+    monkeypatch.setattr('fastrl_replay.ray.replay.has_room', lambda cpus: room)
+    steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(2, timeout=10., resources=dict(num_cpus=3))
+    steps._is_late(39., [0, 1])                                            # it goes on
+    with pytest.raises(ActorError, match=r'actor 0 \(and 1 more\): not within 50 s, with 3 of a CPU'): steps._is_late(41., [0, 1])
+    room = False
+    with pytest.raises(ActorError, match=r'actor 1 \(and 0 more\): not within 10 s'): steps._is_late(.1, [1])
