@@ -6,9 +6,13 @@ import pytest
 
 
 def named(error: BaseException) -> str:
-    "The value that an error is about: its `argument`, or, of one that the checks did not make, what stands before the first colon"
+    """The value that an error is about: its `argument`, or, of one that the checks did not make, what stands before the first colon, without
+    a value ("dedup='frames': …")"""
     argument = getattr(error, 'argument', None)
-    return str(error.args[0] if error.args else '').partition(':')[0] if argument is None else argument
+    if argument is not None: return argument
+    before = str(error.args[0] if error.args else '').partition(':')[0]
+    name, _, value = before.partition('=')
+    return before if ' ' in value else name
 
 
 @contextmanager
