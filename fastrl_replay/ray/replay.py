@@ -156,7 +156,8 @@ class RayActors(IterDataPipe):
 
     def _is_late(self, late, waiting):
         "An `ActorError` if there is no room for those that are late, or they have taken too long to start"
-        cpus, what = self.resources.get('num_cpus') or 0, f'ray_actors: actor {waiting[0]} (and {len(waiting) - 1} more)'
+        what = f'ray_actors: actor {waiting[0]} (and {len(waiting) - 1} more)'
+        cpus = self.resources.get('num_cpus') or 0
         room = has_room(cpus)
         if room and late < (STARTING - 1)*self.timeout: return
         self._fail(ActorError(not_started(what, cpus, self.timeout*(STARTING if room else 1))))

@@ -174,7 +174,7 @@ def named_actor(name: str, patience: float = 60.) -> RemoteActor:
 STARTING = 5                         # times as long as for any other answer may be waited for an actor that starts
 
 def has_room(cpus: float) -> bool:
-    "Could an actor that needs so many CPUs start now? Then one that doesn't answer is importing, for as long as it takes"
+    "Is there room for an actor that needs so many CPUs? Then one that doesn't answer yet is importing"
     return ray_library().available_resources().get('CPU', 0.) >= cpus
 def not_started(what: str, cpus: float, seconds: float) -> str:
     "Say why an actor may not have started for so many seconds"

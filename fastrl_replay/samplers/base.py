@@ -64,7 +64,8 @@ def check_answers(name: str, ids: np.ndarray, td_errors: np.ndarray, n_added: in
     if len(ids) and not 0 <= ids.min() <= ids.max() < n_added:
         at = int(np.argmax((ids < 0) | (ids >= n_added)))
         expected, got = f'numbers from 0 to {n_added - 1}', str(ids[at])
-        raise refusal(f'{name}: {got} (at {at}) was never given out; expected {expected}', ValueError, name, expected, got)
+        message = f'{name}: {got} (at {at}) was never given out; expected {expected}'
+        raise refusal(message, ValueError, name, expected, got)
     if not np.isfinite(td_errors).all():
         at = int(np.argmin(np.isfinite(td_errors)))
         hint = 'NaN or infinity usually means a diverging loss'
