@@ -32,7 +32,8 @@ GROUPS = dict(
         test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
         test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py
         test_upstream.py test_n_step_joins.py test_next_fields.py test_far_streams.py
-        test_members.py test_texts_forgotten.py test_planes.py test_streams_torn.py'''),
+        test_members.py test_texts_forgotten.py test_planes.py test_streams_torn.py
+        test_messages.py test_ray_figures.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
@@ -55,7 +56,8 @@ GROUPS = dict(
         test_framefiles.py::test_every_row* test_sequences.py::test_windows_of_n_step_rows* test_sequences.py::test_n_step_rows_are_told*
         test_sequences.py::test_a_memory_on_disk_is_found_again* test_show.py::test_the_counts_agree_with_a_twin*
         test_lasting.py::test_a_damaged_file_is_named* test_lasting.py::test_a_spoilt_file_is_named* test_lasting.py::test_what_cannot_be*
-        test_saving_format.py::test_a_folder_holds_the_last_state* test_checkpoint.py::test_a_memory_*goes_on_exactly test_drop.py::test_sequences_that_hold*'''),
+        test_saving_format.py::test_a_folder_holds_the_last_state* test_checkpoint.py::test_a_memory_*goes_on_exactly test_drop.py::test_sequences_that_hold*
+        test_same_draws.py'''),
     compiled=Group('make test-all', 'torch.compile',
         '''test_masks.py::test_a_compiled_* test_masks.py::test_a_short_training* test_learner.py::test_compiled_weights* test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
         test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself* test_device_compiled.py'''),

@@ -30,6 +30,7 @@ from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition
 from harness import check_constant_size, check_resume, seen, through_json
 from twins import named
+from refusals import refused
 
 multiprocessing.set_forkserver_preload(['fastrl_replay.all'])       # its workers start at once then
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,9 +176,9 @@ def test_gather():
     other = Transition(np.zeros(2), 0, 0., np.zeros(2), False, False)
     got = [a for b, _ in gather([steps[0], stacked, steps[1:4], steps[4]], 13) for a in b['action'].tolist()]
     assert got==[0, *range(8), 1, 2, 3, 4]
-    with pytest.raises(TypeError, match='expected SimpleStep'): list(gather([steps[0], other], 2))
-    with pytest.raises(TypeError, match='expected SimpleStep'): list(gather([steps[0], other], 1))
-    with pytest.raises(TypeError, match='expected a NamedTuple'): list(gather([3]))
+    with refused('step', TypeError): list(gather([steps[0], other], 2))
+    with refused('step', TypeError): list(gather([steps[0], other], 1))
+    with refused('step', TypeError, got='int 3'): list(gather([3]))
     notes = itertools.count()
     assert [v for _, v in gather(steps, 25, begin=lambda: next(notes))]==[0, 1, 2, 3]
 
@@ -371,12 +372,12 @@ def test_wrong_arguments():
     for kw, words in ((dict(num_workers=-1), 'num_workers'), (dict(num_workers=1.5), 'num_workers'), (dict(chunk=0), 'chunk'), (dict(timeout=0), 'timeout'),
                       (dict(in_flight=0), 'in_flight'), (dict(ctx='thread'), 'thread')):
         with pytest.raises(ValueError, match=words): Source().actors(**(dict(num_workers=1) | kw))
-    with pytest.raises(ValueError, match='put .actors.. before the memory'): ExperienceReplay(Source(), bs=2).actors(2)
-    with pytest.raises(ValueError, match='one more workers'): Source().actors(1).actors(1)
+    with refused('actors', got='ExperienceReplay'): ExperienceReplay(Source(), bs=2).actors(2)
+    with refused('actors', got='Actors(1)'): Source().actors(1).actors(1)
     with pytest.warns(UserWarning, match='SharedAgent'): cartpole().actors(1)
     small = actors(GymStepper([Make()], seed=0), 300)
     narrow = Batch.of(SimpleStep(*[np.zeros((3, 1))]*3, *[np.zeros(3)]*4, env_id=np.zeros(3, np.int8), proc_id=np.zeros(3), step_n=np.zeros(3), episode_n=np.zeros(3)))
-    with pytest.raises(ValueError, match='env_id: expected a dtype that holds 200'): small._numbers.put(narrow, 200)
+    with refused('env_id', got='int8'): small._numbers.put(narrow, 200)
 
 
 def test_a_memory_refuses_to_run_in_an_actor():

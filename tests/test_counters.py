@@ -5,6 +5,7 @@ import pytest
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.steps import Transition
+from refusals import refused
 
 x = np.zeros(4, np.float32)
 
@@ -55,7 +56,7 @@ def test_ids_are_exact_as_far_as_counters_are_accepted(max_sz, tmp_path):
 def test_counters_beyond_that_are_refused(n, tmp_path):
     good, state = filled(10), shifted(filled(10).state_dict(), n - 25)
     before = good.recent(8)
-    with pytest.raises(ValueError, match='n_added: expected fewer than 2⁶⁰'): good.load_state_dict(state)
+    with refused('n_added'): good.load_state_dict(state)
     assert good.n_added == 25 and good.check_valid() and (good.fetch(before.ids).action == before.action).all()
 
     left(10, tmp_path/'m')

@@ -23,6 +23,7 @@ from fastrl_replay.saving import CheckpointError
 from fastrl_replay.storage.sequence_sampler import Sequence
 from limits import small_files
 from watched import PACKAGE, at_every_line, moments, torn
+from refusals import refused
 
 MAX_SZ = 37
 
@@ -282,7 +283,7 @@ def test_windows_from_anywhere_hold_no_dropped_row():
     assert not np.isin(ids, [3, 17]).any()
     assert set(ids[:, 0]) == {i for i in range(40) if i % 10 <= 6 and not {3, 17} & set(range(i, i + 4))}
     memory.drop(np.arange(0, 40, 3))
-    with pytest.raises(ValueError, match='begins at 0 of .*drop fewer'): memory.sample_sequences(2, 4)
+    with refused('length'): memory.sample_sequences(2, 4)
     memory.clear()
     with pytest.raises(ValueError, match='nothing to draw from'): memory.sample_sequences(1, 2)
 
@@ -352,7 +353,7 @@ def test_draws_are_counted_on_elsewhere(way, tmp_path):
     elif way=='deepcopy': memory = copy.deepcopy(memory)
     else:
         memory.close()
-        with pytest.raises(ValueError, match='max_draws: the memory .* has 2, got None'): ReplayMemory(8, path=tmp_path/'m')
+        with refused('max_draws'): ReplayMemory(8, path=tmp_path/'m')
         memory = ReplayMemory.open(tmp_path/'m')
     assert memory.max_draws == 2 and memory.usage()['n_dropped'] == 0
     memory.sample(8)
@@ -373,10 +374,10 @@ def test_where_finds_rows_by_a_field_of_one_number():
     assert memory.drop(memory.where('reward', lambda r: r < 20)) == 10
     memory.clear()
     assert memory.where('reward', lambda r: r > 0).tolist() == []
-    for field, test, says in (('state', 1, 'state: expected one number'), ('rewards', 1, "no field 'rewards'"), ('reward', lambda r: r, 'test: expected a bool'),
-                              ('reward', lambda r: True, 'test: expected a bool')):
+    for field, test, says in (('state', 1, 'state'), ('rewards', 1, 'column'), ('reward', lambda r: r, 'test'),
+                              ('reward', lambda r: True, 'test')):
         memory.add(step(60))
-        with pytest.raises(ValueError, match=says): memory.where(field, test)
+        with refused(says): memory.where(field, test)
 
 
 def test_bfloat16_numbers_are_compared_by_value():
@@ -389,14 +390,14 @@ def test_bfloat16_numbers_are_compared_by_value():
 
 def test_bad_ids_change_nothing():
     memory = filled(n=60)
-    for bad, says in (([9], 'ids: 9 is not in the memory, which holds 10 to 59'), ([60], '60 is not'), ([20, -1], '-1 is not')):
-        with pytest.raises(ValueError, match=says): memory.drop(bad)
-    with pytest.raises(TypeError, match='ids: expected whole numbers'): memory.drop([1.5])
+    for bad, says in (([9], 'ids'), ([60], 'ids'), ([20, -1], 'ids')):
+        with refused(says): memory.drop(bad)
+    with refused('ids', TypeError, got='float64 of shape (1,)'): memory.drop([1.5])
     assert memory.drop([]) == 0 and memory.sampler.living is None and memory.usage()['n_dropped'] == 0
-    with pytest.raises(ValueError, match='max_draws: expected a whole number ≥ 1'): ReplayMemory(9, max_draws=0)
+    with refused('max_draws', got='0'): ReplayMemory(9, max_draws=0)
     memory.drop([20])
-    for ids, td, says in (([20, 60], [1., 1.], '60'), ([20], [np.nan], 'finite'), ([20, 21], [1.], 'one for each')):
-        with pytest.raises(ValueError, match=says): memory.update_priorities(ids, td)
+    for ids, td, says in (([20, 60], [1., 1.], 'ids'), ([20], [np.nan], 'td_errors'), ([20, 21], [1.], 'td_errors')):
+        with refused(says): memory.update_priorities(ids, td)
     assert memory.n_stale == 0
 
 
@@ -407,9 +408,9 @@ class Deaf(Own):
 def test_a_sampler_of_ones_own_without_on_drop_is_refused_by_name():
     memory = filled(Deaf())
     for call in (lambda: memory.drop([1]), memory.clear):
-        with pytest.raises(TypeError, match=r'sampler: Deaf has no method on_drop\(slots\)'): call()
+        with refused('sampler', TypeError): call()
     assert memory.sampler.living is None and len(memory) == 40
-    with pytest.raises(TypeError, match='on_drop'): ReplayMemory(9, Deaf(), max_draws=2)
+    with refused('sampler', TypeError): ReplayMemory(9, Deaf(), max_draws=2)
 
 
 class Wrong(Own):
@@ -419,7 +420,7 @@ class Wrong(Own):
 def test_a_sampler_that_draws_a_dropped_slot_is_told():
     memory = filled(Wrong())
     memory.drop(np.arange(39))
-    with pytest.raises(ValueError, match='Wrong.draw: a slot was drawn that on_drop'): memory.sample(30)
+    with refused('Wrong.draw'): memory.sample(30)
 
 
 def test_links_do_not_reach_into_what_was_cleared():
@@ -431,7 +432,7 @@ def test_links_do_not_reach_into_what_was_cleared():
     assert memory.previous([8, 9]).tolist() == [-1, 8] and memory.next([12, 13]).tolist() == [13, -1]
     assert memory.episode_ids(10).tolist() == list(range(8, 14)) and memory.check_valid()
     assert [int(o.reward) for o in memory] == list(range(8, 14)) and memory[8].reward == 8 and memory[-1].reward == 13
-    with pytest.raises(ValueError, match='7 is not in the memory, which holds 8 to 13'): memory.fetch([7])
+    with refused('ids', got='7'): memory.fetch([7])
     assert memory.draws.living(memory.first_id, memory.n_added)[0].tolist() == list(range(8, 14))
 
 
@@ -652,12 +653,12 @@ def test_a_folder_of_an_earlier_version_gets_its_file_with_the_first_drop(tmp_pa
 
 def test_a_memory_of_shards_refuses_max_draws_by_name():
     from fastrl_replay.ray import RayMemory
-    with pytest.raises(TypeError, match='max_draws: shards do not have this option'): RayMemory(0, 100, max_draws=2)
+    with refused('max_draws', TypeError, got='2'): RayMemory(0, 100, max_draws=2)
 
 
 def test_a_part_one_memory_refuses_max_draws_by_name():
     from fastrl_replay.memory.plain import PlainMemory
-    with pytest.raises(TypeError, match='max_draws: this memory drops no rows'): PlainMemory(100, max_draws=2)
+    with refused('max_draws', TypeError, got='2'): PlainMemory(100, max_draws=2)
 
 
 def test_threads_that_add_drop_clear_and_draw():

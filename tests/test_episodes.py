@@ -6,6 +6,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Layout, SimpleStep, Transition
+from refusals import refused
 
 
 def play(rng, n, streams=3):
@@ -90,9 +91,9 @@ def test_where_an_episode_ends_is_the_same_for_all(numbered, length):
 def test_flags_that_are_no_numbers_are_refused():
     "A memory that an early version saved may have them"
     memory, odd = ReplayMemory(10), Transition(0., 0, 0., 0., np.zeros(2, bool), False)
-    with pytest.raises(ValueError, match='terminated: expected shape'): memory.add(odd)
+    with refused('terminated', got='(2,)'): memory.add(odd)
     memory._open(Layout.as_is(odd))
     for _ in range(2): memory.add(odd)
     for ask in (lambda: memory.episode(0), lambda: memory.next([0], within_episode=True), lambda: memory.sample_sequences(1, 2)):
-        with pytest.raises(ValueError, match='terminated: expected one number a step'): ask()
+        with refused('terminated'): ask()
     assert memory.next([0]).tolist() == [1]

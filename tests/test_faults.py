@@ -11,6 +11,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import SimpleStep, Transition
 from twins import Only
+from refusals import refused
 
 Z = np.zeros(4, np.float32)
 
@@ -42,9 +43,9 @@ def test_an_assigned_column_counts_everywhere(make, value):
 
 def test_what_cannot_be_assigned():
     batch = drawn()
-    for bad, says in ((torch.zeros(7), 'reward: expected 8 rows'), (1., 'reward: expected 8 rows')):
-        with pytest.raises(ValueError, match=says): batch.reward = bad
-    with pytest.raises(AttributeError, match='rewards'): batch.rewards = torch.zeros(8)
+    for bad, says in ((torch.zeros(7), 'reward'), (1., 'reward')):
+        with refused(says): batch.reward = bad
+    with refused('rewards', AttributeError): batch.rewards = torch.zeros(8)
     with pytest.raises(AttributeError, match='rewards'): batch.rewards
 
 def test_a_column_of_another_dtype_is_refused_where_it_does_not_fit():
@@ -52,7 +53,7 @@ def test_a_column_of_another_dtype_is_refused_where_it_does_not_fit():
     memory.add(step(0))
     batch.state = batch.state.double()/3
     assert batch.numpy().state.dtype==np.float64 and pickle.loads(pickle.dumps(batch)).state.dtype==torch.float64
-    with pytest.raises((ValueError, TypeError), match='state'): memory.extend(batch)
+    with refused('state', (ValueError, TypeError), got='dtype float64, which would lose precision'): memory.extend(batch)
     assert len(memory)==1
 
 def test_a_pickle_holds_what_torch_has_moved():
@@ -96,7 +97,7 @@ def test_small_floats_overflow_aloud(dtype):
     Box, most = derived_type('Box', ('x',)), torch.finfo(dtype).max
     memory = ReplayMemory(4, step=Box(torch.zeros(2, dtype=dtype)))
     for bad in ([1e39, 0.], [float(most)*4, 0.], np.array([1e39, 0])):
-        with pytest.raises((ValueError, TypeError), match='x: '): memory.add(Box(bad))
+        with refused('x', (ValueError, TypeError)): memory.add(Box(bad))
     memory.add(Box([most, -most]))
     assert memory[0].x.tolist()==[most, -most]
 
@@ -139,7 +140,7 @@ def test_what_decides_whose_row_it_is():
 @pytest.mark.parametrize('streams', ['two', [0, 1], [0., 1., 2., 3.], np.zeros((4, 1), int), object()])
 def test_streams_that_are_none(streams):
     memory = ReplayMemory(20)
-    with pytest.raises((TypeError, ValueError), match='streams'): memory.extend(stacked(4), streams=streams)
+    with refused('streams', (TypeError, ValueError)): memory.extend(stacked(4), streams=streams)
     assert len(memory)==0
 
 

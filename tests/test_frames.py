@@ -17,6 +17,7 @@ from fastrl_replay.storage.choice import bytes_each, check_fits, check_storage_o
 from fastrl_replay.storage.frames import interned, stack_axis
 from harness import seen, through_torch
 from twins import Twin, column_bytes, read, stacked
+from refusals import refused
 
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
@@ -354,14 +355,14 @@ def test_an_allocation_that_fails_changes_nothing():
     pair = Pair(World(0, end=0., odd=1., shape=(30, 30)), 0, 70, Small(), dedup='frames')
     for _ in range(3): pair.add()
     pair.storage.room.allowed = 70_000
-    with pytest.raises(MemoryError, match='no room'):
+    with refused('frames.0', MemoryError):
         for _ in range(100):
             last = pair.world.step()
             pair.storage.add(last)
             pair.twin.add(last)
     before = digest(pair.storage)
     for failing in (lambda: pair.storage.add(last), lambda: extend(pair.storage, [last]*9), lambda: extend(pair.storage, stacked([last]*9))):
-        with pytest.raises(MemoryError, match='no room'): failing()
+        with refused('frames.0', MemoryError): failing()
         assert digest(pair.storage)==before and pair.storage.check_valid()
     pair.storage.room.allowed = 10**9
     pair.twin.add(last)
@@ -375,7 +376,7 @@ def test_a_damaged_record_is_noticed_and_nothing_crashes():
     for number in (0, -1, -2**31, 2**31 - 1, 500):
         storage = damaged()
         storage.records['next_state'][5, 1] = number
-        with pytest.raises(RuntimeError, match='state: .*not there'): recent(storage, 40)
+        with refused('state', RuntimeError): recent(storage, 40)
         with pytest.raises(AssertionError, match='lacks a frame'): storage.check_valid()
         storage.add(World(1).step())
     storage = damaged()
@@ -390,7 +391,7 @@ def test_a_damaged_record_is_noticed_and_nothing_crashes():
     with pytest.raises(AssertionError, match='free number'): storage.check_valid()
     storage = damaged(codec='lz4')
     storage.tables[0].packed = [o[:-1] for o in storage.tables[0].packed]
-    with pytest.raises(ValueError, match='state: .*damaged'): recent(storage, 40)
+    with refused('state'): recent(storage, 40)
 
 
 # --- batches ------------------------------------------------------------------------------------------------------------
@@ -440,10 +441,10 @@ class Only(NamedTuple):
 
 def test_wrong_options_say_what_is_wrong(monkeypatch):
     image, little = example((4, 30, 30)), example(4, np.float32)
-    for options, step, said in ((dict(dedup='frame'), image, "'frame'"), (dict(codec='zip'), image, "'zip'"), (dict(dedup='frames'), little, 'stack'),
+    for options, step, said in ((dict(dedup='frame'), image, 'dedup'), (dict(codec='zip'), image, 'codec'), (dict(dedup='frames'), little, 'dedup'),
                                 (dict(codec='lz4'), little, 'codec'), (dict(codec='lz4', dedup=None), image, 'codec'),
-                                (dict(dedup='next_state'), Only(image.state), 'next_state')):
-        with pytest.raises(ValueError, match=said): storage_for(Layout.of(step), 10, **options)
+                                (dict(dedup='next_state'), Only(image.state), 'dedup')):
+        with refused(said): storage_for(Layout.of(step), 10, **options)
     for options in (('x', None), (['auto'], None), ('auto', 'zip'), (None, 'lz4'), ('auto', 'lz4', True)):
         with pytest.raises(ValueError, match='dedup|codec'): check_storage_options(*options)
     monkeypatch.setitem(__import__('sys').modules, 'lz4.block', None)
@@ -481,20 +482,20 @@ def test_an_estimate_from_spaces():
     assert ReplayMemory.estimate(nested, 1000).chosen=='frames'
     text = type('Env', (), dict(observation_space=gym.spaces.Text(5), action_space=act))()
     many = type('Env', (), dict(observation_space=gym.spaces.Sequence(box), action_space=act))()
-    for bad, said in ((text, 'state: expected numbers'), (many, 'fixed size'), (7, 'expected a step'), ('CartPole-v1', 'expected a step')):
-        with pytest.raises(TypeError, match=said): ReplayMemory.estimate(bad, 10)
+    for bad, said in ((text, 'state'), (many, 'estimate'), (7, 'estimate'), ('CartPole-v1', 'estimate')):
+        with refused(said, TypeError): ReplayMemory.estimate(bad, 10)
 
 def test_a_storage_that_does_not_fit_is_refused(monkeypatch):
     "With the figure, and the largest that fits: which fits, and one a little larger doesn't"
     layout = Layout.of(example((4, 84, 84)))
     monkeypatch.setattr(choice, 'free_memory', lambda: 10**9)
     for dedup in ('auto', None):
-        with pytest.raises(MemoryError, match=r'1,000,000 transitions need .* GB and 1.0 GB are free; at most ') as e:
+        with refused('max_sz', MemoryError) as e:
             storage_for(layout, 1_000_000, dedup)
         most = int(str(e.value).split('at most ')[1].split(' fit')[0].replace(',', ''))
         assert storage_for(layout, most, dedup).nbytes <= 10**9
         with pytest.raises(MemoryError): storage_for(layout, most + 300, dedup)
-    with pytest.raises(MemoryError, match='at most 0 fit'): check_fits(layout, 10, tables_for(layout, interned(layout)), free=5)
+    with refused('max_sz', MemoryError): check_fits(layout, 10, tables_for(layout, interned(layout)), free=5)
 
 def test_pages_are_taken_as_they_are_written():
     def resident():
@@ -535,7 +536,7 @@ def test_a_piece_that_is_missing_is_noticed():
         for step in world.steps(3): storage.add(step)
         pieces.append(taken(storage.get_state(pieces[-1]['n_added'])))
     fresh = storage_for(storage.layout, 50)
-    with pytest.raises(ValueError, match='expected rows from 5 on, got rows from 8'): fresh.set_state(pieces[::2])
+    with refused('state'): fresh.set_state(pieces[::2])
     fresh.set_state(pieces)
     assert digest(fresh)==digest(storage)
 
@@ -553,7 +554,7 @@ def test_a_state_of_another_kind_is_refused():
         for b in storages:
             if a is b: continue
             before = digest(b)
-            with pytest.raises(ValueError, match='dedup|codec|stack|records'): b.set_state([taken(a.get_state())])
+            with refused('state'): b.set_state([taken(a.get_state())])
             assert digest(b)==before and b.check_valid()
 
 @pytest.mark.parametrize('codec', [None, 'lz4'])
@@ -589,10 +590,10 @@ def test_wrong_options_are_refused_before_the_first_step():
     for options in (dict(dedup='x'), dict(codec='zip'), dict(codec='lz4', dedup=None), dict(codec='lz4', path='nowhere')):
         with pytest.raises(ValueError, match='dedup|codec'): ReplayMemory(10, **options)
     step = example(4, np.float32)
-    for options, said in ((dict(dedup='frames'), 'stack'), (dict(codec='lz4'), 'codec')):
-        with pytest.raises(ValueError, match=said): ReplayMemory(10, step=step, **options)
+    for options, said in ((dict(dedup='frames'), 'dedup'), (dict(codec='lz4'), 'codec')):
+        with refused(said): ReplayMemory(10, step=step, **options)
         memory = ReplayMemory(10, **options)
-        with pytest.raises(ValueError, match=said): memory.add(step)
+        with refused(said): memory.add(step)
         assert memory.layout is None and len(memory)==0
 
 def use(memory, k):

@@ -13,6 +13,7 @@ from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
+from refusals import refused
 
 
 class Bare(NamedTuple):
@@ -273,7 +274,7 @@ def test_an_answer_that_is_no_flag_is_refused():
     batch, rows, goals = replay.memory.sample(10), np.arange(8), np.ones((8, 2), np.float32)
     before, old = batch.terminated.clone(), batch.state['desired_goal'].clone()
     for wrong in (np.full(8, .7), np.arange(8), np.full(8, -1)):
-        with pytest.raises(ValueError, match='terminated: expected True, False, 0 or 1'): relabel(batch, rows, goals, reached, lambda a, d, i: wrong)
+        with refused('terminated'): relabel(batch, rows, goals, reached, lambda a, d, i: wrong)
     assert (batch.terminated == before).all() and (batch.state['desired_goal'] == old).all()
     for kind in (bool, int, np.float32):
         made = relabel(batch, rows, goals, reached, lambda a, d, i: (np.arange(8) % 2).astype(kind))
@@ -293,44 +294,44 @@ def both(state): return goal_step(state=state, next_state=state)
 
 
 @pytest.mark.parametrize('step,said', [
-    (both(np.zeros(2)), "whose state is a dict with 'desired_goal'"),
-    (both(dict(achieved_goal=np.zeros(2))), "whose state is a dict with 'desired_goal'"),
-    (both(dict(desired_goal=np.zeros(2))), "whose next_state is a dict with 'achieved_goal'"),
-    (both(dict(desired_goal=np.zeros(2), achieved_goal=np.zeros(3))), 'able to replace a goal'),
-    (both(dict(desired_goal=np.zeros(2, int), achieved_goal=np.zeros(2))), 'able to replace a goal'),
-    (goal_step(reward=np.zeros(1)), 'reward, one number'), (NO_REWARD(OBS, 0, OBS, False, False), 'reward, one number'),
-    (DISCOUNTED(*goal_step(), .9), 'n-step transitions')])
+    (both(np.zeros(2)), 'hindsight'),
+    (both(dict(achieved_goal=np.zeros(2))), 'hindsight'),
+    (both(dict(desired_goal=np.zeros(2))), 'hindsight'),
+    (both(dict(desired_goal=np.zeros(2), achieved_goal=np.zeros(3))), 'hindsight: an achieved goal must be able to replace a goal'),
+    (both(dict(desired_goal=np.zeros(2, int), achieved_goal=np.zeros(2))), 'hindsight: an achieved goal must be able to replace a goal'),
+    (goal_step(reward=np.zeros(1)), 'hindsight'), (NO_REWARD(OBS, 0, OBS, False, False), 'hindsight'),
+    (DISCOUNTED(*goal_step(), .9), 'hindsight')])
 def test_steps_that_do_not_fit_are_not_stored(step, said):
     def stacked(v): return {k: stacked(o) for k, o in v.items()} if isinstance(v, dict) else np.stack([np.asarray(v)]*3)
     columns = type(step)(*map(stacked, step))
     for items in ([step], [[step, step]], [Batch.of_steps([step])]):
         replay = HindsightReplay(items, reached)
-        with pytest.raises(ValueError, match=said): next(iter(replay))
+        with refused(said): next(iter(replay))
         assert len(replay) == 0 and replay.memory.layout is None
         for store in (lambda o: o.extend([step]), lambda o: o.extend(columns), lambda o: o.add(step)):
-            with pytest.raises(ValueError, match=said): store(replay)
+            with refused(said): store(replay)
         assert len(replay) == 0
     memory = ReplayMemory(10)
     memory.add(step)
-    with pytest.raises(ValueError, match=said): HindsightReplay([], reached, memory=memory)
+    with refused(said): HindsightReplay([], reached, memory=memory)
 
 
 def test_steps_without_borders_are_refused():
     replay = HindsightReplay([NO_FLAGS(OBS, 0, 0., OBS)]*3, reached, bs=3)
-    with pytest.raises(ValueError, match='episode_n, or with terminated and truncated'): next(iter(replay))
+    with refused('episode'): next(iter(replay))
 
 
 def test_transitions_of_several_steps_are_refused():
-    with pytest.raises(ValueError, match='n-step transitions.*field discount'): NStep(iter([]), 3, .9).hindsight_replay(reached)     # at once
+    with refused('hindsight'): NStep(iter([]), 3, .9).hindsight_replay(reached)     # at once
 
 
 def test_a_memory_of_sequences_is_refused_by_name():
     memory = ReplayMemory(20, sequence=Sequence(3))
-    with pytest.raises(TypeError, match='memory: hindsight_replay draws single steps.*sequence_replay'): HindsightReplay([], reached, memory=memory)
+    with refused('memory', TypeError): HindsightReplay([], reached, memory=memory)
 
 
-@pytest.mark.parametrize('options,said', [(dict(strategy='past'), 'strategy'), (dict(k=-1), 'k: '), (dict(k=float('nan')), 'k: '),
+@pytest.mark.parametrize('options,said', [(dict(strategy='past'), 'strategy'), (dict(k=-1), 'k'), (dict(k=float('nan')), 'k'),
                                           (dict(bs=0), 'bs'), (dict(memory=3), 'memory')])
 def test_wrong_options_are_refused(options, said):
-    with pytest.raises((ValueError, TypeError), match=said): HindsightReplay([], reached, **options)
-    with pytest.raises(TypeError, match='compute_reward'): HindsightReplay([], None)
+    with refused(said, (ValueError, TypeError)): HindsightReplay([], reached, **options)
+    with refused('compute_reward', TypeError, got='NoneType None'): HindsightReplay([], None)

@@ -29,6 +29,7 @@ from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition, derived_type
+from refusals import refused
 
 matplotlib.use('agg')
 
@@ -327,7 +328,7 @@ def test_bad_options(bad, match):
 @pytest.mark.parametrize('n', [-1, 1.5, None])
 def test_a_number_of_batches_that_is_none_is_refused(n):
     learn = DQNLearner(Table(np.zeros((2, 2))), [])
-    with pytest.raises(ValueError, match='n_batches: expected a whole number'): learn.fit(n)
+    with refused('n_batches'): learn.fit(n)
     assert learn.fit(0) is learn
 
 
@@ -548,9 +549,9 @@ def test_a_compiled_loss_may_be_random(graphs):
 
 def test_what_cannot_be_compiled(graphs):
     extra = nn.Parameter(torch.zeros(()))
-    with pytest.raises(TypeError, match='compile: expected Adam or AdamW as the optimizer, got SGD'):
+    with refused('compile', TypeError, got='SGD'):
         DQNLearner(net(), [], optimizer=partial(torch.optim.SGD, lr=.1), compile=True)
-    with pytest.raises(ValueError, match='compile: expected an optimizer of parameters of the model'):
+    with refused('compile'):
         DQNLearner(net(), [], optimizer=lambda p: torch.optim.Adam([*p, extra]), compile=True)
     def branches(batch, model, target): return squares(batch, model, target)*(2 if batch.reward.sum() > 0 else 3)
     model = net()
@@ -694,7 +695,7 @@ def test_no_batch_is_pulled_in_vain():
 
 
 def test_an_empty_loader_is_an_error():
-    with pytest.raises(ValueError, match='the loader gave no batch'): DQNLearner(Table(np.zeros((2, 2))), []).fit(1)
+    with refused('fit'): DQNLearner(Table(np.zeros((2, 2))), []).fit(1)
 
 
 def test_watch_may_end_the_fit():
@@ -710,9 +711,9 @@ def test_a_log_stays_short(capsys):
     assert [o.split('  ')[0] for o in out.splitlines()] == [f'batch {n:,}' for n in range(300, 6249, 300)] and err == ''
 
 
-@pytest.mark.parametrize('bad,match', [(dict(target_sync=0), 'target_sync'), (dict(lr='fast'), 'lr'), (dict(lr=float('nan')), 'lr'), (dict(gamma=2), 'gamma: expected'), (dict(gamma=None), 'gamma: expected')])
+@pytest.mark.parametrize('bad,match', [(dict(target_sync=0), 'target_sync'), (dict(lr='fast'), 'lr'), (dict(lr=float('nan')), 'lr'), (dict(gamma=2), 'gamma'), (dict(gamma=None), 'gamma')])
 def test_bad_arguments(bad, match):
-    with pytest.raises((ValueError, TypeError), match=match): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
+    with refused(match, (ValueError, TypeError)): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
 
 
 # ---- returns
@@ -956,7 +957,7 @@ def test_nested_observations():
 
 
 def test_an_unknown_environment():
-    with pytest.raises(ValueError, match='CartPoll'): evaluate(net(), 'CartPoll-v1')
+    with refused('evaluate'): evaluate(net(), 'CartPoll-v1')
 
 
 # ---- networks
@@ -1024,7 +1025,7 @@ def test_patience(goal, stops):
 
 
 def test_nothing_to_restore():
-    with pytest.raises(RuntimeError, match='nothing to restore'): BestWeights('CartPole-v1').restore(None)
+    with refused('BestWeights', RuntimeError): BestWeights('CartPole-v1').restore(None)
 
 
 def test_the_second_round_is_for_those_who_reach_the_goal(monkeypatch):

@@ -18,6 +18,7 @@ from fastrl_replay.storage.records import FIRST_ID, Records
 from hostile import rewrite
 from lasting import held, needs_proc
 from watched import interrupted, moments, torn
+from refusals import refused
 
 
 pytestmark = pytest.mark.usefixtures('quick')
@@ -72,7 +73,7 @@ def test_a_growing_file_is_given_blocks_as_it_is_asked_for_them(has_fallocate, t
     assert (45 << 20)//8 <= used() < 7 << 20
     folder.extend('frames', 1000)
     assert used() < 7 << 20 and (frames[:5 << 20]==7).all() and not frames[5 << 20:6 << 20].any()
-    with pytest.raises(ValueError, match='upto'): folder.extend('frames', size + 1)
+    with refused('upto'): folder.extend('frames', size + 1)
     folder.close()
     again = MappedFolder(tmp_path)
     frames = again.allocate('frames', size, grow=True)

@@ -21,6 +21,7 @@ from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay.steps import SimpleStep, Transition
+from refusals import refused
 
 DTYPES = [np.int8, np.bool_, np.float32, np.int64]
 
@@ -110,13 +111,13 @@ def test_the_agent_and_its_twin(eps, dtype):
 
 def test_an_agent_says_what_is_wrong_with_a_mask_and_stays_as_it_was():
     agent, states = EpsilonGreedy(net(), .5, seed=0), random_states(np.random.default_rng(0), 3)
-    for mask, said in ((np.zeros((3, 4)), 'action_mask: state 0: expected at least one legal action of 4, got none; an episode'),
-                       (np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]), 'state 2'), (np.ones(3), 'one number for each action of each state')):
+    for mask, said in ((np.zeros((3, 4)), 'action_mask: state 0'),
+                       (np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]), 'action_mask: state 2'), (np.ones(3), 'action_mask')):
         before = agent.state_dict()
-        with pytest.raises(ValueError, match=said): agent(states | dict(action_mask=mask))
+        with refused(said): agent(states | dict(action_mask=mask))
         assert agent.state_dict() == before
     agent.eps = 0.
-    with pytest.raises(ValueError, match=r'expected shape \(3, 4\), as the Q-values, got \(3, 5\)'): agent(states | dict(action_mask=np.ones((3, 5))))
+    with refused('action_mask', got='(3, 5)'): agent(states | dict(action_mask=np.ones((3, 5))))
 
 
 # ---- the targets
@@ -159,8 +160,8 @@ def test_a_next_state_without_legal_actions_is_an_error_unless_terminated():
     rows = masked_rows(np.random.default_rng(6), 40)
     rows.next_state['action_mask'][7], rows.terminated[7] = 0, False
     for what in (q_targets, dqn_loss):
-        with pytest.raises(ValueError, match='action_mask: state 7: expected at least one legal action'): what(Batch.of(rows), net(), net())
-    with pytest.raises(ValueError, match='one number for each action'):
+        with refused('action_mask: state 7', got='none'): what(Batch.of(rows), net(), net())
+    with refused('action_mask', got='torch.bool of shape (40,)'):
         flat = dict(observation=rows.next_state['observation'], action_mask=np.ones(40))
         q_targets(Batch.of(rows._replace(state=flat, next_state=flat)), net(), net())
 
@@ -182,7 +183,7 @@ def test_a_compiled_learner_honours_masks_as_the_eager_one(options, graphs):    
     rows.next_state['action_mask'][7], rows.terminated[7] = 0, False
     before = copy.deepcopy(compiled.model.state_dict())
     for learn in eager, compiled:
-        with pytest.raises(ValueError, match='action_mask: state 7'): learn.update(Batch.of(rows))
+        with refused('action_mask: state 7', got='none'): learn.update(Batch.of(rows))
     close(before, compiled.model.state_dict(), 0, 0)
 
 
@@ -293,4 +294,4 @@ def test_a_network_for_masked_spaces():
         x = torch.rand(4, 3) if isinstance(space, gym.spaces.Box) else torch.arange(4.)
         a, b = (q_network(o, 2, seed=1) for o in (space, both))
         assert torch.equal(a(x), b(dict(observation=x, action_mask=torch.ones(4, 2)))) and isinstance(b, nn.Sequential)
-    with pytest.raises(TypeError, match='Box or Discrete'): q_network(gym.spaces.Dict(observation=space), 2)
+    with refused('q_network', TypeError, got="Dict('observation': Discrete(7))"): q_network(gym.spaces.Dict(observation=space), 2)

@@ -16,6 +16,7 @@ from fastrl_replay.samplers.more import LAP
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
+from refusals import refused
 
 
 class Step(NamedTuple):
@@ -156,7 +157,7 @@ def test_what_the_memory_refuses_is_not_asked_for_again():
     shard = Shard(0, 100)
     sender = Sender(lambda failed: LocalShard(shard), in_flight=1)
     sender.push(chunk(range(4)))
-    with pytest.raises(ValueError, match='priorities'):
+    with refused('priorities', got='-1.0 at 0'):
         sender.push(chunk(range(4, 8)), np.full(4, -1.))
     sender.push(chunk(range(8, 12)))
     assert shard.memory.recent(8).value.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
@@ -415,7 +416,7 @@ def test_saved_and_loaded_it_draws_the_same(tmp_path, shards, sampler):
         for name in ('value', 'ids', 'probs', 'weights'): assert (getattr(a, name) == getattr(b, name)).all()
         a.update_priorities(np.ones(30)), b.update_priorities(np.ones(30))
     assert again.check_valid() and again.n_added == memory.n_added
-    with pytest.raises(ValueError, match='max_sz: expected at least .* got 78'): RayMemory(3, 77, copy.deepcopy(sampler), place='here').restore(tmp_path)
+    with refused('max_sz', got='78'): RayMemory(3, 77, copy.deepcopy(sampler), place='here').restore(tmp_path)
     for other in (Proportional(beta=.8), RankBased()):              # not what was saved
         with pytest.raises(ValueError, match='^sampler.*: the saved one'): RayMemory.load(tmp_path, other, place='here')
 
@@ -432,14 +433,14 @@ def test_a_path_is_reopened(tmp_path):
 def test_errors_change_nothing():
     memory = RayMemory(2, 100, Proportional(), place='here', seed=0)
     with pytest.raises(ValueError, match='empty'): memory.sample(4)
-    with pytest.raises(ValueError, match='empty'): memory.fetch([0])
+    with refused('ids'): memory.fetch([0])
     ids = memory.extend(chunk(range(50), ends=range(9, 50, 10)))
     before = [o.info.mass for o in memory.places]
-    for wrong, match in [((ids[:2], [1.]), 'one for each'), ((ids[:2], [1., np.nan]), 'finite'), (([ids[0], 30 | 1 << SHIFT], [2., 1.]), 'never given out')]:
-        with pytest.raises(ValueError, match=match): memory.update_priorities(*wrong)
-    with pytest.raises(TypeError, match='value'): memory.extend([Step('x', False, False, 0)])
-    with pytest.raises(ValueError, match='priorities'): memory.extend(chunk([1, 2]), [1., -1.])
-    with pytest.raises(ValueError, match='not in the memory'): memory.fetch([1 << 50])
+    for wrong, match in [((ids[:2], [1.]), 'td_errors'), ((ids[:2], [1., np.nan]), 'td_errors'), (([ids[0], 30 | 1 << SHIFT], [2., 1.]), 'ids: shard 1')]:
+        with refused(match): memory.update_priorities(*wrong)
+    with refused('value', TypeError, got="str 'x'"): memory.extend([Step('x', False, False, 0)])
+    with refused('priorities', got='-1.0 at 1'): memory.extend(chunk([1, 2]), [1., -1.])
+    with refused('ids'): memory.fetch([1 << 50])
     memory.refresh()
     assert [o.info.mass for o in memory.places] == before and len(memory) == 50
     assert memory.update_priorities([5 << SHIFT], [1.]) == 0 and memory.n_stale == 1
@@ -447,16 +448,16 @@ def test_errors_change_nothing():
 
 
 def test_samplers_that_rank_are_refused():
-    with pytest.raises(ValueError, match='ranks all transitions'): RayMemory(2, 100, RankBased(), place='here')
+    with refused('sampler'): RayMemory(2, 100, RankBased(), place='here')
     memory = RayMemory(2, 100, RankBased(), place='here', rank='shard', seed=0)
     memory.extend(chunk(range(100), ends=range(0, 100, 10)))
     memory.sample(20).update_priorities(np.arange(20.))
     assert memory.check_valid()
     for wrong in (dict(on_loss='never'), dict(rank='all'), dict(shards=-1), dict(max_sz=0)):
-        with pytest.raises(ValueError, match=next(iter(wrong))): RayMemory(**dict(shards=0, max_sz=10) | wrong)
+        with refused(next(iter(wrong))): RayMemory(**dict(shards=0, max_sz=10) | wrong)
     used = Proportional()
     ReplayMemory(10, used)
-    with pytest.raises(ValueError, match='serves a memory already'): RayMemory(0, 10, used)
+    with refused('sampler'): RayMemory(0, 10, used)
 
 
 # ---- without Ray

@@ -168,6 +168,7 @@ def test_the_directory_dies_and_nothing_is_lost(name, cluster, for_good):
             memory.sample(16).update_priorities(np.ones(16))
             pusher.push(rows(1000 + 10*k, 10, 1))
         pusher.flush()
+        memory.flush()                                    # a shard that was slow, on a busy machine, is waited for
         assert memory.fetch(ids).value.tolist() == list(range(50)) and memory.n_added == 250
         after = memory.stats()
         assert after['pids'] == before['pids'] and after['number'] == before['number'] and after['retired'] == [True, False, False]
@@ -227,10 +228,12 @@ def test_one_pusher_fills_all_shards_and_those_that_are_added(name):
                 n += 5
                 if n % 250 == 0 and min(memory.stats()['fill']) == 100: return
         fill()
+        memory.flush()
         assert len(memory) == memory.max_sz == 300
         memory.add_shards(1)
         fill()
         pusher.flush()
+        memory.flush()
         assert len(memory) == memory.max_sz == 400 and memory.n_added == n and memory.check_valid()
 
 

@@ -22,6 +22,7 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import ExponentialSchedule, LinearSchedule
+from refusals import refused
 
 
 class Own:
@@ -312,7 +313,7 @@ def test_what_is_not_of_this_library_is_asked_for():
         state = dict(kind=sampler.kind, options=sampler.options())
         with pytest.raises(ValueError, match='pass it again'): sampler_from(state)
         assert sampler_from(state, sampler) is sampler
-        with pytest.raises(ValueError, match='the saved one is a'): sampler_from(state, Uniform())
+        with refused('sampler'): sampler_from(state, Uniform())
     assert isinstance(sampler_from(dict(kind='OwnSampler', options={}), Own()), OwnSampler)
     try:
         KINDS['Derived'] = Derived
@@ -431,4 +432,4 @@ def test_mass_least_priority_and_largest(make):
     sampler.add_run(40, 1)
     assert sampler.priorities[40]==77 and sampler.check_valid()
     for bad in (-1, np.nan, np.inf, 'a'):
-        with pytest.raises(ValueError, match='priority'): sampler.note_largest(bad)
+        with refused('priority'): sampler.note_largest(bad)

@@ -15,6 +15,7 @@ from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
+from refusals import refused
 
 SIZES = [1, 2, 3, 5, 8, 13, 64, 65, 100, 257]
 
@@ -72,7 +73,7 @@ def test_the_generator_is_the_shared_one():
 
 @pytest.mark.parametrize('replace', ['yes', 1, None])
 def test_replace_is_a_bool(replace):
-    with pytest.raises(TypeError, match='replace: expected a bool, got'): Uniform(replace)
+    with refused('replace', TypeError): Uniform(replace)
 
 
 def test_uniform_refusals():
@@ -99,7 +100,7 @@ def test_update_changes_nothing_under_uniform():
 @pytest.mark.parametrize('make', [Uniform, Proportional])
 def test_slots_are_those_of_the_memory(make):
     with pytest.raises(ValueError, match='attach'): make().add_run(0, 1)
-    with pytest.raises(ValueError, match='beyond the 0'): make().on_add([0])
+    with refused('slots'): make().on_add([0])
     sampler, rng = make(), Rng(0)
     sampler.attach(200)
     for k in range(200):
@@ -112,7 +113,7 @@ def test_slots_are_those_of_the_memory(make):
     unchanged(other, lambda: other.on_add([[1, 2]], None), 'one dimension')
     unchanged(other, lambda: other.on_add([.5], None), 'whole numbers')
     for bad in (0, -1, 2**31, 1.5, None, True):
-        with pytest.raises(ValueError, match='max_sz'): make().attach(bad)
+        with refused('max_sz'): make().attach(bad)
 
 
 @pytest.mark.parametrize('make', [Uniform, lambda: Uniform(True), Proportional, LAP, Combined, ERE, lambda: AgeWeighted(20)])
@@ -166,11 +167,11 @@ def test_five_methods_are_enough():
 
 def test_what_is_no_sampler():
     for bad in (None, 3, object(), Five, np.random.default_rng(0)):
-        with pytest.raises(TypeError, match='on_add'): as_sampler(bad)
+        with refused('sampler', TypeError): as_sampler(bad)
     own = Five()
     del Five.update
     try:
-        with pytest.raises(TypeError, match='lacks update'): as_sampler(own)
+        with refused('sampler', TypeError): as_sampler(own)
     finally: Five.update = lambda self, slots, td_errors: None
     u = Uniform()
     assert as_sampler(u) is u and isinstance(as_sampler(Five()), OwnSampler)
@@ -374,7 +375,7 @@ def test_beta_schedule_counts_batches():
     bad = filled(Proportional(beta=lambda n: 1.1 if n else .5), 3)
     bad.draw(1, rng)
     before, words = bad.n_batches, rng.get_state()
-    with pytest.raises(ValueError, match='beta'): bad.draw(1, rng)
+    with refused('beta', got='1.1'): bad.draw(1, rng)
     assert bad.n_batches == before and rng.get_state() == words
 
 
@@ -382,7 +383,7 @@ def test_beta_schedule_counts_batches():
     dict(beta=1.1),
     dict(beta=np.nan),                                     dict(beta='b'), dict(eps=-1.), dict(eps=np.inf), dict(normalize='max')])
 def test_options_out_of_range(options):
-    with pytest.raises(ValueError, match=next(iter(options))): Proportional(**options)
+    with refused(next(iter(options))): Proportional(**options)
     sampler = filled(Proportional(), 3)
     (name, value), = options.items()
     if name in ('alpha', 'beta'): unchanged(sampler, lambda: setattr(sampler, name, value), name)
@@ -464,7 +465,7 @@ def test_updates_by_id(make):
                               ([n_added - 1], [1., 2.], 'one for each')):
             unchanged(sampler, lambda i=ids, t=td, n=n_added: sampler.update_ids(i, t, n - 7, n), says)
     empty = Proportional()
-    with pytest.raises(ValueError, match='never given out'): empty.update_ids([0], [1.], 0, 0)
+    with refused('ids'): empty.update_ids([0], [1.], 0, 0)
 
 
 def test_the_checks_can_fail():
@@ -536,5 +537,5 @@ def test_ere_closes_its_window():
     young = filled(ERE(), 7, 100)
     assert young.window == 7 and set(young.draw(100, rng)[0]) == set(range(7))
     for bad in (dict(eta=1.5), dict(c_min=0), dict(period=0)):
-        with pytest.raises(ValueError, match=next(iter(bad))): ERE(**bad)
+        with refused(next(iter(bad))): ERE(**bad)
     with pytest.raises(ValueError, match='empty'): ERE().draw(1, rng)

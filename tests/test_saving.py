@@ -19,6 +19,7 @@ from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
 from harness import check_constant_size, check_resume, seen, through_json
 from test_harness import Stream, draw
+from refusals import refused
 
 REPLAYS = dict(uniform=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, min_sz=9, steps_per_batch=3, seed=1, **kw),
                often=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, steps_per_batch=.4, seed=1, replace=True, **kw),
@@ -178,8 +179,8 @@ def test_a_load_that_fails_changes_nothing(tmp_path):
         draw(victim, 7), draw(twin, 7)
         with pytest.raises(ValueError, match=match): victim.load(tmp_path/'a')
         assert seen(victim.memory.state_dict())==seen(twin.memory.state_dict()) and seen(draw(victim, 5))==seen(draw(twin, 5))
-    with pytest.raises(ValueError, match='1 such pipes were saved, this pipeline has 0'): PrioritizedReplay(Stream(), bs=4, max_sz=60, min_sz=9).load(tmp_path/'a')
-    with pytest.raises(ValueError, match='without a path'): PrioritizedReplay(NStep(Stream(), 3, .9), bs=4, max_sz=60, path=tmp_path/'m').load(tmp_path/'a')
+    with refused('n_step'): PrioritizedReplay(Stream(), bs=4, max_sz=60, min_sz=9).load(tmp_path/'a')
+    with refused('path'): PrioritizedReplay(NStep(Stream(), 3, .9), bs=4, max_sz=60, path=tmp_path/'m').load(tmp_path/'a')
 
 
 # --- loaders and nodes ------------------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def test_a_stateful_loader_goes_on_in_mid_stream(replay):
 
 
 def test_a_stateful_loader_refuses_to_draw_ahead():
-    with pytest.raises(ValueError, match='prefetch'): REPLAYS['uniform'](Stream()).loader(stateful=True, prefetch=2)
+    with refused('prefetch', got='2'): REPLAYS['uniform'](Stream()).loader(stateful=True, prefetch=2)
 
 
 def test_a_node_resumes_under_a_loader():

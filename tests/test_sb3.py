@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from stable_baselines3.her import HerReplayBuffer as TheirHer
 
 from fastrl_replay.interop import sb3
+from refusals import refused
 
 FLAT = spaces.Box(-1, 1, (4,), np.float32)
 NESTED = spaces.Dict(a=spaces.Box(0, 255, (2, 3), np.uint8), b=spaces.Discrete(5), c=spaces.Box(-1, 1, (1,), np.float64))
@@ -287,7 +288,7 @@ def test_pos_full_and_reset():
     buffer, rng = sb3.ReplayBuffer(10, FLAT, ACTIONS[0], 'cpu', 2), np.random.default_rng(0)
     assert buffer.buffer_size == 5
     for _ in range(3): buffer.add(*time_step(FLAT, ACTIONS[0], 2, rng))
-    with pytest.raises(ValueError, match='pos'): buffer.pos = 2
+    with refused('pos', got='2'): buffer.pos = 2
     buffer.reset()
     assert (buffer.pos, buffer.full, buffer.size()) == (0, False, 0)
     with pytest.raises(ValueError, match='empty'): buffer.sample(3)
@@ -295,7 +296,7 @@ def test_pos_full_and_reset():
     assert buffer.full and not buffer.sample(4).observations.any() and buffer.memory.check_valid()
     buffer.add(*time_step(FLAT, ACTIONS[0], 2, rng))
     assert (buffer.pos, buffer.full) == (1, True)
-    with pytest.raises(ValueError, match='reset'): buffer.full = False
+    with refused('full', got='False'): buffer.full = False
     buffer.reset()
     assert buffer.size() == 0
     with pytest.raises(ValueError): buffer.observations[0] = 1
@@ -309,7 +310,7 @@ def test_what_does_not_fit_changes_nothing():
     with pytest.raises((ValueError, TypeError)): buffer.add(good[0], good[1], good[2], np.array(['x']), *good[4:])
     assert buffer.size() == 1 and buffer.memory.check_valid()
     for wrong in (0, -1, 1.5):
-        with pytest.raises(ValueError, match='n_steps'): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], n_steps=wrong)
+        with refused('n_steps'): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], n_steps=wrong)
     with pytest.raises(TypeError, match='wrong'): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], wrong=1)
 
 
@@ -338,8 +339,8 @@ def test_flags_are_written_into_the_memory():
     buffer.dones[1] *= ~buffer.timeouts[1]
     assert buffer.memory.column('terminated')[:12].tolist() == [*2*[0], 1, *4*[0], 1, 1, *3*[0]]
     assert buffer.memory.column('truncated').sum() == 1 and buffer.memory.check_valid()
-    with pytest.raises(ValueError, match='state: expected one number'): buffer.memory.column('state')
-    with pytest.raises(ValueError, match='column'): buffer.memory.column('nothing')
+    with refused('state'): buffer.memory.column('state')
+    with refused('column'): buffer.memory.column('nothing')
 
 
 # ---- priorities
@@ -514,7 +515,7 @@ def by_hand(name, model, samples):
 
 
 def test_a_buffer_without_priorities_or_a_loss_without_targets_is_refused():
-    with pytest.raises(TypeError, match='replay_buffer_class: expected a PrioritizedReplayBuffer, got ReplayBuffer'):
+    with refused('replay_buffer_class', TypeError):
         sb3.PrioritizedDQN('MlpPolicy', 'CartPole-v1', **small(replay_buffer_class=sb3.ReplayBuffer)).learn(80)
     class Other(DQN):
         def train(self, gradient_steps, batch_size=100):
@@ -523,7 +524,7 @@ def test_a_buffer_without_priorities_or_a_loss_without_targets_is_refused():
     model = PrioritizedOther('MlpPolicy', 'CartPole-v1', **small(learning_starts=1000)).learn(80)
     before = model.replay_buffer.memory.sampler.priorities.copy()
     for steps in (1, 3):
-        with pytest.raises(TypeError, match='expected a loss of targets'): model.train(steps, 8)
+        with refused('train', TypeError, got='none'): model.train(steps, 8)
         assert isinstance(model.replay_buffer, sb3.PrioritizedReplayBuffer)
     np.testing.assert_array_equal(model.replay_buffer.memory.sampler.priorities, before)
 
@@ -610,7 +611,7 @@ def test_goals_are_those_of_the_strategy(strategy):
 def test_relabelled_rows_have_the_rewards_of_their_goals():
     env, rng = goal_env(2), np.random.default_rng(2)
     ours = her(env, 200, n_sampled_goal=3, copy_info_dict=True)
-    with pytest.raises(RuntimeError, match='episode'): ours.sample(4)
+    with refused('HerReplayBuffer', RuntimeError): ours.sample(4)
     play(env, [ours], 100, rng)
     got, before = drawn(ours, 0, 40), pickle.dumps(ours.memory[:])
     goals = got.observations['desired_goal'].numpy()
@@ -641,10 +642,10 @@ def test_hindsight_learns_bit_flipping():
 
 def test_hindsight_refuses_n_step_returns():
     env = goal_env(1)
-    with pytest.raises(ValueError, match='n_steps'): her(env, n_steps=2)
+    with refused('n_steps', got='2'): her(env, n_steps=2)
     buffer = pickle.loads(pickle.dumps(her(env)))
     play(env, [buffer], 30, np.random.default_rng(0))
-    with pytest.raises(ValueError, match='env'): buffer.sample(8)
+    with refused('env'): buffer.sample(8)
     buffer.set_env(env)
     assert len(buffer.sample(8).rewards) == 8
 

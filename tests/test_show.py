@@ -14,6 +14,7 @@ from fastrl_replay.health import Health, episode_returns, memory_health, newest
 from fastrl_replay.protocol import Memory, members
 from fastrl_replay.show import COLOUR, memory_figure
 from fastrl_replay.storage.draw_counts import watch_stride
+from refusals import refused
 
 matplotlib.use('agg')
 
@@ -175,7 +176,7 @@ def test_the_strip_follows_the_transition_asked_for():
         assert [int(o.get_array().max()) for ax in fig.get_axes() for o in ax.get_images()] == pictures
         assert fig.subfigs[-1]._suptitle.get_text() == f'transition {id}: {title}'
         plt.close(fig)
-    with pytest.raises(ValueError, match='99 is not in the memory'): memory.show(99)
+    with refused('ids', got='99'): memory.show(99)
 
 
 def test_an_n_step_transition_that_ended_has_no_next_value():

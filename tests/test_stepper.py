@@ -25,6 +25,7 @@ from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep, Transition
+from refusals import refused
 
 MODES = list(AutoresetMode)
 
@@ -487,8 +488,8 @@ def test_envpools_are_closed_by_who_made_them():
 
 @pytest.mark.parametrize('pool', [FakePool(batch_size=2), FakePool(space=object())])
 def test_envpools_that_do_not_fit(pool):
-    with pytest.raises(ValueError, match="env_type='gymnasium', and a batch_size of all"): take(GymStepper([pool]), 1)
-    with pytest.raises(ValueError, match='n_envs=2, but .* in the source has'): take(GymStepper([pool], n_envs=2), 1)
+    with refused('gym_stepper'): take(GymStepper([pool]), 1)
+    with refused('gym_stepper'): take(GymStepper([pool], n_envs=2), 1)
 
 
 class LastRows(gym.vector.VectorEnv):
@@ -518,7 +519,7 @@ def test_final_observations_as_one_array():
 
 
 def test_a_mode_that_is_not_told():
-    with pytest.raises(ValueError, match=r"metadata\['autoreset_mode'\]: expected one of .*, got None"): take(GymStepper([LastRows(None)]), 1)
+    with refused("LastRows(num_envs=2): metadata['autoreset_mode']", got='None'): take(GymStepper([LastRows(None)]), 1)
 
 
 def test_all_copies_reset_at_once():
@@ -547,9 +548,9 @@ def test_any_step_type(n_envs):
     for s in flat(take(GymStepper([Count], step_type=Small, n_envs=n_envs), 9)):
         assert type(s) is Small and s.note == 5 and s.next_state[2] == s.state[2] + 1 and s.reward == 1
     Unknown = collections.namedtuple('Unknown', 'state colour')
-    with pytest.raises(ValueError, match='got Unknown with colour'): GymStepper([], step_type=Unknown)
+    with refused('step_type', got='Unknown with colour'): GymStepper([], step_type=Unknown)
     for bad in (tuple, 'SimpleStep', None, SimpleStep(0, 0, 0)):
-        with pytest.raises(TypeError, match='expected a NamedTuple type'): GymStepper([], step_type=bad)
+        with refused('step_type', TypeError): GymStepper([], step_type=bad)
 
 
 # ---- agents
@@ -569,13 +570,13 @@ def test_answers_of_all_kinds(answer):
     assert all(s.action == 1 and s.action.dtype == np.int64 for s in rows) and asked[-1] == (3, 3)
 
 
-@pytest.mark.parametrize('answer,said', [([0, 1], 'the agent got 1 state'), (5.5, r'expected shape \(1,\)'), ([.5], 'expected whole numbers'),
-                                         ([[0, 1]], r'got \(1, 2\)')])
+@pytest.mark.parametrize('answer,said', [([0, 1], 'actions: the agent got 1 state'), (5.5, 'actions: the agent got 1 state'), ([.5], 'actions'),
+                                         ([[0, 1]], 'actions: the agent got 1 state')])
 def test_bad_answers_cost_nothing(answer, said):
     answers = iter([[0], [1], answer, [2], [0], [1]])
     pipe = GymStepper([Count()], agent=lambda states: next(answers))
     steps = take(pipe, 2)
-    with pytest.raises(ValueError, match=said): take(pipe, 1)
+    with refused(said): take(pipe, 1)
     counted(steps + take(pipe, 3))
 
 
@@ -707,14 +708,14 @@ def test_what_an_agent_remembers_through_actors(workers):
 
 
 @pytest.mark.parametrize('wrong,said', [
-    (dict(reward=np.ones((2, 1))), r'expected 2 numbers and as many flags'), (dict(ended=np.zeros(3, bool)), 'expected 2 numbers and as many flags'),
-    (dict(reward=np.array([1., 1e39])), 'within float32')])
+    (dict(reward=np.ones((2, 1))), 'reward'), (dict(ended=np.zeros(3, bool)), 'reward'),
+    (dict(reward=np.array([1., 1e39])), 'reward')])
 def test_wrong_rewards_of_a_vector_environment(wrong, said):
     class Wrong(LastRows):
         def step(self, actions):
             obs, reward, ended, truncated, info = super().step(actions)
             return obs, wrong.get('reward', reward), wrong.get('ended', ended), truncated, info
-    with pytest.raises(ValueError, match=said): take(GymStepper([Wrong()]), 1)
+    with refused(said): take(GymStepper([Wrong()]), 1)
 
 
 def test_fields_that_an_agent_may_not_fill():
@@ -866,7 +867,7 @@ def test_steppers_in_workers_keep_apart():
 
 @pytest.mark.parametrize('first', [-1, 1.5, '3', None, True])
 def test_bad_first_env_ids(first):
-    with pytest.raises(ValueError, match='gym_stepper: first_env_id: expected a whole number'): GymStepper(['CartPole-v1'], first_env_id=first)
+    with refused('gym_stepper: first_env_id'): GymStepper(['CartPole-v1'], first_env_id=first)
 
 
 @pytest.mark.parametrize('first', [0, 1])
@@ -965,22 +966,22 @@ def test_info_of_a_vector_environment_without_marks():
     assert chunk.at.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize('key,said', [('lives', 'info: lives: expected a key in the info of each step of .*Told.*got at, pair, flag'),
-                                      ('only_reset', 'info: only_reset'), ('at_end', 'info: at_end'), ('nested', 'expected a number, an array or a str')])
+@pytest.mark.parametrize('key,said', [('lives', 'info: lives'),
+                                      ('only_reset', 'info: only_reset'), ('at_end', 'info: at_end'), ('nested', 'info: nested')])
 @pytest.mark.parametrize('n_envs', [1, 3])
 def test_a_key_that_is_missing_is_named(key, said, n_envs):
     pipe = GymStepper([Told], n_envs=n_envs, step_type=Informed, info=dict(at=key))
     if n_envs == 3 and key != 'nested': said = f'info: {key}'
-    with pytest.raises((ValueError, TypeError), match=said): take(pipe, 30)
+    with refused(said, (ValueError, TypeError)): take(pipe, 30)
 
 
 def test_bad_info():
-    for bad, error, said in ((['at'], TypeError, 'info: expected a dict'), (dict(reward='r'), ValueError, 'info: expected a field of Informed'),
-                             (dict(lives='at'), ValueError, 'at, was, flag.*lives.*default'), (dict(at=3), TypeError, 'info: at: expected the name of a key, got int 3')):
-        with pytest.raises(error, match=said): GymStepper([Told], step_type=Informed, info=bad)
-    with pytest.raises(ValueError, match='SimpleStep that the stepper does not fill .it has none'): GymStepper([Told], info=dict(lives='at'))
+    for bad, error, said in ((['at'], TypeError, 'info'), (dict(reward='r'), ValueError, 'info'),
+                             (dict(lives='at'), ValueError, 'info'), (dict(at=3), TypeError, 'info: at')):
+        with refused(said, error): GymStepper([Told], step_type=Informed, info=bad)
+    with refused('info', got="'lives'"): GymStepper([Told], info=dict(lives='at'))
     def agent(states): return np.zeros(len(states), int), dict(at=np.zeros(len(states), int))
-    with pytest.raises(ValueError, match='at: the agent returned a field'): take(GymStepper([Told], agent, step_type=Informed, info=INFO), 1)
+    with refused('at'): take(GymStepper([Told], agent, step_type=Informed, info=INFO), 1)
 
 
 # ---- errors
@@ -995,7 +996,7 @@ def test_unknown_environments(name, n_envs):
 
 @pytest.mark.parametrize('source', [[], (), iter([]), IterableWrapper([])])
 def test_empty_sources(source):
-    with pytest.raises(ValueError, match='got an empty source'): take(GymStepper(source), 1)
+    with refused('gym_stepper', got='an empty source'): take(GymStepper(source), 1)
 
 
 @pytest.mark.parametrize('item', [42, None, 1.5, object(), ['CartPole-v1'], {'id': 'CartPole-v1'}, b'CartPole-v1'])
@@ -1004,19 +1005,19 @@ def test_items_that_are_no_environment(item):
 
 
 def test_other_errors():
-    with pytest.raises(TypeError, match='put it in a list'): GymStepper('CartPole-v1')
+    with refused('gym_stepper', TypeError, got="'CartPole-v1'"): GymStepper('CartPole-v1')
     with pytest.raises(TypeError, match='expected an environment, got str'): take(GymStepper([lambda: 'CartPole-v1']), 1)
     for n in (0, -1, 1.5, '2', None):
-        with pytest.raises(ValueError, match='n_envs: expected a whole number'): GymStepper([], n_envs=n)
-    with pytest.raises(ValueError, match='give an id, a spec or a function'): take(GymStepper([Count()], n_envs=2), 1)
-    with pytest.raises(ValueError, match='n_envs=2, but .* in the source has'): take(GymStepper([SyncVectorEnv([Count]*3)], n_envs=2), 1)
+        with refused('gym_stepper: n_envs'): GymStepper([], n_envs=n)
+    with refused('gym_stepper'): take(GymStepper([Count()], n_envs=2), 1)
+    with refused('gym_stepper'): take(GymStepper([SyncVectorEnv([Count]*3)], n_envs=2), 1)
     with pytest.raises(ValueError): GymStepper([], seed=-1)
-    with pytest.raises(ValueError, match='cycle over them'): take(GymStepper(Count() for _ in itertools.count()), 2000)
+    with refused('gym_stepper'): take(GymStepper(Count() for _ in itertools.count()), 2000)
 
 
 def test_epsilon_greedy_errors():
     model = torch.nn.Linear(4, 2)
     for eps in (-.1, 1.1, float('nan')):
-        with pytest.raises(ValueError, match='eps: expected'): EpsilonGreedy(model, eps)
-    with pytest.raises(TypeError, match='eps: expected'): EpsilonGreedy(model, '.1')
-    with pytest.raises(ValueError, match=r'Q-values of shape \(3, n_actions\)'): EpsilonGreedy(torch.nn.Flatten(0), 0.)(np.zeros((3, 4)))
+        with refused('eps'): EpsilonGreedy(model, eps)
+    with refused('eps', TypeError, got="'.1'"): EpsilonGreedy(model, '.1')
+    with refused('EpsilonGreedy: model', got='(12,)'): EpsilonGreedy(torch.nn.Flatten(0), 0.)(np.zeros((3, 4)))

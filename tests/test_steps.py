@@ -9,6 +9,7 @@ import torch
 
 from fastrl_replay.steps import Layout, SimpleStep, Transition, derived_type, encode
 from twins import KINDS, Odd, named, stored
+from refusals import refused
 
 
 class Only(NamedTuple):
@@ -43,7 +44,7 @@ def test_rewards_are_float32_whatever_comes(field, value):
     for other in (.1, np.float64(.1), 1/3, np.float64(1e-300), -7, np.nan, np.inf, -np.inf, 2**40 + 1):
         if leaf.shape: other = np.full(leaf.shape, other)
         np.testing.assert_array_equal(encode(leaf, other), np.asarray(other).astype(np.float32))
-    with pytest.raises(ValueError, match=field): encode(leaf, np.full(leaf.shape, 1e39))
+    with refused(field): encode(leaf, np.full(leaf.shape, 1e39))
 
 
 DTYPES = [np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64, np.complex64, np.complex128]
@@ -69,7 +70,7 @@ def test_a_number_is_accepted_if_and_only_if_it_casts_without_loss(to):
         for form in (v, np.array(v)) + ((python,) if isinstance(python, (int, bool)) else ()):
             if lossless: assert _same(encode(leaf, form), v), (to, form)
             else:
-                with pytest.raises((ValueError, TypeError), match='x: '):
+                with refused('x', (ValueError, TypeError)):
                     got = encode(leaf, form)
                     print(f'{type(form)} {form!r} became {got!r}')
 
@@ -97,13 +98,13 @@ def _same(got, v): return _number(got[()])==_number(v)
 def test_python_floats_are_rounded_to_float32_but_not_beyond_its_range():
     leaf = leaf_of(1.)
     assert encode(leaf, .1)==np.float32(.1) and np.isnan(encode(leaf, float('nan'))) and encode(leaf, [.1][0])==np.float32(.1)
-    with pytest.raises(ValueError, match='x'): encode(leaf, 1e300)
-    with pytest.raises((ValueError, TypeError), match='x'): encode(leaf, np.float64(.1))
-    with pytest.raises((ValueError, TypeError), match='x'): encode(leaf, 2**24 + 1)
+    with refused('x', got='array(1.e+300), which overflows'): encode(leaf, 1e300)
+    with refused('x', (ValueError, TypeError)): encode(leaf, np.float64(.1))
+    with refused('x', (ValueError, TypeError)): encode(leaf, 2**24 + 1)
     row = leaf_of([1., 2.])
     assert encode(row, [.1, 2]).tolist()==[np.float32(.1), 2.]
-    with pytest.raises((ValueError, TypeError), match='x'): encode(row, [2**24 + 1, 2])
-    with pytest.raises((ValueError, TypeError), match='x'): encode(row, np.array([.1, .2]))
+    with refused('x', (ValueError, TypeError)): encode(row, [2**24 + 1, 2])
+    with refused('x', (ValueError, TypeError), got='dtype float64, which would lose precision'): encode(row, np.array([.1, .2]))
 
 
 REFUSED = [None, b'a', object(), {1, 2}, np.datetime64('2020'), np.array(['a']), np.array([None]), lambda: 1, [[1, 2], [3]], [], np.zeros((0, 3)), {}, (), [None],
@@ -125,7 +126,7 @@ def test_tensors_of_all_sorts_are_stored_as_they_are_or_refused(tensor):
 
 @pytest.mark.parametrize('what', [None, 1, 'step', (1, 2), [1], {'a': 1}, np.zeros(3), object, Transition, lambda: 0], ids=named)
 def test_what_is_no_step(what):
-    with pytest.raises(TypeError, match='step'): Layout.of(what)
+    with refused('step', TypeError): Layout.of(what)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -184,4 +185,4 @@ def test_select():
     layout = Layout.of(KINDS['odd'](np.random.default_rng(0), {}))
     part = layout.select(('weights', 'ids'))
     assert part.fields==('weights', 'ids') and part.step_type.__name__==Odd.__name__ and layout.select(Odd._fields) is layout
-    with pytest.raises(ValueError, match='nonsense'): layout.select(('ids', 'nonsense'))
+    with refused('fields', got="'nonsense'"): layout.select(('ids', 'nonsense'))

@@ -14,6 +14,7 @@ from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
+from refusals import refused
 
 
 class Own(NamedTuple):
@@ -150,8 +151,8 @@ def test_a_batch_with_windows_is_moved_copied_and_pickled_like_any_other():
     assert changed.action.dtype==torch.float32 and torch.equal(changed.is_pad['action'], batch.is_pad['action'])
     assert batch.numpy().action.shape==(16, 8) and batch.unsqueezed().reward.shape==(16, 1)
     assert batch.columns('is_pad', 'action')[0]['action'].shape==(16, 8)
-    with pytest.raises(AttributeError, match='is_pad'): batch.is_pad = {}
-    with pytest.raises(ValueError, match='next_state'): ReplayMemory(9).extend(batch)
+    with refused('is_pad', AttributeError): batch.is_pad = {}
+    with refused('next_state', got='float32[2]'): ReplayMemory(9).extend(batch)
 
 
 def test_a_batch_with_windows_becomes_a_tensordict():
@@ -249,7 +250,7 @@ def test_a_mixture_passes_windows_through():
         assert batch.action[i].tolist()==[min(last, k + o) for o in range(8)] and batch.is_pad['action'][i].tolist()==[k + o > last for o in range(8)]
     assert batch.to('meta').is_pad['state'].shape==(12, 2) and pickle.loads(pickle.dumps(batch)).is_pad['state'].shape==(12, 2)
     assert mixed.sample(12).is_pad is None
-    with pytest.raises(ValueError, match="windows: no field 'goal'"): mixed.sample(3, windows={'goal': [1]})
+    with refused('windows', got="'goal'"): mixed.sample(3, windows={'goal': [1]})
 
 
 def test_hindsight_takes_windows_of_actions_and_refuses_those_of_what_depends_on_the_goal():
@@ -264,47 +265,47 @@ def test_hindsight_takes_windows_of_actions_and_refuses_those_of_what_depends_on
         k = batch.state['observation'].long()
         wanted = torch.minimum(k + torch.arange(3), torch.minimum(k - k % 8 + 7, torch.tensor(replay.memory.n_added - 1)))
         assert torch.equal(batch.action, wanted)
-    with pytest.raises(ValueError, match='windows: expected fields that do not depend on the goal.*state'):
+    with refused('windows', got='state'):
         HindsightReplay(list(steps()), reward, windows={'state': (-1, 0)})
     given = ReplayMemory(50, windows={'next_state': (0, 1)})
-    with pytest.raises(ValueError, match='next_state'): next(iter(HindsightReplay(list(steps()), reward, bs=4, memory=given)))
+    with refused('windows', got='next_state'): next(iter(HindsightReplay(list(steps()), reward, bs=4, memory=given)))
 
 
 @pytest.mark.parametrize('windows, error, words', [
-    ({'speed': [0]}, ValueError, "windows: no field 'speed'; there are .'state'"),
-    ({'action': []}, ValueError, r"windows\['action'\]: expected one offset or more"),
-    ({'action': range(0)}, ValueError, r"windows\['action'\]: expected one offset or more"),
-    ({'action': [.5]}, TypeError, r"windows\['action'\]: expected whole numbers"),
-    ({'action': 3}, TypeError, r"windows\['action'\]: expected whole numbers in one dimension"),
-    ({'action': [[0, 1]]}, TypeError, 'in one dimension'),
-    ({'action': 'all'}, TypeError, r"windows\['action'\]"),
-    ({'action': [True]}, TypeError, r"windows\['action'\]"),
-    ({'action': range(201)}, ValueError, r'a window within the 200 rows of the memory, got one of 201 rows'),
-    ({'action': (-100, 100)}, ValueError, r'got one of 201 rows'),
-    ({'action': (-200,)}, ValueError, r'got one of 201 rows'),
-    ([0, 1], TypeError, 'windows: expected a dict such as'),
-    ('action', TypeError, 'windows: expected a dict such as')])
+    ({'speed': [0]}, ValueError, 'windows'),
+    ({'action': []}, ValueError, "windows['action']"),
+    ({'action': range(0)}, ValueError, "windows['action']"),
+    ({'action': [.5]}, TypeError, "windows['action']"),
+    ({'action': 3}, TypeError, "windows['action']"),
+    ({'action': [[0, 1]]}, TypeError, "windows['action']"),
+    ({'action': 'all'}, TypeError, "windows['action']"),
+    ({'action': [True]}, TypeError, "windows['action']"),
+    ({'action': range(201)}, ValueError, "windows['action']"),
+    ({'action': (-100, 100)}, ValueError, "windows['action']"),
+    ({'action': (-200,)}, ValueError, "windows['action']"),
+    ([0, 1], TypeError, 'windows'),
+    ('action', TypeError, 'windows')])
 def test_bad_windows_are_named_and_nothing_changes(windows, error, words):
     memory, like = played(), played()
-    with pytest.raises(error, match=words): memory.sample(4, windows=windows)
-    with pytest.raises(error, match=words): played(windows=windows)
+    with refused(words, error): memory.sample(4, windows=windows)
+    with refused(words, error): played(windows=windows)
     assert memory.draws.n_rows==0 and torch.equal(memory.sample(4).ids, like.sample(4).ids)
 
 
 def test_windows_are_refused_where_they_make_no_sense(tmp_path):
     memory = ReplayMemory(50, sequence=Sequence(4))
     memory.extend([SimpleStep(0., 0, 0., step_n=k) for k in range(20)])
-    with pytest.raises(ValueError, match='windows: the columns of sequences are windows already'): memory.sample(2, windows={'action': [0]})
-    with pytest.raises(ValueError, match='windows: the columns of sequences are windows already'):
+    with refused('windows', got="{'action': [0]}"): memory.sample(2, windows={'action': [0]})
+    with refused('windows', got="{'action': (0,)}"):
         ReplayMemory(50, sequence=Sequence(4), windows={'action': [0]})
-    with pytest.raises(TypeError, match='windows: sequence_replay yields windows of all fields already'):
+    with refused('windows', TypeError):
         SequenceReplay([], bs=2, max_sz=50, length=4, windows={'action': [0]})
-    with pytest.raises(ValueError, match="windows: no field 'action'; there are .'state', 'reward'"):
+    with refused('windows', got="'action'"):
         played().sample(3, ['state', 'reward'], {'action': [0]})
     class Bare(NamedTuple):
         state: Any
     bare = ReplayMemory(9)
     bare.extend([Bare(k) for k in range(5)])
-    with pytest.raises(ValueError, match='expected steps with episode_n, or with terminated and truncated'): bare.sample(2, windows={'state': [0]})
+    with refused('episode'): bare.sample(2, windows={'state': [0]})
     given = ReplayMemory(9)
-    with pytest.raises(TypeError, match='windows: an option of a new memory'): ExperienceReplay([], memory=given, windows={'action': [0]})
+    with refused('windows', TypeError, got="{'action': [0]}"): ExperienceReplay([], memory=given, windows={'action': [0]})

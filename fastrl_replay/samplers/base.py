@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 import numpy as np
-from ..checks import array, ids_of, number, refuse, shown, take, whole, within
+from ..checks import Words, array, ids_of, number, refusal, refuse, shown, take, whole, within
 from ..schedules import schedule_from
 
 # %% ../../nbs/1_memory/11_samplers.ipynb #4a7ade4f
@@ -25,8 +25,8 @@ def as_errors(td_errors: Any, m: int) -> np.ndarray:
     a = array('td_errors', td_errors)
     if a.shape==(m,): return a
     if a.shape==(m, 1): return a.reshape(m)
-    raise ValueError(f'td_errors: expected one for each of {m} transitions, got shape {a.shape}; '
-                     'send the error of each transition, not their mean')
+    hint = 'send the error of each transition, not their mean'
+    refuse('td_errors', f'one for each of {m} transitions', Words(f'shape {a.shape}'), hint)
 
 def as_priorities(name: str, given: Any, m: int) -> Any:
     "Return `given` as float64[m], or None; a `ValueError` unless all are finite and ≥ 0"
@@ -34,7 +34,7 @@ def as_priorities(name: str, given: Any, m: int) -> Any:
     if m==1 and given.__class__ is float and 0 <= given < np.inf: return np.array([given])
     a = array(name, given)
     if a.shape not in ((m,), (m, 1)) and (m, a.shape)!=(1, ()):
-        raise ValueError(f'{name}: expected one for each of {m} transitions, got shape {a.shape}')
+        refuse(name, f'one for each of {m} transitions', Words(f'shape {a.shape}'))
     return within(name, np.array(a, np.float64).reshape(m), 0)
 
 def check_beta(value: Any) -> Any:
@@ -63,11 +63,13 @@ def check_answers(name: str, ids: np.ndarray, td_errors: np.ndarray, n_added: in
     "Raise a `ValueError` for an id that was never handed out or a TD error that isn't finite"
     if len(ids) and not 0 <= ids.min() <= ids.max() < n_added:
         at = int(np.argmax((ids < 0) | (ids >= n_added)))
-        raise ValueError(f'{name}: {ids[at]} (at {at}) was never given out; expected numbers from 0 to {n_added - 1}')
+        expected, got = f'numbers from 0 to {n_added - 1}', str(ids[at])
+        message = f'{name}: {got} (at {at}) was never given out; expected {expected}'
+        raise refusal(message, ValueError, name, expected, got)
     if not np.isfinite(td_errors).all():
         at = int(np.argmin(np.isfinite(td_errors)))
-        raise ValueError(f'td_errors: expected finite numbers, got {td_errors[at]} at {at}; '
-                         'NaN or infinity usually means a diverging loss')
+        hint = 'NaN or infinity usually means a diverging loss'
+        refuse('td_errors', 'finite numbers', Words(f'{td_errors[at]} at {at}'), hint)
 
 def resolve(ids: Any, td_errors: Any, first_id: int, n_added: int, max_sz: int) -> tuple[Any, Any, int]:
     """Return distinct living slots (int64[k]), the last TD error of each (float64[k]), and how many
