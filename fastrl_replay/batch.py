@@ -21,9 +21,10 @@ from .steps import (
     LOOSE, Layout, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/04_batch.ipynb #2108dd11
-_KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', source='i8', _is_pad='?')
+_KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', source='i8', _is_pad='?',
+              learn='?')
 HEADER = {k: np.dtype(t) for k, t in _KINDS.items()}
-"The header's columns; the others are those of the leaves. A sequence has `ids`, `mask`, `relabelled` for each step"
+"The header's columns; the others are the leaves'. A sequence has `ids`, `mask`, `learn`, `relabelled` for each step"
 DRAWN, FETCHED = ('ids', 'probs', 'weights'), ('ids',)      # what the batches of a memory have
 AROUND = (*DRAWN, '_is_pad')                                # … those with windows around their rows
 N_HEADER, NONE = len(HEADER), (None,)*len(HEADER)
@@ -288,6 +289,7 @@ class Columns:
 _KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
 
 def _unpickled(kind, layout, n, shapes, raw, known, strings=()):
+    shapes += NONE[len(shapes):]         # of a version with fewer columns in the header
     made = made_over(kind, Plan.of(layout, n, shapes), raw if raw.flags.writeable else raw.copy(), **known)
     return made._with_strings(strings)
 

@@ -317,6 +317,11 @@ def _sampler_numbers(memory):
     return dict(effective=n, effective_share=n/max(1, len(memory.sampler)), beta=_NAN if beta is None else beta,
                 weights_effective_share=_mean(weights)**2/_mean(weights.astype(float)**2))
 
+def _window_numbers(memory):
+    "Of a memory of sequences: what its windows leave out"
+    if memory.sampler.sequence is None: return {}
+    return dict(zip(('unlearned_share', 'idle_windows_share'), memory.sampler.coverage()))
+
 def _priority_numbers(memory):
     p = stored_priorities(memory)[1]
     if not len(p): p = np.full(1, _NAN)
@@ -394,6 +399,13 @@ _RULES = [     # when (a function of the numbers), and what to say
     (lambda o: o['n_texts'] > .8*o['most_texts'],
      'a field of strings has {n_texts:,} different ones in the rows that are stored, and may have {most_texts:,}: keep '
      'what differs in every step outside the memory'),
+    (lambda o: o['unlearned_share'] > .5 and o['n'] >= 100,
+     '{unlearned_share:.1%} of the steps stored count for the loss in no window: store more, or make '
+     'a Sequence with a shorter length or burn_in, a stride of at most length − burn_in, pad=True and '
+     'learn_first=True'),
+    (lambda o: o['idle_windows_share'] > .1,
+     '{idle_windows_share:.1%} of the windows hold no step that counts for the loss: their episodes '
+     'end within the burn-in; choose a shorter burn_in, and learn_first=True'),
     (lambda o: o['n_torn'],
      '{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended ({torn_share:.0%} of '
      'those looked at): are rows of several environments, sources or threads in one stream? Give each stream an '
@@ -423,7 +435,8 @@ def memory_health(memory: Memory) -> Health:
     out: dict[str, Any] = dict(n=n, max_sz=max_sz, fill=n/max_sz, n_added=memory.n_added) | used
     out['stale_share'] = used['n_stale']/max(1, used['n_drawn'])
     if not n: return Health(out, warnings=['the memory is empty'])
-    for part in (_draw_numbers, _sampler_numbers, _priority_numbers)*counted: out |= part(memory)
+    drawn = (_draw_numbers, _sampler_numbers, _priority_numbers)*counted
+    for part in (*drawn, _window_numbers): out |= part(memory)
     out |= _row_numbers(memory, used.get('in_order', False))
     out = {k: v.item() if isinstance(v, np.generic) else v for k, v in out.items()}
     out['n_stored'] = n + out.get('n_lost', 0)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
-from .checks import Words, array, ids_of, is_number, of_type, refuse, require, whole, within
+from .checks import Words, array, ids_of, is_number, of_type, placed, refuse, require, whole, within
 from .health import Health, scale_of, unlike_members
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
@@ -379,7 +379,7 @@ class Mixed:
                 raise ValueError(f'memory {k} {lacks}, and its share of a batch is {share:.3g}: store '
                                  'steps in it, or set its share to 0')
             try: found[k] = self.memories[k].sample(rows[k], self._fields(k, fields), **options)
-            except ValueError as e: raise ValueError(f'memory {k}: {e}') from None
+            except ValueError as e: raise placed(e, f'memory {k}') from None
         return found
 
     def _joined(self, parts, places):
@@ -420,7 +420,7 @@ class Mixed:
             if device!=_CPU:
                 refuse(f'memory {k}', 'batches on the CPU', Words(f'on {device}'), 'draw from it alone')
             try: moves.append(_moves(own, packed(requests.get(*how).batch())[0]))
-            except ValueError as e: raise ValueError(f'memory {k}: {e}') from None
+            except ValueError as e: raise placed(e, f'memory {k}') from None
         if len(self._plans) > 99: self._plans.clear()
         self._plans[key] = requests, how, moves
         return self._plans[key]

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
-from .checks import BITS, Words, plain_array, refuse, shown, some_of, typed, values_of
+from .checks import BITS, Words, placed, plain_array, refuse, shown, some_of, typed, values_of
 
 # %% ../nbs/1_memory/03_steps.ipynb #93fc642a
 class Transition(NamedTuple):
@@ -263,7 +263,7 @@ class Fitter:
     def _refuse(self, values):
         for k, v in enumerate(values):
             try: self.one(v)
-            except (TypeError, ValueError) as e: raise type(e)(f'step {k} of {len(values)}: {e}') from None
+            except (TypeError, ValueError) as e: raise placed(e, f'step {k} of {len(values)}') from None
 
     def stacked(self, v, m) -> np.ndarray:
         "Return an array of `m` values that numpy can assign to this leaf's column without loss"

@@ -196,15 +196,18 @@ class DeviceDrawn:
         if n > there and not self.sampler.replace:
             refuse('bs', f'at most the {there} rows that there are', n, 'or draw with Uniform(replace=True)')
     def _drawn(self, bs, groups, leaves):
-        ring, law, mask, shape = self._ring, self.sampler, None, (bs,) if groups is None else (groups, bs)
+        ring, law, more = self._ring, self.sampler, {}
+        shape = (bs,) if groups is None else (groups, bs)
         ids, probs = law.draw(bs*(groups or 1), ring.begin(), ring.n, bool(ring.next_of))
         probs = probs.view(shape)
-        if self.sequence is not None: found, ids, mask = window_rows(ring, ids, leaves, self.sequence)
+        if self.sequence is not None:
+            found, ids, mask = window_rows(ring, ids, leaves, self.sequence)
+            more = dict(mask=mask, learn=law.learned(ids))
         else:
             if self.n_step==1: rows = ring.read(ids, leaves)
             else: rows = n_step_rows(ring, ids, leaves, self.n_step, self.gamma)
             ids, *found = (o.view(*shape, *o.shape[1:]) for o in (ids, *rows))
-        return found, dict(ids=ids, probs=probs, weights=law.weights(probs), mask=mask)
+        return found, dict(ids=ids, probs=probs, weights=law.weights(probs), **more)
 
     @alone
     def update_priorities(self, ids: Any, td_errors: Any) -> Any:
@@ -216,11 +219,11 @@ class DeviceDrawn:
         if td.numel()!=ids.numel(): refuse('td_errors', f'one for each of {ids.numel()} rows', form(td))
         if self._ring is not None and ids.numel(): self._put(ids.reshape(-1), td.detach().reshape(-1))
     def _of_windows(self, ids, td):
-        "The first id of each window, and one error: eta · max|δ| + (1 − eta) · mean|δ|"
+        "The first id of each window, and one error of the steps that count: eta · max|δ| + (1 − eta) · mean|δ|"
         if td.ndim!=2 or td.shape[1]==1 < ids.shape[1]: return ids[:, 0], td
-        mask = ids[:, -td.shape[1]:] >= 0
-        td, eta = td.abs().masked_fill(~mask, 0.), self.sequence.eta
-        return ids[:, 0], eta*td.amax(1) + (1 - eta)*td.sum(1)/mask.sum(1).clamp(min=1)
+        learn = self.sampler.learned(ids)[:, -td.shape[1]:]
+        td, eta = td.abs().masked_fill(~learn, 0.), self.sequence.eta
+        return ids[:, 0], eta*td.amax(1) + (1 - eta)*td.sum(1)/learn.sum(1).clamp(min=1)
     def _updated(self, ids, td): self.sampler.update(ids, td, self._ring.begin(), self._ring.n)
 
 # %% ../../nbs/4_processes/11_device.ipynb #621c9422
@@ -274,6 +277,7 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
         n, drawn, ring = self.n_added, int(self.sampler.n_drawn), self._ring
         return dict(nbytes=self.nbytes, bytes_each=self.nbytes/self.max_sz, n_drawn=drawn,
                     n_stale=int(self.n_stale), samples_per_insert=drawn/n if n else float('nan'),
+                    in_order=self.sequence is not None or self.n_step > 1,
                     n_unlike=int(ring.n_unlike) if ring else 0, n_lost=self.first_id - max(0, n - self.max_sz))
     def __repr__(self) -> str:
         each, rounded, ring = '', '', self._ring
@@ -325,7 +329,8 @@ class DeviceMemory(DeviceRead):
         if n:
             storage = storage_for(self.layout, n - first, dedup=None)
             for _, rows in self.news({0: first}):
-                storage.put(storage.accept(rows, np.asarray(rows.ids) % self.n_envs))
+                streams = None if self.layout.stream_leaf is not None else np.asarray(rows.ids) % self.n_envs
+                storage.put(storage.accept(rows, streams))
             pieces.append(storage.get_state() | dict(first_id=first, n_added=n, since=first))
         host.restore(host.saved()[0] | dict(n_stale=int(self.n_stale)), pieces)
         return host
@@ -335,7 +340,7 @@ class DeviceMemory(DeviceRead):
         state, rows = self.snapshot().saved()
         own = dict(tensors={k: v.cpu() for k, v in self.sampler.tensors().items()},
                    n_unlike=int(self._ring.n_unlike) if self._ring else 0,
-                   sequence=None if self.sequence is None else vars(self.sequence),
+                   sequence=None if self.sequence is None else self.sequence.to_plain(),
                    dtypes={k: str(v)[6:] for k, v in (self.dtypes or {}).items()})
         return state | dict(device=own | {k: getattr(self, k) for k in _OPTIONS}), rows
     def flush(self) -> None:
@@ -354,7 +359,7 @@ class DeviceMemory(DeviceRead):
                 own = state.get('device', dict(max_sz=state['max_sz']))
                 known = {k: own[k] for k in _OPTIONS if k in own}
                 known['dtypes'] = {k: getattr(torch, v) for k, v in own.get('dtypes', {}).items()} or None
-                if own.get('sequence'): known['sequence'] = Sequence(**own['sequence'])
+                if own.get('sequence'): known['sequence'] = Sequence.of(own['sequence'])
             memory = cls(sampler=sampler_from(state['sampler'], sampler), device=device, **known | options)
             with saved.sense('a memory of streams that take turns'): memory.restore(state, saved.pieces())
         memory.also = whole_state.get('also')

@@ -339,7 +339,7 @@ class Drawn(Joined):
     def sample_sequences(self, bs: int, length: int) -> Batch:
         """Return a `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn
         uniformly with replacement from any memory; any step may be first. A `ValueError` if there
-        are hardly any"""
+        are none"""
         with self.lock:
             bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
             self._in_order = True
@@ -512,8 +512,8 @@ class PlainMemory(Drawn, Viewed):
     def episodes(self) -> Iterator[Batch]:
         """Yield the whole episodes that are stored, each as a `Batch`, in the order of their ends.
 
-        Of each the first step is stored, and the last is terminated or truncated. Without `step_n`,
-        a first step is recognized by the step before it in the stream, which must be stored too."""
+        Of each the first step is stored, and the last is terminated or truncated. A first step has
+        `step_n` 0. Without that field, the step before it in the stream must be stored, and ended."""
         with self.lock:
             ids = np.arange(self.first_id, self.n_added)
             if not len(ids): return
@@ -526,9 +526,8 @@ class PlainMemory(Drawn, Viewed):
         with self.lock:
             if id < self.first_id: return None
             ids = self.episode_ids(id)
-            rows, begins = self.fetch(ids), self._index.begins(ids[0] % self.max_sz)
-            if not begins and 'step_n' in rows.layout.fields: begins = rows.step_n[0]==0
-            return rows if begins and ids[-1]==id else None
+            whole = ids[-1]==id and self._index.begins(ids[0] % self.max_sz)
+            return self.fetch(ids) if whole else None
 
     def episode_ids(self, id: int) -> np.ndarray:
         "Return ids of the stored part of the episode with transition `id`, oldest first (int64 array)"

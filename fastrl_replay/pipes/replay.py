@@ -54,7 +54,7 @@ def _check_given(memory, options):
 
 # Options that some pipes have and others lack
 _OWN = dict(prioritized_replay='alpha beta eps normalize',
-            sequence_replay='length burn_in stride across_episodes pad eta',
+            sequence_replay='length burn_in stride across_episodes pad eta learn_first',
             hindsight_replay='compute_reward k strategy compute_terminated goal achieved')
 
 def refuse_options(pipe: str, given: dict[str, Any], instead: dict[str, str], makers: Any = None) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
-    CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
-    named_actor, not_started, ray_library)
+    CPU, LEASE, NAMESPACE, RESTARTS, STARTING, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
+    has_room, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #8c1c27e5
 class RayPusher(Telling):
@@ -151,10 +151,17 @@ class RayActors(IterDataPipe):
         answered = {*ray_library().wait(calls, num_returns=len(calls), timeout=0)[0]}
         for number in [k for k, o in crew.items() if o.run in answered]: self._ended(number)
         waiting = [k for k, o in crew.items() if o.ready not in answered]
-        if any(now > crew[k].late for k in waiting):         # there is no room for it, perhaps
-            what = f'ray_actors: actor {waiting[0]} (and {len(waiting) - 1} more)'
-            self._fail(ActorError(not_started(what, self.resources.get('num_cpus') or 0, self.timeout)))
+        late = max((now - crew[k].late for k in waiting), default=-1.)
+        if late > 0: self._is_late(late, waiting)
         return bool(crew)
+
+    def _is_late(self, late, waiting):
+        "An `ActorError` if there is no room for those that are late, or they have taken too long to start"
+        what = f'ray_actors: actor {waiting[0]} (and {len(waiting) - 1} more)'
+        cpus = self.resources.get('num_cpus') or 0
+        room = has_room(cpus)
+        if room and late < (STARTING - 1)*self.timeout: return
+        self._fail(ActorError(not_started(what, cpus, self.timeout*(STARTING if room else 1))))
 
     def _ended(self, number):
         "An actor has come to its end, or raised, or died"
@@ -375,6 +382,7 @@ class RayParams(Telling):
         try: actor = ray_library().remote(Board).options(**how).remote(plan_of(model), lease)
         except ValueError: refuse('name', 'one that nothing has', name, 'RayParams.attach uses what is there')
         self._begin(RemoteActor(actor), plan_of(model), timeout)
+        self._tell('facts', times=STARTING)
         self.publish(model)
         if not detached: self._show_life(), atexit.register(self.close)
     def _begin(self, board, plan, timeout):
