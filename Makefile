@@ -62,11 +62,9 @@ test-ray: $(READY)  ## run the tests on Ray clusters, the long ones too: at most
 lowest:  ## install the lowest versions allowed into .lowest, and use the library with them
 	@$(PYTHON) tools/lowest.py --venv .lowest $(if $(TORCH),--torch $(TORCH)) $(ARGS)
 
-export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb, drawings, badges
+export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb
 	@$(BIN)/nbdev_export
 	@$(BIN)/nbdev_clean
-	@$(BIN)/python tools/drawings.py
-	@$(BIN)/python tools/brand.py
 	@$(BIN)/python tools/readme.py
 
 docs: $(READY)  ## build the site into _docs/
