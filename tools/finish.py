@@ -133,8 +133,7 @@ def with_short_contents(page):
 # ---- search
 
 # What a reader most probably wants comes first: entries of the reference for users, then guides, chapters, the inside
-WEIGHTS = {'Start here': 1.2, 'How to': 1.2, 'Tutorials': 1, 'The library': 1, 'Other libraries': .9, 'The project': .5,
-           'How it works inside': .6}
+WEIGHTS = {'Start': 1.2, 'How to': 1.2, 'Tutorials': 1, 'The book': 1, 'Inside': .6, 'The project': .5}
 CENTRAL = {'ReplayMemory': 1.7, 'Batch': 1.6}
 
 
@@ -257,7 +256,7 @@ def write_map(site, url):
 
 
 def finish(site, sources, ref, groups, root, url=''):
-    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar; `url`: where it
+    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar, or Inside; `url`: where it
     will be, if that is known."""
     write_search(site, ref, groups)
     for p in site.rglob('*.html'):
