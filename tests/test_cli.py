@@ -386,6 +386,22 @@ def test_actors_go_on_after_a_resume(tmp_path, capfd, monkeypatch):
 def check(truth, why): assert truth, why
 
 
+@pytest.mark.parametrize('text,number', [('1e4', 10_000), ('12', 12), ('2.5e3', 2_500), ('9007199254740993', 9007199254740993)])
+def test_counts_may_be_written_with_an_exponent(text, number):
+    assert cli.parse_options(cli.train, ['--steps', text])['steps'] == number
+
+
+@pytest.mark.parametrize('text', ['1.5', 'inf', 'nan', 'many', ''])
+def test_other_counts_are_refused(capfd, text):
+    assert f'--steps: expected a whole number, got {text!r}' in refused(inside(capfd, 'train', '--steps', text))
+
+
+def test_atari_without_its_package_names_the_extra(capfd, monkeypatch):
+    import gymnasium
+    monkeypatch.setattr(gymnasium.envs.registration, 'registry', {k: v for k, v in gymnasium.registry.items() if not k.startswith('ALE/')})
+    assert "need the package ale-py: pip install -e '.[atari]'" in refused(inside(capfd, 'train', 'ALE/Pong-v5', '--steps', '10000'))
+
+
 def test_a_negative_number_of_actors(capfd): assert '--actors: expected a number ≥ 0, got -1' in refused(inside(capfd, 'train', '--actors', '-1'))
 
 
