@@ -76,7 +76,7 @@
   const load = () => entries ? Promise.resolve() : new Promise((done, fail) => {
     const script = document.createElement("script");        // a script may be read from a disk, where nothing may be fetched
     script.onload = () => {
-      const module = (e) => "fastrl_replay." + e.href.replace(/^reference\/|\.html.*$/g, "").replaceAll("/", ".");
+      const module = (e) => e.href.startsWith("reference/modules/") ? "fastrl_replay." + e.href.replace(/^reference\/modules\/|\.html.*$/g, "").replaceAll("/", ".") : "fastrl_replay.all";
       entries = window.searchIndex.map((o) => o.title ? o : { ...o, title: module(o) }).map((e) => ({
         text: "", ...e, head: e.name || e.section || e.title, about: words(`${e.title} ${e.name || ""}`),
         names: words(e.name ? e.name.split(".").pop() : e.section || e.title),      // a method is named by its own name, and is about its class

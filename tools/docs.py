@@ -17,7 +17,7 @@ from nbdev.serve import proc_nbs
 import examples
 from chapters import Chapter, plain, shown
 from finish import faults, finish
-from reference import Reference
+from reference import Reference, page_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ['CHANGELOG.md', 'CONTRIBUTING.md']
@@ -62,11 +62,11 @@ def chapters(nbs):
 
 
 def reference_contents(ref):
-    "The pages of the reference: modules for users, then, one level down, the others"
-    def item(m): return {'text': m, 'href': f'reference/{m.replace(".", "/")}.md'}
-    public = ref.public_modules()
-    inside = [m for m in ref.by_module if m not in public and m != 'all']
-    return [*map(item, public), {'section': 'Modules inside', 'contents': [*map(item, inside)]}]
+    "The pages of the reference: the names of `all`, in their order; then the modules"
+    first = {name: k for k, name in enumerate(ref.chosen)}
+    named = sorted((e for entries in ref.by_module.values() for e in entries if e.has_page), key=lambda e: first[e.name])
+    return [{'section': 'Names', 'contents': [{'text': e.name, 'href': f'{e.page}.md'} for e in named]},
+            {'section': 'Modules', 'contents': [{'text': m, 'href': f'{page_of(m)}.md'} for m in ref.by_module if m != 'all']}]
 
 
 def book(found):
@@ -155,7 +155,8 @@ def render(cache):
 def sources(found, ref):
     "Page → the file it is made from"
     files = {c.page: c.path for c in found}
-    files |= {f'reference/{m.replace(".", "/")}': ref.chapters[m].path for m in ref.by_module}
+    files |= {page_of(m): ref.chapters[m].path for m in ref.by_module}
+    files |= {e.page: ref.chapters[e.module].path for entries in ref.by_module.values() for e in entries if e.has_page}
     return files | {page.removesuffix('.md'): ROOT/page for page in PAGES}
 
 

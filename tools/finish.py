@@ -159,7 +159,8 @@ def search_entry(entry, ref, groups):
     page = entry['href'].partition('.html')[0]
     if not page.startswith('reference/'):
         return {**entry, 'weight': WEIGHTS.get(groups.get(page, 'The project'), 1)}
-    found = next((e for e in ref.entries.get(entry['section'], []) if e.page == page), None)
+    named = entry['section'] or entry['title']
+    found = next((e for e in ref.entries.get(named, []) if e.page == page), None)
     if found is None: return {**entry, 'weight': .3}
     root = found.name.partition('.')[0]
     if ref.is_part(found): weight = .5
@@ -196,7 +197,7 @@ def write_search(site, ref, groups):
     inner = {f'{e.page}.html#{e.place}' for e in methods if not ref.is_public(e)}
     entries = json.loads(path.read_text(encoding='utf-8'))
     entries = [e for e in entries if not e['href'].startswith(f'{examples.PAGE}.html#') and e['href'] not in inner]
-    entries = [e for e in entries if not re.match(r'reference/.*#(?:inside|constants)$', e['href'])]
+    entries = [e for e in entries if not re.match(r'reference/modules/.*#(?:inside|constants)$', e['href'])]
     for e in entries:
         page, _, place = e['href'].partition('#')
         if page not in said: said[page] = texts((site/page).read_text(encoding='utf-8'))
