@@ -122,6 +122,14 @@ def with_breaks(page):
     return LONG_NAME.sub(lambda m: m[0].replace('.', '.<wbr>'), page)
 
 
+OPTION = re.compile(r'<code>(--?[\w-]{1,22})</code>')
+
+
+def with_whole_options(page):
+    "A page whose short options of a command, such as --force, are not broken at their hyphens"
+    return OPTION.sub(r'<code class="whole">\1</code>', page)
+
+
 CONTENTS = re.compile(r'<nav id="TOC".*?</nav>', re.S)
 
 
@@ -138,8 +146,21 @@ CENTRAL = {'ReplayMemory': 1.7, 'Batch': 1.6}
 
 
 HEADING = re.compile(r'<h[1-6][^>]*data-anchor-id="([^"]+)".*?</h[1-6]>', re.S)
+TITLE = re.compile(r'<nav[^>]*quarto-page-breadcrumbs.*?</nav>|<h1 class="title">.*?</h1>', re.S)      # a result has it above
 HEADS = re.compile(r'<div class="parameters">\s*<div[^>]*>\s*<table[^>]*>\s*<thead>.*?</thead>', re.S)     # all alike
 INLINE = re.compile(r'</?(?:a|code|em|span|strong)\b[^>]*>')
+
+
+TEX = re.compile(r'\\[(\[](.*?)\\[)\]]', re.S)         # a formula, as it stands in a rendered page
+SIGNS = {r'\alpha': 'α', r'\beta': 'β', r'\gamma': 'γ', r'\delta': 'δ', r'\epsilon': 'ε', r'\eta': 'η', r'\sum': 'Σ', r'\cdot': '·',
+         r'\le': '≤', r'\ge': '≥', r'\times': '×', r'\infty': '∞', r'\to': '→', r'\in': '∈', r'\ldots': '…', r'\max': 'max', r'\min': 'min'}
+
+
+def plain_formula(tex):
+    "A formula in the words of an excerpt: signs for their commands, without braces and backslashes"
+    tex = re.sub(r'\\d?frac\{([^{}]*)\}\{([^{}]*)\}', r'\1/\2', tex)
+    tex = re.sub(r'\\[a-zA-Z]+', lambda m: SIGNS.get(m[0], ' '), tex)
+    return re.sub(r'\s+', ' ', re.sub(r'[\\{}$]', '', tex)).strip()
 
 
 def texts(page):
@@ -148,7 +169,7 @@ def texts(page):
     Outputs of cells are there, folded source is not."""
     main = page.partition('<main')[2].partition('<nav class="page-navigation"')[0]
     main = re.sub(r'<details class="code-fold">.*?</details>|<(script|style)\b.*?</\1>', ' ', main, flags=re.S)
-    main = HEADS.sub(' ', main)
+    main = TEX.sub(lambda m: plain_formula(html.unescape(m[1])), TITLE.sub(' ', HEADS.sub(' ', main)))
     parts = HEADING.split(main.partition('>')[2])
     says = [' '.join(html.unescape(re.sub(r'<[^>]*>', ' ', INLINE.sub('', o))).split()) for o in parts[::2]]
     return dict(zip(['', *parts[1::2]], says))
@@ -167,6 +188,7 @@ def search_entry(entry, ref, groups):
     elif root in CENTRAL: weight = CENTRAL[root]
     elif ref.is_public(found): weight = 1.4 if root in ref.chosen else .9
     else: weight = .5
+    if found.kind == 'property': weight *= .6            # a number such as n_steps is seldom what is asked for
     return {**entry, 'weight': weight, 'name': found.name}
 
 
@@ -264,7 +286,7 @@ def finish(site, sources, ref, groups, root, url=''):
         name = p.relative_to(site).as_posix().removesuffix('.html')
         page = with_source(p.read_text(encoding='utf-8'), p, sources.get(name), root)
         if name.startswith(('reference/', examples.PAGE)): page = with_breaks(with_short_contents(page))
-        page = wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p))
+        page = with_whole_options(wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p)))
         p.write_text(with_address(page, name, url.rstrip('/')), encoding='utf-8')
     lighten(site)
     if url: write_map(site, url.rstrip('/'))
