@@ -34,7 +34,7 @@
     const toggle = () => o.animationsPaused() ? o.unpauseAnimations() : o.pauseAnimations();
     const button = document.createElement("button");
     button.className = "stop btn btn-sm";
-    button.textContent = "pause or go on";
+    button.textContent = "pause or resume";
     button.addEventListener("click", toggle);
     o.after(button);
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) { o.setCurrentTime(+o.dataset.still); o.pauseAnimations(); }
