@@ -39,8 +39,9 @@ $(PEERS): ALSO = $(BASE) $(TESTS) $(READY)
 $(GAMES): EXTRAS = dev evidence
 $(GAMES): ALSO = $(BASE) $(TESTS) $(READY)
 
+# Compiled kernels and the fonts of plots are kept in .venv, too: nothing is written elsewhere, but by pip into its own cache
 train: $(BASE)  ## train an agent on CartPole, evaluate it, draw its learning curve
-	@$(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT) --force
+	@XDG_CACHE_HOME="$(abspath $(VENV))/cache" $(BIN)/fastrl_replay train CartPole-v1 --memory prioritized --seed 0 --out $(OUT) --force
 
 # The tests start without any cache, as on a fresh machine. More processes than cores, since many tests wait for processes of their
 # own, which all read the bytecode that the first has written; networks this small are slower on two threads than on one.
@@ -62,11 +63,9 @@ test-ray: $(READY)  ## run the tests on Ray clusters, the long ones too: at most
 lowest:  ## install the lowest versions allowed into .lowest, and use the library with them
 	@$(PYTHON) tools/lowest.py --venv .lowest $(if $(TORCH),--torch $(TORCH)) $(ARGS)
 
-export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb, drawings, badges
+export: $(READY)  ## notebooks to package, cleaned, README from nbs/index.ipynb
 	@$(BIN)/nbdev_export
 	@$(BIN)/nbdev_clean
-	@$(BIN)/python tools/drawings.py
-	@$(BIN)/python tools/brand.py
 	@$(BIN)/python tools/readme.py
 
 docs: $(READY)  ## build the site into _docs/

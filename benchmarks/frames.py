@@ -1,10 +1,12 @@
 """Stacks of Atari frames, beside Stable-Baselines3 and cpprb: `python benchmarks/frames.py`
 
-Stable-Baselines3 stores with `optimize_memory_usage`, cpprb with `next_of` and `stack_compress`. All memories are full and wrapped around
+Stable-Baselines3 stores with `optimize_memory_usage`, cpprb with `next_of` and `stack_compress`, Tianshou (bytes only) the last frame of
+each observation. All memories are full and wrapped around
 before the clock starts. Each contender lives in a process of its own, and they take turns: what one allocates and frees changes
 the C library's allocator, and with it how often another one's fresh arrays meet untouched pages. Resident bytes are the growth of the
-process while a memory of ours is filled.
+process while a buffer is filled.
 """
+import itertools
 import multiprocessing
 import statistics
 
@@ -51,10 +53,15 @@ def add_sb3(buffer, o):
     buffer.add(o.state[None], o.next_state[None], np.array([o.action]), np.array([o.reward]), np.array([o.terminated]), [{}])
 
 
-def peer():
-    "cpprb's buffer, wrapped around; its stacks are the last axis"
+def empty_peer():
+    "cpprb's buffer; its stacks are the last axis"
     fields = dict(obs=dict(shape=(SIDE, SIDE, S), dtype=np.uint8), act=dict(dtype=np.int64), rew={}, term=dict(dtype=np.bool_))
-    buffer = cpprb.ReplayBuffer(ROWS, fields, next_of='obs', stack_compress='obs')
+    return cpprb.ReplayBuffer(ROWS, fields, next_of='obs', stack_compress='obs')
+
+
+def peer():
+    "cpprb's buffer, wrapped around"
+    buffer = empty_peer()
     for step in transitions(ROWS + 1000): add_cpprb(buffer, step)
     return buffer
 
@@ -168,16 +175,26 @@ class Contenders:
         for pipe in self.pipes.values(): pipe.send(None)
 
 
-def resident(pipe):
-    "Bytes a transition by which a process grows while a memory fills"
+def adder(name):
+    "A function that adds a step to an empty buffer"
+    if name=='ours': return ReplayMemory(ROWS, seed=0).add
+    if name=='cpprb':
+        buffer = empty_peer()
+        return lambda o: add_cpprb(buffer, o)
+    from tianshou.data import Batch, ReplayBuffer as Theirs
+    buffer = Theirs(ROWS, stack_num=S, save_only_last_obs=True, ignore_obs_next=True)
+    return lambda o: buffer.add(Batch(obs=o.state, act=o.action, rew=o.reward, terminated=o.terminated, truncated=o.truncated, obs_next=o.next_state, info={}))
+
+
+def resident(name, pipe):
+    "Bytes a transition by which a process grows while a buffer fills"
     def now():
         with open('/proc/self/statm') as f: return int(f.read().split()[1])*4096
-    steps = list(transitions(ROWS))
-    memory = ReplayMemory(ROWS, seed=0)
-    for step in steps[:100]: memory.add(step)
-    before = now()
-    for step in steps[100:]: memory.add(step)
-    pipe.send((now() - before)/(ROWS - 100))
+    warm = adder(name)                         # what is imported and compiled is no row
+    for step in itertools.islice(transitions(ROWS), 100): warm(step)
+    before, add = now(), adder(name)
+    for step in transitions(ROWS): add(step)
+    pipe.send((now() - before)/ROWS)
 
 
 def main():
@@ -185,9 +202,11 @@ def main():
     pin()
     print(machine())
     context = multiprocessing.get_context('spawn')
-    here, there = context.Pipe()
-    context.Process(target=resident, args=(there,)).start()
-    print(f'\nresident bytes a transition: {here.recv():,.0f}; as plain records {8*SIDE*SIDE:,}', flush=True)
+    print(f'\nas plain records {8*SIDE*SIDE:,} bytes a transition; resident:', flush=True)
+    for name in 'ours', 'cpprb', 'tianshou':
+        here, there = context.Pipe()
+        context.Process(target=resident, args=(name, there)).start()
+        print(f'{name} {here.recv():,.0f}', flush=True)
     all_ = Contenders('ours', 'sb3', 'cpprb', 'numpy')
     rows = []
     for bs, n in ((32, 40), (256, 8)):

@@ -12,7 +12,6 @@ MARKS = dict(zip(('cpprb', 'Stable-Baselines3', 'Tianshou', 'TorchRL', 'Flashbax
 OURS, GREYS = 'C1', ('.15', '.35', '.5', '.6', '.7')       # this library is orange in every picture, the others are grey
 BYTES = 'bytes of a stacked Atari transition'
 MOST = {'fastrl_replay, LZ4': (1_950, '{:.1f} kB (Pong) to {:.0f} (Alien)')}        # packed frames depend on the game
-NAMED = {'cpprb': (1, 9), 'Stable-Baselines3': (0, -12), 'Tianshou': (1, -12), 'TorchRL': (0, -12), 'Flashbax': (1, -12)}
 
 
 def rows():
@@ -29,19 +28,14 @@ def speed(ax, found):
             own = [(float(r['times ours']), cases.index(r['case'])) for r in found
                    if (r['library'], r['transitions'])==(name, size) and r['times ours']]
             hollow = {} if size==largest else dict(markerfacecolor='none')
-            if own: ax.plot(*zip(*own), mark, color=colour, markersize=6, **hollow)
-            if own and size==largest: name_it(ax, name, own)
-    ax.axvline(1, color=OURS, linewidth=3)
+            label = name if size==largest else None
+            if own: ax.plot(*zip(*own), mark, color=colour, markersize=7, label=label, **hollow)
+    ax.axvline(1, color=OURS, linewidth=3, label='fastrl_replay')
     said = f'{int(largest):,} transitions' + ''.join(f', hollow: {int(o):,}' for o in sizes if o!=largest)
-    ax.set(xscale='log', xlim=(.6, 500), xlabel=f'times as long as fastrl_replay (orange); {said}', yticks=range(len(cases)), yticklabels=cases)
+    ax.set(xscale='log', xlim=(.6, 500), xlabel=f'times as long as fastrl_replay; filled: {said}', yticks=range(len(cases)), yticklabels=cases)
     ax.invert_yaxis()
     ax.grid(axis='x', alpha=.3)
-
-
-def name_it(ax, name, marks):
-    "A library's name above or below one of its marks"
-    row, up = NAMED[name]
-    ax.annotate(name, marks[row], (-6, up), textcoords='offset points', va='center', fontsize=8)
+    ax.legend(loc='upper center', bbox_to_anchor=(.4, 1.2), ncols=3, frameon=False)
 
 
 def memory(ax, found):
@@ -51,15 +45,15 @@ def memory(ax, found):
     most = [MOST.get(name, (v, '{:.1f} kB')) for name, v in zip(names, sizes)]
     bars = ax.barh(names, [v/1000 for v, _ in most], color=colours, alpha=.4)
     ax.barh(names, [v/1000 for v in sizes], color=colours)
-    ax.bar_label(bars, [form.format(v/1000, m/1000) for v, (m, form) in zip(sizes, most)], padding=3, fontsize=8)
-    ax.set(xlabel='memory of an 84×84×4 transition', xlim=(0, 70))
+    ax.bar_label(bars, [form.format(v/1000, m/1000) for v, (m, form) in zip(sizes, most)], padding=3)
+    ax.set(xlabel='kB of an 84×84×4 transition', xlim=(0, 78))
     ax.invert_yaxis()
 
 
 def main():
     "Draw and save"
     found = rows()
-    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(3, 2), layout='constrained')
+    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=(3, 2), layout='constrained')
     speed(left, [r for r in found if r['case'] != BYTES])
     memory(right, [r for r in found if r['case']==BYTES])
     fig.savefig(ROOT/'nbs'/'beside_others.png', dpi=110, facecolor='white')

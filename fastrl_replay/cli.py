@@ -53,7 +53,14 @@ def _how(o):
     if default not in (None, Parameter.empty): how['help'] = f'{o.docment} (default: {shown})'.replace(') (', '; ')
     if get_origin(o.anno) is Literal: return how | dict(choices=get_args(o.anno))
     if kind is bool: return how | dict(action=argparse.BooleanOptionalAction)
-    return how | dict(type=kind, metavar={int: 'N', float: 'X'}.get(kind))
+    return how | dict(type=_count if kind is int else kind, metavar={int: 'N', float: 'X'}.get(kind))
+
+def _count(text):
+    "Return a whole number, which may be written as 1e4"
+    try: number = float(text)
+    except ValueError: number = math.nan
+    if number.is_integer(): return int(text) if text.lstrip('+-').isdecimal() else int(number)
+    raise argparse.ArgumentTypeError(f'expected a whole number, got {text!r}')
 
 def parse_options(command, args) -> dict[str, Any]:
     "Return the arguments of the function `command` in `args` (strings), as a dict; `Refused` for mistakes"
@@ -74,6 +81,7 @@ def make_env(env_id, max_steps=None, render_mode=None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try: env = gym.make(env_id, disable_env_checker=True, **how)
+        except gym.error.NamespaceNotFound as e: raise Refused(f'environment {env_id!r}: {_missing(env_id, e)}') from None
         except Exception as e: raise Refused(f'environment {env_id!r}: {e}') from None      # noqa: BLE001
     actions: Any = env.action_space
     states, is_right = env.observation_space, isinstance(actions, gym.spaces.Discrete)
@@ -87,6 +95,11 @@ def make_env(env_id, max_steps=None, render_mode=None) -> Any:
     return gym.wrappers.FlattenObservation(env)
 
 def _limit(env): return env.spec.max_episode_steps if env.spec else None
+
+def _missing(env_id, error):
+    "Say which package the environments of a namespace come with"
+    from fastrl_replay.checks import how_to_install
+    return f'Atari games need the package ale-py: {how_to_install("atari")}' if env_id.startswith('ALE/') else error
 
 # %% ../nbs/5_looking/04_cli.ipynb #195ddb09
 _MEMORIES = dict(uniform='experience_replay', prioritized='prioritized_replay', rank='rank_replay')

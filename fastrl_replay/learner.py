@@ -10,12 +10,13 @@ __all__ = ['q_targets', 'dqn_loss', 'Episodes', 'OneHot', 'Pixels', 'q_network',
 import copy, html, math, os, shutil, sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from types import FunctionType
 from typing import Any, Self
 from fastcore.imports import in_ipython
+from tqdm import tqdm
 import gymnasium as gym
 import numpy as np
 import torch
@@ -98,21 +99,11 @@ class Episodes:
                     self.found[episode] = int(stored[i]), float(rows.total_reward[i])
 
 # %% ../nbs/2_learning/07_learner.ipynb #15d7ec44
-@contextmanager
-def _progress(n) -> Iterator[Any]:
-    "A progress bar for `n` batches, on a terminal or in a notebook; elsewhere it shows nothing"
-    from fastprogress import fastprogress as f       # half a second
-    class Console(f.ConsoleProgressBar):
-        def on_update(self, val, text):
-            self.prefix = '\x1b[K'                   # clear what a longer line has left
-            room = self.cols - 9
-            super().on_update(val, text if len(text) <= room else text[:room].rpartition(',')[0] + ']')
-    console = not f.IN_NOTEBOOK and sys.stdout.isatty()
-    bar = (f.NBProgressBar if f.IN_NOTEBOOK else Console if console else f.ProgressBar)(range(n))
-    bar.update(0)
-    try: yield bar
-    finally:
-        if console: print()
+def _progress(n: int) -> tqdm:
+    "Return a progress bar for `n` batches, on a terminal or in a notebook; elsewhere it shows nothing"
+    seen = in_ipython() or sys.stdout.isatty()
+    form = '{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{remaining}{postfix}]'
+    return tqdm(total=n, bar_format=form, file=sys.stdout, dynamic_ncols=True, disable=not seen)
 
 def _log_every(n, watch):
     "How many batches there are to a line of the log; 0 where there is no log, but a bar"
@@ -435,16 +426,15 @@ class Learner(Training):
         log = _log_every(n_batches, watch)
         if self.shared is not None: self.shared.publish(self.model)  # weights that were loaded, say
         with _progress(n_batches) as bar:
-            for i, batch in enumerate(_next_batches(self.dl, n_batches), 1):
+            for batch in _next_batches(self.dl, n_batches):
                 self.update(batch)
-                if self.n_batches % 100==0 or self.n_batches==1: bar.comment = self._note(watch)
-                bar.update(i)
+                if self.n_batches % 100==0 or self.n_batches==1: bar.set_postfix_str(self._note(watch), refresh=False)
+                bar.update()
                 ended = watch is not None and watch(self)
                 if log and self.n_batches % log==0: print(_log_line(self, watch), flush=True)
-                if not ended: continue
-                bar.total = i                                             # it ends full
-                bar.update(i)
-                break
+                if ended:
+                    bar.total = bar.n                                     # it ends full
+                    break
         self.episodes.look()
         return self
 

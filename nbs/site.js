@@ -34,7 +34,7 @@
     const toggle = () => o.animationsPaused() ? o.unpauseAnimations() : o.pauseAnimations();
     const button = document.createElement("button");
     button.className = "stop btn btn-sm";
-    button.textContent = "pause or go on";
+    button.textContent = "pause or resume";
     button.addEventListener("click", toggle);
     o.after(button);
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) { o.setCurrentTime(+o.dataset.still); o.pauseAnimations(); }
@@ -48,13 +48,13 @@
   const COMMON = new Set("a all an and are as at be by can could do does for from get have how i in is it me my not of on or should so that the there this to use want was what when where which who why will with you your".split(" "));
   // what people type, and what the pages say; "=": and nothing else
   const SYNONYMS = {
-    per: "= prioritized proportional", schaul: "prioritized proportional", ppo: "algorithm", a2c: "algorithm ppo", sac: "actor-critic", td3: "algorithm",
+    per: "= prioritized proportional", prioritized: "prioritizedreplay proportional", schaul: "prioritized proportional", ppo: "algorithm", a2c: "algorithm ppo", sac: "actor-critic", td3: "algorithm",
     oom: "= ram estimate", delete: "drop", remove: "drop delete", forget: "drop clear", discard: "drop", filter: "where drop", reset: "clear empty", multi: "several",
     transformer: "sequences recurrent", lstm: "recurrent sequences", gru: "recurrent sequences", rnn: "recurrent sequences", drqn: "recurrent", r2d2: "recurrent sequences",
-    wandb: "tensorboard", mlflow: "tensorboard", logging: "tensorboard log", monitor: "tensorboard health", quickstart: "install overview", tutorial: "tutorials", beginner: "install overview",
+    wandb: "weights-biases", mlflow: "tensorboard", logging: "tensorboard log", monitor: "tensorboard health", quickstart: "install overview", tutorial: "tutorials", beginner: "install overview",
     started: "install overview", example: "overview tutorials", resize: "max_sz capacity", grow: "max_sz capacity", capacity: "max_sz", size: "max_sz",
-    cite: "paper citation", citation: "paper", bibtex: "paper citation", license: "apache", licence: "apache license", github: "checkout clone", repo: "checkout clone", repository: "checkout clone",
-    gpus: "gpu cuda", multigpu: "gpu cuda", cuda: "gpu", distributed: "cluster machines ray", multinode: "cluster machines ray", parallel: "actors processes", worker: "actors workers", workers: "actors",
+    cite: "citation licence", citation: "cite", bibtex: "cite", license: "licence apache", licence: "apache", github: "checkout clone", repo: "checkout clone", repository: "checkout clone",
+    gpus: "gpu cuda", multigpu: "gpu cuda", cuda: "gpu", gpu: "device", distributed: "cluster machines ray", multinode: "cluster machines ray", parallel: "actors processes", worker: "actors workers", workers: "actors",
     her: "hindsight", mixing: "mixed mix offline", mix: "mixed mixing", d4rl: "minari", dataset: "minari recorded", demonstrations: "mixed demos recorded", demonstration: "mixed demos recorded", demos: "mixed demonstrations recorded",
     rlpd: "mixed-demos mixed-offline mixed", hybrid: "mixed", imitation: "recorded offline", chunking: "windows chunks", chunks: "windows", history: "windows", histories: "windows history", framestack: "frames windows", stack: "frames windows",
     mask: "action_mask illegal", masks: "mask illegal", masking: "mask illegal", invalid: "illegal", isaaclab: "= device", isaacgym: "= device", isaac: "= device", brax: "= device", mjx: "= device", maniskill: "= device", simulator: "device",
@@ -67,6 +67,11 @@
   const escape = (s) => s.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
   const stem = (word) => word.replace(/(ies|y|es|s|e|ing|ed)$/, (end, _, at) => at < 3 ? end : "");
   const split = (text, between = /[^\p{L}\p{N}_]+/u) => text.split(between).filter(Boolean);
+  // British forms: prioritised, normalisation, behaviour; the pages have American ones
+  const american_of = (word) => {
+    const found = word.replace(/is(e|ed|es|er|ers|ing|ation|ations)$/, "iz$1").replace(/our(s|al)?$/, "or$1").replace(/([ae])lling$/, "$1ling");
+    return found === word ? "" : found;
+  };
   const asked = (text) => split(text.toLowerCase()).map((o) => o.replace(/_/g, ""));
   const words = (text) => split(text).flatMap((o) => {      // ReplayMemory is found as replaymemory, replay and memory; max_sz as maxsz, max and sz
     const parts = split(o.replace(/([a-z0-9])([A-Z])/g, "$1 $2").toLowerCase(), /[ _]+/);
@@ -76,7 +81,7 @@
   const load = () => entries ? Promise.resolve() : new Promise((done, fail) => {
     const script = document.createElement("script");        // a script may be read from a disk, where nothing may be fetched
     script.onload = () => {
-      const module = (e) => "fastrl_replay." + e.href.replace(/^reference\/|\.html.*$/g, "").replaceAll("/", ".");
+      const module = (e) => e.href.startsWith("reference/modules/") ? "fastrl_replay." + e.href.replace(/^reference\/modules\/|\.html.*$/g, "").replaceAll("/", ".") : "fastrl_replay.all";
       entries = window.searchIndex.map((o) => o.title ? o : { ...o, title: module(o) }).map((e) => ({
         text: "", ...e, head: e.name || e.section || e.title, about: words(`${e.title} ${e.name || ""}`),
         names: words(e.name ? e.name.split(".").pop() : e.section || e.title),      // a method is named by its own name, and is about its class
@@ -107,7 +112,7 @@
   const search = (text) => {
     const query = text.trim().toLowerCase().replace(/\(\)$/, "").replace(/out of (memory|ram)/, "oom"), all = split(query);
     const telling = all.filter((o) => !COMMON.has(o));
-    const terms = (telling.length ? telling : all).map((typed) => {
+    const terms = (telling.length ? telling : all).map((asked) => asked in SYNONYMS ? asked : american_of(asked) || asked).map((typed) => {
       const [only, said] = (SYNONYMS[typed] || "").match(/^(= )?(.*)/).slice(1), parts = split(typed, /_+/);
       return { word: only ? "" : parts.join(""), meant: [...(parts.length > 1 ? [[parts.join(" ")]] : []), ...said.split(" ").filter(Boolean).map((o) => asked(o.replace("-", " ")))] };
     });
@@ -120,7 +125,7 @@
       if (!(share > 0)) return [0, e];
       let sum = rarity.reduce((total, r, k) => total + r * each[i][k], 0) / whole * share * share;
       const name = e.head.toLowerCase();
-      if (bare(name) === bare(query)) sum += 20;
+      if (bare(name) === bare(query) && e.weight > .5) sum += 20;      // what serves the library itself may be called as a reader calls something else
       else if (e.name && name.split(".").pop() === query) sum += 12;
       if (terms.length > 1 && e.body.includes(" " + terms.map((o) => o.word).join(" "))) sum += 2;
       if (question && !e.name) sum *= 1.5;      // a question is answered by a page rather than by an entry of the reference

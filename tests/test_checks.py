@@ -1,6 +1,7 @@
 "What each check accepts, and what it says of anything else: the name, what was expected, what came, what to do"
 import inspect
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,6 +197,16 @@ def test_a_missing_package_names_the_extra():
     with pytest.raises(ZeroDivisionError), extra('Pictures need it', 'pictures'): int(1/0)
     with extra('Numbers need it', 'numbers'): import math
     assert math.pi > 3
+
+
+def test_beside_an_installed_package_the_extra_is_named_with_it(tmp_path, monkeypatch):
+    "A package in site-packages has no pyproject.toml beside it"
+    package = tmp_path/'site-packages'/'fastrl_replay'
+    package.mkdir(parents=True)
+    monkeypatch.setattr(checks, 'find_spec', lambda name: SimpleNamespace(origin=str(package/'__init__.py')))
+    assert checks.how_to_install('atari') == "pip install 'fastrl_replay[atari]'"
+    (package.parent/'pyproject.toml').touch()
+    assert checks.how_to_install('atari') == "pip install -e '.[atari]'"
 
 
 def test_every_check_names_what_it_checks():

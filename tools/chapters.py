@@ -8,6 +8,7 @@ import examples, reference
 EXPORT = re.compile(r'^#\| ?exports?i? *$\n?', re.M)
 OPTION = re.compile(r'^#\| ?(fig-cap|fig-alt) ?: *(.*)\n', re.M)
 TO_COPY = 'index', 'start/', 'howto/'        # pages whose examples are to be copied with their imports
+INSIDE = '*For contributors.*', '*For the curious.*'       # the first words of such a chapter
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -18,11 +19,13 @@ def plain(name):
 
 @dataclass
 class Chapter:
-    "A notebook: its page (without an ending), title, module if it exports one, and the place of each name's source"
+    """A notebook: its page (without an ending), title, module if it exports one, and the place of each name's source;
+    `inside`: is it for contributors or the curious alone?"""
     path: Path
     page: str
     title: str = ''
     module: str | None = None
+    inside: bool = False
     sources: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -32,6 +35,7 @@ class Chapter:
         for c, text in cells:
             if not new.title and c['cell_type'] == 'markdown' and (m := re.match(r'# +(.*)', text)):
                 new.title = m[1].strip()
+            new.inside |= c['cell_type'] == 'markdown' and text.startswith(INSIDE)
             if m := re.match(r'#\| ?default_exp (\S+)', text): new.module = m[1]
             if c['cell_type'] == 'code' and EXPORT.search(text):
                 names = defined(text)

@@ -17,37 +17,27 @@ from nbdev.serve import proc_nbs
 import examples
 from chapters import Chapter, plain, shown
 from finish import faults, finish
-from reference import Reference
+from reference import Reference, page_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ['CHANGELOG.md', 'CONTRIBUTING.md']
 # The map: groups of the sidebar, and patterns for the pages in each, in their order. A page belongs to the pattern that
-# names it exactly, else to the first that matches.
+# names it exactly, else to the first that matches. The book is in reading order, part by part: the order of its folders.
+PARTS = {'memory': '1 The memory', 'learning': '2 Environments and learning', 'lasting': '3 Large and lasting',
+         'processes': '4 Many processes, many machines, other devices', 'looking': '5 Looking at it',
+         'elsewhere': '6 Where you already are'}
 MAP = {
-    'Start here': ['index', 'start/install', 'start/first_run', 'start/concepts', 'start/try', 'start/*'],
+    'Start': ['index', 'start/install', 'start/first_run', 'start/concepts', 'start/try', 'start/*'],
+    'How to': ['howto/*'],
+    'The book': [f'{o}/*' for o in PARTS],
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
         'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent',
         'tutorials/frame_history', 'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online',
         'tutorials/*'],
-    'How to': ['howto/*'],
-    'The library': [
-        'memory/steps', 'memory/batch', 'memory/memory', 'lasting/kept', 'lasting/dropped', 'lasting/windows',
-        'lasting/mixed', 'lasting/texts',
-        'memory/samplers', 'memory/uniform', 'memory/proportional', 'lasting/rank', 'lasting/more', 'lasting/age',
-        'lasting/own',
-        'memory/schedules', 'learning/stepper', 'learning/n_step',
-        'learning/replay', 'learning/loader', 'lasting/sequence_replay', 'lasting/hindsight', 'lasting/offline',
-        'learning/agents', 'learning/learner', 'lasting/frames', 'lasting/mapped', 'lasting/saving',
-        'processes/actors', 'processes/weights', 'processes/rate_limiter',
-        'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines',
-        'processes/device',
-        'looking/health', 'looking/show', 'looking/runs', 'looking/cli', 'looking/all'],
-    'API index': [examples.PAGE, 'reference/*'],
-    'Other libraries': ['start/compared', 'elsewhere/*'],
-    'How it works inside': ['memory/*', 'lasting/*', 'looking/*', '*'],
-    'The project': [],
+    'Reference': [examples.PAGE, 'reference/*'],
+    'The project': ['*'],
 }
 
 
@@ -72,21 +62,28 @@ def chapters(nbs):
 
 
 def reference_contents(ref):
-    "The pages of the reference: modules for users, then, one level down, the others"
-    def item(m): return {'text': m, 'href': f'reference/{m.replace(".", "/")}.md'}
-    public = ref.public_modules()
-    inside = [m for m in ref.by_module if m not in public and m != 'all']
-    return [*map(item, public), {'section': 'Modules inside', 'contents': [*map(item, inside)]}]
+    "The pages of the reference: the names of `all`, in their order; then the modules"
+    first = {name: k for k, name in enumerate(ref.chosen)}
+    named = sorted((e for entries in ref.by_module.values() for e in entries if e.has_page), key=lambda e: first[e.name])
+    return [{'section': 'Names', 'contents': [{'text': e.name, 'href': f'{e.page}.md'} for e in named]},
+            {'section': 'Modules', 'contents': [{'text': m, 'href': f'{page_of(m)}.md'} for m in ref.by_module if m != 'all']}]
+
+
+def book(found):
+    "The parts of the book, each with its chapters in reading order"
+    for folder, title in PARTS.items():
+        pages = [f'{c.page}.ipynb' for c in found if c.page.startswith(f'{folder}/') and group_of(c.page)[0] == 'The book']
+        if pages: yield {'section': title, 'contents': pages}
 
 
 def sidebar(found, ref):
     "The map in quarto's form"
-    contents = {group: [] for group in MAP}
-    for c in found: contents[group_of(c.page)[0]].append(f'{c.page}.ipynb')
-    contents['Start here'][0] = {'text': 'Overview', 'href': 'index.ipynb'}
-    contents['API index'] = [{'text': 'All names', 'href': 'reference/index.md'}, *contents['API index'],
+    contents = {group: [f'{c.page}.ipynb' for c in found if group_of(c.page)[0] == group] for group in MAP}
+    contents['Start'][0] = {'text': 'Overview', 'href': 'index.ipynb'}
+    contents['The book'] = [*book(found)]
+    contents['Reference'] = [{'text': 'All names', 'href': 'reference/index.md'}, *contents['Reference'],
                              *reference_contents(ref)]
-    contents['The project'] = PAGES
+    contents['The project'] += PAGES
     return [{'section': k, 'contents': v} for k, v in contents.items() if v]
 
 
@@ -158,7 +155,8 @@ def render(cache):
 def sources(found, ref):
     "Page → the file it is made from"
     files = {c.page: c.path for c in found}
-    files |= {f'reference/{m.replace(".", "/")}': ref.chapters[m].path for m in ref.by_module}
+    files |= {page_of(m): ref.chapters[m].path for m in ref.by_module}
+    files |= {e.page: ref.chapters[e.module].path for entries in ref.by_module.values() for e in entries if e.has_page}
     return files | {page.removesuffix('.md'): ROOT/page for page in PAGES}
 
 
@@ -174,7 +172,7 @@ def main():
     render(cache)
     made = cache/cfg.doc_path.name
     url = yaml.safe_load((cfg.nbs_path/'_quarto.yml').read_text(encoding='utf-8'))['website'].get('site-url') or ''
-    finish(made, sources(found, ref), ref, {c.page: group_of(c.page)[0] for c in found}, ROOT, url)
+    finish(made, sources(found, ref), ref, {c.page: 'Inside' if c.inside else group_of(c.page)[0] for c in found}, ROOT, url)
     wrong = list(faults(made))
     shutil.rmtree(cfg.doc_path, ignore_errors=True)
     shutil.move(made, cfg.doc_path)                 # in one go: what is there is finished

@@ -122,6 +122,14 @@ def with_breaks(page):
     return LONG_NAME.sub(lambda m: m[0].replace('.', '.<wbr>'), page)
 
 
+OPTION = re.compile(r'<code>(--?[\w-]{1,22})</code>')
+
+
+def with_whole_options(page):
+    "A page whose short options of a command, such as --force, are not broken at their hyphens"
+    return OPTION.sub(r'<code class="whole">\1</code>', page)
+
+
 CONTENTS = re.compile(r'<nav id="TOC".*?</nav>', re.S)
 
 
@@ -133,14 +141,26 @@ def with_short_contents(page):
 # ---- search
 
 # What a reader most probably wants comes first: entries of the reference for users, then guides, chapters, the inside
-WEIGHTS = {'Start here': 1.2, 'How to': 1.2, 'Tutorials': 1, 'The library': 1, 'Other libraries': .9, 'The project': .5,
-           'How it works inside': .6}
+WEIGHTS = {'Start': 1.2, 'How to': 1.2, 'Tutorials': 1, 'The book': 1, 'Inside': .6, 'The project': .5}
 CENTRAL = {'ReplayMemory': 1.7, 'Batch': 1.6}
 
 
 HEADING = re.compile(r'<h[1-6][^>]*data-anchor-id="([^"]+)".*?</h[1-6]>', re.S)
+TITLE = re.compile(r'<nav[^>]*quarto-page-breadcrumbs.*?</nav>|<h1 class="title">.*?</h1>', re.S)      # a result has it above
 HEADS = re.compile(r'<div class="parameters">\s*<div[^>]*>\s*<table[^>]*>\s*<thead>.*?</thead>', re.S)     # all alike
 INLINE = re.compile(r'</?(?:a|code|em|span|strong)\b[^>]*>')
+
+
+TEX = re.compile(r'\\[(\[](.*?)\\[)\]]', re.S)         # a formula, as it stands in a rendered page
+SIGNS = {r'\alpha': 'α', r'\beta': 'β', r'\gamma': 'γ', r'\delta': 'δ', r'\epsilon': 'ε', r'\eta': 'η', r'\sum': 'Σ', r'\cdot': '·',
+         r'\le': '≤', r'\ge': '≥', r'\times': '×', r'\infty': '∞', r'\to': '→', r'\in': '∈', r'\ldots': '…', r'\max': 'max', r'\min': 'min'}
+
+
+def plain_formula(tex):
+    "A formula in the words of an excerpt: signs for their commands, without braces and backslashes"
+    tex = re.sub(r'\\d?frac\{([^{}]*)\}\{([^{}]*)\}', r'\1/\2', tex)
+    tex = re.sub(r'\\[a-zA-Z]+', lambda m: SIGNS.get(m[0], ' '), tex)
+    return re.sub(r'\s+', ' ', re.sub(r'[\\{}$]', '', tex)).strip()
 
 
 def texts(page):
@@ -149,7 +169,7 @@ def texts(page):
     Outputs of cells are there, folded source is not."""
     main = page.partition('<main')[2].partition('<nav class="page-navigation"')[0]
     main = re.sub(r'<details class="code-fold">.*?</details>|<(script|style)\b.*?</\1>', ' ', main, flags=re.S)
-    main = HEADS.sub(' ', main)
+    main = TEX.sub(lambda m: plain_formula(html.unescape(m[1])), TITLE.sub(' ', HEADS.sub(' ', main)))
     parts = HEADING.split(main.partition('>')[2])
     says = [' '.join(html.unescape(re.sub(r'<[^>]*>', ' ', INLINE.sub('', o))).split()) for o in parts[::2]]
     return dict(zip(['', *parts[1::2]], says))
@@ -160,13 +180,15 @@ def search_entry(entry, ref, groups):
     page = entry['href'].partition('.html')[0]
     if not page.startswith('reference/'):
         return {**entry, 'weight': WEIGHTS.get(groups.get(page, 'The project'), 1)}
-    found = next((e for e in ref.entries.get(entry['section'], []) if e.page == page), None)
+    named = entry['section'] or entry['title']
+    found = next((e for e in ref.entries.get(named, []) if e.page == page), None)
     if found is None: return {**entry, 'weight': .3}
     root = found.name.partition('.')[0]
     if ref.is_part(found): weight = .5
     elif root in CENTRAL: weight = CENTRAL[root]
     elif ref.is_public(found): weight = 1.4 if root in ref.chosen else .9
     else: weight = .5
+    if found.kind == 'property': weight *= .6            # a number such as n_steps is seldom what is asked for
     return {**entry, 'weight': weight, 'name': found.name}
 
 
@@ -197,7 +219,7 @@ def write_search(site, ref, groups):
     inner = {f'{e.page}.html#{e.place}' for e in methods if not ref.is_public(e)}
     entries = json.loads(path.read_text(encoding='utf-8'))
     entries = [e for e in entries if not e['href'].startswith(f'{examples.PAGE}.html#') and e['href'] not in inner]
-    entries = [e for e in entries if not re.match(r'reference/.*#(?:inside|constants)$', e['href'])]
+    entries = [e for e in entries if not re.match(r'reference/modules/.*#(?:inside|constants)$', e['href'])]
     for e in entries:
         page, _, place = e['href'].partition('#')
         if page not in said: said[page] = texts((site/page).read_text(encoding='utf-8'))
@@ -257,14 +279,14 @@ def write_map(site, url):
 
 
 def finish(site, sources, ref, groups, root, url=''):
-    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar; `url`: where it
+    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar, or Inside; `url`: where it
     will be, if that is known."""
     write_search(site, ref, groups)
     for p in site.rglob('*.html'):
         name = p.relative_to(site).as_posix().removesuffix('.html')
         page = with_source(p.read_text(encoding='utf-8'), p, sources.get(name), root)
         if name.startswith(('reference/', examples.PAGE)): page = with_breaks(with_short_contents(page))
-        page = wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p))
+        page = with_whole_options(wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p)))
         p.write_text(with_address(page, name, url.rstrip('/')), encoding='utf-8')
     lighten(site)
     if url: write_map(site, url.rstrip('/'))

@@ -3,17 +3,20 @@
     python tools/readme.py           write README.md
     python tools/readme.py --print   write it to standard output instead
 
-Nothing is executed. A drawing shown by `SVG('images/x.svg')` becomes a link to that file, or to `images/x.gif` where
-there is one: animations move everywhere as a GIF. The logo takes the place of the title, and the badges stand below
-it: on the site it is in the head of every page. Obeyed are `#| hide`, `#| echo: false`, `#| output: false`,
-`#| include: false` and a leading front matter cell or `# Title` with its `> description`.
+Nothing is executed. A drawing shown by `SVG('images/x.svg')` becomes a link to that file, or to `images/x.gif` and
+`images/x-dark.gif` where there are such: animations move everywhere as a GIF. A stored picture of a cell with
+`#| readme: images/x.png` is written to that file and shown. The logo takes the place of the title, and badges and
+links stand below it: on the site, they are in the head of every page. Obeyed are `#| hide`, `#| echo: false`,
+`#| output: false`, `#| include: false` and a leading front matter cell or `# Title` with its `> description`.
 """
-import json, re, sys
+import base64, json, re, sys
 from pathlib import Path
 
-import brand
-
 ROOT = Path(__file__).resolve().parent.parent
+BRAND = ROOT/'nbs'/'brand'
+BADGES = {'version': 'CHANGELOG.md', 'python': 'nbs/start/01_install.ipynb', 'license': 'LICENSE', 'book': 'CONTRIBUTING.md'}
+LINKS = {'Install': '#install', 'Documentation': 'nbs/start/03_concepts.ipynb', 'Comparison': 'nbs/start/05_compared.ipynb',
+         'FAQ': 'nbs/start/04_faq.ipynb', 'Limits': '#limits', 'Citation': 'CITATION.cff', 'Licence': 'LICENSE'}
 NOTE = '<!-- Made from nbs/index.ipynb by `make export`: edit the notebook, not this file. -->'
 
 
@@ -48,8 +51,31 @@ def drawing(code):
     if not shown: return None
     path = ROOT/'nbs'/shown[1]
     title = re.search('<title>(.*)</title>', path.read_text(encoding='utf-8'))[1]
-    moving = path.with_suffix('.gif')
-    return f'![{title}]({(moving if moving.exists() else path).relative_to(ROOT).as_posix()})'
+    moving, dark = path.with_suffix('.gif'), path.with_name(f'{path.stem}-dark.gif')
+    if not dark.exists(): return f'![{title}]({path.relative_to(ROOT).as_posix()})'
+    return themed(moving, dark, f'alt="{title}" width="300"')
+
+
+def themed(light, dark, attributes):
+    "A picture for light pages, and another one for dark ones"
+    light, dark = (o.relative_to(ROOT).as_posix() for o in (light, dark))
+    return (f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+            f'<img src="{light}" {attributes}></picture>')
+
+
+def stored_picture(cell):
+    "The PNG among the stored outputs of a cell, as bytes"
+    return next(base64.b64decode(''.join(o['data']['image/png'])) for o in cell['outputs'] if 'image/png' in o.get('data', {}))
+
+
+def pictures(nb):
+    "The pictures that the page takes from stored outputs: {file: bytes}"
+    found = {}
+    for cell in nb['cells']:
+        if cell['cell_type'] != 'code': continue
+        name = directives(''.join(cell['source']))[0].get('readme')
+        if name: found[ROOT/'nbs'/name] = stored_picture(cell)
+    return found
 
 
 def code_cell(cell):
@@ -59,20 +85,20 @@ def code_cell(cell):
         yield drawing(code)
         return
     if code and options.get('echo') != 'false': yield f'```python\n{code}\n```'
-    if options.get('output') != 'false': yield from filter(None, map(output_text, cell.get('outputs', [])))
-
-
-def picture(name, says, size=''):
-    return f'<img src="{(brand.FOLDER/name).relative_to(ROOT).as_posix()}" alt="{says}"{size}>'
+    if 'readme' in options: yield f'![{options["fig-cap"]}](nbs/{options["readme"]})'
+    elif options.get('output') != 'false': yield from filter(None, map(output_text, cell.get('outputs', [])))
 
 
 def front(title):
-    "The logo as the title, with another one for dark pages, and a line of badges"
-    dark = (brand.FOLDER/'logo-dark.svg').relative_to(ROOT).as_posix()
-    logo = picture('logo.svg', title, ' width="340"')
-    yield f'<h1><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">{logo}</picture></h1>'
-    said = {name: re.search('<title>(.*)</title>', text)[1] for name, text in brand.made().items()}
-    yield '\n'.join(picture(name, o) for name, o in said.items() if name.startswith('badge'))
+    "The logo as the title, badges, and links"
+    logo = themed(BRAND/'logo.svg', BRAND/'logo-dark.svg', f'alt="{title}" width="340"')
+    yield f'<h1>{logo}</h1>'
+    def badge(name):
+        path = BRAND/f'badge-{name}.svg'
+        says = re.search('<title>(.*)</title>', path.read_text(encoding='utf-8'))[1]
+        return f'[![{says}]({path.relative_to(ROOT).as_posix()})]({BADGES[name]})'
+    yield ' '.join(map(badge, BADGES))
+    yield ' · '.join(f'[{name}]({where})' for name, where in LINKS.items())
 
 
 def readme(nb):
@@ -82,11 +108,17 @@ def readme(nb):
         if cell['cell_type'] == 'markdown': parts.append(linked(''.join(cell['source']).strip()))
         elif cell['cell_type'] == 'code': parts += code_cell(cell)
     title, _, rest = parts[0].partition('\n')
-    logo, badges = front(title.lstrip('# '))
-    return '\n\n'.join(filter(None, [logo, NOTE, badges, rest.strip(), *parts[1:]])) + '\n'
+    logo, badges, links = front(title.lstrip('# '))
+    return '\n\n'.join(filter(None, [logo, NOTE, badges, rest.strip(), links, *parts[1:]])) + '\n'
 
 
-if __name__ == '__main__':
-    page = readme(json.loads((ROOT/'nbs'/'index.ipynb').read_text(encoding='utf-8')))
-    if '--print' in sys.argv[1:]: sys.stdout.buffer.write(page.encode())
-    else: (ROOT/'README.md').write_text(page, encoding='utf-8')
+def main():
+    "Write the page and its pictures, or print the page"
+    nb = json.loads((ROOT/'nbs'/'index.ipynb').read_text(encoding='utf-8'))
+    if '--print' in sys.argv[1:]: sys.stdout.buffer.write(readme(nb).encode())
+    else:
+        (ROOT/'README.md').write_text(readme(nb), encoding='utf-8')
+        for path, data in pictures(nb).items(): path.write_bytes(data)
+
+
+if __name__ == '__main__': main()

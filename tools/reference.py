@@ -1,7 +1,8 @@
 """What the package offers, from the live objects: an entry for every public name and method, and where it stands.
 
-`Reference()` imports the modules of the package. `pages()` gives one page of Markdown for each module, and an index of
-all names; `link(name)` says where an entry is, for the links in the rest of the site.
+`Reference()` imports the modules of the package. `pages()` gives one page of Markdown for each name of `all`, one for
+each module with what else is in it, and an index of all names; `link(name)` says where an entry is, for the links in the
+rest of the site.
 """
 import ast, importlib, inspect, re, textwrap
 from dataclasses import dataclass, field, is_dataclass
@@ -62,6 +63,9 @@ class Entry:
         "Its docstring; of a class that is not ours, the first paragraph"
         text = inspect.getdoc(self.obj) or ''
         return text if self.kind != 'class' or ours(self.obj) else text.partition('\n\n')[0]
+
+    @property
+    def has_page(self): return self.page == f'reference/{self.name}'
 
     @property
     def line(self):
@@ -211,6 +215,9 @@ def table(entry):
 
 # ---- the pages
 
+def page_of(module): return f'reference/modules/{module.replace(".", "/")}'
+
+
 class Reference:
     "The public names of the package; `chapters`: module → the `Chapter` that exports it; `examples`: by name"
     def __init__(self, chapters, examples=None):
@@ -236,15 +243,16 @@ class Reference:
 
     def _entries(self, name, module):
         if name == 'all': return
-        place = f'reference/{name.replace(".", "/")}'
         for o in module.__all__:
             obj = getattr(module, o)
             kind = 'class' if inspect.isclass(obj) else 'function' if callable(obj) else 'constant'
-            entry = Entry(o, obj, name, kind, page=place)
+            entry = Entry(o, obj, name, kind, page=f'reference/{o}' if self._is_chosen(o, obj) else page_of(name))
             if kind == 'class' and ours(obj):
                 bases = [c for c in obj.__mro__ if ours(c) and (obj in self.described_with(c) or c.__name__[0] == '_')]
                 entry.methods = [self._method(entry, m) for m in methods_of(obj, bases)]
             yield entry
+
+    def _is_chosen(self, name, obj): return name in self.chosen and vars(self.modules['all'])[name] is obj
 
     def described_with(self, cls):
         "The classes with which the methods of `cls` are described: those for users that it is a part of, or itself"
@@ -260,12 +268,13 @@ class Reference:
     def _settle(self):
         "Give each entry its place in its page, and remember by name those whose names are not ambiguous"
         first = {o: k for k, o in enumerate(self.chosen)}
+        used = set()
         for entries in self.by_module.values():
             entries.sort(key=lambda e: first.get(e.name, len(first)))
-            used = set()
             for e in [o for entry in entries for o in (entry, *entry.methods)]:
-                e.place = e.name.lower() if e.name.lower() not in used else f'{e.name.lower()}-{len(used)}'
-                used.add(e.place)
+                if not e.has_page:
+                    e.place = e.name.lower() if (e.page, e.name.lower()) not in used else f'{e.name.lower()}-{len(used)}'
+                    used.add((e.page, e.place))
                 self.entries.setdefault(e.name, []).append(e)
 
     def is_public(self, entry):
@@ -312,7 +321,7 @@ class Reference:
     def link(self, entry, here, text=None):
         "A link to an entry from the page `here`"
         page = '' if entry.page == here else '../'*here.count('/') + entry.page + '.html'
-        return f'[`{text or entry.name}`]({page}#{entry.place})'
+        return f'[`{text or entry.name}`]({page or "#" if entry.has_page else f"{page}#{entry.place}"})'
 
     def linked(self, text, here, module=None, known=()):
         "Markdown of the page `here` in which names in code lead to their entries, each for the first time"
@@ -329,7 +338,7 @@ class Reference:
 
     def entry(self, e, level):
         "One entry: heading, signature, description, parameters"
-        yield f'{"#"*level} {e.name} {{#{e.place}}}'
+        if not e.has_page: yield f'{"#"*level} {e.name} {{#{e.place}}}'
         yield f'```python\n{head(e)}\n```'
         yield self.linked(e.doc, e.page, e.module, [e.name])
         yield '\n'.join(table(e))
@@ -364,32 +373,46 @@ class Reference:
     def _row(self, methods, here):
         return ' · '.join(self.link(m, here, m.name.partition('.')[2]) for m in methods)
 
+    def page_of_name(self, e):
+        "The page of a name of `all`"
+        chapter = self.chapters[e.module]
+        yield f'---\ntitle: "{e.name}"\ndescription: {e.line!r}\n---'
+        yield (f'`from {LIB}.all import {e.name}`. The chapter: [{chapter.title}]({self.up(e.page)}{chapter.page}.html). '
+               f'The module: [{LIB}.{e.module}]({self.up(e.page)}{page_of(e.module)}.html).')
+        yield from self.entry(e, 1)
+
     def page(self, name):
-        "The page of a module"
-        entries, chapter = self.by_module[name], self.chapters[name]
-        here = f'reference/{name.replace(".", "/")}'
+        "The page of a module: what is not on a page of its own"
+        here, chapter = page_of(name), self.chapters[name]
+        entries = [e for e in self.by_module[name] if not e.has_page]
         doc = ' '.join((self.modules[name].__doc__ or '').split())
         yield f'---\ntitle: "{LIB}.{name}"\ndescription: {doc!r}\n---'
         yield f'The chapter: [{chapter.title}]({self.up(here)}{chapter.page}.html)'
+        apart = [e for e in self.by_module[name] if e.has_page]
+        if apart: yield 'On pages of their own: ' + ' · '.join(self.link(e, here) for e in apart)
         said = [e for e in entries if e.kind != 'constant']
         public = [*filter(self.is_public, said)]
         inside = [e for e in said if e not in public]
         for e in public: yield from self.entry(e, 2)
-        if public and inside: yield '## Inside {#inside}\n\nWhat follows serves the library itself, and may change.'
-        for e in inside: yield from self.entry(e, 3 if public else 2)
+        is_mixed = bool(public or apart) and bool(inside)
+        if is_mixed: yield '## Inside {#inside}\n\nWhat follows serves the library itself, and may change.'
+        for e in inside: yield from self.entry(e, 3 if is_mixed else 2)
         constants = [e for e in entries if e.kind == 'constant']
         if constants: yield '## Constants'
         for e in constants: yield f'[`{e.name} = {default_text(e.obj)[:80]}`]{{#{e.place}}}'
 
     def pages(self):
         "All pages: path without an ending → Markdown"
-        for name in self.by_module:
-            if name != 'all': yield f'reference/{name.replace(".", "/")}', '\n\n'.join(filter(None, self.page(name)))
+        for name, entries in self.by_module.items():
+            if name == 'all': continue
+            for e in entries:
+                if e.has_page: yield e.page, '\n\n'.join(filter(None, self.page_of_name(e)))
+            yield page_of(name), '\n\n'.join(filter(None, self.page(name)))
         yield 'reference/index', '\n\n'.join(self.index())
 
     def index(self):
         "The page of all names: first those that users need"
-        yield ('---\ntitle: API index\ndescription: Every public name, one line, a link\nsearch: false\n---\n\n'
+        yield ('---\ntitle: All names\ndescription: Every public name, one line, a link\nsearch: false\n---\n\n'
                f'`from {LIB}.all import *` brings the names of the first table. Those of the other tables are imported '
                'from their modules; the last section lists what the library is made of inside.')
         yield '## For users'
