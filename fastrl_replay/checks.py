@@ -5,13 +5,15 @@
 # %% auto #0
 __all__ = ['BITS', 'Words', 'shown', 'typed', 'form', 'refusal', 'refuse', 'require', 'placed', 'whole', 'is_number', 'number',
            'one_of', 'some_of', 'of_type', 'plain_array', 'values_of', 'array', 'ids_of', 'stored_ids', 'within',
-           'leave_out', 'take', 'differences', 'extra']
+           'leave_out', 'take', 'differences', 'how_to_install', 'extra']
 
 # %% ../nbs/1_memory/02_checks.ipynb #442fcd1b
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from operator import index
+from pathlib import Path
 from typing import Any, NoReturn
 import numpy as np
 import torch
@@ -192,8 +194,14 @@ def differences(there: Any, mine: Any, path: tuple[str, ...] = ()) -> Iterator[t
         return
     for k in there | mine: yield from differences(there.get(k), mine.get(k), (*path, k))
 
+def how_to_install(name: str) -> str:
+    "Return the command that installs the extra `name`: in a clone of the repository, or beside an installed package"
+    package = Path(find_spec('fastrl_replay').origin).parent
+    is_clone = (package.parent/'pyproject.toml').is_file()
+    return f"pip install -e '.[{name}]'" if is_clone else f"pip install 'fastrl_replay[{name}]'"
+
 @contextmanager
 def extra(what: str, name: str) -> Iterator[None]:
     "Imports in this block need the extra `name`; where it is missing, the `ImportError` says how to install it"
     try: yield
-    except ImportError as e: raise type(e)(f"{what}: pip install -e '.[{name}]'", name=e.name) from e
+    except ImportError as e: raise type(e)(f'{what}: {how_to_install(name)}', name=e.name) from e
