@@ -15,8 +15,8 @@ from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
 from ..saving import CheckpointError, naming
 from ..steps import Layout, encode, same_layout
-from .base import Accepted, Streams, follow_links, to_ids
-from .request import Request, Requests, fetch_kernel
+from .base import Accepted, Streams, follow_links
+from .request import Request, Requests, fetch
 from .rooms import Ram
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
@@ -349,10 +349,9 @@ class Records(Writer):
     leaves have in common, stored once (see `Table`)"""
     def __init__(self, max_sz: int, layout: Layout, room: Any = None, tables: Any = ()) -> None:
         super().__init__(max_sz, layout, room, tables)
-        self._requests = Requests(layout, _max_sz=max_sz)
-        self._words = self.rows.reshape(-1).view(np.uint64)
-        self._kernel: Any = None
-        self._kernels: dict[tuple, Any] = {}         # those of windows, by fields
+        shared = tuple(tuple(layout.leaves[k].path for k in t.leaves) for t in self.tables)
+        self._requests = Requests(layout, stored=self.stored, shared=shared, _max_sz=max_sz)
+        self._raw = self.rows.reshape(-1)
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
         elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
@@ -369,41 +368,12 @@ class Records(Writer):
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
-        if request.around is not None and not self.tables: self._read_around(request)
-        elif self.tables or request.layout is not self.layout: self._read_columns(request)
-        else:
-            if self._kernel is None: self._kernel = fetch_kernel(self.layout)
-            self._kernel(self._words, request.words, len(request.flat), self._count[N_ADDED], self.max_sz)
+        form, n_added = request.form, self._count[N_ADDED]
+        there = fetch(self._raw, request.out, form.plan, self.max_sz, n_added)
+        if not there: raise IndexError(f'slots: expected slots below {self.max_sz}')
+        for t, shared in zip(self.tables, form.shared):
+            if shared is not None: t.fill(request, shared)
         return request.batch()
-    def _read_around(self, request):
-        "Read rows, and the windows around them, by a kernel for these fields"
-        kind, n = (request.layout.fields, request.windows), len(request.flat)
-        if kind not in self._kernels:
-            if len(self._kernels) > 99: self._kernels.clear()
-            self._kernels[kind] = fetch_kernel(self.layout, request.windows, request.layout)
-        n_added, around = self._count[N_ADDED], (request.around, request.lengths)
-        self._kernels[kind](self._words, request.words, n, n_added, self.max_sz, *around)
-
-    def _read_columns(self, request):
-        slots = request.flat.copy()
-        n_gone, gone = to_ids(request.flat, self.n_added, self.max_sz), None
-        if n_gone:
-            gone = slots < 0
-            slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
-        columns, first = {o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, 0
-        for field, n in zip(request.windows, request.lengths):
-            around = request.around[:, first:first + n].reshape(-1)
-            self._fill_columns({k: columns.pop(k) for k in list(columns) if k[0]==field}, around)
-            first += n
-        if n_gone < len(slots): self._fill_columns(columns, slots)
-        for c in request.leaves if n_gone else (): c[gone] = '' if c.dtype.hasobject else 0
-    def _fill_columns(self, columns, slots):
-        "Read columns, given by the paths of their leaves"
-        for t in self.tables:
-            found = [columns.pop(self.layout.leaves[k].path, None) for k in t.leaves]
-            if any(c is not None for c in found): t.fill(self._references(t, slots), found)
-        for leaf, field in zip(self.layout.leaves, self.fields):
-            if leaf.path in columns: columns[leaf.path][...] = field[slots]
     def numbers(self, field) -> Any:
         """Return a view of a field that is one number, of all slots, to read and to correct; or
         None. '_prev': the distances back along the streams (0: none)"""

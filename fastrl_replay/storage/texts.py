@@ -75,11 +75,13 @@ class TextTable:
         "Return the numbers of a column's strings, those that are new included"
         self.accept(columns)
         return [np.array([self.numbers[o] for o in columns[0].tolist()], np.int32)]
-    def fill(self, references, columns):
+    def fill(self, request, shared):
         "Write strings by their numbers. A `RuntimeError` if one is missing"
-        if len(references[0]) and references[0].max() > len(self.texts): self._read()         # another process wrote it
-        self._check(references[0], RuntimeError)
-        columns[0][...] = [self.texts[k - 1] for k in references[0].tolist()]
+        [k] = shared.leaves
+        numbers = request.numbers(k)[:, 0] + 1       # 0: no row, and no string
+        if numbers.max(initial=0) > len(self.texts): self._read()         # another process wrote it
+        self._check(numbers[numbers!=0], RuntimeError)
+        request.leaves[k][...] = [self.texts[o - 1] if o else '' for o in numbers.tolist()]
     def _check(self, numbers, error):
         if not len(numbers) or 1 <= numbers.min() <= numbers.max() <= len(self.texts): return
         raise error(f'{self.leaf.name}: a record is damaged: it refers to a string that is not there')
