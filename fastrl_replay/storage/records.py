@@ -368,12 +368,13 @@ class Records(Writer):
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
-        form, n_added = request.form, self._count[N_ADDED]
-        there = fetch(self._raw, request.out, form.plan, self.max_sz, n_added)
-        if not there: raise IndexError(f'slots: expected slots below {self.max_sz}')
-        for t, shared in zip(self.tables, form.shared):
-            if shared is not None: t.fill(request, shared)
+        if not fetch(self._raw, request.out, request.form.plan, self.max_sz, self._count[N_ADDED]):
+            raise IndexError(f'slots: expected slots below {self.max_sz}')
+        if self.tables: self._fill(request)
         return request.batch()
+    def _fill(self, request):
+        for t, shared in zip(self.tables, request.form.shared):
+            if shared is not None: t.fill(request, shared)
     def numbers(self, field) -> Any:
         """Return a view of a field that is one number, of all slots, to read and to correct; or
         None. '_prev': the distances back along the streams (0: none)"""

@@ -32,21 +32,21 @@ def _copy_four(source, a, out, b):
     out[b + _THREE] = fourth
 
 @inlined
-def _copy(source, shift, starts, m, begin, n, out, to):
-    "Copy `n` words from word `begin` of the `m` rows that start at these bytes, to word `to` of `out` and on"
-    begin, n, to, shift = _u(begin), _u(n), _u(to), _u(shift)
+def _copy(source, shift, starts, now, m, begin, n, out, to):
+    "Copy `n` words from word `begin` of `m` rows, which start at these bytes, to word `to` of `out` and on"
+    begin, n, to, shift, now = _u(begin), _u(n), _u(to), _u(shift), _u(now)
     if n == _ONE:
-        for i in range(_u(m)): out[to + i] = source[(starts[i] >> shift) + begin]
+        for i in range(_u(m)): out[to + i] = source[(starts[now + i] >> shift) + begin]
     elif n == _TWO:
         for i in range(_u(m)):
-            a = (starts[i] >> shift) + begin
+            a = (starts[now + i] >> shift) + begin
             first = source[a]
             second = source[a + _ONE]
             out[to + _TWO*i] = first
             out[to + _TWO*i + _ONE] = second
     else:
         for i in range(_u(m)):
-            a = (starts[i] >> shift) + begin
+            a = (starts[now + i] >> shift) + begin
             b = to + i*n
             if n == _THREE:
                 for j in range(_THREE): out[b + j] = source[a + j]
@@ -55,25 +55,25 @@ def _copy(source, shift, starts, m, begin, n, out, to):
                 _copy_four(source, a + n - _FOUR, out, b + n - _FOUR)       # again the last, up to the end
 
 @inlined
-def _copy_numbers(source, starts, m, begin, n, numbers, to):
+def _copy_numbers(source, starts, now, m, begin, n, numbers, to):
     "The same of the numbers of what rows share, from 1 on (int32), as those of its rows, from 0 on"
-    begin, n, to = _u(begin), _u(n), _u(to)
+    begin, n, to, now = _u(begin), _u(n), _u(to), _u(now)
     for i in range(_u(m)):
-        for j in range(n): numbers[to + i*n + j] = (np.int64(source[(starts[i] >> _TWO) + begin + j]) - 1) & 0xFFFFFFFF
+        for j in range(n): numbers[to + i*n + j] = (np.int64(source[(starts[now + i] >> _TWO) + begin + j]) - 1) & 0xFFFFFFFF
 
-# %% ../../nbs/1_memory/06_request.ipynb #40014b50
+# %% ../../nbs/1_memory/06_request.ipynb #e37ef282
 _AHEAD = 64          # rows between a prefetch and its use: enough to hide a miss, few enough to stay in the L2 cache
-_LINES = 8           # cache lines of a row that are prefetched; the processor continues by itself
-_WIDTH = 8           # numbers in a line of a plan
+_WIDTH = 8           # numbers in a line of a plan: at most 7 cache lines are prefetched, the processor continues
 
 @inlined
 def _line_up(numbers, at, m, each, step, begin):
     "Put the numbers of windows one after the other: `each` of every `step` from `begin` on"
-    for i in range(m//each):
-        for w in range(each): numbers[at + i*each + w] = numbers[begin + i*step + w]
+    for i in range(_u(m//each)):
+        a, b = _u(at) + i*_u(each), _u(begin) + i*_u(step)
+        for w in range(_u(each)): numbers[a + w] = numbers[b + w]
 
 @inlined
-def _look_ahead(words, numbers, at, a, b, size, lines, starts, n_rows, n_added):
+def _look_ahead(words, numbers, at, a, b, size, lines, starts, then, n_rows, n_added):
     """Find the bytes at which rows `a` … `b` − 1 start, and prefetch them; their slots become ids, if any row was
     `n_added`. Return how many are to be zeros; −1 if there is no such row"""
     first, newest, n_gone = lines[1], n_added % max(n_rows, 1), 0
@@ -82,10 +82,10 @@ def _look_ahead(words, numbers, at, a, b, size, lines, starts, n_rows, n_added):
         if number >= n_rows: return -1
         if number < 0:
             n_gone += 1
-            starts[_u(i - a)] = _u(0)
+            starts[_u(then + i - a)] = _u(0)
             continue
         start = number*size
-        starts[_u(i - a)] = _u(start)
+        starts[_u(then + i - a)] = _u(start)
         prefetch(words, (start + first) >> 3)
         for k in range(2, lines[0] + 1): prefetch(words, (start + lines[k]) >> 3)
         if n_added: numbers[_u(at + i)] = n_added - newest + number - (0 if number < newest else n_rows)
@@ -112,32 +112,31 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
     also: rows around each, numbers of each, the place of the first) and (how many, which cache lines to prefetch);
     of each leaf follow (bytes of a word, its first word in a row, its words, its first word in `out`); bytes of 0:
     it is numbers of what rows share"""
-    source8, source4 = source[:len(source)//8*8].view(np.uint64), source[:len(source)//4*4].view(np.uint32)
-    out8, out4, out2, numbers = out.view(np.uint64), out.view(np.uint32), out.view(np.uint16), out.view(np.int64)
-    source2, starts, begin = source[:len(source)//2*2].view(np.uint16), np.empty((2, _AHEAD), np.uint64), 0
+    source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
+    numbers, out4 = out.view(np.int64), out.view(np.uint32)
+    starts, begin = np.empty(2*_AHEAD, np.uint64), 0         # of the rows that are copied now, of those that are next
     while begin < len(plan):
         end, m, at, size, each = begin + plan[begin, 0], plan[begin, 1], plan[begin, 2], plan[begin, 3], plan[begin, 4]
         lines, leaves = plan[begin + 1], plan[begin + 2:end]
         if each: _line_up(numbers, at, m, each, plan[begin, 5], plan[begin, 6])
-        gone = _look_ahead(source8, numbers, at, 0, min(m, _AHEAD), size, lines, starts[0], n_rows, n_added)
+        gone = _look_ahead(source8, numbers, at, 0, min(m, _AHEAD), size, lines, starts, 0, n_rows, n_added)
         for a in range(0, m, _AHEAD):
-            b, now = min(a + _AHEAD, m), starts[a//_AHEAD % 2]
-            then = starts[(a//_AHEAD + 1) % 2]
-            later = _look_ahead(source8, numbers, at, b, min(b + _AHEAD, m), size, lines, then, n_rows, n_added)
+            b, now = min(a + _AHEAD, m), a % (2*_AHEAD)
+            later = _look_ahead(source8, numbers, at, b, min(b + _AHEAD, m), size, lines, starts, _AHEAD - now, n_rows,
+                                n_added)
             if gone < 0 or later < 0: return False
             for k in range(len(leaves)):
                 word, first, n, to = leaves[k, 0], leaves[k, 1], leaves[k, 2], leaves[k, 3] + a*leaves[k, 2]
-                if word == 8: _copy(source8, 3, now, b - a, first, n, out8, to)
-                elif word == 4: _copy(source4, 2, now, b - a, first, n, out4, to)
-                elif word == 2: _copy(source2, 1, now, b - a, first, n, out2, to)
-                elif word == 1: _copy(source, 0, now, b - a, first, n, out, to)
-                else: _copy_numbers(source4, now, b - a, first, n, numbers, to)
+                if word == 8: _copy(source8, 3, starts, now, b - a, first, n, numbers, to)
+                elif word == 4: _copy(source4, 2, starts, now, b - a, first, n, out4, to)
+                elif word == 1: _copy(source, 0, starts, now, b - a, first, n, out, to)
+                else: _copy_numbers(source4, starts, now, b - a, first, n, numbers, to)
             if gone: _clear(out, numbers, at, a, b, leaves)
             gone = later
         begin, n_added = end, 0
     return True
 
-# %% ../../nbs/1_memory/06_request.ipynb #a27237e8
+# %% ../../nbs/1_memory/06_request.ipynb #e29b9fca
 def windows_of(layout: Layout, length: int, skip: int = 0, fields: Any = None) -> Layout:
     "Return the layout of windows of `length` rows of `fields` (None: all), in place of the first `skip` axes"
     def windowed(o): return fields is None or o.path[0] in fields
@@ -153,8 +152,10 @@ def _lines(parts):
 def plan_of(head: tuple, leaves: list) -> list:
     """Return a part of a plan: see `fetch`. `head`: rows, the place of their numbers, bytes from row to row …;
     `leaves`: bytes of a word, first byte in a row, bytes, first byte in `out`"""
-    units = [word or 4 for word, *_ in leaves]
-    parts = [(word, begin//u, n//u, to//(word or 8)) for u, (word, begin, n, to) in zip(units, leaves)]
+    parts = []
+    for word, begin, n, to in leaves:
+        word = 1 if word==2 else word                # rare: one loop less
+        parts.append((word, begin//(word or 4), n//(word or 4), to//(word or 8)))
     rows = [(2 + len(parts), *head), _lines([o[1:3] for o in leaves]), *parts]
     return [[*o, *[0]*(_WIDTH - len(o))] for o in rows]
 
