@@ -23,7 +23,7 @@ from ..steps import Layout, derived_type, encode, same_layout
 from ..storage.rooms import Ram
 from ..storage.draw_counts import DrawCounts
 from ..storage.choice import (
-    Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, storage_for)
+    Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, settled, storage_for)
 from ..storage.episodes import ENDINGS, Episodes
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
 
@@ -111,7 +111,9 @@ class Joined:
 
     def _layout_of(self, step):
         return Layout.of(step) if self._dtype is None else Layout.of_dtype(self._dtype, type(step))
-    def _new_storage(self, layout, room): return storage_for(layout, self.max_sz, **self._options, room=room)
+    def _new_storage(self, layout, room):
+        self._options['dedup'] = settled(layout, **self._options)
+        return storage_for(layout, self.max_sz, **self._options, room=room)
     def _open(self, layout): return self._take(self._new_storage(layout, self._room))
     def _take(self, storage):
         "Use this storage, or none, from now on"

@@ -23,7 +23,7 @@ from .request import fetch
 from .records import PIECE, SCRATCH
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
-_WIDE = 512            # bytes: 'auto' leaves smaller observations in their records
+_WIDE, _LARGE = 512, 4096      # bytes of observations: see `interned`
 
 class Interned(NamedTuple):
     "Two leaves, `state` and `next_state` by their indices, that are stored as frame numbers"
@@ -40,7 +40,7 @@ def stack_axis(shape) -> int | None:
 
 def _pair(leaf, state, next_state, dedup):
     axis = None if dedup=='next_state' else stack_axis(leaf.shape)
-    colours = dedup=='auto' and leaf.shape[-1:]==(3,)
+    colours = dedup in ('auto', 'large') and leaf.shape[-1:]==(3,)
     if axis==-1 and (colours or leaf.dtype.itemsize > 8): axis = None
     return Interned(state, next_state, 1 if axis is None else leaf.shape[axis], axis==-1)
 
@@ -50,17 +50,18 @@ def shared_pairs(layout, dedup):
     for k, leaf in enumerate(layout.leaves if dedup else ()):
         other = where.get((f'next_{leaf.path[0]}', *leaf.path[1:]))
         if other is None or layout.leaves[other][1:]!=leaf[1:] or leaf.text: continue
-        if dedup!='auto' or leaf.nbytes > _WIDE: found.append(_pair(leaf, k, other, dedup))
+        if dedup not in ('auto', 'large') or leaf.nbytes > _WIDE: found.append(_pair(leaf, k, other, dedup))
+    if dedup=='auto' and not any(o.stack > 1 or layout.leaves[o.state].nbytes >= _LARGE for o in found): return ()
     return tuple(found)
 
 def interned(layout, dedup='auto') -> tuple:
     """Return the leaves that are stored once: a tuple of `Interned`, empty where records stay plain.
 
-    `dedup`: 'auto': observations of more than 512 bytes, by frames where the shape looks like a
-    stack (three planes on the last axis are colours); 'frames', 'next_state': any size; None: none.
-    Raises a `ValueError` if a step has no such observations."""
+    `dedup`: 'large': observations of more than 512 bytes, by frames where the shape looks like a stack (three planes
+    on the last axis are colours); 'auto': the same if one of them is a stack, or has 4 kB, else none; 'frames',
+    'next_state': any size; None: none. Raises a `ValueError` if a step has no such observations."""
     found = shared_pairs(layout, dedup)
-    if dedup in (None, 'auto'): return found
+    if dedup in (None, 'auto', 'large'): return found
     if not found: raise ValueError(f'dedup={dedup!r}: expected fields such as state and next_state, got {layout}')
     if dedup=='next_state' or any(o.stack > 1 for o in found): return found
     raise ValueError("dedup='frames': expected a stack of 2 to 16 frames, "

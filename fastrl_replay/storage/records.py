@@ -14,7 +14,7 @@ import numpy as np
 from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
 from ..saving import CheckpointError, naming
-from ..steps import Layout, encode, same_layout
+from ..steps import Layout, StepFitter, encode, same_layout
 from .base import Accepted, Streams, follow_links
 from .request import Request, Requests, fetch
 from .rooms import Ram
@@ -197,11 +197,6 @@ def stored_layout(layout: Layout, tables: Any) -> Layout:
         for k, o in zip(t.leaves, t.references): leaves[k] = o
     return same_layout(layout.step_type, layout.trees, leaves) if tables else layout
 
-def _one_row(leaf, v):
-    "A value as a column of one row"
-    fits = v.__class__ is np.ndarray and v.dtype==leaf.dtype and v.shape==leaf.shape and leaf.bits_of is None
-    return (v if fits else encode(leaf, v))[None]
-
 class Writer(Ring):
     "A ring of records: steps are checked, packed and written. What `tables` keep is referred to"
     _kept = 'max_sz', 'size', 'layout'
@@ -212,11 +207,10 @@ class Writer(Ring):
         self.records = self.rows.reshape(-1).view(stored.record)
         self.fields = [self._field(self.records, leaf.path) for leaf in stored.leaves]
         self.whose = self.records['_stream'] if self.key is None else self.fields[self.key]
-        packer, self._order = stored.packing
+        packer, order = stored.packing
         self._pack, self._flat_type = packer.pack, stored.step_type if stored.flat else None
-        self._key_at: Any = None if self.key is None else self._order(range(len(stored.leaves))).index(self.key)
-        self._classes: Any = None
-        self._checks: list[Any] = []
+        self._key_at: Any = None if self.key is None else order(range(len(stored.leaves))).index(self.key)
+        self._step = StepFitter(stored.fitters, order)
         self.scratch = np.zeros(self.piece, stored.record)
         self._scratches: dict[int, Any] = {}
         self._back = np.zeros(1, np.int32)
@@ -234,12 +228,7 @@ class Writer(Ring):
         if self.unsettled: self.settle()
         if self.tables: step = self._referring(step)
         elif step.__class__ is not self._flat_type: step = self.layout.values(step)
-        classes = tuple(map(type, step))
-        if classes!=self._classes: self._plan_checks(classes)
-        values = list(self._order(step))
-        for k, dtype, shape, take, fit in self._checks:
-            v = values[k]
-            values[k] = take(v) if dtype is not None and v.dtype is dtype and v.shape==shape else fit(v)
+        values = self._step.fit(step)
         count, streams, max_sz = self._count, self.streams, self.max_sz
         n, first, stream = count[N_ADDED], count[FIRST_ID], 0 if self.key is None else int(values[self._key_at])
         table, at = streams.view, streams.places.get(stream)
@@ -260,16 +249,9 @@ class Writer(Ring):
         self.unsettled = False
         return n
 
-    def _plan_checks(self, classes):
-        "Which values, in packing order, need more than `struct`: for numbers, the class decides"
-        found = enumerate(zip(self._order(self.stored.fitters), self._order(classes)))
-        self._checks = [(k, f.dtype if c is np.ndarray else None, f.shape, f.take, f.fit)
-                        for k, (f, c) in found if c not in f.types]
-        self._classes = classes
     def _refuse(self, values):
         "Name the number that `struct` could not pack"
-        for f, v in zip(self._order(self.stored.fitters), values):
-            if f.number: f.one(v)
+        self._step.check(values)
         refuse('step', f'numbers that fit {self.layout}', values)
 
     def accept(self, chunk, streams=None) -> Accepted:
@@ -332,7 +314,7 @@ class Writer(Ring):
         stream = 0 if self.key is None else int(encode(leaves[self.key], values[self.key]))
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
         for t in self.tables:
-            columns = [_one_row(leaves[k], values[k]) for k in t.leaves]
+            columns = [self.layout.fitters[k].row(values[k]) for k in t.leaves]
             for k, c in zip(t.leaves, t.refer(columns, self._back, n)): values[k] = c[0]
         return values
 
