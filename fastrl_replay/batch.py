@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import from_numpy
 from .checks import Words, form, one_of, plain_array, refuse, typed
 from .steps import (
-    LOOSE, Layout, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
+    LOOSE, Layout, SimpleStep, Transition, children, encode, fit_columns, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/04_batch.ipynb #2108dd11
 _KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', source='i8', _is_pad='?',
@@ -342,7 +342,7 @@ class Batch(Columns):
         layout = Layout.of(first_row(step))
         values = layout.values(step)
         n = len(values[0])
-        return cls.empty(layout, n, streams)._filled(f.stacked(v, n) for f, v in zip(layout.fitters, values))
+        return cls.empty(layout, n, streams)._filled(fit_columns(layout.fitters, values, n))
 
     @classmethod
     def of_steps(cls, steps, layout=None, streams=None) -> 'Batch':
@@ -544,9 +544,7 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
         values = layout.values(chunk)
         try: m = len(values[0])
         except TypeError: refuse(layout.leaves[0].name, 'an array of rows', values[0], 'store a single step with add')
-    lead, plain = (m,), np.ndarray
-    return [v if v.__class__ is plain and v.dtype is f.dtype and v.shape==lead + f.shape else f.stacked(v, m)
-            for f, v in zip(layout.fitters, values)], m
+    return fit_columns(layout.fitters, values, m), m
 
 def first_row(step) -> Any:
     "Return the first row of a step of stacked arrays, as an example step; of arrays without rows, zeros"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LOOSE', 'FLAGS', 'Transition', 'SimpleStep', 'Leaf', 'readable', 'leaf_of', 'encode', 'as_number', 'Fitter',
-           'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout', 'same_layout', 'derived_type',
-           'ending_columns', 'goes_on', 'last_fields']
+           'fit_columns', 'StepFitter', 'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout',
+           'same_layout', 'derived_type', 'ending_columns', 'goes_on', 'last_fields']
 
 # %% ../nbs/1_memory/03_steps.ipynb #16625101
 import copyreg
@@ -234,10 +234,14 @@ class Fitter:
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
 
+    def is_stored(self, v) -> bool:
+        "Is the array `v` a value as it is stored?"
+        return v.dtype is self.dtype and v.shape==self.shape
+
     def fit(self, v) -> Any:
         "Return `v` as `struct` packs it; a `TypeError` or `ValueError` unless it casts without loss"
         if v.__class__ is np.ndarray:
-            if v.dtype is self.dtype and v.shape==self.shape: return self.take(v)
+            if self.is_stored(v): return self.take(v)
             if v.ndim==0: v = v[()]
         if v.__class__ in self.types: return v
         if self.flag and v.__class__ in _NUMBERS and v in _FLAG_OF: return _FLAG_OF[v]
@@ -249,6 +253,10 @@ class Fitter:
         try: struct.pack('<' + self.code, v)
         except (struct.error, OverflowError): encode(self.leaf, v)
         return v
+
+    def row(self, v) -> np.ndarray:
+        "Return `v` as a column of one row; a `TypeError` or `ValueError` unless it casts without loss"
+        return (v if v.__class__ is np.ndarray and self.is_stored(v) else encode(self.leaf, v))[None]
 
     def column(self, values) -> np.ndarray:
         "Return one array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"
@@ -271,6 +279,37 @@ class Fitter:
         if v.dtype in self.dtypes: return v
         small = self.leaf.loose and v.dtype==np.float64 and v.ndim==1 and np.vdot(v, v) < 1e76    # fits float32
         return v if small else encode(self.leaf, v, (m,))
+
+def fit_columns(fitters: list[Fitter], values: list, m: int) -> list[np.ndarray]:
+    "Return a column of `m` rows for each of the stacked `values`: see `Fitter.stacked`, which most need not call"
+    lead, plain = (m,), np.ndarray
+    return [v if v.__class__ is plain and v.dtype is f.dtype and v.shape==lead + f.shape else f.stacked(v, m)
+            for f, v in zip(fitters, values)]
+
+class StepFitter:
+    "Fits all values of a step, which `order` brings into that of a record. What needs more than `struct`, classes decide"
+    def __init__(self, fitters: list[Fitter], order: Callable) -> None:
+        self.fitters, self.order = order(fitters), order
+        self._classes: tuple[type, ...] = ()
+        self._checks: list[tuple] = []
+    def fit(self, values) -> list:
+        "Return the values in the order of packing, as `struct` packs them; an error names what doesn't fit"
+        classes = tuple(map(type, values))
+        if classes!=self._classes: self._plan(classes)
+        fitted = list(self.order(values))
+        for k, dtype, shape, take, fit in self._checks:
+            v = fitted[k]
+            fitted[k] = take(v) if dtype is not None and v.dtype is dtype and v.shape==shape else fit(v)
+        return fitted
+    def _plan(self, classes):
+        found = enumerate(zip(self.fitters, self.order(classes)))
+        self._checks = [(k, f.dtype if c is np.ndarray else None, f.shape, f.take, f.fit)
+                        for k, (f, c) in found if c not in f.types]
+        self._classes = classes
+    def check(self, fitted: list) -> None:
+        "Raise a `ValueError` or `TypeError` that names the number, of those fitted, which `struct` cannot pack"
+        for f, v in zip(self.fitters, fitted):
+            if f.number: f.one(v)
 
 # %% ../nbs/1_memory/03_steps.ipynb #f277c5c9
 def is_step(v) -> bool:
@@ -498,14 +537,15 @@ class Layout:
     def select(self, fields) -> 'Layout':
         "Return the layout of some of the fields, in the order given"
         if some_of('fields', fields, self.fields)==self.fields: return self
-        values = dict(zip(self.fields, self.example))
-        return Layout.as_is(derived_type(self.step_type.__name__, fields)(*(values[f] for f in fields)))
+        trees = dict(zip(self.fields, self.trees))
+        return _renumbered(derived_type(self.step_type.__name__, fields), [trees[f] for f in fields], self.leaves)
 
     def with_field(self, field, v) -> 'Layout':
         "Return the layout in which `field` is like the example value `v`"
-        alone = derived_type(self.step_type.__name__, (field,))(v)
-        if Layout.as_is(alone)==self.select((field,)): return self        # the usual case, quickly
-        return Layout.as_is(self.step_type(*(v if f==field else o for f, o in zip(self.fields, self.example))))
+        leaves = list(self.leaves)
+        tree = _grow((field,), v, leaves)
+        trees = [tree if f==field else o for f, o in zip(self.fields, self.trees)]
+        return _renumbered(self.step_type, trees, leaves)
 
     def __eq__(self, o):
         return isinstance(o, Layout) and (self.fields, self.trees, self.leaves)==(o.fields, o.trees, o.leaves)
@@ -523,6 +563,12 @@ def same_layout(step_type, trees, leaves) -> Layout:
     layout = Layout(step_type, trees, leaves)
     if len(_layouts) > 1000: _layouts.clear()
     return _layouts.setdefault((step_type, layout), layout)
+
+def _renumbered(step_type, trees, leaves):
+    "The layout of these trees, each of which has numbers of `leaves`"
+    numbers = [k for o in trees for k in tree_leaves(o)]
+    own = {old: k for k, old in enumerate(numbers)}
+    return same_layout(step_type, [tree_map(own.__getitem__, o) for o in trees], [leaves[k] for k in numbers])
 
 def _known_type(name, fields):
     own = [t for t in (SimpleStep, Transition) if (t.__name__, t._fields)==(name, fields)]

@@ -24,6 +24,7 @@ from ..samplers.rng import Rng
 from ..saving import Rows, SavedState, check_plain, naming, save_state
 from ..kernels import ids_in
 from ..steps import Layout, Transition
+from ..storage.choice import as_kept
 from ..storage.draw_counts import COUNTS, SEEN, SINCE
 from ..storage.rooms import Ram
 from ..storage.mapped import MappedFolder, View
@@ -85,7 +86,7 @@ def memory_like(make: Any, state: Any, saved: SavedState, sampler: Any = None, s
     """Return an empty memory, made by `make`, like the one whose `state` was `saved`; `sampler`, `step`: as of
     `ReplayMemory.load`"""
     with saved.sense('a memory'):
-        options = {k: state['options'][k] for k in ('dedup', 'codec')}
+        options = dict(dedup=as_kept(state['options']['dedup']), codec=state['options']['codec'])
         options['max_draws'] = state.get('max_draws')
         kind, max_sz = dict(state['sampler']), whole('max_sz', state['max_sz'], 1)
     made = sampler_from(kind, sampler)
@@ -145,11 +146,13 @@ class Saved(Pruned, Savable):
             if self._read_only: raise RuntimeError(self._read_only)
             there = state['max_sz']
             require(there==self.max_sz, f'max_sz: this memory has {self.max_sz}, the saved one {there!r}')
-            before = self._counters()
+            before, options = self._counters(), self._options
+            if options['dedup']=='auto': self._options = options | dict(dedup=as_kept(state['options']['dedup']))
             self._set_counters(state)
             try: self._adopt(self._storage_of(pieces), state['sampler'], state.get('living'))
             except BaseException:
                 self._set_counters(before)
+                self._options = options
                 raise
             self._given = self._leaving = None
             self._recall_draws(state)
@@ -310,6 +313,7 @@ class ReplayMemory(Saved):
         if self.windows is None: self.windows = as_windows(there.get('windows'), self.max_sz)
         self._room.check(max_sz=self.max_sz, sampler=_described(sampler), dedup=self._options['dedup'],
                          max_draws=self.max_draws)
+        self._options['dedup'] = as_kept(self._options['dedup'])
         try: return Layout.from_plain(there['layout'], layout)
         except ValueError as e: raise ValueError(f'step: the memory in {self.path} has another type: {e}') from None
 

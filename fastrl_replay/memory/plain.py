@@ -25,7 +25,7 @@ from ..steps import Layout, derived_type, encode, same_layout
 from ..storage.rooms import Ram
 from ..storage.draw_counts import DrawCounts
 from ..storage.choice import (
-    Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, storage_for, texts_in)
+    Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, settled, storage_for, texts_in)
 from ..storage.episodes import ENDINGS, Episodes
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
 
@@ -137,6 +137,7 @@ class Joined:
         self._example = step
         return Layout.of(step) if self._dtype is None else Layout.of_dtype(self._dtype, type(step))
     def _new_storage(self, layout, room):
+        self._options['dedup'] = settled(layout, **self._options)
         example, self._example = self._example, None
         return storage_for(layout, self.max_sz, **self._options, room=room, example=example)
     def _open(self, layout): return self._take(self._new_storage(layout, self._room))

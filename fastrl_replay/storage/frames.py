@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'slides', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames',
-           'gather_frames', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Table', 'FrameTable',
+           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Table', 'FrameTable',
            'PackedFrames', 'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
@@ -19,11 +19,12 @@ from ..checks import extra, shown
 from ..kernels import inlined, kernel
 from ..steps import Layout, Leaf, encode
 from .base import Streams
+from .request import fetch
 from .records import PIECE, SCRATCH
 from .rooms import check_free
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
-_WIDE = 512            # bytes: 'auto' leaves smaller observations in their records
+_WIDE, _LARGE = 512, 4096      # bytes of observations: see `interned`
 
 class Interned(NamedTuple):
     "Two leaves, `state` and `next_state` by their indices, that are stored as frame numbers"
@@ -40,7 +41,7 @@ def stack_axis(shape) -> int | None:
 
 def _pair(leaf, state, next_state, dedup):
     axis = None if dedup=='next_state' else stack_axis(leaf.shape)
-    colours = dedup=='auto' and leaf.shape[-1:]==(3,)
+    colours = dedup in ('auto', 'large') and leaf.shape[-1:]==(3,)
     if axis==-1 and (colours or leaf.dtype.itemsize > 8): axis = None
     return Interned(state, next_state, 1 if axis is None else leaf.shape[axis], axis==-1)
 
@@ -60,17 +61,18 @@ def shared_pairs(layout, dedup):
     for k, leaf in enumerate(layout.leaves if dedup else ()):
         other = where.get((f'next_{leaf.path[0]}', *leaf.path[1:]))
         if other is None or layout.leaves[other][1:]!=leaf[1:] or leaf.text: continue
-        if dedup!='auto' or leaf.nbytes > _WIDE: found.append(_pair(leaf, k, other, dedup))
+        if dedup not in ('auto', 'large') or leaf.nbytes > _WIDE: found.append(_pair(leaf, k, other, dedup))
+    if dedup=='auto' and not any(o.stack > 1 or layout.leaves[o.state].nbytes >= _LARGE for o in found): return ()
     return tuple(found)
 
 def interned(layout, dedup='auto') -> tuple:
     """Return the leaves that are stored once: a tuple of `Interned`, empty where records stay plain.
 
-    `dedup`: 'auto': observations of more than 512 bytes, by frames where the shape looks like a
-    stack (three planes on the last axis are colours); 'frames', 'next_state': any size; None: none.
-    Raises a `ValueError` if a step has no such observations."""
+    `dedup`: 'large': observations of more than 512 bytes, by frames where the shape looks like a stack (three planes
+    on the last axis are colours); 'auto': the same if one of them is a stack, or has 4 kB, else none; 'frames',
+    'next_state': any size; None: none. Raises a `ValueError` if a step has no such observations."""
     found = shared_pairs(layout, dedup)
-    if dedup in (None, 'auto'): return found
+    if dedup in (None, 'auto', 'large'): return found
     if not found: raise ValueError(f'dedup={dedup!r}: expected fields such as state and next_state, got {layout}')
     if dedup=='next_state' or any(o.stack > 1 for o in found): return found
     raise ValueError("dedup='frames': expected a stack of 2 to 16 frames, "
@@ -182,30 +184,25 @@ def free_frames(words, columns, counts, free):
             free[counts[_N_FREE]] = number
             counts[_N_FREE] += 1
 
-@inlined
-def _lay(frames, numbers, factors, last, out):
-    "Write a stack of frames one after the other, or pixel by pixel if the stack is the `last` axis"
-    S, W = np.uint64(len(numbers)), np.uint64(frames.shape[1])
-    for k in range(S):
-        frame = frames[numbers[k] - 1]
-        for p in range(W):
-            if not last: out[k*W + p] = frame[p]
-            elif len(factors)==0: out[p*S + k] = frame[p]
-            elif k==0: out[p] = frame[p]
-            else: out[p] += frame[p]*factors[k]
-
 @kernel
-def gather_frames(frames, n, numbers, factors, last, state, next_state):
-    """Copy the frames with these `numbers` (int32[m, 2·stack]) into two columns (m, words).
+def gather_stacks(frames, n, numbers, factors, out):
+    """Copy frames to a column (m, words) whose stacks are along the last axis, pixel by pixel.
 
-    A column that is not needed has no rows. With `factors`, a pixel's stack is one word, in which
-    frame k is multiplied by `factors[k]`. Returns False if a number is not in 1 … `n`."""
-    S = numbers.shape[1]//2
+    `numbers` (int64[m, stack]): those of the frames, from 0 on (−1: zeros). With `factors`, a pixel's stack is one
+    word, in which frame k is multiplied by `factors[k]`. Returns False if a number is not below `n`."""
+    S, W = np.uint64(numbers.shape[1]), np.uint64(frames.shape[1])
     for i in range(len(numbers)):
-        for number in numbers[i]:
-            if number < 1 or number > n: return False
-        if len(state): _lay(frames, numbers[i, :S], factors, last, state[i])
-        if len(next_state): _lay(frames, numbers[i, S:], factors, last, next_state[i])
+        row = out[i]
+        for k in range(S):
+            if numbers[i, k] >= n: return False
+            if numbers[i, k] < 0:
+                row[:] = 0
+                break
+            frame = frames[numbers[i, k]]
+            for p in range(W):
+                if len(factors)==0: row[p*S + k] = frame[p]
+                elif k==0: row[p] = frame[p]
+                else: row[p] += frame[p]*factors[k]
     return True
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61b1
@@ -232,10 +229,16 @@ class FrameColumns:
         planes = column.reshape(len(column), S, -1).view(self.unit)
         return planes if planes.flags.carray else planes.copy()
 
-    def _gather(self, frames, n, numbers, *columns):
-        none = np.empty((0, 0), self._out)
-        words = [none if c is None else c.reshape(len(c), -1).view(self._out) for c in columns]
-        if gather_frames(frames.view(self._item), n, numbers, self.factors, self.pair.last, *words): return
+    def _fill(self, frames, n, request, shared):
+        "Copy the `n` frames to the columns of a request, as in `Table`"
+        if not self.pair.last: there = fetch(frames.reshape(-1).view(np.uint8), request.out, shared.plan, n, 0)
+        else: there = all(self._gather(frames, n, request.numbers(k), request.leaves[k]) for k in shared.leaves
+                          if k is not None)
+        if not there: self._refuse_number()
+    def _gather(self, frames, n, numbers, column):
+        words = column.reshape(len(column), -1).view(self._out)
+        return gather_stacks(frames.view(self._item), n, numbers, self.factors, words)
+    def _refuse_number(self):
         raise RuntimeError(f'{self.leaf.name}: a record is damaged: it refers to a frame that is not there')
 
     def once(self, columns, back) -> tuple:
@@ -248,8 +251,14 @@ class FrameColumns:
         return frames[:counts[_USED]].copy(), numbers
     def spread(self, frames, numbers) -> list:
         "Return two columns, from what `once` made of them"
-        columns = [np.empty((len(numbers), *self.leaf.shape), self.leaf.dtype) for _ in self.leaves]
-        self._gather(frames, len(frames), numbers, *columns)
+        numbers, columns = np.split(numbers.astype(np.int64) - 1, 2, axis=1), []
+        for own in map(np.ascontiguousarray, numbers):
+            if not 0 <= own.min(initial=0) <= own.max(initial=0) < len(frames): self._refuse_number()
+            planes = frames[own]
+            if self.pair.last:
+                planes = np.empty((len(own), *self.leaf.shape), self.leaf.dtype)
+                self._gather(frames, len(frames), own, planes)
+            columns.append(planes.view(self.leaf.dtype).reshape(-1, *self.leaf.shape))
         return columns
 
 @functools.lru_cache(64)
@@ -287,7 +296,8 @@ class Table(Protocol):
     def accept(self, columns) -> None: "Raise an error if `refer` could not store columns; all of it or nothing"
     def refer(self, columns, back, first) -> list:
         "Store what is new in columns, for the rows from id `first` on, `back` from their last ones; return references"
-    def fill(self, references, columns) -> None: "Write what these refer to into columns (None: not wanted)"
+    def fill(self, request, shared) -> None:
+        "Write what rows refer to into the columns of a request: see `Shared`"
     def recover(self, references, first_id) -> None: "Find out what the living rows, from `first_id` on, refer to"
     def checksum(self, references, crc) -> int: "Continue a crc32 with what these refer to, each once"
     def get_state(self, references) -> dict: "Return what these refer to, as plain numbers and arrays"
@@ -382,10 +392,9 @@ class FrameTable(FrameColumns):
     def _intern(self, states, next_states, back, first):
         known = self.prints, self.counts, self.free
         return intern_rows(self.frames, *known, self.words, self.at, states, next_states, back, first)
-    def fill(self, references, columns):
-        "Copy the observations of two columns of numbers. A `RuntimeError` if a frame is missing"
-        n = self.used if self.room.writable else self.capacity        # a reader has no counts
-        self._gather(self.frames, n, np.concatenate(references, 1), *columns)
+    def fill(self, request, shared):
+        "Copy observations. A `RuntimeError` if a frame is missing"
+        self._fill(self.frames, self.used if self.room.writable else self.capacity, request, shared)  # a reader has no counts
     def recover(self, references, first_id):
         "Find the numbers in use and the free ones; a `ValueError` for a number outside the table"
         numbers, most = np.concatenate(references, 1), self.capacity
@@ -493,13 +502,16 @@ class PackedFrames(FrameTable):
         n_held = super().sweep(filled)
         for number in self.free[:self._count[_N_FREE]].tolist(): self.packed[number - 1] = b''
         return n_held
-    def fill(self, references, columns):
+    def fill(self, request, shared):
         "As in `FrameTable`; each frame is unpacked once"
-        found, places = np.unique(np.concatenate(references, 1) - 1, return_inverse=True)
-        numbers = (places + 1).astype(np.int32).reshape(len(references[0]), -1)
-        raw = np.frombuffer(bytearray().join(self._unpack(o) for o in found.tolist()), self.unit)
-        frames = raw.reshape(len(found), self.nbytes_each//self.unit.itemsize)
-        self._gather(frames, len(found), numbers, *columns)
+        asked = [request.numbers(k) for k in shared.leaves if k is not None]
+        found, places = np.unique(np.concatenate(asked, axis=None), return_inverse=True)
+        n_gone = int(np.count_nonzero(found < 0))
+        if found[-1:].max(initial=0) >= self.used: self._refuse_number()
+        for numbers, own in zip(asked, np.split(places - n_gone, len(asked))): numbers[...] = own.reshape(numbers.shape)
+        raw = np.frombuffer(bytearray().join(self._unpack(o) for o in found[n_gone:].tolist()), self.unit)
+        frames = raw.reshape(-1, self.nbytes_each//self.unit.itemsize)
+        self._fill(frames, len(frames), request, shared)
     def _intact(self, rows): return all(self._unpack(o) for o in rows.tolist())
     def _content(self, rows):
         parts = [self.packed[o] for o in rows.tolist()]

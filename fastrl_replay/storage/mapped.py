@@ -30,7 +30,7 @@ from ..samplers.own import KINDS
 from ..saving import (
     LOCKS, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder, write_file)
 from ..steps import Layout
-from .choice import check_storage_options, storage_for
+from .choice import as_kept, check_storage_options, storage_for
 from .records import TOLD
 
 # %% ../../nbs/3_lasting/06_mapped.ipynb #4dec6702
@@ -538,7 +538,7 @@ class View:
         self._kept: Any = None
         self.max_sz, self.sampler = there['max_sz'], there['sampler']
         self.layout = Layout.from_plain(there['layout'])
-        self._storage = storage_for(self.layout, self.max_sz, there['dedup'], room=self._folder)
+        self._storage = storage_for(self.layout, self.max_sz, as_kept(there['dedup']), room=self._folder)
 
     @property
     def n_added(self) -> int:

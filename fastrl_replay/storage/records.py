@@ -14,9 +14,9 @@ import numpy as np
 from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
 from ..saving import CheckpointError, naming
-from ..steps import Layout, encode, same_layout
-from .base import Accepted, Streams, follow_links, to_ids
-from .request import Request, Requests, fetch_kernel
+from ..steps import Layout, StepFitter, encode, same_layout
+from .base import Accepted, Streams, follow_links
+from .request import Request, Requests, fetch
 from .rooms import Ram
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
@@ -197,11 +197,6 @@ def stored_layout(layout: Layout, tables: Any) -> Layout:
         for k, o in zip(t.leaves, t.references): leaves[k] = o
     return same_layout(layout.step_type, layout.trees, leaves) if tables else layout
 
-def _one_row(leaf, v):
-    "A value as a column of one row"
-    fits = v.__class__ is np.ndarray and v.dtype==leaf.dtype and v.shape==leaf.shape and leaf.bits_of is None
-    return (v if fits else encode(leaf, v))[None]
-
 class Writer(Ring):
     "A ring of records: steps are checked, packed and written. What `tables` keep is referred to"
     _kept = 'max_sz', 'size', 'layout'
@@ -212,11 +207,10 @@ class Writer(Ring):
         self.records = self.rows.reshape(-1).view(stored.record)
         self.fields = [self._field(self.records, leaf.path) for leaf in stored.leaves]
         self.whose = self.records['_stream'] if self.key is None else self.fields[self.key]
-        packer, self._order = stored.packing
+        packer, order = stored.packing
         self._pack, self._flat_type = packer.pack, stored.step_type if stored.flat else None
-        self._key_at: Any = None if self.key is None else self._order(range(len(stored.leaves))).index(self.key)
-        self._classes: Any = None
-        self._checks: list[Any] = []
+        self._key_at: Any = None if self.key is None else order(range(len(stored.leaves))).index(self.key)
+        self._step = StepFitter(stored.fitters, order)
         self.scratch = np.zeros(self.piece, stored.record)
         self._scratches: dict[int, Any] = {}
         self._back = np.zeros(1, np.int32)
@@ -234,12 +228,7 @@ class Writer(Ring):
         if self.unsettled: self.settle()
         if self.tables: step = self._referring(step)
         elif step.__class__ is not self._flat_type: step = self.layout.values(step)
-        classes = tuple(map(type, step))
-        if classes!=self._classes: self._plan_checks(classes)
-        values = list(self._order(step))
-        for k, dtype, shape, take, fit in self._checks:
-            v = values[k]
-            values[k] = take(v) if dtype is not None and v.dtype is dtype and v.shape==shape else fit(v)
+        values = self._step.fit(step)
         count, streams, max_sz = self._count, self.streams, self.max_sz
         n, first, stream = count[N_ADDED], count[FIRST_ID], 0 if self.key is None else int(values[self._key_at])
         table, at = streams.view, streams.places.get(stream)
@@ -260,16 +249,9 @@ class Writer(Ring):
         self.unsettled = False
         return n
 
-    def _plan_checks(self, classes):
-        "Which values, in packing order, need more than `struct`: for numbers, the class decides"
-        found = enumerate(zip(self._order(self.stored.fitters), self._order(classes)))
-        self._checks = [(k, f.dtype if c is np.ndarray else None, f.shape, f.take, f.fit)
-                        for k, (f, c) in found if c not in f.types]
-        self._classes = classes
     def _refuse(self, values):
         "Name the number that `struct` could not pack"
-        for f, v in zip(self._order(self.stored.fitters), values):
-            if f.number: f.one(v)
+        self._step.check(values)
         refuse('step', f'numbers that fit {self.layout}', values)
 
     def accept(self, chunk, streams=None) -> Accepted:
@@ -334,7 +316,7 @@ class Writer(Ring):
         stream = 0 if self.key is None else int(encode(leaves[self.key], values[self.key]))
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
         for t in self.tables:
-            columns = [_one_row(leaves[k], values[k]) for k in t.leaves]
+            columns = [self.layout.fitters[k].row(values[k]) for k in t.leaves]
             t.accept(columns)
             for k, c in zip(t.leaves, t.refer(columns, self._back, n)): values[k] = c[0]
         return values
@@ -352,10 +334,9 @@ class Records(Writer):
     leaves have in common, stored once (see `Table`)"""
     def __init__(self, max_sz: int, layout: Layout, room: Any = None, tables: Any = ()) -> None:
         super().__init__(max_sz, layout, room, tables)
-        self._requests = Requests(layout, _max_sz=max_sz)
-        self._words = self.rows.reshape(-1).view(np.uint64)
-        self._kernel: Any = None
-        self._kernels: dict[tuple, Any] = {}         # those of windows, by fields
+        shared = tuple(tuple(layout.leaves[k].path for k in t.leaves) for t in self.tables)
+        self._requests = Requests(layout, stored=self.stored, shared=shared, _max_sz=max_sz)
+        self._raw = self.rows.reshape(-1)
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
         elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
@@ -372,41 +353,13 @@ class Records(Writer):
     def read(self, request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
-        if request.around is not None and not self.tables: self._read_around(request)
-        elif self.tables or request.layout is not self.layout: self._read_columns(request)
-        else:
-            if self._kernel is None: self._kernel = fetch_kernel(self.layout)
-            self._kernel(self._words, request.words, len(request.flat), self._count[N_ADDED], self.max_sz)
+        if not fetch(self._raw, request.out, request.form.plan, self.max_sz, self._count[N_ADDED]):
+            raise IndexError(f'slots: expected slots below {self.max_sz}')
+        if self.tables: self._fill(request)
         return request.batch()
-    def _read_around(self, request):
-        "Read rows, and the windows around them, by a kernel for these fields"
-        kind, n = (request.layout.fields, request.windows), len(request.flat)
-        if kind not in self._kernels:
-            if len(self._kernels) > 99: self._kernels.clear()
-            self._kernels[kind] = fetch_kernel(self.layout, request.windows, request.layout)
-        n_added, around = self._count[N_ADDED], (request.around, request.lengths)
-        self._kernels[kind](self._words, request.words, n, n_added, self.max_sz, *around)
-
-    def _read_columns(self, request):
-        slots = request.flat.copy()
-        n_gone, gone = to_ids(request.flat, self.n_added, self.max_sz), None
-        if n_gone:
-            gone = slots < 0
-            slots[gone] = (self.n_added - 1) % self.max_sz           # any row that is there
-        columns, first = {o.path: c for o, c in zip(request.layout.leaves, request.leaves)}, 0
-        for field, n in zip(request.windows, request.lengths):
-            around = request.around[:, first:first + n].reshape(-1)
-            self._fill_columns({k: columns.pop(k) for k in list(columns) if k[0]==field}, around)
-            first += n
-        if n_gone < len(slots): self._fill_columns(columns, slots)
-        for c in request.leaves if n_gone else (): c[gone] = '' if c.dtype.hasobject else 0
-    def _fill_columns(self, columns, slots):
-        "Read columns, given by the paths of their leaves"
-        for t in self.tables:
-            found = [columns.pop(self.layout.leaves[k].path, None) for k in t.leaves]
-            if any(c is not None for c in found): t.fill(self._references(t, slots), found)
-        for leaf, field in zip(self.layout.leaves, self.fields):
-            if leaf.path in columns: columns[leaf.path][...] = field[slots]
+    def _fill(self, request):
+        for t, shared in zip(self.tables, request.form.shared):
+            if shared is not None: t.fill(request, shared)
     def numbers(self, field) -> Any:
         """Return a view of a field that is one number, of all slots, to read and to correct; or
         None. '_prev': the distances back along the streams (0: none)"""

@@ -178,12 +178,17 @@ class TextNumbers:
         numbers, sign = self.lists[self.now].numbers, -1 if self.now else 1
         self.n = first + len(columns[0])
         return [sign*np.array([numbers[o] for o in columns[0].tolist()], np.int32)]
-    def fill(self, references: Any, columns: Any) -> None:
+    def fill(self, request: Any, shared: Any) -> None:
         "Write strings by their numbers. A `RuntimeError` if one is missing"
         if not self.room.writable: self._look_again()
-        self._check(references[0], RuntimeError)
-        first, second = self.lists[0].texts, self.lists[-1].texts
-        columns[0][...] = [first[k - 1] if k > 0 else second[-k - 1] for k in references[0].tolist()]
+        [k] = shared.leaves
+        found = request.numbers(k)[:, 0]                                 # −1: no row, and no string
+        numbers = (found + 1).astype(np.uint32).view(np.int32)           # as the records have them
+        self._check(numbers[found >= 0], RuntimeError)
+        request.leaves[k][...] = [self._text(o) for o in numbers.tolist()]
+    def _text(self, number):
+        if number < 0: return self.lists[1].texts[-number - 1]
+        return self.lists[0].texts[number - 1] if number else ''
     def _check(self, numbers, error):
         most = [len(o.texts) for o in self.lists]
         least = -most[1] if len(most) > 1 else 0
