@@ -29,7 +29,7 @@ GROUPS = dict(
         '''test_checks.py test_lasting.py test_mixed.py test_also.py test_where.py test_drop.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_own_loop.py test_options.py test_rank.py
         test_rate_limiter.py test_replay.py test_samplers.py test_age.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
         test_storage.py test_texts.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
-        test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
+        test_checkpoint.py test_pickles.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
         test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py'),
@@ -60,7 +60,7 @@ GROUPS = dict(
     cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
         'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[45678]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
-        '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*'''),
+        '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_pickles.py::*sb3* test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*'''),
     lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[12346]_*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py'),
