@@ -8,6 +8,7 @@ import json
 import pickle
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -253,9 +254,8 @@ def make(folder):
 
 if __name__=='__main__':
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    import data.make_pickles                   # the pickles name this module, not `__main__`
     warnings.simplefilter('error')
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    found = data.make_pickles.make(folder)
+    found = import_module('data.make_pickles').make(folder)      # the pickles name this module, not `__main__`
     print(len(found), sum(o.stat().st_size for o in folder.iterdir()))
