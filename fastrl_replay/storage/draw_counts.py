@@ -7,6 +7,7 @@ __all__ = ['ALL', 'SOME', 'LEAST', 'BINS', 'SEEN', 'SINCE', 'ROWS', 'DRAWS', 'HI
            'DrawCounts']
 
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #6e430277
+import copy
 import numpy as np
 from ..kernels import ids_in, inlined, kernel
 
@@ -59,6 +60,7 @@ class DrawCounts:
     slot"""
     def __init__(self, max_sz: int, since: int = 0, counts: np.ndarray | None = None) -> None:
         self.max_sz, self.since = max_sz, since
+        self.begun, self.before = since, 0     # since which id all draws are known; how many were not counted here
         self.stride = watch_stride(max_sz) if counts is None else 1
         if counts is None:
             self._counts = np.zeros(COUNTS + -(-max_sz // self.stride), np.int64)
@@ -66,6 +68,18 @@ class DrawCounts:
         else:
             self._counts = counts
             counts[ROWS] = 0
+    def figures(self, n_added) -> list[int]:
+        "Return how many rows were drawn in all, here and in earlier lives, and how many were added meanwhile"
+        return [self.before + self.n_rows, n_added - self.begun]
+    def go_on(self, figures, n_added) -> None:
+        "Continue from `figures`; of rows that were added since, of whose draws nothing is known, none counts"
+        self.before, n_new = figures
+        self.begun = n_added - n_new
+    def copied(self) -> 'DrawCounts':
+        "Return a copy, whose counts are its own"
+        made = copy.copy(self)
+        made._counts = self._counts.copy()
+        return made
     def clear(self, n_added) -> None:
         "Leave out the rows with ids below `n_added` from now on: they have gone, and not because they were overwritten"
         if self._counts[SINCE] >= n_added: return
@@ -78,7 +92,7 @@ class DrawCounts:
         count_drawn(self._counts, slots, n_added, self.stride, self.max_sz)
     @property
     def n_rows(self) -> int:
-        "The rows of all batches drawn so far (exact, since it doesn't depend on what is watched)"
+        "The rows of all batches drawn and counted here (exact, since it doesn't depend on what is watched)"
         return int(self._counts[ROWS])
     @property
     def n_evicted(self) -> int:
