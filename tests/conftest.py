@@ -29,7 +29,7 @@ GROUPS = dict(
         '''test_checks.py test_lasting.py test_mixed.py test_also.py test_restored.py test_where.py test_drop.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_own_loop.py test_options.py test_rank.py
         test_rate_limiter.py test_replay.py test_samplers.py test_age.py test_schedules.py test_sequences.py test_stepper.py test_steps.py
         test_storage.py test_texts.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
-        test_checkpoint.py test_pickles.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
+        test_checkpoint.py test_format.py test_pickles.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
         test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py'),
@@ -44,7 +44,7 @@ GROUPS = dict(
     processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
         'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
-        '''test_kills.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
+        '''test_kills.py test_first_flush.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
         *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
         test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
         test_saving_format.py::test_without_fcntl*'''),
