@@ -26,7 +26,7 @@ from ..saving import (
     FORMAT, MANIFEST, NEEDING, Rows, SavedState, check_needs, check_plain, naming, save_state)
 from ..kernels import ids_in
 from ..steps import Layout, Transition
-from ..storage.draw_counts import COUNTS, ROWS, SEEN, SINCE
+from ..storage.draw_counts import COUNTS, SEEN, SINCE, without_rows
 from ..storage.choice import stored_once
 from ..storage.rooms import Ram
 from ..storage.mapped import STATE, MappedFolder, View
@@ -149,8 +149,8 @@ class Saved(Pruned, Savable):
         own = dict(max_sz=self.max_sz, n_stale=self.n_stale, rng=self.rng.get_state(), options=self._options)
         if self.windows: own['windows'] = self.windows
         if self.max_draws is not None:
-            own['max_draws'] = self.max_draws
-            own['drawn'] = None if self._storage is None else self._drawn_counts.copy()
+            own |= dict(max_draws=self.max_draws, drawn=None)
+            if self._storage is not None: own['drawn'] = without_rows(self._drawn_counts)
         return own | dict(usage=self.draws.figures(self.n_added))
     def _set_counters(self, state):
         rng, n_stale = Rng(0), whole('n_stale', state['n_stale'])
@@ -211,8 +211,7 @@ class Saved(Pruned, Savable):
         if storage is None: return
         if self.max_draws is not None:
             if saved is None: counts[:], counts[SEEN], counts[SINCE] = 0, storage.n_added, storage.n_added
-            else: counts[:] = saved
-            counts[ROWS] = 0                                 # they are among the figures
+            else: counts[:] = without_rows(saved)
         self.draws.go_on(figures, storage.n_added)
 
     def _adopt(self, storage, sampler, living=None):

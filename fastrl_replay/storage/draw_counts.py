@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALL', 'SOME', 'LEAST', 'BINS', 'SEEN', 'SINCE', 'ROWS', 'DRAWS', 'HISTOGRAM', 'COUNTS', 'watch_stride', 'count_drawn',
-           'DrawCounts']
+           'without_rows', 'DrawCounts']
 
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #6e430277
 import copy
@@ -54,6 +54,12 @@ def count_drawn(counts, slots, n, stride, max_sz):
         if place*np.uint32(stride) == slot: counts[COUNTS + place] += 1
 
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #1e8a96c5
+def without_rows(counts: np.ndarray) -> np.ndarray:
+    "Return a copy of the counts of every slot (int64[COUNTS + max_sz]) for another life, which counts its rows from 0"
+    made = counts.copy()
+    made[ROWS] = 0
+    return made
+
 class DrawCounts:
     """Counts how often the rows in the watched slots of a memory are drawn; rows with ids below
     `since` are left out. `counts` (int64[COUNTS + max_sz]): count there, and on, the draws of every
