@@ -126,7 +126,7 @@ def write_file(path: Path, data: bytes) -> None:
 def _remove(path):
     with suppress(OSError): path.unlink()
 def manifest_bytes(manifest: Any) -> bytes:
-    "Return the bytes of a manifest (anything JSON holds): a line with its format (4 if it has `needs`) and checksum, then JSON"
+    "Return a manifest (anything JSON holds) as bytes: a line with format (4 if it has `needs`) and checksum, then JSON"
     number = NEEDING if isinstance(manifest, dict) and manifest.get('needs') else FORMAT
     body = json.dumps(manifest, separators=(',', ':')).encode() + b'\n'
     return b'{"format":%d,"crc32":"%08x"}\n%b' % (number, zlib.crc32(body), body)
@@ -140,7 +140,7 @@ def check_needs(name: str | Path, needs: Any) -> None:
                           'something else; use a newer version')
 
 def read_manifest(path: Path) -> Any:
-    "Return the manifest in a file; `CheckpointError` if missing, damaged, of another format, or of a newer version"
+    "Return the manifest in a file; `CheckpointError` if missing, damaged, or of a format or version not known here"
     with _reading(path) as f:
         head: Any = _HEAD.match(text := f.read())
         require(head, f'expected a first line of format {FORMAT}')

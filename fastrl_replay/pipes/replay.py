@@ -83,7 +83,8 @@ def new_memory(max_sz: int, sampler: Any, seed: Any, device: Any = None, **optio
 def saved_bs(own: int, saved: Any) -> int:
     "Return the `bs` that was saved with a pipe, as its state; a warning says if the pipe has another of its `own`"
     saved = whole('bs', saved, 1)
-    if saved!=own: warnings.warn(f'bs: this pipe goes on with {saved}, as it was saved, not {own}. Set it afterwards', stacklevel=5)
+    words = f'bs: this pipe goes on with {saved}, as it was saved, not {own}. Set it afterwards'
+    if saved!=own: warnings.warn(words, stacklevel=5)
     return saved
 
 _NOT_KEPT = '; save such a memory by its own methods'

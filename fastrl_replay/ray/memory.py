@@ -19,15 +19,15 @@ from ..batch import DRAWN, FETCHED, Batch, as_chunk, chunk_columns, chunk_stream
 from ..steps import Layout
 from ..protocol import refuse_name
 from ..samplers.base import as_errors, as_priorities, check_answers
-from ..samplers.own import KINDS, as_sampler, sampler_from
+from ..samplers.own import as_sampler, sampler_from
 from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..memory import ReplayMemory
-from ..memory.options import Options, described
+from ..memory.options import Options, described, set_again
 from ..memory.plain import Parted
 from ..saving import MANIFEST, CheckpointError, SavedState, naming, save_state
-from ..schedules import schedule_from, value_at
+from ..schedules import value_at
 from ..show import bars_figure
 from ..storage.request import Requests
 from .shard import (
@@ -515,7 +515,7 @@ class Saved(Stored):
             else: n_lost = self._take_over(folder, *alike)
             self._tell('renumber', {o.k: o.info.number for o in there})
             self.rng.set_state(state['rng'])
-            self.sampler = _like(self.sampler, state['sampler'])
+            set_again(self.sampler, state['sampler'])
             self.sampler.n_batches, self.n_lost = state['n_batches'], n_lost
             return state['notes']
 
@@ -618,14 +618,6 @@ class Saved(Stored):
 def _pattern(state):
     "The options of a shard in a state of the whole: those of which the client has a pattern"
     return Options.from_plain(dict(max_sz=state['each'], sampler=state['sampler']))
-
-def _like(sampler, plain):
-    "A sampler of options that were saved, where it is one of the library's; a beta of one's own stays"
-    if plain['kind'] not in KINDS: return sampler
-    options = {k: v for k, v in plain['options'].items() if k!='beta'}
-    made = sampler_from(dict(kind=plain['kind'], options=options))
-    if 'beta' in plain['options']: made.beta = schedule_from(plain['options']['beta'], sampler.beta)
-    return made
 
 def _state_in(folder):
     "What the save in `folder` says of the whole"

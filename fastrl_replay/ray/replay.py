@@ -11,7 +11,7 @@ from collections import deque, namedtuple
 from collections.abc import Iterator
 from typing import Any
 import torch
-from ..checks import Words, refuse, whole
+from ..checks import Words, refuse, take, whole
 from ..batch import Batch, as_chunk, stream_numbers
 from ..memory import ReplayMemory
 from ..pipes.actors import ActorError, Task, check_upstream, renumbered
@@ -324,15 +324,15 @@ class RayReplay(ExperienceReplay):
         self._ready.clear()
         return self.memory.save(folder, dict(n_batches=self.n_batches, bs=self.bs))
     def load(self, folder: Any) -> 'RayReplay':
-        """Continue with what `save` wrote, in the shards there are; the actors begin new episodes. What a replay with other
-        options saved is refused by their name, and nothing changes"""
+        """Continue with what `save` wrote, in the shards there are; the actors begin new episodes. What a
+        replay with other options saved is refused by their name, and nothing changes"""
         notes = self.memory.check_options(folder)['notes']
         if not isinstance(notes, dict): refuse('folder', 'what a RayReplay saved', Words('what a RayMemory saved'))
-        n_batches, bs = (whole(k, notes.get(k, own)) for k, own in dict(n_batches=0, bs=self.bs).items())
+        n_batches, bs = whole('n_batches', *take(notes, 'n_batches')), saved_bs(self.bs, notes.get('bs', self.bs))
         if self._actors is not None: self._actors.close()
         for ahead in (self._asked, self._ready): ahead.clear()
         self.memory.restore(folder)
-        self.n_batches, self.bs = n_batches, saved_bs(self.bs, bs)
+        self.n_batches, self.bs = n_batches, bs
         return self
     def close(self, everything: bool = False) -> None:
         "End the actors and the shards; an attached replay ends these only with `everything`"

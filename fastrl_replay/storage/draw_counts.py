@@ -81,6 +81,11 @@ class DrawCounts:
         "Continue from `figures`; of rows that were added since, of whose draws nothing is known, none counts"
         self.before, n_new = figures
         self.begun = n_added - n_new
+    def recall(self, counts, figures, n_added) -> None:
+        "Go on from the `counts` of every slot that were saved (None: from zero) and the `figures`, when rows are there"
+        if counts is not None: self._counts[:] = without_rows(counts)
+        else: self._counts[:], self._counts[SEEN], self._counts[SINCE] = 0, n_added, n_added
+        self.go_on(figures, n_added)
     def copied(self) -> 'DrawCounts':
         "Return a copy, whose counts are its own"
         made = copy.copy(self)
