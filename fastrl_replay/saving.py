@@ -126,21 +126,22 @@ def write_file(path: Path, data: bytes) -> None:
 def _remove(path):
     with suppress(OSError): path.unlink()
 def manifest_bytes(manifest: Any) -> bytes:
-    "Return a manifest (anything JSON holds) as bytes: a line with format (4 if it has `needs`) and checksum, then JSON"
+    "Return a manifest as bytes: a line with its format (4 if it has `needs`) and checksum, then JSON"
     number = NEEDING if isinstance(manifest, dict) and manifest.get('needs') else FORMAT
     body = json.dumps(manifest, separators=(',', ':')).encode() + b'\n'
     return b'{"format":%d,"crc32":"%08x"}\n%b' % (number, zlib.crc32(body), body)
 def check_needs(name: str | Path, needs: Any) -> None:
-    "Raise a `CheckpointError` unless `needs` is a list of `FEATURES`, of which this version knows all"
-    require(isinstance(needs, list) and needs, f'{name}: needs: expected a list of features', CheckpointError)
+    "Raise a `CheckpointError` unless `needs` is a list of features that this version knows"
+    given = isinstance(needs, list) and len(needs)
+    require(given, f'{name}: needs: expected a list of features', CheckpointError)
     unknown = [o for o in needs if o not in FEATURES]
     if not unknown: return
     words = ', '.join(f'{o!s:.60}' for o in unknown)
-    raise CheckpointError(f'{name}: needs: this version of fastrl_replay does not know {words}, and would read '
-                          'something else; use a newer version')
+    raise CheckpointError(f'{name}: needs: this version of fastrl_replay does not know {words}, '
+                          'and would read something else; use a newer version')
 
 def read_manifest(path: Path) -> Any:
-    "Return the manifest in a file; `CheckpointError` if missing, damaged, or of a format or version not known here"
+    "Return the manifest in a file; `CheckpointError` if missing, damaged, of another format, or newer"
     with _reading(path) as f:
         head: Any = _HEAD.match(text := f.read())
         require(head, f'expected a first line of format {FORMAT}')

@@ -88,8 +88,9 @@ def memory_like(make: Any, state: Any, saved: SavedState, sampler: Any = None, s
     """Return an empty memory, made by `make`, like the one whose `state` was `saved`; `sampler`, `step`: as of
     `ReplayMemory.load`"""
     with saved.sense('a memory'): own = Options.from_plain(state)
-    made, how = sampler_from(own.sampler, sampler), dict(dedup=own.dedup, codec=own.codec, max_draws=own.max_draws)
-    with saved.sense('a memory'): return make(own.max_sz, made, step=step, windows=own.windows, **how)
+    made = sampler_from(own.sampler, sampler)
+    how = dict(dedup=own.dedup, codec=own.codec, max_draws=own.max_draws, windows=own.windows)
+    with saved.sense('a memory'): return make(own.max_sz, made, step=step, **how)
 
 class Savable:
     "A memory whose `saved` tells what it consists of"
@@ -108,17 +109,17 @@ class Savable:
 
 # %% ../../nbs/3_lasting/20_kept.ipynb #a20d0001
 def figures_in(state: dict[str, Any]) -> list[int]:
-    "Return the rows drawn in a saved state, and those added meanwhile; none are known of what earlier versions saved"
+    "Return the rows drawn in a saved state, and those added meanwhile; of earlier versions, none"
     n_drawn, n_new = state.get('usage', (0, 0))
     return [whole('state: usage', o, most=2**62) for o in (n_drawn, n_new)]
 def counts_in(state: dict[str, Any], max_sz: int) -> np.ndarray | None:
-    "Return how often each row was drawn, if a saved state says so; a `ValueError` or `TypeError` if damaged"
+    "Return how often each row was drawn, or None; a `ValueError` or `TypeError` if damaged"
     if state.get('drawn') is None: return None
     counts = array('state: drawn', state['drawn'], 'iu', (COUNTS + max_sz,))
     require((counts >= 0).all(), 'state: drawn: expected numbers ≥ 0')
     return counts
 def layout_in(piece: dict[str, Any], known: Any, options: dict[str, Any]) -> Layout:
-    "Return the layout of saved rows; a `ValueError` if it is not the one `known`, or if other parts are stored once"
+    "Return the layout of saved rows; a `ValueError` unless it is `known`, and the same is stored once"
     layout, frames = Layout.from_plain(piece['layout'], known), piece.get('frames', {})
     own = stored_once(layout, **options)
     saved = {k: (o['stack'], o['codec']) for k, o in frames.items() if 'stack' in o}
@@ -132,15 +133,16 @@ def as_tensors(state: dict[str, Any], rows: Rows) -> dict[str, Any]:
     if rows.needs: plain |= dict(format=NEEDING, needs=rows.needs)
     return convert(plain, np.ndarray, lambda a: torch.from_numpy(np.array(a)))
 def as_arrays(state: Any) -> dict[str, Any]:
-    "Return such a dict with arrays; a `TypeError` or `ValueError` if it is none, or of a version that is not known"
+    "Return such a dict with arrays; a `TypeError` or `ValueError` if it is none, or newer"
     number = of_type('state', state, dict, 'a dict as from state_dict').get('format')
-    if number not in (FORMAT, NEEDING): refuse('state', f'format {NEEDING} or format {FORMAT}', number)
+    wanted = f'format {NEEDING} or format {FORMAT}'
+    if number not in (FORMAT, NEEDING): refuse('state', wanted, number)
     if number==NEEDING: check_needs('state', state.get('needs'))
     return convert(state, torch.Tensor, torch.Tensor.numpy)
 
 # %% ../../nbs/3_lasting/20_kept.ipynb #a20d0002
 def kept_state(room: MappedFolder) -> dict[str, Any]:
-    "Return what the last `flush` kept beside the mapped files: nothing, if there was none, or the first was cut off"
+    "Return what the last `flush` kept beside the mapped files: nothing, if none was completed"
     path = room.subfolder(STATE)
     if not (path/MANIFEST).exists(): return {}
     with SavedState(path, 'memory on disk') as saved, saved.sense('a memory on disk'):
@@ -148,12 +150,12 @@ def kept_state(room: MappedFolder) -> dict[str, Any]:
         take(state, 'n_stale', 'rng', 'n_batches')
         return state
 def options_in(room: MappedFolder, kept: Any = None) -> Options:
-    "Return the options of the memory in a folder: what may be set at any time as it was `kept` (None: as it was made)"
+    "Return the options of the memory in a folder: as they were made, or `kept` by the last flush"
     with naming(room.path/room.DESCRIPTION, 'this does not describe a memory'):
         options = Options.from_plain(room.memory())
     if not kept: return options
     with naming(room.path/STATE/MANIFEST, 'not the state of a memory'):
-        later = dict(sampler=options.sampler, windows=None) | {k: kept[k] for k in ('sampler', 'windows') if k in kept}
+        later = dict(sampler=kept.get('sampler', options.sampler), windows=kept.get('windows'))
         return Options.from_plain(options.to_plain() | later)
 
 # %% ../../nbs/3_lasting/20_kept.ipynb #d0000009
@@ -171,8 +173,8 @@ class Saved(Pruned, Savable):
         return Options(self.max_sz, described(self._sampler), **self._options, windows=self.windows,
                        max_draws=self.max_draws)
     def check_options(self, state: dict[str, Any], piece: Any = None) -> None:
-        """Raise the `ValueError` with which `restore` would refuse a `state` of a memory that was made
-        differently, by the name of the option; nothing changes. `piece`: the first one of its rows"""
+        """Raise the `ValueError` with which `restore` would refuse a `state` of a memory made
+        differently, by the option's name; nothing changes. `piece`: the first one of its rows"""
         with self.lock:
             self._made().check(Options.from_plain(state))
             if piece is not None: layout_in(piece, self.layout, self._options)
@@ -308,7 +310,8 @@ class Saved(Pruned, Savable):
         "What a copy consists of, all of it its own; `array` makes the arrays of its rows"
         require(not self._room.durable, 'a memory on disk cannot be copied or pickled; use save(folder)', RuntimeError)
         self._catch_up()
-        own = dict(sampler=self._sampler, layout=self.layout, dtype=self._dtype, also=self.also, **self._counters())
+        own = dict(sampler=self._sampler, layout=self.layout, dtype=self._dtype) | self._counters()
+        own['also'] = self.also
         rows = [convert(o, np.ndarray, array) for o in self._rows().pieces()]
         return copy.deepcopy(own, memo) | dict(rows=rows)
     def __setstate__(self, state):
@@ -320,7 +323,8 @@ class Saved(Pruned, Savable):
         if storage is not None: self._take(storage)
         elif self.layout is not None: self._open(self.layout)
         self._sampler.n_entered = self.n_added
-        if storage is not None: self.draws.recall(state.get('drawn'), figures_in(state), self.n_added)
+        drawn, figures = state.get('drawn'), figures_in(state)
+        if storage is not None: self.draws.recall(drawn, figures, self.n_added)
 
 # %% ../../nbs/3_lasting/20_kept.ipynb #d0000010
 class ReplayMemory(Saved):
@@ -417,8 +421,9 @@ class ReplayMemory(Saved):
         "Note in a new folder what it holds"
         if self._room.description is not None: return
         plain = self._made().to_plain() | dict(needs=self._needs(layout))
-        own = dict(max_sz=self.max_sz, sampler=plain['sampler'], layout=layout.to_plain(), dedup=plain['dedup'])
-        self._room.describe(own | {k: plain[k] for k in ('max_draws', 'windows', 'needs') if plain.get(k)})
+        own = {k: plain[k] for k in ('max_sz', 'sampler')} | dict(layout=layout.to_plain())
+        more = {k: plain[k] for k in ('max_draws', 'windows', 'needs') if plain.get(k)}
+        self._room.describe(own | dict(dedup=plain['dedup']) | more)
 
 
     @classmethod
@@ -429,7 +434,8 @@ class ReplayMemory(Saved):
         room = MappedFolder(path, writable=False)
         try: there = options_in(room)
         finally: room.close()
-        return cls(there.max_sz, sampler, step=step, seed=seed, path=path, max_draws=there.max_draws)
+        return cls(there.max_sz, sampler, step=step, seed=seed, path=path,
+                   max_draws=there.max_draws)
 
     @classmethod
     def from_minari(cls, dataset: Any, step_type: Any = Transition, **options: Any) -> Self:
@@ -463,10 +469,8 @@ class ReplayMemory(Saved):
             if not self._room.durable or self._storage is None: return
             self._catch_up()
             for feature in self._needs(): self._room.need(feature)
-            state = self._counters() | dict(n_batches=self._sampler.n_batches)
-            sampler = described(self._sampler)                # alpha and beta may have been set
-            if sampler!=self._room.description['sampler']: state['sampler'] = sampler
-            save_state(self._room.subfolder(STATE), state, 'memory on disk')   # not in a mapped file
+            own = dict(n_batches=self._sampler.n_batches, sampler=described(self._sampler))
+            save_state(self._room.subfolder(STATE), self._counters() | own, 'memory on disk')
             self._storage.flush()
 
     def close(self) -> None:

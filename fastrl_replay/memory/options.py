@@ -31,13 +31,14 @@ def _default(kind, name):
     return parameters[name].default if name in parameters else object()
 
 def _untold(sampler, name):
-    "Has this option of a sampler, by its path, the default value? Then nobody has said what it is to be"
+    "Has this option of a sampler, by its path, the default value? Then nobody has said it"
     first, *rest = name
-    if first=='sampler' and rest[:1]==['options']: return _untold(sampler['options']['sampler'], rest[1:])
-    return not rest and sampler['options'].get(first)==_default(sampler['kind'], first)
+    options = sampler['options']
+    if first=='sampler' and rest[:1]==['options']: return _untold(options['sampler'], rest[1:])
+    return not rest and options.get(first)==_default(sampler['kind'], first)
 
 def set_again(sampler: Any, plain: dict[str, Any]) -> None:
-    "Give a sampler the alpha and beta that were saved; a schedule of one's own must be its beta already"
+    "Give a sampler the alpha and beta that were saved; a schedule of one's own must be there already"
     options = plain['options']
     if 'sequence' in options: return set_again(sampler.base_sampler, options['sampler'])
     if 'alpha' in options: sampler.alpha = options['alpha']
@@ -51,7 +52,7 @@ def described(sampler: Any) -> dict[str, Any]:
 class Options:
     "What a memory is, apart from where it lies: compared wherever a state is restored"
     max_sz: int                          # rows
-    sampler: dict[str, Any]              # its `kind` and `options`; those of sequences are among them
+    sampler: dict[str, Any]              # its `kind` and `options`, those of sequences included
     dedup: str | None = 'auto'           # what is stored once
     codec: str | None = None             # how it is packed
     windows: dict[str, Any] | None = None  # offsets by field
@@ -68,51 +69,55 @@ class Options:
         return plain | {k: v for k, v in more.items() if v is not None}
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> 'Options':
-        "Return the options in a saved state, or the description of a folder; a `ValueError` or `TypeError` if forged"
+        "Return the options in a saved state, or a folder's description; a `ValueError` or `TypeError` if forged"
         (max_sz, sampler), own = take(plain, 'max_sz', 'sampler'), plain.get('options', plain)
         max_sz, (kind, options) = whole('max_sz', max_sz, 1), take(sampler, 'kind', 'options')
         take(options)                                        # a dict
         most, windows = plain.get('max_draws'), as_windows(plain.get('windows'), max_sz)
         max_draws = None if most is None else whole('max_draws', most, 1)
-        return cls(max_sz, dict(kind=kind, options=options), own.get('dedup'), own.get('codec'), windows, max_draws)
+        sampler = dict(kind=kind, options=options)
+        return cls(max_sz, sampler, own.get('dedup'), own.get('codec'), windows, max_draws)
     def needs(self) -> list[str]:
-        "Return those of the `FEATURES` of the format that a reader has to know because of these options"
+        "Return those of the `FEATURES` of the format that these options make a reader need"
         used = dict(max_draws=self.max_draws, windows=self.windows,
                     episode_burn_in=self.sequence.get('episode_burn_in'))
         return [k for k, v in used.items() if v]
 
     def _compared(self, told):
-        named = dict(max_sz=self.max_sz, max_draws=self.max_draws, sampler=self.sampler, windows=self.windows)
-        return _listed(named | dict(dedup=self.dedup, codec=self.codec) if told else named)
+        names = ['max_sz', 'max_draws', 'sampler', 'windows'] + ['dedup', 'codec']*told
+        return _listed({k: vars(self)[k] for k in names})
     def differences(self, saved: 'Options', told: bool = False) -> Iterator[Difference]:
-        """Yield each option that was saved with another value, by its path: `sampler.options.alpha`. `told`: what is
-        stored once is compared too, by its name; else the rows tell"""
+        """Yield each option that was saved with another value, by its path: `sampler.options.alpha`.
+        `told`: what is stored once is compared too, by its name; else the rows tell"""
         for name, there, here in differences(saved._compared(told), self._compared(told)):
-            if name!='windows' or here or there: yield Difference(name, here, there)       # {} is as good as None
+            if name=='windows' and not here and not there: continue       # {} is as good as None
+            yield Difference(name, here, there)
     def contradictions(self, saved: 'Options', made: 'Options') -> Iterator[Difference]:
-        """Yield what was given again to open what was `saved`, and is another. Who says what was said when it was
-        `made` does not contradict what was set since; windows are never contradicted"""
+        """Yield what was given again to open what was `saved`, and is another. Who says what was said
+        when it was `made` does not contradict what was set since; windows are never contradicted"""
         since = {o.name for o in self.differences(made, told=True)}
         for o in self.differences(saved, told=True):
-            if o.name.startswith('windows') or _SETTABLE.fullmatch(o.name) and o.name not in since: continue
-            yield o
+            if o.name.startswith('windows'): continue
+            if o.name in since or not _SETTABLE.fullmatch(o.name): yield o
     def _refuses(self, name):
         if _SETTABLE.fullmatch(name): return False
         path = name.split('.')
         return path[:2]!=['sampler', 'options'] or not _untold(self.sampler, path[2:])
     def check(self, saved: 'Options') -> None:
-        "Raise a `ValueError` that names the first option for which a state that was `saved` so does not fit here"
+        "Raise a `ValueError` that names the first option for which what was `saved` does not fit here"
         for name, here, there in self.differences(saved):
             if not self._refuses(name): continue
             hint = 'make this memory alike, or load what was saved as a memory of its own'
-            if name.endswith('.kind'): refuse(name, f'that of a {here}', Words(f'that of a {there!s:.60}'), hint)
+            kind = Words(f'that of a {there!s:.60}')
+            if name.endswith('.kind'): refuse(name, f'that of a {here}', kind, hint)
             refuse(name, f'{here!r}, as this memory has', there, hint)
     def warn(self, saved: 'Options', where: str = 'this memory') -> None:
         "Warn of the options that are restored as they were saved although the memory has others"
         found = [o for o in self.differences(saved) if o.name!='windows' or o.here is not None]
         if not found: return
         words = '; '.join(f'{name}: {there!r:.80}, not {here!r:.80}' for name, here, there in found)
-        warnings.warn(f'{where} goes on with the options that were saved: {words}. Set others afterwards', stacklevel=4)
+        warnings.warn(f'{where} goes on with the options that were saved: {words}. '
+                      'Set others afterwards', stacklevel=4)
 
 def _listed(v):
     "Plain data with lists in place of tuples, as JSON has it"

@@ -54,7 +54,7 @@ class Joined:
     _drop_spent: Any                 # (slots): drops those of the rows just drawn that have reached `max_draws`
     _still_drawn: Any                # (ids, td_errors): those that are not of dropped rows
     _room: Any                       # where storage and sampler allocate their arrays
-    _windows: Any = None             # the rows around each that are drawn with it, by a `ReplayMemory`
+    _windows: Any = None             # the rows around each that are drawn with it
     _read_only = ''                  # why nothing may be written, of a `ReplayMemory` in a forked process
 
     def __init__(

@@ -34,7 +34,7 @@ class Windowed(PlainMemory):
     "A memory that draws rows, and of some fields also the rows around them"
     @property
     def windows(self) -> dict[str, tuple[int, ...]] | None:
-        "The offsets by field of each draw that asks for no others (None: rows alone); may be set at any time"
+        "The offsets by field of draws that ask for no others (None: rows alone); may be set at any time"
         return self._windows
     @windows.setter
     def windows(self, given: dict[str, Any] | None) -> None:

@@ -81,7 +81,7 @@ def new_memory(max_sz: int, sampler: Any, seed: Any, device: Any = None, **optio
     return DeviceMemory(max_sz, sampler, device=device, seed=seed, **options)
 
 def saved_bs(own: int, saved: Any) -> int:
-    "Return the `bs` that was saved with a pipe, as its state; a warning says if the pipe has another of its `own`"
+    "Return the `bs` that was saved with a pipe; a warning says if it has another of its `own`"
     saved = whole('bs', saved, 1)
     words = f'bs: this pipe goes on with {saved}, as it was saved, not {own}. Set it afterwards'
     if saved!=own: warnings.warn(words, stacklevel=5)
@@ -223,7 +223,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
         memory = self.memory
         with memory.lock:
             return dict(n_batches=self.n_batches, ids=[memory.first_id, memory.n_added], source=state_upstream(self),
-                        rng=memory.rng.get_state(), sampler_batches=memory.sampler.n_batches, bs=self.bs)
+                        bs=self.bs, rng=memory.rng.get_state(), sampler_batches=memory.sampler.n_batches)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from a `state_dict`; a `ValueError` unless the memory holds the same ids"

@@ -506,7 +506,7 @@ class Saved(Stored):
         the memory holds is undefined: load again"""
         with self.lock, SavedState(folder, 'ray memory'):
             state = self.check_options(folder)
-            if self.n_shards: self._pattern(state['each']).warn(_pattern(state))       # a shard here says it itself
+            if self.n_shards: self._pattern(state['each']).warn(_pattern(state))   # or a shard does
             there, alike, n_lost = self._all(), (state['n'], state['each']), state['n_lost']
             if alike==(len(there), self._each):
                 infos = self._of_all('load', [[Path(folder).absolute()/o] for o in state['folders']])
@@ -520,8 +520,8 @@ class Saved(Stored):
             return state['notes']
 
     def check_options(self, folder: str | Path) -> dict[str, Any]:
-        """Return what the save in `folder` says of the whole; the `ValueError` with which `restore` would refuse what a
-        memory of other options saved, by their name, in all shards before one of them changes"""
+        """Return what the save in `folder` says of the whole; the `ValueError` with which `restore` would
+        refuse what a memory of other options saved, by their name, in all shards before one changes"""
         with self.lock:
             state, there = _state_in(folder), self._all()
             with naming(Path(folder)/MANIFEST, 'not the state of a memory'):

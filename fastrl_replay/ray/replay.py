@@ -324,11 +324,13 @@ class RayReplay(ExperienceReplay):
         self._ready.clear()
         return self.memory.save(folder, dict(n_batches=self.n_batches, bs=self.bs))
     def load(self, folder: Any) -> 'RayReplay':
-        """Continue with what `save` wrote, in the shards there are; the actors begin new episodes. What a
-        replay with other options saved is refused by their name, and nothing changes"""
+        """Continue with what `save` wrote, in the shards there are; the actors begin new episodes.
+        What a replay with other options saved is refused by their name, and nothing changes"""
         notes = self.memory.check_options(folder)['notes']
-        if not isinstance(notes, dict): refuse('folder', 'what a RayReplay saved', Words('what a RayMemory saved'))
-        n_batches, bs = whole('n_batches', *take(notes, 'n_batches')), saved_bs(self.bs, notes.get('bs', self.bs))
+        other = Words('what a RayMemory saved')
+        if not isinstance(notes, dict): refuse('folder', 'what a RayReplay saved', other)
+        n_batches = whole('n_batches', *take(notes, 'n_batches'))
+        bs = saved_bs(self.bs, notes.get('bs', self.bs))
         if self._actors is not None: self._actors.close()
         for ahead in (self._asked, self._ready): ahead.clear()
         self.memory.restore(folder)

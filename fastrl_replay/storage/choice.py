@@ -95,8 +95,9 @@ def storage_for(layout, max_sz, dedup='auto', codec=None, room=None) -> Records:
     return Records(max_sz, layout, room, tables)
 
 def stored_once(layout: Layout, dedup: str | None, codec: str | None) -> dict[str, tuple[int, str]]:
-    "Return what rows of a layout store once: by the number of the leaf, how many frames are stacked, and the codec"
-    return {str(t.leaves[0]): (t.pair.stack, t.codec or '') for t in tables_for(layout, interned(layout, dedup), codec)}
+    "Return what is stored once: by the number of the leaf, how many frames are stacked, and the codec"
+    tables = tables_for(layout, interned(layout, dedup), codec)
+    return {str(t.leaves[0]): (t.pair.stack, t.codec or '') for t in tables}
 
 def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"

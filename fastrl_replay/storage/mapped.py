@@ -26,8 +26,9 @@ from ..batch import FETCHED, Batch
 from ..checks import ids_of, take, whole
 from ..samplers.base import Prioritized
 from ..samplers.own import KINDS
-from ..saving import (
-    LOCKS, MANIFEST, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder, write_file)
+from fastrl_replay.saving import (
+    LOCKS, MANIFEST, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder,
+    write_file)
 from ..steps import Layout
 from .choice import check_storage_options, storage_for
 from .records import TOLD
@@ -263,7 +264,7 @@ class NotedFolder(OwnFolder):
     def _look_back(self):
         "Warn, and say what is certain, if the computer was restarted before the folder was closed"
         file, boot = self.path/self.FLUSHED, boot_id()
-        note = dict(runs=[], files={}, tokens=None, state=None) | self._read(file)    # an earlier version wrote none
+        note = dict(runs=[], files={}, tokens=None, state=None) | self._read(file)    # some are newer
         kinds = dict(n_added=int, first_id=int, time=float, boot=str | None, closed=bool, runs=list, files=dict,
                      tokens=list | None, state=int | None)
         with naming(file, 'damaged'):
@@ -405,7 +406,7 @@ class MappedFolder(NotedFolder):
         write_file(self.path/self.DESCRIPTION, manifest_bytes(description))
         self.description = description
     def need(self, feature) -> None:
-        "Note in a folder that is a memory already, before it uses a feature, that its readers have to know that"
+        "Note in a folder that is a memory, before it uses a feature, that its readers have to know it"
         there = self.description
         if there is None or feature in there.get('needs', ()): return
         self.check_place()
