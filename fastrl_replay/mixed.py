@@ -544,7 +544,7 @@ class Routed(Mixed, Parted):
         these for each transition stored in the first memory, `n_stale`, and the bytes of all
         memories"""
         each, first = [o.usage() for o in self.memories], self.memories[0]
-        n_new = first.n_added - (0 if first.draws is None else first.draws.since)
+        n_new = first.n_added - (0 if first.draws is None else first.draws.begun)
         drawn = sum(self.n_drawn)
         ratio = drawn/n_new if n_new > 0 else math.nan
         known = dict(n_drawn=drawn, n_stale=self.n_stale, samples_per_insert=ratio)
@@ -586,6 +586,8 @@ class MixedMemory(Routed):
             require(n==here, f'memories: this mixture has {here}, the saved one {n}')
             own: list[list[Any]] = [[] for _ in memories]
             for piece in pieces: own[piece.get('of_memory', 0)].append(piece)
+            for o, its_state, rows in zip(memories, there, own):
+                if isinstance(o, ReplayMemory): o.check_options(its_state, *rows[:1])
             before, n_restored = [o.saved() for o in memories], 0
             shares, rng = copy.copy(self.sampler.shares), self.rng.get_state()
             try:
@@ -637,12 +639,12 @@ class MixedMemory(Routed):
         with self.lock:
             rng, how = Rng.get_state(self.rng), self.sampler
             return dict(memories=self.memories, n_drawn=self.n_drawn, rng=rng, shares=how.shares,
-                        owed=how.owed, n_batches=how.n_batches)
+                        owed=how.owed, n_batches=how.n_batches, also=self.also)
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(state['memories'], state['shares'], 0)
         Rng.set_state(self.rng, state['rng'])
         self.sampler.owed, self.sampler.n_batches = state['owed'], state['n_batches']
-        self.n_drawn = state['n_drawn']
+        self.n_drawn, self.also = state['n_drawn'], state.get('also')
 
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError` that says what is wrong"

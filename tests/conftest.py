@@ -33,7 +33,8 @@ GROUPS = dict(
         test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py
         test_upstream.py test_n_step_joins.py test_next_fields.py test_far_streams.py
         test_members.py test_texts_forgotten.py test_planes.py test_streams_torn.py
-        test_messages.py test_ray_figures.py'''),
+        test_messages.py test_ray_figures.py
+        test_edges_of_lasting.py test_restored.py test_format.py test_pickles.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
@@ -50,7 +51,8 @@ GROUPS = dict(
         '''test_kills.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
         *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
         test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
-        test_saving_format.py::test_without_fcntl*'''),
+        test_saving_format.py::test_without_fcntl*
+        test_first_flush.py'''),
     thorough=Group('make test-all', 'the longest comparisons beside naive twins, and each file of each kind of folder damaged',
         '''test_frames.py::test_frames_of_any_number* test_frames.py::test_a_state_in_pieces* test_frames.py::test_frames_stacked_along*
         test_framefiles.py::test_every_row* test_sequences.py::test_windows_of_n_step_rows* test_sequences.py::test_n_step_rows_are_told*
@@ -64,7 +66,8 @@ GROUPS = dict(
     cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
         'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[45678]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
-        '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*'''),
+        '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*
+        test_pickles.py::*sb3*'''),
     lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[12346]_*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py'),

@@ -67,7 +67,7 @@ def test_after_loading_the_old_are_not_called_undrawn():
     for _ in range(20): memory.sample(50)
     twin = ReplayMemory(100)
     twin.load_state_dict(memory.state_dict())
-    assert twin.draws.n_rows == 0 and np.isnan(twin.usage()['samples_per_insert'])
+    assert twin.draws.n_rows == 0 and twin.usage()['samples_per_insert'] == 20*50/150
     twin.extend([step(k) for k in range(100)])
     assert twin.health()['n_watched_evicted'] == 0 and np.isnan(twin.health()['evicted_undrawn'])
     twin.extend([step(k) for k in range(100)])

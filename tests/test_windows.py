@@ -200,13 +200,21 @@ def test_windows_are_saved_loaded_reopened_copied_and_pickled(tmp_path):
         assert made.windows==memory.windows and torch.equal(copy.deepcopy(memory).sample(9).action, made.sample(9).action)
     other = ReplayMemory(200)
     other.load_state_dict(memory.state_dict())
-    assert other.windows is None and other.sample(3, windows=WINDOWS).action.shape==(3, 8)
+    assert other.windows==memory.windows and other.sample(3).action.shape==(3, 8)
 
     played(path=tmp_path/'there', windows=WINDOWS).close()
     with ReplayMemory.open(tmp_path/'there') as again: assert again.windows==memory.windows and again.sample(3).action.shape==(3, 8)
     with ReplayMemory(200, path=tmp_path/'there') as again: assert again.windows==memory.windows
-    with ReplayMemory(200, path=tmp_path/'there', windows={'reward': [0, 1]}) as again: assert again.sample(3).reward.shape==(3, 2)
-    with ReplayMemory(200, path=tmp_path/'there', windows={}) as again: assert again.sample(3).is_pad is None
+    for given in {'reward': [0, 1]}, {}:             # may be set at any time, so the folder's are used, and others set afterwards
+        with pytest.warns(UserWarning, match='windows'), ReplayMemory(200, path=tmp_path/'there', windows=given) as again:
+            assert again.windows==memory.windows
+    with ReplayMemory.open(tmp_path/'there') as again:
+        with pytest.raises(ValueError, match="windows: no field 'speed'"): again.windows = {'speed': [0]}
+        again.windows = {'reward': [0, 1]}
+    with ReplayMemory.open(tmp_path/'there') as again:
+        assert again.windows=={'reward': (0, 1)} and again.sample(3).reward.shape==(3, 2)
+        again.windows = None
+    with ReplayMemory.open(tmp_path/'there') as again: assert again.windows is None and again.sample(3).is_pad is None
     played(path=tmp_path/'plain').close()
     assert b'windows' not in (tmp_path/'plain'/'memory.json').read_bytes()
 

@@ -75,6 +75,7 @@ class Joined:
     _drop_spent: Any                 # (slots): drops those of the rows just drawn that have reached `max_draws`
     _still_drawn: Any                # (ids, td_errors): those that are not of dropped rows
     _room: Any                       # where storage and sampler allocate their arrays
+    _windows: Any = None             # the rows around each that are drawn with it
     _read_only = ''                  # why nothing may be written, of a `ReplayMemory` in a forked process
 
     def __init__(
@@ -111,6 +112,7 @@ class Joined:
         self._storage: Any = None        # once a step has shown what a record is
         self._index: Any = None          # of its episodes, once somebody asks
         self._example: Any = None        # the step that has shown it
+        self._settles = options['dedup']=='auto'     # do the first rows decide what is stored once?
         self._lengths = Lengths()        # of the chunks that don't say whose each row is
         self._in_order = False           # are batches formed along the links? See `_follows`
         self._given: Any = None          # for rows that have not entered the sampler: first id, priorities
@@ -195,13 +197,13 @@ class Joined:
 
     def usage(self) -> dict[str, float]:
         """Return `nbytes`, `bytes_each` of a transition (with its share of the frames), and, since
-        this memory was made or loaded: `n_drawn` rows of all batches, `samples_per_insert`, that
-        is, rows drawn for each transition stored (NaN if none was), and `n_stale`; `in_order`: are
-        batches formed of rows that follow each other? (bool) Of a field of strings, `n_texts`, how
-        many different ones the rows have, and `most_texts`, how many they may have"""
+        this memory was made: `n_drawn` rows of all batches, `samples_per_insert`, that is, rows
+        drawn for each transition stored (NaN if none was), and `n_stale`. They are saved with it.
+        `in_order`: are batches formed of rows that follow each other? (bool) Of a field of strings,
+        `n_texts`, how many different ones the rows have, and `most_texts`, how many they may have"""
         def room(storage): return storage.nbytes, bytes_each(storage), storage.n_added
         nbytes, each, n_added = self._ask(room, (0, 0., 0))
-        n_drawn, new = self.draws.n_rows, n_added - self.draws.since
+        n_drawn, new = self.draws.figures(n_added)
         return dict(nbytes=nbytes, bytes_each=each, n_drawn=n_drawn, n_stale=self.n_stale,
                     samples_per_insert=n_drawn/new if new > 0 else float('nan'),
                     in_order=self._follows()) | self._texts()
@@ -321,7 +323,7 @@ class Drawn(Joined):
             if sampler.sequence is not None:
                 leave_out('windows', windows, 'the columns of sequences are windows already', ValueError)
                 return self._counted(draw_sequences(storage, sampler, bs, self.rng, fields))
-            if windows is None and self.windows is None: request = storage.ask(bs, fields)
+            if windows is None and self._windows is None: request = storage.ask(bs, fields)
             else: request = self._ask_around(bs, fields, windows)
             sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
             self.draws.count(request.slots, n_added)

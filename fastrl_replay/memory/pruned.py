@@ -121,6 +121,7 @@ class Pruned(Windowed):
             if not len(self): return
             self._catch_up()
             storage = self._storage
+            self._room.need('dropped rows')     # whoever does not know them would draw these again
             self._leaving = np.empty(0, np.int64)       # what lies before the storage's new `first_id`
             n = storage.n_added
             storage.set_state([storage.get_state(n) | dict(first_id=n)])

@@ -32,7 +32,15 @@ def as_windows(given: Any, max_sz: int) -> dict[str, tuple[int, ...]] | None:
 
 class Windowed(PlainMemory):
     "A memory that draws rows, and of some fields also the rows around them"
-    windows: dict[str, tuple[int, ...]] | None      # of each draw that asks for no others
+    @property
+    def windows(self) -> dict[str, tuple[int, ...]] | None:
+        "The offsets by field of draws that ask for no others (None: rows alone); may be set at any time"
+        return self._windows
+    @windows.setter
+    def windows(self, given: dict[str, Any] | None) -> None:
+        found = self._checked_windows(given)
+        if found and self.layout is not None: some_of('windows', tuple(found), self.layout.fields)
+        self._windows = found
 
     def _checked_windows(self, windows): return as_windows(windows, self.max_sz)
     def _join(self, sampler, layout, *lasting):

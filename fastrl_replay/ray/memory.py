@@ -24,8 +24,9 @@ from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..memory import ReplayMemory
+from ..memory.options import Options, described, set_again
 from ..memory.plain import Parted
-from ..saving import CheckpointError, SavedState, save_state
+from ..saving import MANIFEST, CheckpointError, SavedState, naming, save_state
 from ..schedules import value_at
 from ..show import bars_figure
 from ..storage.request import Requests
@@ -535,8 +536,9 @@ class Saved(Stored):
         ids and draws the same. Any other has to be empty, and have room (else a `ValueError`): it gets all rows with
         their priorities under new ids, while those shards are started once more beside it. After another error what
         the memory holds is undefined: load again"""
-        with self.lock, SavedState(folder, 'ray memory') as saved:
-            with saved.sense('a memory'): state = saved.state()
+        with self.lock, SavedState(folder, 'ray memory'):
+            state = self.check_options(folder)
+            if self.n_shards: self._pattern(state['each']).warn(_pattern(state))   # or a shard does
             there, alike, n_lost = self._all(), (state['n'], state['each']), state['n_lost']
             if alike==(len(there), self._each):
                 infos = self._of_all('load', [[Path(folder).absolute()/o] for o in state['folders']])
@@ -545,13 +547,29 @@ class Saved(Stored):
             else: n_lost = self._take_over(folder, *alike)
             self._tell('renumber', {o.k: o.info.number for o in there})
             self.rng.set_state(state['rng'])
+            set_again(self.sampler, state['sampler'])
             self.sampler.n_batches, self.n_lost = state['n_batches'], n_lost
             return state['notes']
 
-    def _take_over(self, folder, n, each):
-        "Store what the `n` shards saved in `folder` hold, and go on from what they have counted"
+    def check_options(self, folder: str | Path) -> dict[str, Any]:
+        """Return what the save in `folder` says of the whole; the `ValueError` with which `restore` would
+        refuse what a memory of other options saved, by their name, in all shards before one changes"""
+        with self.lock:
+            state, there = _state_in(folder), self._all()
+            with naming(Path(folder)/MANIFEST, 'not the state of a memory'):
+                n, each, saved = state['n'], state['each'], _pattern(state)
+            self._pattern(each).check(saved)
+            if (n, each)!=(len(there), self._each): self._check_empty()
+            else: self._of_all('check', [[Path(folder).absolute()/o] for o in state['folders']])
+            return state
+    def _pattern(self, each): return Options(each, described(self.sampler))
+    def _check_empty(self):
         if self.known_added: refuse('restore', 'an empty memory', Words(f'one with {self.known_added} steps'),
                                 'only what as many and as large shards saved replaces what is there')
+
+    def _take_over(self, folder, n, each):
+        "Store what the `n` shards saved in `folder` hold, and go on from what they have counted"
+        self._check_empty()
         name, there = f'{self.name}-{secrets.token_hex(4)}', self._all()
         place = 'here' if isinstance(there[0].handle, LocalShard) else 'SPREAD'
         how = dict(name=name, place=place, path=None, closed=False, max_sz=n*each, rank='shard', timeout=self.timeout)
@@ -633,6 +651,10 @@ class Saved(Stored):
         title = source + '\n'.join(found['warnings'] or [repr(self)])
         return bars_figure('shard', found['number'], bars, title, ['C1' if o else '.8' for o in found['live']])
 
+def _pattern(state):
+    "The options of a shard in a state of the whole: those of which the client has a pattern"
+    return Options.from_plain(dict(max_sz=state['each'], sampler=state['sampler']))
+
 def _state_in(folder):
     "What the save in `folder` says of the whole"
     with SavedState(folder, 'ray memory') as saved, saved.sense('a memory'): return saved.state()
@@ -678,6 +700,7 @@ class RayMemory(Saved):
         ReplayMemory(min(each, 100), copy.deepcopy(sampler), step=step, seed=seed, **options).close()
         for k in options.keys() - {'dtype', 'dedup', 'codec'}:
             leave_out(k, options.pop(k), 'shards do not have this option of a `ReplayMemory`')
+        path = None if path is None else Path(path).absolute()       # shards may run elsewhere
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, closed=closed, **options)
         here = not n or place=='here'
         made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,

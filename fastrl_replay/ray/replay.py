@@ -11,13 +11,13 @@ from collections import deque, namedtuple
 from collections.abc import Iterator
 from typing import Any
 import torch
-from ..checks import refuse, whole
+from ..checks import Words, refuse, take, whole
 from ..batch import Batch, as_chunk, stream_numbers
 from ..memory import ReplayMemory
 from ..pipes.actors import ActorError, Task, apart, check_upstream, renumbered
 from ..pipes.base import (IterDataPipe, Resumable, become_actor, datapipe, pickled_state,
                                       refuse_worker, upstream)
-from ..pipes.replay import ExperienceReplay, batches_due, refuse_options
+from ..pipes.replay import ExperienceReplay, batches_due, refuse_options, saved_bs
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
@@ -330,12 +330,19 @@ class RayReplay(ExperienceReplay):
         does."""
         while self._asked: self.memory.take(self._asked.popleft()[0])
         self._ready.clear()
-        return self.memory.save(folder, dict(n_batches=self.n_batches))
+        return self.memory.save(folder, dict(n_batches=self.n_batches, bs=self.bs))
     def load(self, folder: Any) -> 'RayReplay':
-        "Continue with what `save` wrote, in the shards there are; the actors begin new episodes"
+        """Continue with what `save` wrote, in the shards there are; the actors begin new episodes.
+        What a replay with other options saved is refused by their name, and nothing changes"""
+        notes = self.memory.check_options(folder)['notes']
+        other = Words('what a RayMemory saved')
+        if not isinstance(notes, dict): refuse('folder', 'what a RayReplay saved', other)
+        n_batches = whole('n_batches', *take(notes, 'n_batches'))
+        bs = saved_bs(self.bs, notes.get('bs', self.bs))
         if self._actors is not None: self._actors.close()
         for ahead in (self._asked, self._ready): ahead.clear()
-        self.n_batches = int(self.memory.restore(folder)['n_batches'])
+        self.memory.restore(folder)
+        self.n_batches, self.bs = n_batches, bs
         return self
     def close(self, everything: bool = False) -> None:
         "End the actors and the shards; an attached replay ends these only with `everything`"

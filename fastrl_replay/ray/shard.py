@@ -282,7 +282,7 @@ class Shard(Leased):
         low = sampler.least_priority() if isinstance(sampler, Proportional) else 0.
         largest = sampler.largest if isinstance(sampler, Prioritized) else 0.
         rate = (m.n_added - n)/max(1e-3, time.monotonic() - start)
-        seen = m.n_added, m.first_id, mass, low, largest, m.n_stale, m.draws.n_rows
+        seen = m.n_added, m.first_id, mass, low, largest, m.n_stale, m.draws.figures(m.n_added)[0]
         counts = self.n_chunks, self.n_doubled, self.n_capped
         return Info(self.number, *seen, *counts, self.cap, self.n_asked, rate, os.getpid(), time.process_time())
     def note_largest(self, priority: float) -> None:
@@ -377,6 +377,11 @@ class Shard(Leased):
         with suppress(OSError):                  # where the disk has no links, all is written again
             if before is not None: shutil.copytree(before, folder, copy_function=os.link)
         return self.memory.save(folder, dict(ledger=self.ledger.get_state(), number=self.number))
+    def check(self, folder: str | Path) -> None:
+        "Raise what `load` would raise for a memory that was made differently; nothing changes"
+        with SavedState(folder) as saved:
+            with saved.sense('a shard'): state, first = saved.state(), next(saved.pieces(), None)
+            self.memory.check_options(state['memory'], first)
     def load(self, folder: str | Path) -> Info:
         "Continue with what `save` wrote; a `CheckpointError` names what is missing or damaged"
         with SavedState(folder) as saved, saved.sense('a shard'):

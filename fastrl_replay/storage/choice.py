@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'check_fits', 'check_storage_options', 'as_kept',
-           'settled', 'storage_for', 'kept_how', 'texts_in', 'bytes_each']
+           'settled', 'storage_for', 'stored_once', 'kept_how', 'texts_in', 'bytes_each']
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
 import copy
@@ -116,6 +116,11 @@ def storage_for(layout, max_sz, dedup='auto', codec=None, room=None, example=Non
     tables: list[Any] = [*frames, *(TextTable(layout, k) for k in layout.texts)]
     if not room.durable: check_fits(layout, max_sz, tables)
     return Records(max_sz, layout, room, tables)
+
+def stored_once(layout: Layout, dedup: str | None, codec: str | None) -> dict[str, tuple[int, str]]:
+    "Return what is stored once: by the number of the leaf, how many frames are stacked, and the codec"
+    tables = tables_for(layout, interned(layout, settled(layout, dedup, codec)), codec)
+    return {str(t.leaves[0]): (t.pair.stack, t.codec or '') for t in tables}
 
 def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"

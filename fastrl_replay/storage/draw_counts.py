@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['ALL', 'SOME', 'LEAST', 'BINS', 'SEEN', 'SINCE', 'ROWS', 'DRAWS', 'HISTOGRAM', 'COUNTS', 'watch_stride', 'count_drawn',
-           'DrawCounts']
+           'without_rows', 'DrawCounts']
 
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #6e430277
+import copy
 import numpy as np
 from ..kernels import ids_in, inlined, kernel
 
@@ -53,12 +54,19 @@ def count_drawn(counts, slots, n, stride, max_sz):
         if place*np.uint32(stride) == slot: counts[COUNTS + place] += 1
 
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #1e8a96c5
+def without_rows(counts: np.ndarray) -> np.ndarray:
+    "Return a copy of `counts` (int64[COUNTS + max_sz]) for another life, which counts rows from 0"
+    made = counts.copy()
+    made[ROWS] = 0
+    return made
+
 class DrawCounts:
     """Counts how often the rows in the watched slots of a memory are drawn; rows with ids below
     `since` are left out. `counts` (int64[COUNTS + max_sz]): count there, and on, the draws of every
     slot"""
     def __init__(self, max_sz: int, since: int = 0, counts: np.ndarray | None = None) -> None:
         self.max_sz, self.since = max_sz, since
+        self.begun, self.before = since, 0   # the id from which draws are known; those of earlier lives
         self.stride = watch_stride(max_sz) if counts is None else 1
         if counts is None:
             self._counts = np.zeros(COUNTS + -(-max_sz // self.stride), np.int64)
@@ -66,6 +74,23 @@ class DrawCounts:
         else:
             self._counts = counts
             counts[ROWS] = 0
+    def figures(self, n_added) -> list[int]:
+        "Return how many rows were drawn, earlier lives included, and how many were added meanwhile"
+        return [self.before + self.n_rows, n_added - self.begun]
+    def go_on(self, figures, n_added) -> None:
+        "Continue from `figures`; rows that were added since, of unknown draws, do not count"
+        self.before, n_new = figures
+        self.begun = n_added - n_new
+    def recall(self, counts, figures, n_added) -> None:
+        "Go on from the `counts` of every slot that were saved (None: from zero), and from `figures`"
+        if counts is not None: self._counts[:] = without_rows(counts)
+        else: self._counts[:], self._counts[SEEN], self._counts[SINCE] = 0, n_added, n_added
+        self.go_on(figures, n_added)
+    def copied(self) -> 'DrawCounts':
+        "Return a copy, whose counts are its own"
+        made = copy.copy(self)
+        made._counts = self._counts.copy()
+        return made
     def clear(self, n_added) -> None:
         "Leave out the rows with ids below `n_added` from now on: they have gone, and not because they were overwritten"
         if self._counts[SINCE] >= n_added: return
@@ -78,7 +103,7 @@ class DrawCounts:
         count_drawn(self._counts, slots, n_added, self.stride, self.max_sz)
     @property
     def n_rows(self) -> int:
-        "The rows of all batches drawn so far (exact, since it doesn't depend on what is watched)"
+        "The rows of all batches drawn and counted here (exact, whatever is watched)"
         return int(self._counts[ROWS])
     @property
     def n_evicted(self) -> int:

@@ -73,6 +73,8 @@ class Ram:
 
     def journal(self, size, max_sz) -> None:
         "Main memory doesn't outlive the process, and needs no journal"
+    def need(self, feature) -> None:
+        "Nobody else reads what lies here"
     def flush(self):
         "There is nothing to wait for"
     def close(self):

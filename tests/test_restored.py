@@ -1,0 +1,258 @@
+"""What was saved with one set of options is restored by a memory with another: in every form, by one rule.
+
+Refused by name, before anything changes: what the memory is. Restored as it was saved, with one warning: what may be set at any time."""
+import copy
+import warnings
+
+import numpy as np
+import pytest
+
+from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.memory.options import Options, described
+from fastrl_replay.mixed import MixedMemory
+from fastrl_replay.pipes.replay import ExperienceReplay
+from fastrl_replay.ray import RayMemory
+from fastrl_replay.ray.replay import RayReplay
+from fastrl_replay.samplers.age import AgeWeighted
+from fastrl_replay.samplers.more import ERE
+from fastrl_replay.samplers.own import KINDS
+from fastrl_replay.samplers.proportional import Proportional
+from fastrl_replay.samplers.rank import RankBased
+from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.schedules import LinearSchedule
+from fastrl_replay.steps import Transition
+from fastrl_replay.storage.sequence_sampler import Sequence
+from harness import seen
+
+
+def step(k): return Transition(np.full((2, 20, 20), k % 250, np.uint8), k % 3, float(k), np.full((2, 20, 20), (k + 1) % 250, np.uint8), k % 9==8, False)
+
+def filled(n=30, max_sz=20, sampler=None, **options):
+    memory = ReplayMemory(max_sz, sampler, seed=1, **options)
+    memory.extend([step(k) for k in range(n)])
+    return memory
+
+def piped(memory): return ExperienceReplay([], bs=4, memory=memory)
+
+
+# Each form of a state: it goes from one memory into another that was made before
+def by_dict(a, b, folder): b.load_state_dict(a.state_dict())
+def by_restore(a, b, folder):
+    state, rows = a.saved()
+    b.restore(state, rows.pieces())
+def by_pipe(a, b, folder):
+    piped(a).save(folder)
+    piped(b).load(folder)
+def by_mixture(a, b, folder):
+    "The first of the two members fits"
+    def mixed(memory): return MixedMemory([filled(), memory], seed=3)
+    mixed(a).save(folder)
+    state, rows = mixed(a).saved()
+    mixed(b).restore(state, rows.pieces())
+
+FORMS = dict(dict=by_dict, restore=by_restore, pipe=by_pipe, mixture=by_mixture)
+
+
+def now(memory): return seen(memory.state_dict())
+
+def refused(move, saved, here, named, folder):
+    "Refused by name, with a memory as it was"
+    before = now(here)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')         # nothing is said before it is refused
+        with pytest.raises(ValueError, match=named): move(saved, here, folder)
+    assert now(here)==before and here.check_valid()
+
+
+OTHERS = dict(
+    size=(dict(max_sz=20), dict(max_sz=21), 'max_sz'),
+    kind=(dict(sampler=Proportional), dict(sampler=Uniform), r'sampler\.kind'),
+    draws=(dict(max_draws=3), dict(), 'max_draws'),
+    no_draws=(dict(), dict(max_draws=3), 'max_draws'),
+    other_draws=(dict(max_draws=2), dict(max_draws=3), 'max_draws'),
+    dedup=(dict(dedup='frames'), dict(dedup='next_state'), 'dedup|frames'),
+    plain=(dict(dedup=None), dict(dedup='next_state'), 'dedup'),
+    told=(dict(sampler=Proportional), dict(sampler=lambda: Proportional(eps=.5)), r'sampler\.options\.eps'),
+    told_twice=(dict(sampler=lambda: Proportional(normalize='memory', eps=.2)), dict(sampler=lambda: Proportional(eps=.5)), r'sampler\.options\.eps'),
+    horizon=(dict(sampler=lambda: AgeWeighted(30)), dict(sampler=lambda: AgeWeighted(31)), r'sampler\.options\.horizon'),
+    eta=(dict(sampler=lambda: ERE(.99)), dict(sampler=lambda: ERE(.9)), r'sampler\.options\.eta'))
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('other', OTHERS)
+def test_another_memory_is_refused_by_name_before_anything_changes(form, other, tmp_path):
+    saved, here, named = OTHERS[other]
+    def made(options, n):
+        options = dict(options)
+        sampler = options.pop('sampler', None)
+        return filled(n, sampler=sampler and sampler(), **options)
+    refused(FORMS[form], made(saved, 30), made(here, 25), named, tmp_path)
+
+
+@pytest.mark.parametrize('form', ['dict', 'restore', 'pipe'])
+def test_other_sequences_are_refused_by_name(form, tmp_path):
+    here = filled(25, sequence=Sequence(4, 1))
+    refused(FORMS[form], filled(sequence=Sequence(4)), here, r'sampler\.options\.sequence\.(burn_in|stride)', tmp_path)
+    refused(FORMS[form], filled(), here, r'sampler\.kind', tmp_path/'rows')
+
+
+def said(move, saved, here, folder):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter('always')
+        move(saved, here, folder)
+    return [str(o.message) for o in found]
+
+@pytest.mark.parametrize('form', FORMS)
+def test_what_may_be_set_at_any_time_is_restored_and_told_once(form, tmp_path):
+    saved = filled(sampler=Proportional(alpha=.7, eps=.01, beta=LinearSchedule(.4, 1., 9)), windows={'reward': (-1, 0)})
+    saved.sampler.alpha = .9
+    here = filled(25, sampler=Proportional(alpha=.3), windows={'action': (0, 1)})
+    [text] = said(FORMS[form], saved, here, tmp_path)
+    for name in ('sampler.options.alpha: 0.9, not 0.3', 'sampler.options.beta', 'sampler.options.eps: 0.01', 'windows.reward', 'windows.action'): assert name in text
+    assert here.sampler.alpha==.9 and here.sampler.eps==.01 and here.sampler.beta==LinearSchedule(.4, 1., 9)
+    assert here.windows=={'reward': (-1, 0)} and here.sample(3).reward.shape==(3, 2)
+    assert said(FORMS[form], saved, here, tmp_path/'again')==[]          # now they agree
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_a_memory_that_was_told_nothing_takes_what_was_saved(form, tmp_path):
+    saved, here = filled(windows={'reward': (-1, 0)}), filled(25)
+    assert said(FORMS[form], saved, here, tmp_path)==[] and here.windows==saved.windows
+    with pytest.warns(UserWarning, match='windows'): FORMS[form](filled(), here, tmp_path/'b')
+    assert here.windows is None
+
+
+def test_a_load_and_a_copy_have_the_options_that_were_saved(tmp_path):
+    memory = filled(sampler=Proportional(alpha=.9), windows={'reward': (-1, 0)}, max_draws=4)
+    memory.save(tmp_path)
+    for made in (ReplayMemory.load(tmp_path), copy.deepcopy(memory)): assert made._made()==memory._made()
+    with pytest.raises(ValueError, match='alpha'): ReplayMemory.load(tmp_path, sampler=Proportional(alpha=.8))
+
+
+# --- a folder ---------------------------------------------------------------------------------------------------------
+def test_a_folder_keeps_what_was_set(tmp_path):
+    "None means the folder's own, as they were set last"
+    filled(sampler=Proportional(alpha=.7), path=tmp_path/'m', windows={'reward': (0, 1)}).close()
+    with ReplayMemory.open(tmp_path/'m') as memory: memory.sampler.alpha, memory.sampler.beta, memory.windows = .2, .9, {'action': (0, 1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        for make in (lambda: ReplayMemory.open(tmp_path/'m'), lambda: ReplayMemory(20, path=tmp_path/'m'),
+                     lambda: ReplayMemory(20, Proportional(alpha=.2, beta=.9), path=tmp_path/'m')):
+            with make() as again: assert (again.sampler.alpha, again.sampler.beta, again.windows)==(.2, .9, {'action': (0, 1)}) and again.check_valid()
+    for options, named in ((dict(sampler=Proportional(alpha=.5, beta=.9)), r'sampler\.options\.alpha: .*0\.2.*0\.5'), (dict(max_draws=3), 'max_draws')):
+        with pytest.raises(ValueError, match=named): ReplayMemory(20, path=tmp_path/'m', **options)
+    with pytest.warns(UserWarning, match='windows.reward') as found, ReplayMemory(20, path=tmp_path/'m', windows={'reward': (0, 1)}) as again:
+        assert again.windows=={'action': (0, 1)} and len(found)==1
+
+
+def test_the_script_that_made_a_folder_opens_it_again_after_it_has_set_something(tmp_path):
+    "What it says is what it said; what was set since goes on, with a word"
+    def make(): return filled(0, sampler=Proportional(alpha=.7, beta=LinearSchedule(.4, 1., 9)), path=tmp_path/'m')
+    with make() as memory:
+        memory.extend([step(k) for k in range(5)])
+        memory.sampler.alpha = .9
+    with pytest.warns(UserWarning, match='sampler.options.alpha: 0.9, not 0.7') as found, make() as again:
+        assert again.sampler.alpha==.9 and again.sampler.beta==LinearSchedule(.4, 1., 9) and len(found)==1 and again.check_valid()
+
+
+@pytest.mark.parametrize('other', ['size', 'kind', 'draws', 'other_draws', 'told', 'dedup'])
+def test_a_folder_refuses_another_state_and_stays_as_it_was(other, tmp_path):
+    saved, here, named = OTHERS[other]
+    def made(options, n, **more):
+        options = dict(options)
+        sampler = options.pop('sampler', None)
+        return filled(n, sampler=sampler and sampler(), **options, **more)
+    with made(here, 25, path=tmp_path/'m') as memory: refused(by_dict, made(saved, 30), memory, named, tmp_path)
+    with ReplayMemory.open(tmp_path/'m') as again: assert again.n_added==25 and again.check_valid()
+
+
+# --- pipes and shards -------------------------------------------------------------------------------------------------
+def test_the_bs_of_a_pipe_is_restored(tmp_path):
+    ExperienceReplay([], bs=4, memory=filled()).save(tmp_path)
+    here = ExperienceReplay([], bs=7, memory=filled())
+    with pytest.warns(UserWarning, match='bs: .*4, .*not 7') as found: here.load(tmp_path)
+    assert here.bs==4 and len(here.sample())==4 and len(found)==1
+    state = ExperienceReplay([], bs=5, memory=filled()).state_dict()
+    with pytest.warns(UserWarning, match='bs'): here.load_state_dict(state)
+    assert here.bs==5
+    here.load_state_dict({k: v for k, v in state.items() if k!='bs'})       # of an earlier version
+    assert here.bs==5
+
+def sharded(sampler=None, n=30, max_sz=20, shards=2, **options):
+    memory = RayMemory(shards, max_sz, sampler, seed=1, place='here', **options)
+    for k in range(0, n, 5): memory.extend([step(i) for i in range(k, k + 5)])
+    return memory
+
+def held(memory): return [seen(o.handle.shard.memory.state_dict()) for o in memory.places]
+
+@pytest.mark.parametrize('other', [dict(sampler=Uniform()), dict(sampler=Proportional(eps=.3)), dict(sampler=Proportional(), dedup=None)], ids=['kind', 'told', 'dedup'])
+@pytest.mark.parametrize('shards', [0, 2])
+def test_shards_refuse_another_memory_before_one_of_them_changes(other, shards, tmp_path):
+    saved, here = sharded(Proportional(), shards=shards, dedup='next_state'), sharded(n=25, shards=shards, **dict(dedup='next_state') | other)
+    saved.save(tmp_path)
+    before = held(here)
+    named = r'sampler\.kind|sampler\.options\.eps|dedup'
+    with pytest.raises(ValueError, match=named): here.restore(tmp_path)
+    assert held(here)==before and here.check_valid()
+    for o in saved, here: o.close()
+
+
+@pytest.mark.parametrize('shards', [0, 2])
+def test_shards_go_on_with_the_options_that_were_saved(shards, tmp_path):
+    saved, here = sharded(Proportional(.9, .7), shards=shards), sharded(Proportional(.2, .3), 25, shards=shards)
+    saved.save(tmp_path)
+    with pytest.warns(UserWarning, match='sampler.options.alpha: 0.9, not 0.2'): here.restore(tmp_path)
+    assert [(o.handle.shard.memory.sampler.alpha, o.handle.shard.memory.sampler.beta) for o in here.places]==[(.9, .7)]*max(1, shards)
+    assert (here.sampler.alpha, here.sampler.beta)==(.9, .7) and here.sample(4).ids.tolist()==saved.sample(4).ids.tolist()
+    for o in saved, here: o.close()
+
+
+def test_a_ray_replay_compares_before_it_replaces(tmp_path):
+    "What a memory alone has saved has no counters of a pipe: it used to fail after the rows were replaced"
+    def replay(sampler=None, bs=4): return RayReplay([step(k) for k in range(30)], 0, bs, 20, sampler=sampler, seed=1, min_sz=8)
+    first, here = replay(Proportional()), replay(Proportional(), 6)
+    for o, n in ((first, 5), (here, 3)):
+        for _ in zip(range(n), o): pass
+    first.save(tmp_path/'whole')
+    first.memory.save(tmp_path/'alone')
+    before, n_batches = held(here.memory), here.n_batches
+    with pytest.raises(ValueError, match='RayReplay'): here.load(tmp_path/'alone')
+    other = replay(Proportional(eps=.4))
+    next(iter(other))
+    others = held(other.memory)
+    with pytest.raises(ValueError, match=r'sampler\.options\.eps'): other.load(tmp_path/'whole')
+    assert held(here.memory)==before and here.n_batches==n_batches and held(other.memory)==others
+    with pytest.warns(UserWarning, match='bs: .*4, .*not 6'): here.load(tmp_path/'whole')
+    assert here.bs==4 and here.n_batches==first.n_batches and held(here.memory)==held(first.memory)
+    for o in first, here, other: o.close()
+
+
+# --- the part itself --------------------------------------------------------------------------------------------------
+def test_options_are_plain_and_come_back():
+    for memory in (filled(), filled(sampler=RankBased(beta=LinearSchedule(0., 1., 5))), filled(sequence=Sequence(4, 1), sampler=Proportional()),
+                   filled(windows={'reward': range(3)}, max_draws=2, dedup='next_state')):
+        mine = memory._made()
+        for plain in (mine.to_plain(), memory.saved()[0]):
+            again = Options.from_plain(plain)
+            assert [*mine.differences(again)]==[] and again.max_draws==mine.max_draws and again.dedup==mine.dedup
+    assert filled(sequence=Sequence(4, 1))._made().sequence['length']==4 and filled()._made().sequence=={}
+
+@pytest.mark.parametrize('forged', [dict(windows=3), dict(windows={'reward': 'x'}), dict(windows={'reward': []}), dict(max_draws=0), dict(max_draws='a'),
+                                    dict(max_sz=-1), dict(sampler=4), dict(sampler=dict(kind='Uniform')), dict(sampler=dict(kind='Uniform', options=[]))])
+def test_forged_options_are_named(forged):
+    with pytest.raises((TypeError, ValueError), match=next(iter(forged)) + '|state|take'): Options.from_plain(filled()._made().to_plain() | forged)
+
+def test_every_option_of_every_sampler_is_one_or_the_other():
+    "Told explicitly, it is refused; with its default, the saved one is taken"
+    other = dict(alpha=.31, beta=.32, eps=.33, normalize='memory', replace=True, eta=.5, c_min=3, period=7, horizon=9., floor=.4)
+    needed = dict(AgeWeighted=dict(horizon=40.), LAP=dict(alpha=.4))
+    for kind, made in KINDS.items():
+        if kind=='SequenceSampler': continue
+        plain = made(**needed.get(kind, {}))
+        for name in plain.options():
+            changed = made(**needed.get(kind, {}) | {name: other[name]})
+            def own(sampler): return Options(20, described(sampler))
+            own(plain).check(own(plain))
+            if name in ('alpha', 'beta'): own(changed).check(own(plain))
+            else:
+                with pytest.raises(ValueError, match=f'options.{name}'): own(changed).check(own(plain))
+            if name not in needed.get(kind, {}): own(plain).check(own(changed))
