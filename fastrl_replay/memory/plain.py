@@ -7,7 +7,7 @@ __all__ = ['Lengths', 'Joined', 'Drawn', 'Linked', 'Parted', 'Viewed', 'PlainMem
 
 # %% ../../nbs/1_memory/17_memory.ipynb #043c8c39
 import operator, threading, warnings, weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -54,12 +54,16 @@ _UNEVEN = ('extend: {m} rows of stacked arrays follow {before}, and nothing says
 
 class Lengths:
     "The numbers of rows of chunks that don't say whose each row is"
-    before, uneven, told = 0, '', False
-    def note(self, m: int, is_part: Any) -> None:
-        "Note a chunk of `m` rows. `is_part()`: are these consecutive steps, so that the last of many may be shorter?"
+    before, last, uneven, told = 0, '', '', False
+    def note(self, m: int, is_part: Callable[[], bool]) -> None:
+        """Note a chunk of `m` rows. `is_part()`: are these consecutive steps? Then the last of them may be shorter,
+        and counts only if another follows"""
         before, self.before = self.before, m
+        self.uneven = self.uneven or self.last
         if not before or m==before or self.uneven: return
-        if m > before or not is_part(): self.uneven = _UNEVEN.format(m=m, before=before)
+        said = _UNEVEN.format(m=m, before=before)
+        if m < before and is_part(): self.last = said
+        else: self.uneven = said
     def tell(self) -> None:
         "Warn of different numbers, once"
         if self.told or not self.uneven: return
