@@ -54,7 +54,7 @@ GROUPS = dict(
         test_saving_format.py::test_without_fcntl*
         test_first_flush.py'''),
     thorough=Group('make test-all', 'the longest comparisons beside naive twins, and each file of each kind of folder damaged',
-        '''test_frames.py::test_frames_of_any_number* test_frames.py::test_a_state_in_pieces* test_frames.py::test_frames_stacked_along*
+        '''test_texts_forgotten.py::test_a_small_memory_meets* test_frames.py::test_frames_of_any_number* test_frames.py::test_a_state_in_pieces* test_frames.py::test_frames_stacked_along*
         test_framefiles.py::test_every_row* test_sequences.py::test_windows_of_n_step_rows* test_sequences.py::test_n_step_rows_are_told*
         test_sequences.py::test_a_memory_on_disk_is_found_again* test_show.py::test_the_counts_agree_with_a_twin*
         test_lasting.py::test_a_damaged_file_is_named* test_lasting.py::test_a_spoilt_file_is_named* test_lasting.py::test_what_cannot_be*
