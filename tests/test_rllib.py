@@ -11,6 +11,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from fastrl_replay.all import Uniform
+from fastrl_replay.offline import by_episodes
 
 
 def episode(rng, number, n, nested=False, terminated=True):
@@ -44,7 +45,7 @@ def test_samples_are_steps_and_sums_of_what_was_added(nested, n_step):
         part = [o.pop(0) for o in pieces if o]
         buffer.add([o.to_numpy() if rng.random() < .5 else o for o in part])
     assert len(buffer) == buffer.get_added_timesteps() == sum(map(len, wholes)) and buffer.get_num_episodes() == 12
-    assert buffer.memory.check_valid() and not buffer.running and len(list(buffer.memory.episodes())) == 12
+    assert buffer.memory.check_valid() and not buffer.running and len(by_episodes(buffer.memory)) == 12
     high, counts = n_step[1] - 1 if isinstance(n_step, tuple) else n_step or 1, set()
     for o in buffer.sample(400, n_step=n_step, gamma=gamma):
         (k, t), (_, after) = time_of(o, 0), time_of(o, 1)

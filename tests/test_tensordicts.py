@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from fastrl_replay.interop.torchrl import ReplayBuffer, as_tensordict
 from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.offline import by_episodes
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import Transition
 from refusals import refused
@@ -348,7 +349,7 @@ def test_torchrl_trains_with_it():
     loss, buffer = DQNLoss(actor, action_space=env.action_spec), ReplayBuffer(500, 32, Proportional(), seed=0)
     collector = Collector(env, actor, frames_per_batch=50, total_frames=300, replay_buffer=buffer)
     for _ in collector: pass
-    assert len(buffer) == 300 and len(list(buffer.memory.episodes())) > 3 and buffer.memory.check_valid()
+    assert len(buffer) == 300 and len(by_episodes(buffer.memory)) > 3 and buffer.memory.check_valid()
     hook = ReplayBufferTrainer(buffer, batch_size=None, flatten_tensordicts=True, iterate=True)
     before = buffer.sampler.priorities
     for _ in range(3):

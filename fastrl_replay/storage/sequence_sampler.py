@@ -185,8 +185,9 @@ def join_errors(learn, errors, eta):
 # %% ../../nbs/3_lasting/13_sequences.ipynb #27b061eb
 def phases_fit(phases: np.ndarray, sequence: Sequence) -> bool:
     "Can these be the phases of rows (int32[n])?"
-    least = -sequence.stride if sequence.known_starts else 0
-    return bool(((least <= phases) & (phases < sequence.stride)).all())
+    stride: Any = sequence.stride
+    steps = np.where(phases < 0, ~phases, phases) if sequence.known_starts else phases
+    return bool(((steps >= 0) & (steps < stride)).all())
 
 def consistent(rows: Any, starts: Any, size: int, n: int, sequence: Sequence) -> bool:
     "Can these be the rows of a sampler with `size` filled slots, and its `n` starts?"
