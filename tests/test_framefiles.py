@@ -269,7 +269,7 @@ def test_frames_that_are_used_again_while_they_are_read(late, tmp_path, monkeypa
     want = {i: memory.fetch([i]) for i in range(15, 45)}
     view = ReplayMemory.peek(tmp_path)
     [table] = view._storage.tables
-    kind, name = (Records, '_references') if late=='records' else (type(table), '_gather')
+    kind, name = (Records, 'read') if late=='records' else (type(table), 'fill')
     plain, asked = getattr(kind, name), []
     def watched(self, *args):
         if self in (table, view._storage) and not asked:

@@ -122,8 +122,9 @@ def run(code, cache, before=''):
 
 def test_a_planted_file_does_not_run(tmp_path):
     "What one process compiled is taken by the next of the same user; of another user it isn't"
-    source = 'from fastrl_replay.kernels import kernel\n\n@kernel\ndef thrice(x): return 3*x\n'
-    code = f'from fastrl_replay.kernel_cache import *\nprint(kernel_folder(), [compiled_module({source!r}).thrice(14)])'
+    code = ('import numpy as np\nfrom fastrl_replay.kernel_cache import kernel_folder\n'
+            'from fastrl_replay.storage.frames import fingerprints\n'
+            'print(kernel_folder(), fingerprints(np.arange(6, dtype=np.uint64).reshape(2, 3)))')
     first, second = run(code, tmp_path), run(code, tmp_path)
     assert first.stdout==second.stdout and str(tmp_path) in first.stdout
     assert 'compiling' in first.stderr and not second.stderr
@@ -148,6 +149,9 @@ def test_a_cache_on_a_full_disk_is_not_used(tmp_path):
     assert not [p for p in tmp_path.rglob('*') if p.is_file()]
 
 
+def thrice(x): return 3*x
+
+
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork on this system')
 def test_a_fork_while_another_thread_compiles():
     "The child compiles too: it does not wait for a thread that it does not have"
@@ -163,8 +167,8 @@ def test_a_fork_while_another_thread_compiles():
     if not pid:
         signal.alarm(60)
         code = 1
-        try: code = int(kernel_cache.compiled_module('from numba import njit\n\n@njit\ndef thrice(x): return 3*x\n').thrice(14)!=42)
+        try: code = int(kernel_cache.cached(thrice)(14)!=42)
         finally: os._exit(code)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==0
-    assert kernel_cache.compiled_module('from numba import njit\n\n@njit\ndef twice(x): return 2*x\n').twice(21)==42
+    assert kernel_cache.cached(thrice)(21)==63
