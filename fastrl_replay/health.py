@@ -221,7 +221,7 @@ def _origins(rows, at):
     return found
 
 def _torn_numbered(seen, rows):
-    "How many rows were looked at, and how many of them do not begin where the row with the number before ended"
+    "How many rows were looked at, and how many do not begin where the row with the number before ended"
     at = seen.some((rows.before >= 0) & (rows.columns['step_n'] > 0))
     origin = _origins(rows, at)
     n, (at, origin) = len(at), (o[origin >= 0] for o in (at, origin))
@@ -242,8 +242,9 @@ def _steps_of(discounts):
     return round(logs[0]/-np.diff(logs).min())
 
 def _hops(seen, rows, n):
-    """Of some rows, for the row 1, 2 … before each in its stream: may it lead to this one, and does it? (bool each)
-    Where rows have numbers, it must be of the same episode and, if that is known, `n` steps earlier"""
+    """Of some rows, for the row 1, 2 … before each in its stream: may it lead to this one, and does
+    it? (bool each) Where rows have numbers, it must be of the same episode and, if that is known,
+    `n` steps earlier"""
     at = _evenly(0, len(rows.ids) - 1, min(len(rows.ids), seen.most, 256))
     k, ends, began, numbered = at, rows.ends(), seen.states(at)[0], _numbered(rows)
     step, episode = (rows.columns.get(o, rows.ids) for o in ('step_n', 'episode_n'))
@@ -257,8 +258,9 @@ def _hops(seen, rows, n):
         yield may, does
 
 def _torn_n_step(seen, rows, in_order):
-    """The same of n-step rows, each of which leads to the row n steps further. Where rows have no numbers and nobody
-    takes them in order, only if most lead to a row at another distance: else they may be in any order"""
+    """The same of n-step rows, each of which leads to the row n steps further. Where rows have no
+    numbers and nobody takes them in order, only if most lead to a row at another distance: else they
+    may be in any order"""
     n, numbered, may, does = _steps_of(rows.columns['discount']), _numbered(rows), [], []
     if n > _FAR: return 0, 0
     for known, fits in _hops(seen, rows, n):
@@ -274,24 +276,28 @@ def _torn_n_step(seen, rows, in_order):
     return asked[at], (asked[at] - fitted[at])*mixed
 
 def _torn_share(memory, rows, in_order=True):
-    "The share of linked rows, with no end between, that do not follow each other; NaN: unknown. How many are linked"
+    """The share of linked rows, with no end between, that do not follow each other (NaN: unknown), and
+    how many are linked"""
     n_step = 'discount' in rows.columns
     seen = _Seen(memory, rows, n_step)
     if not seen.most: return _NAN, 0
     if n_step: looked, wrong = _torn_n_step(seen, rows, in_order)
     elif _numbered(rows): looked, wrong = _torn_numbered(seen, rows)
     else: looked, wrong = _torn_unnumbered(seen, rows)
-    linked = (rows.before >= 0) & (rows.columns['step_n'] > 0 if _numbered(rows) else ~_after_end(rows))
+    inside = rows.columns['step_n'] > 0 if _numbered(rows) else ~_after_end(rows)
+    linked = (rows.before >= 0) & inside
     if not looked: return _NAN, 0
     return (float(wrong/looked) if wrong >= 5 else 0.), int(linked.sum())
 
 def torn_streams(memory: Memory, rows: Newest) -> int:
-    "Return how many of `rows` do not begin where the row before them in their stream ended; 0: at most a tenth"
+    """Return how many of `rows` do not begin where the row before them in their stream ended; 0: at
+    most a tenth"""
     share, linked = _torn_share(memory, rows)
     return round(share*linked) if share > .1 else 0
 
 def consecutive(memory: Memory, m: int) -> bool:
-    "Does most of the newest `m` rows begin where the row with the id before it ended? False also if that isn't known"
+    """Do most of the newest `m` rows begin where the row with the id before ended? False also if that
+    isn't known"""
     rows = newest(memory, m)
     seen = _Seen(memory, rows) if len(rows.ids) else None
     if seen is None or not seen.most or len(rows.ids) < 2: return False
@@ -340,11 +346,12 @@ def _row_numbers(memory, in_order):
                         one_length=_one_length(rows.columns), **_wrong_rows(memory, rows, in_order))
 
 def _wrong_rows(memory, rows, in_order):
-    """How many rows are what a loop stores that is written wrongly, by the name of the mistake. Without numbers of
-    steps, rows that don't follow each other are none where nobody takes them `in_order`"""
+    """How many rows are what a loop stores that is written wrongly, by the name of the mistake. Without
+    numbers of steps, rows that don't follow each other are none where nobody takes them `in_order`"""
     resets, reused = stored_resets(memory, rows), reused_arrays(memory, rows)
     share, linked = _torn_share(memory, rows, in_order)
-    counts = share > .1 and not reused and (in_order or _numbered(rows) or 'discount' in rows.columns)
+    asked = in_order or _numbered(rows) or 'discount' in rows.columns
+    counts = share > .1 and asked and not reused
     return dict(n_stored_resets=resets, n_wrong_ends=0 if resets else wrong_ends(memory, rows),
                 n_reused=reused, n_torn=round(share*linked) if counts else 0, torn_share=share)
 
@@ -397,8 +404,8 @@ _RULES = [     # when (a function of the numbers), and what to say
      '{n_lost:,} of the {n_stored:,} newest rows may not be drawn, since more episodes end in them than there is '
      'room for: make the memory with a larger max_ends'),
     (lambda o: o['n_texts'] > .8*o['most_texts'],
-     'a field of strings has {n_texts:,} different ones in the rows that are stored, and may have {most_texts:,}: keep '
-     'what differs in every step outside the memory'),
+     'a field of strings has {n_texts:,} different ones in the rows that are stored, and may have '
+     '{most_texts:,}: keep what differs in every step outside the memory'),
     (lambda o: o['unlearned_share'] > .5 and o['n'] >= 100,
      '{unlearned_share:.1%} of the steps stored count for the loss in no window: store more, or make '
      'a Sequence with a shorter length or burn_in, a stride of at most length − burn_in, pad=True and '
@@ -407,10 +414,11 @@ _RULES = [     # when (a function of the numbers), and what to say
      '{idle_windows_share:.1%} of the windows hold no step that counts for the loss: their episodes '
      'end within the burn-in; choose a shorter burn_in, and learn_first=True'),
     (lambda o: o['n_torn'],
-     '{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended ({torn_share:.0%} of '
-     'those looked at): are rows of several environments, sources or threads in one stream? Give each stream an '
-     'env_id of its own, as GymStepper(…, first_env_id=…) does, or pass streams= to extend. (Observations that '
-     'noise or crops change before they are stored differ in all rows, and that is no error)')]
+     '{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended '
+     '({torn_share:.0%} of those looked at): are rows of several environments, sources or threads in '
+     'one stream? Give each stream an env_id of its own, as GymStepper(…, first_env_id=…) does, or pass '
+     'streams= to extend. (Observations that noise or crops change before they are stored differ in '
+     'all rows, and that is no error)')]
 
 class Health(dict[str, Any]):
     "A dict that is shown as lines, the warnings first"
@@ -490,14 +498,15 @@ def unlike_members(scales: list[Scale | None]) -> list[str]:
     "Return what shows, in words, that memories with these scales cannot hold one task"
     there = [(k, o) for k, o in enumerate(scales) if o is not None]
     pairs = [(i, a, j, b) for n, (i, a) in enumerate(there) for j, b in there[n + 1:]]
-    return [said for pair in pairs for f in (_rewards_apart, _states_apart, _ends_apart) if (said := f(*pair))]
+    found = [f(*pair) for pair in pairs for f in (_rewards_apart, _states_apart, _ends_apart)]
+    return [said for said in found if said]
 
 def _rewards_apart(i, a, j, b):
     if a.reward > b.reward: i, a, j, b = j, b, i, a
     times = b.reward/a.reward
     if not (times >= _TIMES and b.reward_most >= _TIMES/2*a.reward_most): return ''
-    return (f'rewards of memory {j} are {times:.3g} times as large as those of memory {i} (typically {b.reward:.3g} and '
-            f'{a.reward:.3g}): scale or clip the rewards of both alike before they are stored')
+    return (f'rewards of memory {j} are {times:.3g} times as large as those of memory {i} (typically '
+            f'{b.reward:.3g} and {a.reward:.3g}): scale or clip both alike before they are stored')
 
 def _states_apart(i, a, j, b):
     if a.state.shape!=b.state.shape: return ''
@@ -506,13 +515,14 @@ def _states_apart(i, a, j, b):
     times, most = (float(o) for o in np.median(b.state[:, moving]/a.state[:, moving], 1))
     if times < 1: return _states_apart(j, b, i, a) if times > 0 and 1/times >= _TIMES else ''
     if times < _TIMES or most < _TIMES/2: return ''
-    return (f'states of memory {j} are {times:.3g} times as large as those of memory {i} (up to {b.state.max():.3g} and '
-            f'{a.state.max():.3g}): normalize both alike before they are stored')
+    return (f'states of memory {j} are {times:.3g} times as large as those of memory {i} (up to '
+            f'{b.state.max():.3g} and {a.state.max():.3g}): normalize both alike before they are stored')
 
 def _ends_apart(i, a, j, b):
     if len(a.truncated) and len(b.terminated): i, a, j, b = j, b, i, a
-    only = not len(a.truncated) and not len(b.terminated) and min(len(a.terminated), len(b.truncated)) >= 5
-    if not only or (a.terminated < np.median(b.truncated)).mean() > .5: return ''
-    return (f'all episodes of memory {i} are terminated, after {np.median(a.terminated):.0f} steps, and all of memory {j} '
-            f'truncated, after {np.median(b.truncated):.0f}: a time limit is stored as truncated, in both')
+    if len(a.truncated) or len(b.terminated) or min(len(a.terminated), len(b.truncated)) < 5: return ''
+    if (a.terminated < np.median(b.truncated)).mean() > .5: return ''
+    return (f'all episodes of memory {i} are terminated, after {np.median(a.terminated):.0f} steps, and '
+            f'all of memory {j} truncated, after {np.median(b.truncated):.0f}: a time limit is stored as '
+            'truncated, in both')
 

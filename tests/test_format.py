@@ -142,7 +142,7 @@ def test_sequences_that_begin_without_burn_in_say_so():
     from fastrl_replay.memory.options import Options
     sequence = dict(length=4, burn_in=1, stride=3, across_episodes=False, pad=True, eta=.9)
     def needs(more): return Options(20, dict(kind='SequenceSampler', options=dict(sequence=sequence | more))).needs()
-    assert needs({})==[] and needs(dict(episode_burn_in=True))==['episode_burn_in'] and 'episode_burn_in' in FEATURES
+    assert needs({})==[] and needs(dict(learn_first=True))==['episode_burn_in'] and 'episode_burn_in' in FEATURES
     assert filled(simple).state_dict()['format']==3
 
 

@@ -338,7 +338,8 @@ class ReplayMemory(Saved):
 
     The layout of records is inferred from the first step, or given by `step` or `dtype`. With `dedup='auto'`
     the observation decides what is stored once; None keeps plain records. `first_id ≤ id < n_added` are
-    the ids of what is stored; slot = id % max_sz.
+    the ids of what is stored; slot = id % max_sz. A field of strings may have 1,048,576 different
+    ones (and 64 MiB) in the rows that are stored; the others are forgotten.
 
     Any thread may call any method. A forked child can read a memory in RAM, not write to it.
 

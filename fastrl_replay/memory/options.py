@@ -80,7 +80,7 @@ class Options:
     def needs(self) -> list[str]:
         "Return those of the `FEATURES` of the format that these options make a reader need"
         used = dict(max_draws=self.max_draws, windows=self.windows,
-                    episode_burn_in=self.sequence.get('episode_burn_in'))
+                    episode_burn_in=self.sequence.get('learn_first'))
         return [k for k, v in used.items() if v]
 
     def _compared(self, told):

@@ -7,13 +7,13 @@ __all__ = ['Lengths', 'Joined', 'Drawn', 'Linked', 'Parted', 'Viewed', 'PlainMem
 
 # %% ../../nbs/1_memory/17_memory.ipynb #043c8c39
 import operator, threading, warnings, weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 import numpy as np
 from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, example_row
 from ..checks import (
-    Words, form, ids_of, leave_out, plain_array, refuse, require, shown, stored_ids, typed, whole)
+    Words, ids_of, leave_out, plain_array, refuse, require, shown, stored_ids, typed, whole)
 from ..health import Health, consecutive, memory_health
 from ..kernels import ids_in
 from ..samplers.rng import Rng
@@ -44,27 +44,33 @@ def _field_names(fields):
     if isinstance(fields, list): return tuple(fields)
     refuse('fields', 'a list of field names', typed(fields), error=TypeError)
 
-# %% ../../nbs/1_memory/17_memory.ipynb #a8eda2f2
-_n_added, _first_id, _both = (operator.attrgetter(*o) for o in (['n_added'], ['first_id'], ['first_id', 'n_added']))
-
-_UNEVEN = ('extend: {m} rows of stacked arrays follow {before}, and nothing says whose each is: they are taken for one '
-           'row of each of the streams 0, 1, …, so what is drawn here as consecutive steps may be of several '
-           'environments; give the steps a field env_id, pass streams= (an int array with the stream of each row), '
-           "or streams='one' for consecutive steps of one stream")
+# %% ../../nbs/1_memory/17_memory.ipynb #a8eda202
+_UNEVEN = ('extend: {m} rows of stacked arrays follow {before}, and nothing says whose each is: they are '
+           'taken for one row of each of the streams 0, 1, …, so what is drawn here as consecutive '
+           'steps may be of several environments; give the steps a field env_id, pass streams= (an int '
+           "array with the stream of each row), or streams='one' for consecutive steps of one stream")
 
 class Lengths:
     "The numbers of rows of chunks that don't say whose each row is"
-    before, uneven, told = 0, '', False
-    def note(self, m: int, is_part: Any) -> None:
-        "Note a chunk of `m` rows. `is_part()`: are these consecutive steps, so that the last of many may be shorter?"
+    before, last, uneven, told = 0, '', '', False
+    def note(self, m: int, is_part: Callable[[], bool]) -> None:
+        """Note a chunk of `m` rows. `is_part()`: are these consecutive steps? Then the last of them may
+        be shorter, and counts only if another follows"""
         before, self.before = self.before, m
+        self.uneven = self.uneven or self.last
         if not before or m==before or self.uneven: return
-        if m > before or not is_part(): self.uneven = _UNEVEN.format(m=m, before=before)
+        said = _UNEVEN.format(m=m, before=before)
+        if m < before and is_part(): self.last = said
+        else: self.uneven = said
     def tell(self) -> None:
         "Warn of different numbers, once"
         if self.told or not self.uneven: return
         self.told = True
         warnings.warn(self.uneven, stacklevel=4)
+
+
+# %% ../../nbs/1_memory/17_memory.ipynb #a8eda2f2
+_n_added, _first_id, _both = (operator.attrgetter(*o) for o in (['n_added'], ['first_id'], ['first_id', 'n_added']))
 
 class Joined:
     "A storage and a sampler joined, and what can be said of them at any time"
@@ -211,7 +217,7 @@ class Joined:
         if self.layout is None or not self.layout.texts: return {}
         with self.lock: return self._ask(texts_in, {})
     def _follows(self):
-        "Are batches formed along the links: sequences, windows, or what else asked for the index of episodes?"
+        "Are batches formed along the links: sequences, windows, or what asked for the index of episodes?"
         return self._in_order or self._sampler.sequence is not None or bool(self.windows)
 
     def __repr__(self) -> str:
@@ -276,7 +282,8 @@ class Drawn(Joined):
         "Warn if the numbers of rows show that stacked arrays are not one row of each stream"
         if self.layout.stream_leaf is not None or isinstance(chunk, list): return
         if isinstance(chunk, Batch) and chunk.streams is not None: return
-        self._lengths.note(m, lambda: consecutive(self, m))
+        memory: Any = self
+        self._lengths.note(m, lambda: consecutive(memory, m))
         if self._lengths.uneven and self._follows(): self._lengths.tell()
     def _expect(self, storage, given):
         formed = self._sampler.sequence is not None
@@ -425,6 +432,8 @@ class Viewed(Linked):
         its steps. The batches that follow are the same. Needs matplotlib."""
         with self.lock: return memory_figure(self, id, n, gamma, source=source)
 
+
+# %% ../../nbs/1_memory/17_memory.ipynb #d0000022
 class PlainMemory(Drawn, Viewed):
     "A memory in this process that stores, draws and reads"
 
@@ -497,7 +506,8 @@ class PlainMemory(Drawn, Viewed):
         "The new value of each of `m` rows, as it is stored"
         several = isinstance(values, (list, tuple))
         shape = (len(values),) if several else plain_array(field, values)[0].shape
-        if shape not in ((), (m,)): refuse(field, f'one value, or {m}', Words(f'values of shape {shape}'))
+        fits = shape in ((), (m,))
+        if not fits: refuse(field, f'one value, or {m}', Words(f'values of shape {shape}'))
         if shape: return fitter.column(values) if several else fitter.stacked(values, m)
         fitter.one(values)
         return np.repeat(fitter.column([values]), m)
@@ -508,7 +518,8 @@ class PlainMemory(Drawn, Viewed):
         differs = (ids[1:]==ids[:-1]) & (a!=b) & ((a==a) | (b==b))
         if not differs.any(): return
         k = int(np.argmax(differs))
-        refuse('ids', 'one value for each', Words(f'{field} {a[k]} and {b[k]} for {ids[k]}'), 'give each id once')
+        both = Words(f'{field} {a[k]} and {b[k]} for {ids[k]}')
+        refuse('ids', 'one value for each', both, 'give each id once')
     def _forget(self, ids):
         "Rows are about to change: whoever keeps something of them is to read them again"
 
@@ -548,7 +559,8 @@ class PlainMemory(Drawn, Viewed):
                 slots = slots[self._is_filled(slots)]
                 return self._read(len(slots), slots)
             slot = operator.index(k)
-            if not -used <= slot < used: raise IndexError(f'memory[{slot}]: the slots up to {used - 1} are in use')
+            beyond = f'memory[{slot}]: the slots up to {used - 1} are in use'
+            require(-used <= slot < used, beyond, IndexError)
             if self._is_filled(slot % used): return self._read(1, slot % used)[0]
             raise IndexError(f'memory[{slot}]: slot {slot % used} is empty, since the memory was cleared; '
                              'slices and iteration skip such slots')

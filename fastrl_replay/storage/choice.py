@@ -34,11 +34,11 @@ class Estimate(NamedTuple):
         each = ', '.join(f'{readable(getattr(self, o))} as {o}' for o in ('plain', 'next_state', 'frames'))
         told = f'{self.max_sz:,} transitions: {each}; chosen: {self.chosen}'
         if not self.planes: return told
-        return told + (f'. It is frames if the {self.planes} planes of an observation are a stack that slides from '
-                       'step to step, else next_state: estimate a step of an episode, which shows it')
+        return told + (f'. It is frames if the {self.planes} planes of an observation are a stack that '
+                       'slides from step to step, else next_state: estimate a step of an episode, which shows it')
 
 def tables_for(layout: Layout, pairs: Any, codec: str|None = None, example: Any = None) -> list[FrameTable]:
-    "Return a table of frames for each of the `pairs` of leaves; the `example` step may show whether they are stacks"
+    "Return a table of frames for each of the `pairs`; the `example` step may show whether they are stacks"
     return [(PackedFrames if codec else FrameTable)(layout, o, example) for o in pairs]
 
 def bytes_for(layout: Layout, max_sz: int, tables: Any) -> int:
@@ -48,8 +48,8 @@ def bytes_for(layout: Layout, max_sz: int, tables: Any) -> int:
 _COLOURS = 3          # planes that are rather colours than a stack, until steps show it
 
 def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
-    """Return the `Estimate` for a layout; without stacks, the figures are those of the plainer kind. What is stored
-    by frames costs that much only if the `example` step shows a stack that slides"""
+    """Return the `Estimate` for a layout; without stacks, the figures are those of the plainer kind.
+    What is stored by frames costs that much only if the `example` step shows a stack that slides"""
     once, frames, auto = (shared_pairs(layout, o) for o in ('next_state', 'frames', 'auto'))
     kinds = dict(plain=(), next_state=once, frames=frames)
     nbytes = {k: bytes_for(layout, max_sz, tables_for(layout, o)) for k, o in kinds.items()}
@@ -63,8 +63,8 @@ def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
     return Estimate(max_sz, **nbytes, chosen=chosen, planes=unsure)
 
 def example_step(env_or_step: Any) -> Any:
-    """Return a step as it is, or a `SimpleStep` of an environment (or a vector of them), which doesn't move; else
-    raise a `TypeError`"""
+    """Return a step as it is, or a `SimpleStep` of an environment (or a vector of them), which doesn't
+    move; else raise a `TypeError`"""
     if is_step(env_or_step): return env_or_step
     names = 'observation_space', 'action_space'
     spaces: Any = [getattr(env_or_step, f'single_{o}', None) or getattr(env_or_step, o, None) for o in names]
@@ -126,7 +126,7 @@ def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"
     return '; '.join(map(str, storage.tables)) + ', each stored once' if storage.tables else 'plain records'
 def texts_in(storage: Any) -> dict[str, float]:
-    "Return how many distinct strings the rows have, in the field with the most, and how many it may be; {}: no strings"
+    "Return how many distinct strings the rows have in the field with the most, and how many it may be"
     found = [t for t in storage.tables if isinstance(t, TextTable)]
     return dict(n_texts=max(t.count() for t in found), most_texts=found[0].most) if found else {}
 def bytes_each(storage) -> float:

@@ -46,8 +46,9 @@ def _pair(leaf, state, next_state, dedup):
     return Interned(state, next_state, 1 if axis is None else leaf.shape[axis], axis==-1)
 
 def slides(layout: Layout, pair: Interned, example: Any) -> bool | None:
-    """Is the `pair` of an example step seen to be a stack of frames, some of which the next observation has as
-    well? None: that can't be told, without an example, where nothing moves, or of several steps in one"""
+    """Is the `pair` of an example step seen to be a stack of frames, some of which the next observation
+    has as well? None: that can't be told, without an example, where nothing moves, or of several steps
+    in one"""
     if example is None or pair.stack==1: return None
     leaves, values = layout.leaves, layout.values(example)
     a, b = (np.moveaxis(encode(leaves[k], values[k]), -1 if pair.last else 0, 0) for k in pair[:2])
@@ -311,18 +312,19 @@ _KNOWN = 12        # more bytes for each frame: fingerprint, entry in the list o
 _ENOUGH = 256      # rows after which their frames tell whether they slide
 
 def _room(pair, max_sz, stacked=True):
-    """Return how many frames `max_sz` records (and a piece of a chunk) hold at most, and usually: one more with
-    each row or, where they are not `stacked`, a whole observation"""
+    """Return how many frames `max_sz` records (and a piece of a chunk) hold at most, and usually: one
+    more with each row or, where they are not `stacked`, a whole observation"""
     most, new = 2*pair.stack*(max_sz + min(max_sz, PIECE)), 1 if stacked else pair.stack
     return most, min(most, new*(max_sz + max_sz//32) + 2*pair.stack)
 
 class FrameTable(FrameColumns):
-    """A `Table` of the frames of one kind of observation, each stored once: number k in row k − 1. Is it
-    `stacked`, one new frame a row? `known`: is that certain?"""
+    """A `Table` of the frames of one kind of observation, each stored once: number k in row k − 1. Is
+    it `stacked`, one new frame a row? `known`: is that certain?"""
     codec: str|None = None
     def __init__(self, layout: Layout, pair: Interned, example: Any = None) -> None:
         super().__init__(layout, pair)
-        self.stacked, self.known, self.n_rows = slides(layout, pair, example) is not False, pair.stack==1, 0
+        self.stacked = slides(layout, pair, example) is not False
+        self.known, self.n_rows = pair.stack==1, 0
         self.references = tuple(layout.leaves[k]._replace(dtype=np.dtype(np.int32), shape=(pair.stack,), bits_of=None)
                                 for k in self.leaves)
     def bytes_for(self, max_sz) -> int:
@@ -371,10 +373,11 @@ class FrameTable(FrameColumns):
         if need > self.ready: self._extend(min(self.capacity, max(need, self.ready + self.ready//8)))
 
     def accept(self, columns):
-        "Once rows have told whether they are a stack: a `MemoryError` or `OSError` if what they need is not there"
+        "A `MemoryError` or `OSError`, once rows have shown that they are no stack, and need more than there is"
         if self.known or self.n_rows < _ENOUGH: return
         held = self._count[_USED] - self._count[_N_FREE]
-        if self.stacked and 2*held > (self.pair.stack + 1)*min(self.n_rows, len(self.words)): self._make_whole()
+        n = min(self.n_rows, len(self.words))
+        if self.stacked and 2*held > (self.pair.stack + 1)*n: self._make_whole()
         self.known = True
     def _make_whole(self):
         "Make the room that whole observations need: their planes are no stack"

@@ -438,7 +438,7 @@ class MappedFolder(NotedFolder):
         if self.writable: self._dropped.recover()
         return self._dropped
     def late(self, name: str, nbytes: int, make: bool = False) -> np.ndarray | None:
-        "Return the bytes of a file that is made only when it is needed, as `allocate` with `grow`; None: there is none"
+        "Return the bytes of a file that is made when it is needed, as `allocate` with `grow`; None: there is none"
         path = self.path/f'{name}.map'
         if not os.path.lexists(path):
             if not make: return None

@@ -61,7 +61,7 @@ def _copy_numbers(source, starts, now, m, begin, n, numbers, to):
     for i in range(_u(m)):
         for j in range(n): numbers[to + i*n + j] = (np.int64(source[(starts[now + i] >> _TWO) + begin + j]) - 1) & 0xFFFFFFFF
 
-# %% ../../nbs/1_memory/06_request.ipynb #e37ef282
+# %% ../../nbs/1_memory/06_request.ipynb #e7e9b76c
 _AHEAD = 64          # rows between a prefetch and its use: enough to hide a miss, few enough to stay in the L2 cache
 _WIDTH = 8           # numbers in a line of a plan: at most 7 cache lines are prefetched, the processor continues
 
@@ -136,7 +136,7 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
         begin, n_added = end, 0
     return True
 
-# %% ../../nbs/1_memory/06_request.ipynb #e29b9fca
+# %% ../../nbs/1_memory/06_request.ipynb #9a67fbbf
 def windows_of(layout: Layout, length: int, skip: int = 0, fields: Any = None) -> Layout:
     "Return the layout of windows of `length` rows of `fields` (None: all), in place of the first `skip` axes"
     def windowed(o): return fields is None or o.path[0] in fields
@@ -276,35 +276,35 @@ def _rounded(n):
     return -(-n//step)*step
 
 class _Pool:
-    "Requests of one kind and size: those handed out last, and all in turn"
-    LOOKS = 4               # at so many, before a new one is made
+    "Requests of one kind and size, about in the order in which they were handed out"
+    LOOKS = 4               # at the first, and at so many in all, before a new one is made
     def __init__(self, kind: tuple, nbytes: int) -> None:
-        self.kind, self.nbytes, self.all, self.at = kind, nbytes, list[Request](), 0
+        self.kind, self.nbytes, self.all, self.at = kind, nbytes, list[Request](), 0     # `at`: which others were looked at
         self.last: Any = None
         self.before: Any = None    # … the last: whoever keeps one batch while the next is drawn has released it
 
     def look_round(self, form: Form) -> Request | None:
         "Return a request no part of which is in use, of this form, or made to fit it; None if that was not found soon"
-        spare = None
-        for _ in range(min(self.LOOKS, len(self.all))):
-            self.at = (self.at + 1) % len(self.all)
-            found = self.all[self.at]
-            if not found.is_free(): continue
-            if found.form is form: return found
-            spare = found
-        if spare is None or len(self.all) < self.LOOKS: return None
-        spare.fit(form)
-        return spare
+        n, spare = len(self.all), None
+        for k in range(min(self.LOOKS, n)):
+            if k: self.at = (self.at + 1) % n
+            at = self.at if k else 0
+            if not self.all[at].is_free(): continue
+            spare = at
+            if self.all[at].form is form: break
+        if spare is None or n < self.LOOKS and self.all[spare].form is not form: return None
+        found = self.all.pop(spare)
+        if found.form is not form: found.fit(form)
+        self.all.append(found)
+        return found
     def make(self, form: Form) -> Request:
-        "Return a new request, whose turn comes after all others"
+        "Return a new request"
         made = Request(form, self.nbytes)
-        if not COUNTED: return made
-        self.at += 1
-        self.all.insert(self.at, made)
+        if COUNTED: self.all.append(made)
         return made
     def drop(self) -> None:
-        "Forget the request whose turn is next"
-        del self.all[(self.at + 1) % len(self.all)]
+        "Forget the request handed out the longest ago"
+        del self.all[0]
         self.before = None
 
 class Requests:

@@ -30,8 +30,8 @@ def entries(raw: np.ndarray, start: int = 0) -> Any:
         yield text, start
 
 class TextList:
-    """Distinct strings in `raw` (uint8[n]), of which number i is the i-th, from 1 on. Each is preceded by its length + 1
-    (uint32), which is written last; a 0 is the end"""
+    """Distinct strings in `raw` (uint8[n]), of which number i is the i-th, from 1 on. Each is preceded by its
+    length + 1 (uint32), which is written last; a 0 is the end"""
     def __init__(self, name: str, raw: np.ndarray) -> None:
         self.name, self.raw = name, raw
         self._begin()
@@ -103,7 +103,7 @@ class TextNumbers:
         self.lists = [TextList(self.name, room.allocate(self.name, BYTES, grow=True))]
         self.emptied = self._seen = np.zeros(2, np.int64)
         self._find_second()
-        if len(self.lists) > 1 and room.writable: self.emptied += 1        # whoever reads this reads all of it again
+        if len(self.lists) > 1 and room.writable: self.emptied += 1     # its readers read all of it again
     def _find_second(self, make=False):
         "Take in the second list, if there is one"
         if len(self.lists) > 1: return
@@ -129,7 +129,8 @@ class TextNumbers:
         found = [_entry(o) for o in wanted if o not in own.numbers]
         if not n_new and not found: return
         full = own.end + _nbytes(found) + 4 > BYTES
-        if full or len(self.counted) + n_new > self.look_at: own, found = self._make_room(own, wanted, found, full)
+        late = len(self.counted) + n_new > self.look_at
+        if full or late: own, found = self._make_room(own, wanted, found, full)
         self._reserve(own, found)
         for o in found: own.append(o)
         self.counted.update(wanted)
@@ -137,15 +138,17 @@ class TextNumbers:
         front = 0 if texts is self.lists[0] else _FRONT
         self.room.extend(texts.name, front + texts.end + _nbytes(found) + 4)
     def _make_room(self, own, wanted, found, full):
-        "Find out what is in use, and forget the rest where it is time; return the list to write to, and what"
+        "Find out what is in use, and forget the rest if it is time; return the list to write to, and what"
         alive, other = self._in_use(self.now), self._in_use(1 - self.now)
         n = len({*alive, *other, *wanted})
         if n > MOST_TEXTS:
             refuse(self.leaf.name, f'at most {MOST_TEXTS:,} different strings', Words('one more'), _HINT)
         if full and (other or _nbytes(map(_entry, {*alive, *wanted})) + 4 > BYTES):
-            refuse(self.leaf.name, f'at most {BYTES:,} bytes of different strings', Words('more'), _HINT)
+            most = f'at most {BYTES:,} bytes of different strings'
+            refuse(self.leaf.name, most, Words('more'), _HINT)
         dead = len(own.texts) - len(alive)
-        if not other and (full or dead > max(_FEW//2, len(alive))): own, found = self._empty_other(wanted)
+        half_dead = dead > max(_FEW//2, len(alive))
+        if not other and (full or half_dead): own, found = self._empty_other(wanted)
         self.counted = alive | other
         self.look_at = min(MOST_TEXTS, n + max(_FEW, n, len(self.held)//64))
         return own, found
@@ -168,7 +171,7 @@ class TextNumbers:
         front = 0 if self.now else _FRONT
         self.room.extend(other.name, front + _nbytes(found) + 4)
         other.erase()
-        self.emptied[1 - self.now] += 1                      # after this, a reader that knew the old ones reads again
+        self.emptied[1 - self.now] += 1           # after this, a reader that knew the old ones reads again
         self.now = 1 - self.now
         return other, found
 
@@ -192,7 +195,8 @@ class TextNumbers:
     def _check(self, numbers, error):
         most = [len(o.texts) for o in self.lists]
         least = -most[1] if len(most) > 1 else 0
-        if not len(numbers) or least <= numbers.min() and numbers.max() <= most[0] and numbers.all(): return
+        if not len(numbers): return
+        if least <= numbers.min() and numbers.max() <= most[0] and numbers.all(): return
         raise error(f'{self.leaf.name}: a record is damaged: it refers to a string that is not there')
     @property
     def most(self) -> int:
@@ -206,7 +210,8 @@ class TextNumbers:
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00067
 def _is_written(raw, most):
     "Is this what `TextList.written` may have returned?"
-    if not isinstance(raw, np.ndarray) or raw.dtype!=np.uint8 or raw.ndim!=1 or len(raw) + 4 > most: return False
+    if not isinstance(raw, np.ndarray) or raw.dtype!=np.uint8 or raw.ndim!=1: return False
+    if len(raw) + 4 > most: return False
     found = [*entries(raw)]
     return (found[-1][1] if found else 0)==len(raw) and len({o for o, _ in found})==len(found)
 
@@ -227,7 +232,7 @@ class TextTable(TextNumbers):
     def get_state(self, references: Any) -> dict[str, Any]:
         "Return all strings, as they are written in a file"
         first, *second = [o.written() for o in self.lists]
-        return dict(texts=first) | {'second': o for o in second if len(o)}
+        return dict(texts=first) | (dict(second=second[0]) if second and len(second[0]) else {})
     def check_state(self, state: Any) -> None:
         "Raise a `ValueError` unless `get_state` may have returned `state`; make room"
         second = state.get('second')
