@@ -11,7 +11,7 @@ __all__ = ['BITS', 'Words', 'shown', 'typed', 'form', 'refusal', 'refuse', 'requ
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib.resources import files
 from operator import index
 from pathlib import Path
 from typing import Any, NoReturn
@@ -196,7 +196,7 @@ def differences(there: Any, mine: Any, path: tuple[str, ...] = ()) -> Iterator[t
 
 def how_to_install(name: str) -> str:
     "Return the command that installs the extra `name`: in a clone of the repository, or beside an installed package"
-    package = Path(find_spec('fastrl_replay').origin).parent
+    package = Path(str(files('fastrl_replay')))
     is_clone = (package.parent/'pyproject.toml').is_file()
     return f"pip install -e '.[{name}]'" if is_clone else f"pip install 'fastrl_replay[{name}]'"
 

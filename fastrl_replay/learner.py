@@ -9,7 +9,7 @@ __all__ = ['q_targets', 'dqn_loss', 'Episodes', 'OneHot', 'Pixels', 'q_network',
 # %% ../nbs/2_learning/07_learner.ipynb #abd4d457
 import copy, html, math, os, shutil, sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice

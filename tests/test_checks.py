@@ -1,7 +1,6 @@
 "What each check accepts, and what it says of anything else: the name, what was expected, what came, what to do"
 import inspect
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,7 +202,7 @@ def test_beside_an_installed_package_the_extra_is_named_with_it(tmp_path, monkey
     "A package in site-packages has no pyproject.toml beside it"
     package = tmp_path/'site-packages'/'fastrl_replay'
     package.mkdir(parents=True)
-    monkeypatch.setattr(checks, 'find_spec', lambda name: SimpleNamespace(origin=str(package/'__init__.py')))
+    monkeypatch.setattr(checks, 'files', lambda name: package)
     assert checks.how_to_install('atari') == "pip install 'fastrl_replay[atari]'"
     (package.parent/'pyproject.toml').touch()
     assert checks.how_to_install('atari') == "pip install -e '.[atari]'"

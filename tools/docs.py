@@ -22,7 +22,7 @@ from reference import Reference, page_of
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ['CHANGELOG.md', 'CONTRIBUTING.md']
 # The map: groups of the sidebar, and patterns for the pages in each, in their order. A page belongs to the pattern that
-# names it exactly, else to the first that matches. The book is in reading order, part by part: the order of its folders.
+# names it exactly, else to the first that matches. The book is in reading order, part by part, as its folders are.
 PARTS = {'memory': '1 The memory', 'learning': '2 Environments and learning', 'lasting': '3 Large and lasting',
          'processes': '4 Many processes, many machines, other devices', 'looking': '5 Looking at it',
          'elsewhere': '6 Where you already are'}
@@ -64,15 +64,17 @@ def chapters(nbs):
 def reference_contents(ref):
     "The pages of the reference: the names of `all`, in their order; then the modules"
     first = {name: k for k, name in enumerate(ref.chosen)}
-    named = sorted((e for entries in ref.by_module.values() for e in entries if e.has_page), key=lambda e: first[e.name])
-    return [{'section': 'Names', 'contents': [{'text': e.name, 'href': f'{e.page}.md'} for e in named]},
-            {'section': 'Modules', 'contents': [{'text': m, 'href': f'{page_of(m)}.md'} for m in ref.by_module if m != 'all']}]
+    named = sorted(ref.with_pages(), key=lambda e: first[e.name])
+    names = [{'text': e.name, 'href': f'{e.page}.md'} for e in named]
+    modules = [{'text': m, 'href': f'{page_of(m)}.md'} for m in ref.by_module if m != 'all']
+    return [{'section': 'Names', 'contents': names}, {'section': 'Modules', 'contents': modules}]
 
 
 def book(found):
     "The parts of the book, each with its chapters in reading order"
     for folder, title in PARTS.items():
-        pages = [f'{c.page}.ipynb' for c in found if c.page.startswith(f'{folder}/') and group_of(c.page)[0] == 'The book']
+        own = [c.page for c in found if c.page.startswith(f'{folder}/')]
+        pages = [f'{o}.ipynb' for o in own if group_of(o)[0] == 'The book']
         if pages: yield {'section': title, 'contents': pages}
 
 
@@ -156,7 +158,7 @@ def sources(found, ref):
     "Page → the file it is made from"
     files = {c.page: c.path for c in found}
     files |= {page_of(m): ref.chapters[m].path for m in ref.by_module}
-    files |= {e.page: ref.chapters[e.module].path for entries in ref.by_module.values() for e in entries if e.has_page}
+    files |= {e.page: ref.chapters[e.module].path for e in ref.with_pages()}
     return files | {page.removesuffix('.md'): ROOT/page for page in PAGES}
 
 
@@ -172,7 +174,8 @@ def main():
     render(cache)
     made = cache/cfg.doc_path.name
     url = yaml.safe_load((cfg.nbs_path/'_quarto.yml').read_text(encoding='utf-8'))['website'].get('site-url') or ''
-    finish(made, sources(found, ref), ref, {c.page: 'Inside' if c.inside else group_of(c.page)[0] for c in found}, ROOT, url)
+    groups = {c.page: 'Inside' if c.inside else group_of(c.page)[0] for c in found}
+    finish(made, sources(found, ref), ref, groups, ROOT, url)
     wrong = list(faults(made))
     shutil.rmtree(cfg.doc_path, ignore_errors=True)
     shutil.move(made, cfg.doc_path)                 # in one go: what is there is finished

@@ -146,20 +146,21 @@ CENTRAL = {'ReplayMemory': 1.7, 'Batch': 1.6}
 
 
 HEADING = re.compile(r'<h[1-6][^>]*data-anchor-id="([^"]+)".*?</h[1-6]>', re.S)
-TITLE = re.compile(r'<nav[^>]*quarto-page-breadcrumbs.*?</nav>|<h1 class="title">.*?</h1>', re.S)      # a result has it above
+# A result has its page above it
+TITLE = re.compile(r'<nav[^>]*quarto-page-breadcrumbs.*?</nav>|<h1 class="title">.*?</h1>', re.S)
 HEADS = re.compile(r'<div class="parameters">\s*<div[^>]*>\s*<table[^>]*>\s*<thead>.*?</thead>', re.S)     # all alike
 INLINE = re.compile(r'</?(?:a|code|em|span|strong)\b[^>]*>')
 
 
 TEX = re.compile(r'\\[(\[](.*?)\\[)\]]', re.S)         # a formula, as it stands in a rendered page
-SIGNS = {r'\alpha': 'α', r'\beta': 'β', r'\gamma': 'γ', r'\delta': 'δ', r'\epsilon': 'ε', r'\eta': 'η', r'\sum': 'Σ', r'\cdot': '·',
-         r'\le': '≤', r'\ge': '≥', r'\times': '×', r'\infty': '∞', r'\to': '→', r'\in': '∈', r'\ldots': '…', r'\max': 'max', r'\min': 'min'}
+SIGNS = dict(alpha='α', beta='β', gamma='γ', delta='δ', epsilon='ε', eta='η', sum='Σ', cdot='·', le='≤', ge='≥',
+             times='×', infty='∞', to='→', ldots='…', max='max', min='min', log='log', exp='exp') | {'in': '∈'}
 
 
 def plain_formula(tex):
     "A formula in the words of an excerpt: signs for their commands, without braces and backslashes"
     tex = re.sub(r'\\d?frac\{([^{}]*)\}\{([^{}]*)\}', r'\1/\2', tex)
-    tex = re.sub(r'\\[a-zA-Z]+', lambda m: SIGNS.get(m[0], ' '), tex)
+    tex = re.sub(r'\\([a-zA-Z]+)', lambda m: SIGNS.get(m[1], ' '), tex)
     return re.sub(r'\s+', ' ', re.sub(r'[\\{}$]', '', tex)).strip()
 
 
@@ -279,7 +280,7 @@ def write_map(site, url):
 
 
 def finish(site, sources, ref, groups, root, url=''):
-    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar, or Inside; `url`: where it
+    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar, or Inside; `url`:
     will be, if that is known."""
     write_search(site, ref, groups)
     for p in site.rglob('*.html'):

@@ -14,9 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BRAND = ROOT/'nbs'/'brand'
-BADGES = {'version': 'CHANGELOG.md', 'python': 'nbs/start/01_install.ipynb', 'license': 'LICENSE', 'book': 'CONTRIBUTING.md'}
-LINKS = {'Install': '#install', 'Documentation': 'nbs/start/03_concepts.ipynb', 'Comparison': 'nbs/start/05_compared.ipynb',
-         'FAQ': 'nbs/start/04_faq.ipynb', 'Limits': '#limits', 'Citation': 'CITATION.cff', 'Licence': 'LICENSE'}
+START = 'nbs/start/'
+BADGES = {'version': 'CHANGELOG.md', 'python': START + '01_install.ipynb', 'license': 'LICENSE',
+          'book': 'CONTRIBUTING.md'}
+LINKS = {'Install': '#install', 'Documentation': START + '03_concepts.ipynb', 'Comparison': START + '05_compared.ipynb',
+         'FAQ': START + '04_faq.ipynb', 'Limits': '#limits', 'Citation': 'CITATION.cff', 'Licence': 'LICENSE'}
 NOTE = '<!-- Made from nbs/index.ipynb by `make export`: edit the notebook, not this file. -->'
 
 
@@ -65,7 +67,8 @@ def themed(light, dark, attributes):
 
 def stored_picture(cell):
     "The PNG among the stored outputs of a cell, as bytes"
-    return next(base64.b64decode(''.join(o['data']['image/png'])) for o in cell['outputs'] if 'image/png' in o.get('data', {}))
+    found = (o.get('data', {}).get('image/png') for o in cell['outputs'])
+    return base64.b64decode(''.join(next(filter(None, found))))
 
 
 def pictures(nb):

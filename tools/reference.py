@@ -1,8 +1,8 @@
 """What the package offers, from the live objects: an entry for every public name and method, and where it stands.
 
-`Reference()` imports the modules of the package. `pages()` gives one page of Markdown for each name of `all`, one for
-each module with what else is in it, and an index of all names; `link(name)` says where an entry is, for the links in the
-rest of the site.
+`Reference()` imports the modules of the package. `pages()` gives a page of Markdown for each name of `all`, one for
+each module with what else is in it, and an index of all names; `link(name)` says where an entry is, for the links in
+the rest of the site.
 """
 import ast, importlib, inspect, re, textwrap
 from dataclasses import dataclass, field, is_dataclass
@@ -273,7 +273,8 @@ class Reference:
             entries.sort(key=lambda e: first.get(e.name, len(first)))
             for e in [o for entry in entries for o in (entry, *entry.methods)]:
                 if not e.has_page:
-                    e.place = e.name.lower() if (e.page, e.name.lower()) not in used else f'{e.name.lower()}-{len(used)}'
+                    e.place = e.name.lower()
+                    if (e.page, e.place) in used: e.place += f'-{len(used)}'
                     used.add((e.page, e.place))
                 self.entries.setdefault(e.name, []).append(e)
 
@@ -321,7 +322,8 @@ class Reference:
     def link(self, entry, here, text=None):
         "A link to an entry from the page `here`"
         page = '' if entry.page == here else '../'*here.count('/') + entry.page + '.html'
-        return f'[`{text or entry.name}`]({page or "#" if entry.has_page else f"{page}#{entry.place}"})'
+        place = page or '#' if entry.has_page else f'{page}#{entry.place}'
+        return f'[`{text or entry.name}`]({place})'
 
     def linked(self, text, here, module=None, known=()):
         "Markdown of the page `here` in which names in code lead to their entries, each for the first time"
@@ -377,8 +379,9 @@ class Reference:
         "The page of a name of `all`"
         chapter = self.chapters[e.module]
         yield f'---\ntitle: "{e.name}"\ndescription: {e.line!r}\n---'
-        yield (f'`from {LIB}.all import {e.name}`. The chapter: [{chapter.title}]({self.up(e.page)}{chapter.page}.html). '
-               f'The module: [{LIB}.{e.module}]({self.up(e.page)}{page_of(e.module)}.html).')
+        up = self.up(e.page)
+        yield (f'`from {LIB}.all import {e.name}`. The chapter: [{chapter.title}]({up}{chapter.page}.html). '
+               f'The module: [{LIB}.{e.module}]({up}{page_of(e.module)}.html).')
         yield from self.entry(e, 1)
 
     def page(self, name):
@@ -400,6 +403,10 @@ class Reference:
         constants = [e for e in entries if e.kind == 'constant']
         if constants: yield '## Constants'
         for e in constants: yield f'[`{e.name} = {default_text(e.obj)[:80]}`]{{#{e.place}}}'
+
+    def with_pages(self):
+        "The names that have pages of their own"
+        return [e for entries in self.by_module.values() for e in entries if e.has_page]
 
     def pages(self):
         "All pages: path without an ending → Markdown"

@@ -11,7 +11,7 @@ import sys
 from sys import getrefcount
 from typing import Any, NamedTuple
 import numpy as np
-from ..batch import DRAWN, HEADER, N_HEADER, Batch, Plan, aligned, batch_type, header_shapes, made_of
+from ..batch import DRAWN, N_HEADER, Batch, Plan, aligned, batch_type, header_shapes, made_of
 from ..kernels import inlined, kernel, prefetch
 from ..steps import Layout, same_layout
 
@@ -192,7 +192,7 @@ class Form:
     def _plan(self, windows, stored, shared):
         "Plan a part for all fields without windows, and one for each with"
         alone = [k for k, o in enumerate(self.layout.leaves) if o.path[0] not in windows]
-        m, size, first = math.prod(self.shape), stored.record.itemsize, self.around
+        m, size, first = math.prod(self.shape), stored.record.itemsize, self.around or 0
         self.plan = np.array(self._part((m, 0, size), alone, stored), np.int64)
         for field, offsets in windows.items():
             each = len(offsets)
