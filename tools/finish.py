@@ -280,8 +280,8 @@ def write_map(site, url):
 
 
 def finish(site, sources, ref, groups, root, url=''):
-    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar, or Inside; `url`:
-    will be, if that is known."""
+    """All of it. `sources`: page → the file it is made from; `groups`: page → its group in the sidebar, or Inside;
+    `url`: where it will be, if that is known."""
     write_search(site, ref, groups)
     for p in site.rglob('*.html'):
         name = p.relative_to(site).as_posix().removesuffix('.html')
