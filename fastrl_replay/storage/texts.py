@@ -75,6 +75,10 @@ class TextTable:
         "Return the numbers of a column's strings, those that are new included"
         self.accept(columns)
         return [np.array([self.numbers[o] for o in columns[0].tolist()], np.int32)]
+    def refer_step(self, values, back, first):
+        "As `refer`, for one row"
+        [numbers] = self.refer([values[0][None]], back, first)
+        return [numbers[0]]
     def fill(self, request, shared):
         "Write strings by their numbers. A `RuntimeError` if one is missing"
         [k] = shared.leaves
