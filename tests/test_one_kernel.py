@@ -77,15 +77,16 @@ class Compiled(event.Listener):
     def on_end(self, event): pass
 
 
-def drawn(width, **options):
+def drawn(width, strings=True, **options):
     "Batches of all kinds from a memory of observations that are so wide"
-    memory = ReplayMemory(60, seed=0, **options)
-    memory.extend(told(70, width))
-    memory.add(told(3, width)[2])
-    if options.get('sequence'): return memory.sample(4), memory.sample(4, ['action', 'task'])
-    fields = [None, ['action'], ['next_state', 'task'], ['state']]
-    found = [memory.sample(5, o) for o in fields] + [memory.fetch(memory.recent(3).ids)]
-    return found + [memory.sample(5, windows=o) for o in ({'state': (-1, 0)}, {'action': range(3), 'task': (0, 1)}, {'next_state': (0, 2, 1)})]
+    memory, steps = ReplayMemory(60, seed=0, **options), told(70, width)
+    if not strings: steps = [Transition(o.state, o.action, 1., o.next_state, o.terminated, o.truncated) for o in steps]
+    memory.extend(steps)
+    memory.add(steps[2])
+    other = 'task' if strings else 'reward'
+    if options.get('sequence'): return memory.sample(4), memory.sample(4, ['action', other])
+    found = [memory.sample(5, o) for o in (None, ['action'], ['next_state', other], ['state'])] + [memory.fetch(memory.recent(3).ids)]
+    return found + [memory.sample(5, windows=o) for o in ({'state': (-1, 0)}, {'action': range(3), other: (0, 1)}, {'next_state': (0, 2, 1)})]
 
 
 def test_the_first_batch_of_any_layout_compiles_nothing():
@@ -95,10 +96,11 @@ def test_the_first_batch_of_any_layout_compiles_nothing():
     drawn(5, sequence=Sequence(3))
     heard = Compiled()
     with event.install_listener('numba:compile', heard):
-        for width in (37, 61): drawn(width)
+        for width in (37, 61): drawn(width), drawn(width, strings=False)
         drawn(43, dedup='next_state')
         drawn(1301)
         drawn(47, sequence=Sequence(5))
+        drawn(47, False, sequence=Sequence(5))
     assert not heard.names
 
 
