@@ -22,7 +22,6 @@ from .plain import Viewed
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState
-from ..show import bytes_in_words
 from ..steps import Layout, tree_leaves
 from ..storage.choice import Estimate, storage_for
 from ..storage.request import windows_of
@@ -275,6 +274,7 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
     def __repr__(self) -> str:
         each, rounded, ring = '', '', self._ring
         if ring:
+            from fastrl_replay.show import bytes_in_words
             each = f' {ring.layout.step_type.__name__}s of {bytes_in_words(self.nbytes/self.max_sz, ring.layout)}'
             narrow = {o.path[0]: v for o, own, v in zip(ring.layout.leaves, ring.dtypes, ring.stored) if own!=v}
             words = '; {} rounded to {} (by {:.2g} %)'
