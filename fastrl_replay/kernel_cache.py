@@ -131,10 +131,9 @@ class _Waiting:
     held, handlers, called = False, {}, {}
 
     def hold(self):
-        numbers = signal.valid_signals()
-        self.handlers, self.called = {o: signal.getsignal(o) for o in numbers}, {}
-        self.handlers = {o: handler for o, handler in self.handlers.items() if callable(handler)}
-        self.held = True
+        handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self.handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+        self.held, self.called = True, {}
         for number in self.handlers: signal.signal(number, self._note)
 
     def _note(self, number, frame):
