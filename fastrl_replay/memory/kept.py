@@ -17,7 +17,6 @@ from ..batch import convert
 from ..checks import of_type, refuse, require, whole
 from .pruned import Living, Pruned
 from .windows import as_windows
-from ..offline import load_minari, save_minari
 from ..samplers.base import release
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
@@ -377,6 +376,7 @@ class ReplayMemory(Saved):
         count. Fields that a data set doesn't have get the defaults of `step_type`. A `ValueError`,
         `TypeError` or `FileNotFoundError` says what doesn't fit, and leaves nothing behind; an
         `ImportError` names the extra, `minari`."""
+        from fastrl_replay.offline import load_minari
         return load_minari(cls, dataset, step_type, **options)
 
     def to_minari(self, dataset_id: str, env: Any = None, **options: Any) -> Any:
@@ -387,6 +387,7 @@ class ReplayMemory(Saved):
         Fields other than those of a `Transition` are left out. `options`: those of
         `minari.create_dataset_from_buffers`. A `ValueError` says what doesn't fit, a
         `FileExistsError` that the id is taken; neither leaves anything behind."""
+        from fastrl_replay.offline import save_minari
         with self.lock: return save_minari(self, dataset_id, env, **options)
     @staticmethod
     def peek(path: str | Path) -> View:
