@@ -25,7 +25,6 @@ from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
 from .schedules import schedule_from, schedule_state, value_at
-from .show import bars_figure
 from .steps import Layout, same_layout
 from .storage.request import Requests
 from .storage.sequences import WINDOWED, SequenceBatch
@@ -681,6 +680,7 @@ class MixedMemory(Routed):
             bars = {'transitions': sizes, 'share of the rows drawn': found['shares_drawn'],
                     'drawn for each stored': [a/max(1, m) for a, m in zip(self.n_drawn, sizes)]}
         title = source + '\n'.join(found['warnings'] or [repr(self)])
+        from fastrl_replay.show import bars_figure
         figure = bars_figure('memory', list(range(len(sizes))), bars, title)
         for k, share in enumerate(found['shares']): figure.axes[1].hlines(share, k - .4, k + .4, 'k', ':')
         return figure

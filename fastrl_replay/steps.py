@@ -254,9 +254,9 @@ class Fitter:
         except (struct.error, OverflowError): encode(self.leaf, v)
         return v
 
-    def row(self, v) -> np.ndarray:
-        "Return `v` as a column of one row; a `TypeError` or `ValueError` unless it casts without loss"
-        return (v if v.__class__ is np.ndarray and self.is_stored(v) else encode(self.leaf, v))[None]
+    def array(self, v) -> np.ndarray:
+        "Return `v` as an array, as it is stored; a `TypeError` or `ValueError` unless it casts without loss"
+        return v if v.__class__ is np.ndarray and self.is_stored(v) else encode(self.leaf, v)
 
     def column(self, values) -> np.ndarray:
         "Return one array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"

@@ -11,6 +11,34 @@ def tell(root, code):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+LATER = """matplotlib ray minari cv2 PIL IPython pandas tensorboard tensordict torchrl stable_baselines3 tianshou fastprogress safetensors lz4
+           torch._dynamo torch._inductor sympy fastrl_replay.offline fastrl_replay.cli fastrl_replay.interop""".split()
+USED = """
+from fastrl_replay.all import *
+memory = ReplayMemory(50, Proportional(), seed=0)
+for k in range(60): memory.add(SimpleStep([float(k)], k % 2, [k + 1.], reward=1., step_n=k))
+batch = memory.sample(8)
+memory.update_priorities(batch.ids, [1.]*8)
+repr(memory), memory.health(), DeviceMemory(50, device='cpu')
+"""
+
+
+def test_nothing_is_imported_before_it_is_used(root):
+    "Libraries that draw, compile, read data sets, run clusters, and our modules for them: neither by the one import nor by a memory in use"
+    for code in ('from fastrl_replay.all import *', USED):
+        assert tell(root, f'{code}\nimport sys\nprint(json.dumps([o for o in {LATER} if o in sys.modules]))') == []
+
+
+def test_the_mark_of_a_constant_is_torchs_own():
+    "Set without the import of its compiler"
+    import torch
+    from fastrl_replay.batch import constant_result
+    def ours(): pass
+    def torchs(): pass
+    assert constant_result(ours) is ours
+    assert vars(ours) == vars(torch.compiler.assume_constant_result(torchs)) != {}
+
+
 METHODS = "[n for n in dir(ReplayMemory(10)) if not n.startswith('_')]"
 
 

@@ -169,7 +169,7 @@ def test_power_is_held_within_what_can_be_added_up():
     assert power(1e300, 5.) == 2.**980 and np.isfinite(power(1e300, 5.)*1e10)
 
 
-def test_count_reached_is_its_plain_twin():
+def test_count_reached_is_the_same_in_a_kernel():
     rng = np.random.default_rng(0)
     flat = new_tree(100).reshape(-1)[:32]
     compiled = njit(lambda a, i, x: count_reached(a, np.uint64(i), x))
@@ -178,4 +178,4 @@ def test_count_reached_is_its_plain_twin():
         flat[rng.integers(0, 32):] = np.inf
         for i in (0, 8, 24):
             x = float(rng.integers(0, 9))
-            assert compiled(flat, i, x) == sum_tree.count_reached_plain(flat, i, x) == sum(flat[i:i+8] <= x)
+            assert compiled(flat, i, x) == count_reached(flat, i, x) == sum(flat[i:i+8] <= x)

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 import torch
 from torch import Tensor
-from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, first_row
+from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, constant_result, first_row
 from ..checks import Words, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
@@ -22,7 +22,6 @@ from .plain import Viewed
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState
-from ..show import bytes_in_words
 from ..steps import Layout, tree_leaves
 from ..storage.choice import Estimate, storage_for
 from ..storage.request import windows_of
@@ -57,7 +56,7 @@ def columns_of(layout: Layout, fields: Any = None, length: Any = None) -> tuple[
     key = None if fields is None else tuple(fields), length
     _find_columns(layout, *key)
     return layout.__dict__['_device_columns'][key]             # which a compiled function can follow
-@torch.compiler.assume_constant_result
+@constant_result
 def _find_columns(layout, fields, length):
     known = layout.__dict__.setdefault('_device_columns', {})
     if (fields, length) in known: return
@@ -282,6 +281,7 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
     def __repr__(self) -> str:
         each, rounded, ring = '', '', self._ring
         if ring:
+            from fastrl_replay.show import bytes_in_words
             each = f' {ring.layout.step_type.__name__}s of {bytes_in_words(self.nbytes/self.max_sz, ring.layout)}'
             narrow = {o.path[0]: v for o, own, v in zip(ring.layout.leaves, ring.dtypes, ring.stored) if own!=v}
             words = '; {} rounded to {} (by {:.2g} %)'

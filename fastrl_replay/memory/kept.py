@@ -18,7 +18,6 @@ from ..batch import convert
 from ..checks import Words, array, of_type, refuse, require, take, whole
 from .pruned import Living, Pruned
 from .options import Options, described, set_again
-from ..offline import load_minari, save_minari
 from ..samplers.base import release
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
@@ -454,6 +453,7 @@ class ReplayMemory(Saved):
         count. Fields that a data set doesn't have get the defaults of `step_type`. A `ValueError`,
         `TypeError` or `FileNotFoundError` says what doesn't fit, and leaves nothing behind; an
         `ImportError` names the extra, `minari`."""
+        from fastrl_replay.offline import load_minari
         return load_minari(cls, dataset, step_type, **options)
 
     def to_minari(self, dataset_id: str, env: Any = None, **options: Any) -> Any:
@@ -464,6 +464,7 @@ class ReplayMemory(Saved):
         Fields other than those of a `Transition` are left out. `options`: those of
         `minari.create_dataset_from_buffers`. A `ValueError` says what doesn't fit, a
         `FileExistsError` that the id is taken; neither leaves anything behind."""
+        from fastrl_replay.offline import save_minari
         with self.lock: return save_minari(self, dataset_id, env, **options)
     @staticmethod
     def peek(path: str | Path) -> View:

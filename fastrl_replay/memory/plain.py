@@ -20,7 +20,6 @@ from ..samplers.rng import Rng
 from ..samplers.base import Sampler, as_priorities
 from ..samplers.own import as_sampler
 from ..samplers.uniform import Uniform
-from ..show import bytes_in_words, memory_figure, memory_table
 from ..steps import Layout, derived_type, encode, same_layout
 from ..storage.rooms import Ram
 from ..storage.draw_counts import DrawCounts
@@ -222,6 +221,7 @@ class Joined:
 
     def __repr__(self) -> str:
         name = '' if self.layout is None else f' {self.layout.step_type.__name__}s of '
+        from fastrl_replay.show import bytes_in_words
         words = name and name + bytes_in_words(self.usage()['bytes_each'], self.layout)
         how = self._ask(kept_how, 'no step seen yet')
         return f'{type(self).__name__}({len(self):,} of {self.max_sz:,}{words}; {how}; {self._sampler.name})'
@@ -419,7 +419,9 @@ class Viewed(Linked):
                 if a >= b: return
                 rows = self.fetch(np.arange(a, b), fields).to('cpu')
             yield np.arange(a + 1, b + 1), rows
-    def _repr_html_(self: Any): return memory_table(self)
+    def _repr_html_(self: Any):
+        from fastrl_replay.show import memory_table
+        return memory_table(self)
     def health(self: Any) -> Health:
         """Return numbers that show whether the memory does its work, and `warnings`: what looks
         wrong, in words. See `memory_health`"""
@@ -430,6 +432,7 @@ class Viewed(Linked):
         actions; for images also `n` steps from transition `id` (None: those up to the newest
         reward) with their n-step return at discount `gamma`. The title begins with the `source` of
         its steps. The batches that follow are the same. Needs matplotlib."""
+        from fastrl_replay.show import memory_figure
         with self.lock: return memory_figure(self, id, n, gamma, source=source)
 
 

@@ -9,10 +9,10 @@ __all__ = ['RankBased']
 from typing import Any
 import numpy as np
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.extending import intrinsic
 from ..checks import ids_of, number, take, whole
-from ..kernels import inlined, kernel, prefetch
+from ..kernels import inlined, instead_of, kernel, prefetch
 from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, words_of
 from .base import Prioritized, check_beta
@@ -96,10 +96,11 @@ def place_of(keys, slots, table, directory, b, key, birth):
     return at
 
 # %% ../../nbs/3_lasting/08_rank.ipynb #a287ef16
-def slide_plain(array, source, target, n):
+def slide(array, source, target, n):
     "array[target:target+n] = array[source:source+n], which may overlap"
     array[target:target+n] = array[source:source+n].copy()
 
+@instead_of(slide)
 @intrinsic
 def _slide(typingctx, array, source, target, n):
     def codegen(ctx, builder, sig, args):
@@ -110,8 +111,6 @@ def _slide(typingctx, array, source, target, n):
         builder.call(move, [*at, builder.mul(args[3], int64(width)), ir.IntType(1)(0)])
         return ctx.get_dummy_value()
     return types.void(array, types.int64, types.int64, types.int64), codegen
-
-slide: Any = slide_plain if getattr(config, 'DISABLE_JIT', 0) else _slide
 
 @inlined(forceinline=True)
 def move(keys, slots, source, target, n):

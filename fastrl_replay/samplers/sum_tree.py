@@ -9,9 +9,9 @@ __all__ = []
 from typing import Any
 import numpy as np
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.extending import intrinsic
-from ..kernels import inlined, prefetch
+from ..kernels import inlined, instead_of, prefetch
 
 # %% ../../nbs/1_memory/13_sum_tree.ipynb #899973bf
 FIRST, CAPACITY, LARGEST, ROOT = 0, 1, 2, 7      # places in line 0
@@ -101,10 +101,11 @@ def resum_many(tree, lows, lines, k):
         left, right = (left + 6) >> 3, (right + 6) >> 3
 
 # %% ../../nbs/1_memory/13_sum_tree.ipynb #57620430
-def count_reached_plain(ends, i, target):
+def count_reached(ends, i, target):
     "Return how many of the eight numbers from `ends[i]` on are ≤ target"
     return np.uint64((ends[int(i):int(i) + 8] <= target).sum())
 
+@instead_of(count_reached)
 @intrinsic
 def _count_reached(typingctx, ends, i, target):
     def codegen(ctx, builder, sig, args):
@@ -117,8 +118,6 @@ def _count_reached(typingctx, ends, i, target):
         count = builder.module.declare_intrinsic('llvm.ctpop', [ir.IntType(8)])
         return builder.zext(builder.call(count, [bits]), ir.IntType(64))
     return types.uint64(ends, types.uint64, types.float64), codegen
-
-count_reached: Any = count_reached_plain if getattr(config, 'DISABLE_JIT', 0) else _count_reached
 
 _BELOW = 1 - 2.**-53         # x*_BELOW is the next number below x
 _1, _2, _3, _6, _7 = (np.uint64(o) for o in (1, 2, 3, 6, 7))

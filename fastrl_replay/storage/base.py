@@ -9,7 +9,7 @@ __all__ = ['Storage', 'Accepted', 'find_place', 'link', 'Streams', 'follow_links
 from typing import Any, Protocol
 import numpy as np
 from ..batch import DRAWN, Batch
-from ..kernels import id_in, inlined, kernel
+from ..kernels import ids_in, inlined, kernel
 from ..steps import Layout
 from .request import Request
 
@@ -59,14 +59,13 @@ class Accepted:
 # %% ../../nbs/1_memory/07_storage.ipynb #fa7cd927
 _FACTOR = 0x6F81DC1331B2E34F   # odd, and however its bits are shifted, never near a simple fraction
 
+@inlined
 def find_place(table, shift, stream):
     "Return the place of `stream` in the table, its newest id next to it; or a free one (next: −1)"
     mask = len(table) - 2
     at = stream*_FACTOR >> shift & mask        # bits below the 64th: the same in Python as in int64
     while table[at] != stream and table[at + 1] >= 0: at = (at + 2) & mask
     return at
-
-_find_place = inlined(find_place)
 
 @kernel
 def link(table, shift, room, streams, begin, links, at_link, ring, n, max_sz):
@@ -75,7 +74,7 @@ def link(table, shift, room, streams, begin, links, at_link, ring, n, max_sz):
     rows into the `ring` (int32[max_sz, 2]). Return the number of the first row that is not linked,
     because the table has no room for another new stream, and for how many it has `room`"""
     for i in range(begin, len(streams)):
-        at = _find_place(table, shift, streams[i])
+        at = find_place(table, shift, streams[i])
         tail = table[at + 1]
         if tail < 0:
             if room == 0: return i, room
@@ -144,7 +143,7 @@ def follow_links(ring, slots, ids, n_added, first_id, back):
     max_sz, column, sign = len(ring), 0 if back else 1, -1 if back else 1
     for i in range(len(slots)):
         if slots[i] < 0: continue
-        id = id_in(slots[i], n_added, max_sz)
+        id = ids_in(slots[i], n_added, max_sz)
         for k in range(ids.shape[1]):
             ids[i, k] = id
             distance = ring[id % max_sz, column]

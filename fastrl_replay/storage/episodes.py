@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 import numpy as np
 from ..checks import refuse
-from ..kernels import id_in, ids_in, inlined, kernel, prefetch
+from ..kernels import ids_in, inlined, kernel, prefetch
 from ..samplers.rng import below_of, load, words_of
 from ..steps import ending_columns, goes_on
 
@@ -25,7 +25,7 @@ START, ROOM, N_ROWS, N_GONE, OLD, LIMIT = range(6)       # of a stream; places b
 # lives, the first since which none is missing; then the first free ring of each size
 EPISODES, FREE_EPISODES, STREAMS, FREE_STREAMS, USED, SEEN, FIRST, SINCE, RINGS = range(9)
 _AT_ONCE = 256                                           # rows that a kernel prefetches at once
-_goes_on = inlined(goes_on, forceinline=True)
+inlined(goes_on, forceinline=True)                       # which Python calls, too
 # Without `_nrt=False`, Numba counts references to arrays in each loop, which takes longer than the rest
 _inlined, _kernel = inlined(forceinline=True, _nrt=False), kernel(_nrt=False)
 
@@ -135,7 +135,7 @@ def _enter(columns, tables, phases, known, n_added, first_id, across):
         if s < 0: return
         same = e > 0 and episodes[e, ENDED]==0           # that much is known of an overwritten row
         if e and id - by >= first_id:
-            same = _goes_on(terminated[at] or truncated[at], (episode_n[at], episode_n[slot]),
+            same = goes_on(terminated[at] or truncated[at], (episode_n[at], episode_n[slot]),
                             (discount[at], discount[slot]), (step_n[at], step_n[slot]))
         fresh[slot] = e > 0 and episodes[e, ENDED]!=0 and not same
         if not same and not (across and e):
@@ -193,7 +193,7 @@ def _look(tables, slots, offsets, n_added, found):
         for k, by in enumerate(offsets):
             to = place + by
             if not gone <= to < length: found[i, k] = -1
-            else: found[i, k] = id_in(slot_at(tables, e, to), n_added, len(tables[0]))
+            else: found[i, k] = ids_in(slot_at(tables, e, to), n_added, len(tables[0]))
 
 @_inlined
 def _ring_of(tables, e):
@@ -233,7 +233,7 @@ def _choose(tables, slots, strategy, words, n_added, found):
         if strategy==1: least = tables[1][e, LENGTH] - 1
         if strategy==2: least = tables[1][e, GONE]
         by, state = below_of(state, np.uint64(tables[1][e, LENGTH] - least))
-        found[i] = id_in(slot_at(tables, e, least + np.int64(by)), n_added, len(tables[0]))
+        found[i] = ids_in(slot_at(tables, e, least + np.int64(by)), n_added, len(tables[0]))
     words[0], words[1], words[2], words[3] = state
 
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e915000f

@@ -150,13 +150,13 @@ def _new_number(prints, counts, free, print_):
     return number
 
 @kernel
-def intern_rows(frames, prints, counts, free, words, at, states, next_states, back, first):
-    """Store new frames of `states` and `next_states` (m, stack, words); return the numbers of all.
+def intern_rows(frames, prints, counts, free, words, at, states, next_states, back, first, numbers):
+    """Store new frames of `states` and `next_states` (m, stack, words), and the numbers of all in `numbers`.
 
     These (int32[m, 2·stack]) are for the records from id `first` on, which are not yet in `words`.
     `back` (int32[m]): the distances to the previous records of the streams."""
     m, S = states.shape[:2]
-    numbers, near = np.zeros((m, 2*S), np.int32), np.zeros(4*S + 2*_LOOK_BACK, np.int32)
+    near = np.zeros(4*S + 2*_LOOK_BACK, np.int32)
     for i in range(m):
         n = _nearest(words, at, numbers, back, first, i, near)
         for k in range(2*S):
@@ -169,7 +169,6 @@ def intern_rows(frames, prints, counts, free, words, at, states, next_states, ba
                     number = _new_number(prints, counts, free, print_)
                     frames[number - 1] = frame
             numbers[i, k] = near[n + k] = number
-    return numbers
 
 @kernel
 def free_frames(words, columns, counts, free):
@@ -248,7 +247,8 @@ class FrameColumns:
         planes, counts = [self.planes(c) for c in columns], np.zeros(2, np.int64)
         most, words = 2*planes[0][..., 0].size, np.zeros((len(back) + 1, 1), np.int32)
         frames, prints = np.empty((most, planes[0].shape[2]), self.unit), np.zeros(most, np.uint64)
-        numbers = intern_rows(frames, prints, counts, words[0], words, np.zeros(3, np.int64), *planes, back, 0)
+        numbers = np.zeros((len(back), 2*self.pair.stack), np.int32)
+        intern_rows(frames, prints, counts, words[0], words, np.zeros(3, np.int64), *planes, back, 0, numbers)
         return frames[:counts[_USED]].copy(), numbers
     def spread(self, frames, numbers) -> list:
         "Return two columns, from what `once` made of them"
@@ -297,6 +297,7 @@ class Table(Protocol):
     def accept(self, columns) -> None: "Raise an error if `refer` could not store columns; all of it or nothing"
     def refer(self, columns, back, first) -> list:
         "Store what is new in columns, for the rows from id `first` on, `back` from their last ones; return references"
+    def refer_step(self, values, back, first) -> list: "As `refer`, of the values of one row; valid until the next call"
     def fill(self, request, shared) -> None:
         "Write what rows refer to into the columns of a request: see `Shared`"
     def recover(self, references, first_id) -> None: "Find out what the living rows, from `first_id` on, refer to"
@@ -344,6 +345,8 @@ class FrameTable(FrameColumns):
         self.free, self.counts = np.zeros(self.capacity, np.int32), np.zeros(2, np.int64)
         self._count = self.counts.data                         # faster to read from Python
         self.name, self.known = f'frames.{self.pair.state}', self.known or len(records) < _ENOUGH
+        self._numbers = np.zeros((1, 2*S), np.int32)           # of the row that is being added
+        self._halves = [self._numbers[0, :S], self._numbers[0, S:]]
         self._allocate()
     def _allocate(self):
         "Allocate what is expected, and reserve address space for the worst case"
@@ -389,12 +392,22 @@ class FrameTable(FrameColumns):
     def refer(self, columns, back, first):
         "Store the new frames of two columns, and return a column of numbers for each"
         self.n_rows += len(back)
-        (states, next_states), S = map(self.planes, columns), self.pair.stack
-        numbers = self._intern(states, next_states, back, first)
+        numbers, S = np.zeros((len(back), 2*self.pair.stack), np.int32), self.pair.stack
+        states, next_states = map(self.planes, columns)
+        self._intern(states, next_states, back, first, numbers)
         return numbers[:, :S], numbers[:, S:]
-    def _intern(self, states, next_states, back, first):
+    def refer_step(self, values, back, first):
+        "As `refer`, for one row; an error as of `accept`"
+        self.accept(values)
+        self.n_rows += 1
+        self._intern(self._row(values[0]), self._row(values[1]), back, first, self._numbers)
+        return self._halves
+    def _row(self, v):
+        if self.pair.last: return self.planes(v[None])
+        return np.ascontiguousarray(v).reshape(1, self.pair.stack, -1).view(self.unit)
+    def _intern(self, states, next_states, back, first, numbers):
         known = self.prints, self.counts, self.free
-        return intern_rows(self.frames, *known, self.words, self.at, states, next_states, back, first)
+        intern_rows(self.frames, *known, self.words, self.at, states, next_states, back, first, numbers)
     def fill(self, request, shared):
         "Copy observations. A `RuntimeError` if a frame is missing"
         self._fill(self.frames, self.used if self.room.writable else self.capacity, request, shared)  # a reader has no counts
@@ -485,11 +498,11 @@ class PackedFrames(FrameTable):
         if len(frame)==self.nbytes_each: return frame
         raise ValueError(f"{self.leaf.name}: a frame's packed bytes are damaged")
 
-    def _intern(self, states, next_states, back, first):
+    def _intern(self, states, next_states, back, first, numbers):
         "As in `FrameTable`, but packed bytes are compared: they are equal exactly where frames are"
         planes = np.concatenate([states, next_states], 1)
         m, n_planes, _ = planes.shape
-        numbers, near = np.zeros((m, n_planes), np.int32), np.zeros(2*(n_planes + _LOOK_BACK), np.int32)
+        near = np.zeros(2*(n_planes + _LOOK_BACK), np.int32)
         for i in range(m):
             n = _nearest(self.words, self.at, numbers, back, first, i, near)
             known = {self.packed[o - 1]: o for o in near[:n].tolist() if 0 < o <= self.used}
@@ -499,7 +512,6 @@ class PackedFrames(FrameTable):
                     known[packed] = number = int(_new_number(self.prints, self.counts, self.free, 0))
                     self.packed[number - 1] = packed
                 numbers[i, k] = known[packed]
-        return numbers
 
     def sweep(self, filled) -> int:
         n_held = super().sweep(filled)

@@ -315,10 +315,10 @@ class Writer(Ring):
         values, n, leaves = self.layout.values(step), self.n_added, self.layout.leaves
         stream = 0 if self.key is None else int(encode(leaves[self.key], values[self.key]))
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
+        fitters = self.layout.fitters
         for t in self.tables:
-            columns = [self.layout.fitters[k].row(values[k]) for k in t.leaves]
-            t.accept(columns)
-            for k, c in zip(t.leaves, t.refer(columns, self._back, n)): values[k] = c[0]
+            own = [fitters[k].array(values[k]) for k in t.leaves]
+            for k, v in zip(t.leaves, t.refer_step(own, self._back, n)): values[k] = v
         return values
 
     def _references(self, table, slots): return [self.fields[k][slots] for k in table.leaves]

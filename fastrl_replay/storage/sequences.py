@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from ..checks import require
-from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, made_of
+from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, constant_result, made_of
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
 from .episodes import Episodes
@@ -58,7 +58,7 @@ class SequenceBatch(Batch):
 
 _OF_WINDOWS = [k for k, o in enumerate(HEADER) if o in ('probs', 'weights', 'source')]
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _turned(of_type, n): return batch_type(of_type, windows_of(of_type._layout, n, 1))
 
 

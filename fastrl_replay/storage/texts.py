@@ -181,6 +181,10 @@ class TextNumbers:
         numbers, sign = self.lists[self.now].numbers, -1 if self.now else 1
         self.n = first + len(columns[0])
         return [sign*np.array([numbers[o] for o in columns[0].tolist()], np.int32)]
+    def refer_step(self, values: Any, back: Any, first: int) -> list:
+        "As `refer`, for one row"
+        [numbers] = self.refer([values[0][None]], back, first)
+        return [numbers[0]]
     def fill(self, request: Any, shared: Any) -> None:
         "Write strings by their numbers. A `RuntimeError` if one is missing"
         if not self.room.writable: self._look_again()
