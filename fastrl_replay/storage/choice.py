@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'check_fits', 'check_storage_options',
-           'storage_for', 'kept_how', 'bytes_each']
+           'storage_for', 'tables_of', 'kept_how', 'bytes_each']
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
 import copy
@@ -94,10 +94,14 @@ def storage_for(layout, max_sz, dedup='auto', codec=None, room=None) -> Records:
     if not room.durable: check_fits(layout, max_sz, tables)
     return Records(max_sz, layout, room, tables)
 
+def tables_of(storage: Any) -> list[Any]:
+    "Return the tables of what a storage keeps once; another kind than `Records` has none"
+    return storage.tables if isinstance(storage, Records) else []
 def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"
-    return '; '.join(map(str, storage.tables)) + ', each stored once' if storage.tables else 'plain records'
+    tables = tables_of(storage)
+    return '; '.join(map(str, tables)) + ', each stored once' if tables else 'plain records'
 def bytes_each(storage) -> float:
     "Return the bytes that a transition takes: its record, and its share of the frames"
-    packed, n = sum(t.nbytes for t in storage.tables if t.codec), storage.n_added - storage.first_id
+    packed, n = sum(t.nbytes for t in tables_of(storage) if t.codec), storage.n_added - storage.first_id
     return (storage.nbytes - packed)/storage.max_sz + packed/max(1, n)
