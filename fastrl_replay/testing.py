@@ -439,7 +439,9 @@ def check_storage(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
 class _Source:
     def __init__(self, items): self.items, self.at = items, 0
     def __iter__(self):
-        for self.at, item in enumerate(self.items[self.at:], self.at + 1): yield item
+        while self.at < len(self.items):
+            self.at += 1
+            yield self.items[self.at - 1]
     def state_dict(self): return dict(at=self.at)
     def load_state_dict(self, state): self.at = state['at']
 

@@ -32,7 +32,7 @@ GROUPS = dict(
         test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
         test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
-        'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py'),
+        'test_bad_input.py test_faults.py test_flags.py test_harness.py test_injector.py test_kit.py test_kit_finds.py test_sampler_faults.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
         'test_notebooks.py test_quality.py test_floors.py test_groups.py test_readme.py'),
     static=Group('make test-all', 'type checkers, linters, the files of the repository', 'test_types.py test_repository.py test_quality.py::test_ruff*'),

@@ -20,8 +20,8 @@ from test_sampler_faults import Own
 
 pytestmark = pytest.mark.filterwarnings('ignore:device. on a CPU', 'ignore:.*use of fork')
 
-KNOWN: dict[str, str] = dict(ray_actors='it has no state_dict: what its actors do is not saved')
-#       # name of a test → what differs: strict, so that what has been mended is noticed
+# name → what differs; strict, so that what has been mended is noticed
+KNOWN: dict[str, str] = dict(ray_actors='it has no state_dict')
 
 
 def params(table):
@@ -75,6 +75,13 @@ STORAGES = dict(naive=lambda n, step, folder: NaiveStorage(n, Layout.of(step))) 
 def test_every_storage(make):
     found = check_storage(make)
     assert {'zeros', 'next', 'sample', 'correct', 'save', 'state_dict'} <= {*found}
+
+
+@pytest.mark.xfail(strict=True, reason='an interrupt between the lines of Ring.write leaves its counters apart')
+def test_a_memory_on_a_device_survives_an_interrupt(monkeypatch):
+    "The one thing of the kit that it is spared"
+    monkeypatch.setitem(LACKS, 'DeviceMemory', LACKS['DeviceMemory'].replace('Ctrl', ''))
+    check_memory(MEMORIES['device'])
 
 
 # --- pipes
