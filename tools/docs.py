@@ -43,7 +43,7 @@ MAP = {
         'processes/actors', 'processes/weights', 'processes/rate_limiter',
         'processes/ray_replay', 'processes/ray_cluster', 'processes/many_machines',
         'processes/device',
-        'looking/health', 'looking/show', 'looking/runs', 'looking/cli', 'looking/all'],
+        'looking/health', 'looking/show', 'looking/runs', 'looking/cli', 'looking/testing', 'looking/all'],
     'API index': [examples.PAGE, 'reference/*'],
     'Other libraries': ['start/compared', 'elsewhere/*'],
     'How it works inside': ['memory/*', 'lasting/*', 'looking/*', '*'],
