@@ -20,7 +20,7 @@ from .kernels import inlined, kernel
 from .memory import ReplayMemory
 from .memory.plain import Parted
 from .memory.kept import also_state, memory_like
-from .protocol import Lasting, check_memory, refuse_name
+from .protocol import Lasting, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
@@ -299,7 +299,7 @@ def _checked(memories):
     for k, o in enumerate(memories):
         if isinstance(o, MixedMemory):
             refuse('memories', 'memories that hold steps themselves', o, 'list its members')
-        check_memory(o, hint=f' (memory {k})')
+        as_memory(o, hint=f' (memory {k})')
         before = next((i for i, other in enumerate(memories[:k]) if other is o), None)
         twice = f'memories: {before} and {k} are the same memory; give it the sum of both shares'
         require(before is None, twice)
@@ -564,7 +564,7 @@ class MixedMemory(Routed):
         with self.lock:
             for o in self._lasting(): o.flush()
     def _lasting(self):
-        return [check_memory(o, Lasting, f'; memory {k} is saved by its own methods')
+        return [as_memory(o, Lasting, f'; memory {k} is saved by its own methods')
                 for k, o in enumerate(self.memories)]
 
     def saved(self) -> tuple[dict[str, Any], Rows]:

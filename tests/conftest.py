@@ -37,7 +37,7 @@ GROUPS = dict(
         test_edges_of_lasting.py test_restored.py test_format.py test_pickles.py
         test_one_kernel.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
-        'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py'),
+        'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py test_injector.py test_kit.py test_kit_finds.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
         'test_notebooks.py test_quality.py test_floors.py test_groups.py test_readme.py'),
     static=Group('make test-all', 'type checkers, linters, the files of the repository', 'test_types.py test_repository.py test_quality.py::test_ruff*'),

@@ -9,7 +9,7 @@ import torch
 
 from fastrl_replay.all import MixedMemory, Proportional, ReplayMemory, Transition
 from fastrl_replay.saving import SavedState
-from limits import small_files
+from faults import small_files
 from test_saving_format import Calls, Injected, quiet_disk
 from refusals import refused
 

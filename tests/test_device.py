@@ -15,7 +15,7 @@ from fastrl_replay.all import (
     Transition, Uniform)
 from fastrl_replay.memory import DeviceMemory
 from fastrl_replay.memory.device_draws import DeviceRng, law_of, uniforms
-from fastrl_replay.protocol import Lasting, Memory, check_memory
+from fastrl_replay.protocol import Lasting, Memory, as_memory
 from fastrl_replay.samplers.age import AgeWeighted
 from refusals import refused
 
@@ -388,7 +388,7 @@ def test_priorities_of_windows_mix_the_largest_and_the_mean(device):
 
 def test_it_has_what_every_memory_has():
     memory = DeviceMemory(10, device='cpu')
-    assert check_memory(memory, Memory) is memory and check_memory(memory, Lasting) and len(memory)==0 and memory
+    assert as_memory(memory, Memory) is memory and as_memory(memory, Lasting) and len(memory)==0 and memory
     with pytest.raises(ValueError, match='the memory is empty'): memory.sample(1)
 
 

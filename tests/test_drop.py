@@ -21,8 +21,8 @@ from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.storage.sequence_sampler import Sequence
-from limits import small_files
-from watched import PACKAGE, at_every_line, moments, torn
+from faults import small_files
+from faults import PACKAGE, interrupted, moments, torn
 from refusals import refused
 
 MAX_SZ = 37
@@ -585,8 +585,6 @@ def test_killed_at_any_line_it_is_the_state_before_or_after(kind, tmp_path):
     memory.close()
 
 
-class Struck(Exception): pass
-
 LINES = tuple(f'{PACKAGE}/{o}' for o in ('memory/', 'storage/'))
 
 
@@ -598,14 +596,8 @@ def test_an_exception_at_any_line_leaves_the_state_before_or_after(kind, disk, t
         for k in range(0, 1000, 5 if disk else 1 if kind=='uniform' else 3):
             memory = ReplayMemory(12, None if options else SAMPLERS[kind](), path=tmp_path/f'{name}{k}' if disk else None, seed=0, **options)
             memory.extend([step(i, step_n=i % 10, end=i % 10==9) for i in range(30)])
-            before, lines = what_is_there(memory), [0]
-            def strike(lines=lines, k=k):
-                lines[0] += 1
-                if lines[0]==k + 1: raise Struck
-            try:
-                with at_every_line(strike, LINES): CALLS[name](memory)
-            except Struck: pass
-            else: break
+            before = what_is_there(memory)
+            if not interrupted(lambda name=name, memory=memory: CALLS[name](memory), k, LINES): break
             memory.check_valid()
             found = what_is_there(memory)
             wanted = (18, 30, [i for i in range(18, 30) if not 22 <= i < 26]) if name=='drop' else (30, 30, [])

@@ -2,7 +2,6 @@
 import errno
 import os
 import shutil
-import signal
 import warnings
 from collections import Counter
 
@@ -18,6 +17,7 @@ from fastrl_replay.steps import SimpleStep
 from fastrl_replay.storage import mapped
 from fastrl_replay.storage.mapped import Checksums
 from fastrl_replay.storage.records import Records
+from faults import Calls, kill
 from killing import is_whole, make_step
 from test_ondisk import SAMPLERS, filled, no_warning, step_of
 
@@ -84,21 +84,11 @@ def test_files_that_appear_between_the_opening_and_the_first_step_stay(tmp_path)
 CALLS = ('open', 'unlink', 'remove', 'replace', 'fsync', 'truncate', 'ftruncate', 'posix_fallocate', 'write', 'mkdir', 'rename')
 
 def killed_at(number, path, sampler):
-    "Open a memory in a child, and kill that before or after the call to the system of this number; did it get that far?"
+    "Open a memory in a child, and kill that before the call to the system of this number; did it get that far?"
     pid = os.fork()
     if not pid:
-        calls = [0]
-        def wrapped(f):
-            def call(*args, **kw):
-                calls[0] += 1
-                if calls[0]==2*number + 1: os.kill(os.getpid(), signal.SIGKILL)
-                out = f(*args, **kw)
-                calls[0] += 1
-                if calls[0]==2*number + 2: os.kill(os.getpid(), signal.SIGKILL)
-                return out
-            return call
         try:
-            for name in CALLS: setattr(os, name, wrapped(getattr(os, name)))
+            Calls(pytest.MonkeyPatch(), number, error=kill, names=CALLS, methods=())
             memory = ReplayMemory(20, sampler(), path=path)
             memory.add(step_of(0))
         finally: os._exit(0)

@@ -20,7 +20,7 @@ from harness import seen
 from test_frames import Pair, World, digest, fetched, held, ids_in
 from lasting import small_disk
 from twins import Twin, column_bytes, stacked
-from watched import moments, torn
+from faults import moments, torn
 
 
 pytestmark = pytest.mark.usefixtures('quick')

@@ -1,8 +1,6 @@
 """Ctrl-C at any moment, threads, and forks: nobody waits forever, and what is stored holds together."""
-import linecache
 import random
 import signal
-import sys
 import threading
 
 import numpy as np
@@ -13,6 +11,7 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
+from faults import PACKAGE, RELEASES, interrupted
 
 SIGNALS = 600            # for each method; every one of them strikes somewhere in a tight loop
 STEP = Transition(np.zeros(4, np.float32), 1, 1., np.zeros(4, np.float32), False, False)
@@ -85,23 +84,9 @@ def test_interrupts_in_a_tight_loop(method, sampler):
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_an_exception_at_every_line_of_a_write(sampler):
     "As Ctrl-C would raise it: between any two lines, of the memory, its storage and its sampler"
-    def struck_at(k, call):
-        count = [0]
-        def trace(frame, event, arg):
-            if 'fastrl_replay' not in frame.f_code.co_filename: return None
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            if event=='line' and 'release()' not in line and 'with self.lock' not in line:
-                count[0] += 1                       # (to end a `with`, as to release, is one call in C: no signal comes between)
-                if count[0]==k: raise Struck
-            return trace
-        sys.settrace(trace)
-        try: call()
-        except Struck: return True
-        finally: sys.settrace(None)
-        return False
     for call in (METHODS[o] for o in ('add', 'add_with_a_priority', 'extend', 'extend_with_priorities', 'sample', 'update')):
-        memory, k = filled(sampler), 1
-        while struck_at(k, lambda: call(memory)):
+        memory, k = filled(sampler), 0
+        while interrupted(lambda: call(memory), k, PACKAGE, events=('line',), leave_out=RELEASES):
             assert reached(memory), f'line {k}: another thread waits forever'
             assert memory.check_valid(), f'line {k}'
             k += 1

@@ -26,7 +26,7 @@ from fastrl_replay.storage.sequence_sampler import Sequence
 from harness import seen
 from hostile import files_in
 from lasting import KINDS, contents, held, ids_of, load, make, needs_proc, priorities, remember, reopen, small_disk, step_of, steps_of
-from limits import small_files
+from faults import small_files
 from test_harness import Stream, draw
 from test_saving import REPLAYS, everything, learner
 from test_saving_format import Ring, is_tidy

@@ -17,7 +17,7 @@ from fastrl_replay.storage.mapped import Journal, MappedFolder
 from fastrl_replay.storage.records import FIRST_ID, Records
 from hostile import rewrite
 from lasting import held, needs_proc
-from watched import interrupted, moments, torn
+from faults import interrupted, moments, torn
 from refusals import refused
 
 

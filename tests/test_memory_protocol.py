@@ -17,7 +17,7 @@ from fastrl_replay.health import memory_health
 from fastrl_replay.memory.plain import PlainMemory
 from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.offline import by_episodes
-from fastrl_replay.protocol import Lasting, Memory, check_memory, members
+from fastrl_replay.protocol import Lasting, Memory, as_memory, members
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay.show import memory_figure, memory_table
@@ -342,7 +342,7 @@ def test_what_lacks_a_member_is_refused_by_name():
     assert 16 <= len(members(Memory)) <= 20 and set(members(Memory)) < set(members(Lasting))
     for name in members(Memory):
         made = type('Other', (), {k: None for k in members(Memory) if k!=name})
-        with pytest.raises(TypeError, match=rf'memory: expected a memory, got Other without {name}$'): check_memory(made())
+        with pytest.raises(TypeError, match=rf'memory: expected a memory, got Other without {name}$'): as_memory(made())
     naive = NaiveMemory(9)
-    assert check_memory(naive) is naive and check_memory(ReplayMemory(9), Lasting)
+    assert as_memory(naive) is naive and as_memory(ReplayMemory(9), Lasting)
     with refused('memory', TypeError): ExperienceReplay([], memory=naive).save('anywhere')

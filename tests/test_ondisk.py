@@ -145,7 +145,7 @@ import numpy as np
 from fastrl_replay.memory import ReplayMemory
 from test_ondisk import SAMPLERS, as_left, contents, priorities
 from twins import KINDS, stacked
-from watched import files_of, moments, torn
+from faults import files_of, moments, torn
 
 kind, sampler, folder = sys.argv[1], SAMPLERS[sys.argv[2]], Path(sys.argv[3])
 memory, rng, world = ReplayMemory(8, sampler(), path=folder/'m'), np.random.default_rng(0), {}
@@ -184,7 +184,7 @@ def test_killed_at_any_line(root, kind, sampler, tmp_path):
 
 def test_an_update_cut_short_leaves_old_and_new_priorities(tmp_path):
     "Any mixture of the words before and after an update"
-    from watched import files_of, torn
+    from faults import files_of, torn
     memory, rng = ReplayMemory(8, Proportional(normalize='memory'), path=tmp_path/'m'), np.random.default_rng(0)
     for k in range(20): memory.add(step_of(k))
     notes = {name: (tmp_path/'m'/name).read_bytes() for name in ('memory.json', 'flushed.json')}
@@ -291,7 +291,7 @@ def test_a_load_that_was_killed_half_way_is_noticed(tmp_path):
         from fastrl_replay.memory import ReplayMemory
         from fastrl_replay.samplers.proportional import Proportional
         from test_ondisk import as_left, contents, filled
-        from watched import moments
+        from faults import moments
         folder = Path(sys.argv[1])
         memory, other = (filled(folder/k, n, Proportional, 8) for k, n in (('m', 30), ('o', 40)))
         notes = {name: (folder/'m'/name).read_bytes() for name in ('memory.json', 'flushed.json')}

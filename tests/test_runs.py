@@ -1,7 +1,5 @@
 """Runs on the command line that are killed and resumed, and folders that are inspected."""
-import builtins
 import copy
-import io
 import json
 import os
 import shutil
@@ -28,6 +26,7 @@ from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
 from fastrl_replay.steps import readable
 from test_cli import RUN, SHORT, inside, refused
+from faults import Calls, Injected
 from test_harness import Own
 from twins import KINDS
 
@@ -255,7 +254,7 @@ def everything(learn, best):
     return plain([learn.state_dict(), best.state_dict(), learn.memory.recent(len(learn.memory)).numpy()._asdict(), learn.memory.sampler.priorities])
 
 
-@pytest.mark.parametrize('error', [OSError(5, 'the disk says no'), KeyboardInterrupt()], ids=['error', 'interrupt'])
+@pytest.mark.parametrize('error', [Injected, KeyboardInterrupt], ids=['error', 'interrupt'])
 @pytest.mark.parametrize('after', [False, True])
 def test_every_call_to_the_system_fails_in_turn(tmp_path, monkeypatch, after, error):
     "Weights that the manifest in place needs were removed: the old or the new state loads, always"
@@ -268,46 +267,21 @@ def test_every_call_to_the_system_fails_in_turn(tmp_path, monkeypatch, after, er
     for k in range(500):
         folder = tmp_path/f'{k}'
         shutil.copytree(tmp_path/'start', folder)
-        with Failing(monkeypatch, k, after, error) as calls:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, 'fsync', lambda fd: None)
+            calls = Calls(patch, k, after, error, methods=('close',))
             try: learn.save(folder, best)
-            except (OSError, KeyboardInterrupt): pass
-        if calls.n <= k: break
+            except (Injected, KeyboardInterrupt): pass
+        if len(calls.made) <= k: break
         again, best_again = learner(hidden=128)
         again.load(folder, best_again)
         again.episodes.memory = again.replay.memory
         found = everything(again, best_again)
-        assert found in states, f'call {k} ({calls.names[k]}): neither the old state nor the new one'
+        assert found in states, f'call {k} ({calls.made[k]}): neither the old state nor the new one'
         old_ones, new_ones = old_ones + (found==states[0]), new_ones + (found==states[1])
         shutil.rmtree(folder)
     else: pytest.fail('a save never ends')
-    assert old_ones > 10 and new_ones > 2 and {'replace', 'fsync', 'unlink'} <= {*calls.names}
-
-
-class Failing:
-    "Counts calls to the system; the one numbered `fail` raises, before it does its work or after"
-    NAMES = 'open', 'close', 'fsync', 'replace', 'unlink', 'mkdir', 'rmdir', 'stat', 'fstat', 'listdir', 'lstat'
-    def __init__(self, monkeypatch, fail, after, error): self.patch, self.fail, self.after, self.error, self.names = monkeypatch, fail, after, error, []
-    @property
-    def n(self): return len(self.names)
-
-    def wrapped(self, name, f):
-        def call(*args, **kw):
-            self.names.append(name)
-            mine = len(self.names) - 1==self.fail
-            if mine and not self.after: raise self.error
-            out = None if name=='fsync' else f(*args, **kw)
-            if mine: raise self.error
-            return out
-        return call
-
-    def __enter__(self):
-        self.context = self.patch.context()
-        patch = self.context.__enter__()
-        for name in self.NAMES: patch.setattr(os, name, self.wrapped(name, getattr(os, name)))
-        for module in (builtins, io): patch.setattr(module, 'open', self.wrapped('open file', builtins.open))
-        return self
-
-    def __exit__(self, *_): self.context.__exit__(None, None, None)
+    assert old_ones > 10 and new_ones > 2 and {'replace', 'fsync', 'unlink'} <= {*calls.made}
 
 
 def test_a_learner_goes_on_exactly(tmp_path):

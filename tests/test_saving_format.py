@@ -1,8 +1,6 @@
 """The format of saved states: what a state may hold, increments by id, every call of a save failing in turn, interrupts, kills, damage, strangers."""
-import builtins
 import errno
 import fcntl
-import io
 import json
 import os
 import signal
@@ -12,7 +10,6 @@ import sys
 import threading
 import time
 import zlib
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from fastrl_replay.saving import (FORMAT, MANIFEST, CheckpointError, Rows, Saved
                                   sync_folder, write_file)
 from harness import seen
 from hostile import as_json, attack, files_in, forge, nested, no_pickle, setter
-from limits import small_files
+from faults import Calls, Injected, interrupted, small_files
 from refusals import refused
 
 
@@ -226,45 +223,6 @@ def test_only_a_known_token_is_built_upon(tmp_path):
 
 
 # --- every call of a save fails, in turn ------------------------------------------------------------------------------
-class Injected(OSError):
-    "What the disk says"
-
-class Calls:
-    "Counts the calls of a save to the system, and lets the one numbered `fail` fail: before it does its work, or after"
-    NAMES = 'open', 'close', 'fsync', 'replace', 'unlink', 'mkdir', 'rmdir', 'stat', 'fstat', 'listdir', 'lstat'
-    METHODS = 'write', 'flush', 'fileno', 'tell', 'close', 'readinto', 'read'
-
-    def __init__(self, monkeypatch, fail=None, after=False, error=Injected):
-        self.fail, self.after, self.error, self.made = fail, after, error, []
-        for name in self.NAMES: monkeypatch.setattr(os, name, self.wrapped(name, getattr(os, name)))
-        monkeypatch.setattr(fcntl, 'flock', self.wrapped('flock', fcntl.flock))
-        opener = self.wrapped('open file', builtins.open)
-        for module in (builtins, io): monkeypatch.setattr(module, 'open', lambda *a, **k: self.file(opener(*a, **k)))
-
-    def wrapped(self, name, f):
-        def call(*args, **kw):
-            number = len(self.made)
-            self.made.append(name)
-            if number==self.fail and not self.after: raise self.error(errno.EIO, f'{name}, call {number}')
-            out = f(*args, **kw)
-            if number==self.fail:
-                with suppress(AttributeError): out.close()
-                raise self.error(errno.EIO, f'{name}, call {number}')
-            return out
-        return call
-
-    def file(self, f): return File(f, self)
-
-class File:
-    "An open file, whose methods are calls that may fail"
-    def __init__(self, f, calls):
-        self.f = f
-        for name in Calls.METHODS: setattr(self, name, calls.wrapped(name, getattr(f, name, None)))
-    def __enter__(self): return self
-    def __exit__(self, *_):
-        try: self.close()
-        finally: self.f.close()
-
 def quiet_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(saving, "PATIENCE", 1.)
@@ -316,18 +274,8 @@ def test_an_interrupt_at_every_line(tmp_path, monkeypatch, case):
     kept_old = made_new = 0
     for stop in range(5000):
         folder, ring = before_a_save(tmp_path, f'{stop}', case)
-        old, count = Ring.load(folder) if folder.exists() else None, 0
-        def line(frame, event, _, stop=stop):
-            nonlocal count
-            if event=='line' and frame.f_code.co_filename==saving.__file__:
-                count += 1
-                if count==stop + 1: raise KeyboardInterrupt
-            return line
-        sys.settrace(line)
-        try: ring.save(folder)
-        except KeyboardInterrupt: pass
-        finally: sys.settrace(None)
-        if count <= stop: break
+        old = Ring.load(folder) if folder.exists() else None
+        if not interrupted(lambda ring=ring, folder=folder: ring.save(folder), stop, saving.__file__, KeyboardInterrupt, events=('line',)): break
         found = Ring.load(folder) if (folder/MANIFEST).exists() else None
         assert found in (old, ring), f'interrupted at line event {stop}'
         kept_old, made_new = kept_old + (found!=ring), made_new + (found==ring)

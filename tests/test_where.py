@@ -15,6 +15,7 @@ from fastrl_replay.all import (
 from fastrl_replay.memory import DeviceMemory
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import tree_map
+from fastrl_replay.testing import LACKS
 
 pytestmark = pytest.mark.filterwarnings('ignore:device. on a CPU')
 
@@ -42,6 +43,7 @@ class Said(NamedTuple):
 def said(): return [Said(1., 'left' if i % 2 else 'right') for i in range(40)]
 def steps(first=0, n=40): return [SimpleStep(np.full(3, i, np.float32), i % 2, np.full(3, i + 1, np.float32), i % 8==7, False, 1., env_id=0, step_n=i % 8,
                                              episode_n=i//8) for i in range(first, first + n)]
+def stacked(): return SimpleStep(*map(np.stack, zip(*steps())))._replace(env_id=np.arange(40) % 2)
 FRAMES = np.zeros((4, 84, 84), np.uint8)
 def goals():
     def seen(i): return dict(observation=np.float32(i), achieved_goal=np.float32(i), desired_goal=np.float32(9))
@@ -131,6 +133,8 @@ def mixed(kind):
 
 TRIES = {       # row of the page → what is tried
     '`add`, `extend`, `sample`, `fetch`, `update_priorities`': lambda k: used(k.filled()).idxs.max() and k.make().add(steps()[0]),
+    '`extend(streams=…)`': lambda k: k.make().extend(stacked(), streams=np.arange(40) % 2).tolist(),
+    'arrays of `NumPy` in `extend`': lambda k: k.filled().extend(stacked()).tolist(),
     '`previous`, `next`, `episode`': lambda k: (m := k.filled()).next([33])[0]==34 and m.episode(33).ids,
     '`sample(fields=…)`': lambda k: used(k.filled(), fields=['reward']).reward,
     '`Proportional()`, priorities': lambda k: used(k.filled(Proportional)),
@@ -153,6 +157,7 @@ TRIES = {       # row of the page → what is tried
     '`correct`, `column`': lambda k: k.filled().correct([3], 'reward', 5.),
     '`save`, `load`': saved,
     '`save(also=…)`': lambda k: saved(k, also=dict(a=[1, 2.])),
+    '`check_valid`': lambda k: k.filled().check_valid(),
     '`state_dict`': lambda k: k.filled().state_dict(),
     '`deepcopy`, pickle': copied,
     '`health`, `show`': shown,
@@ -168,6 +173,7 @@ TRIES = {       # row of the page → what is tried
 
 
 SAID = {        # what the refusal names, where that is not the first name of the row
+    '`extend(streams=…)`': 'streams', 'arrays of `NumPy` in `extend`': 'state: expected a tensor',
     '`AgeWeighted()`': 'sampler: AgeWeighted', 'a sampler of your `own`': 'sampler: (Own|expected .* got Own)', '`deepcopy`, pickle': '(copied|deepcopy|pickle)',
     '`rank_replay(memory=…)`': 'RankBased', '`sequence_replay(memory=…)`': 'sequence', '`hindsight_replay(memory=…)`': 'memory: .* without episode_index',
 }
@@ -179,6 +185,19 @@ def table(root):
     lines = [o for c in cells if c['cell_type']=='markdown' for o in ''.join(c['source']).splitlines() if o.startswith('|')]
     head, _, *rows = [[o.strip() for o in line.strip('|').split('|')] for line in lines]
     return {row[0]: dict(zip((o.strip('`') for o in head[1:]), row[1:], strict=True)) for row in rows}
+
+
+def key(row):
+    "By what name the kit knows a row of the page"
+    return re.findall(r'(?<!memory)\b(\w+)=', row.replace('memory=', ''))[:1] or re.findall(r'`(\w+)', row)[:1]
+
+
+def test_the_kit_knows_what_the_page_says(root):
+    found = table(root)
+    names = {row: key(row)[0] for row in found}
+    for column, words in LACKS.items():
+        where = 'ReplayMemory' if column=='ReplayMemory' else column
+        assert {names[row] for row, cells in found.items() if cells[where]!='yes'}=={*words.split()} - {'Ctrl'}, column
 
 
 COLUMNS = 'ReplayMemory', 'with a path', 'RayMemory', 'MixedMemory', 'DeviceMemory'

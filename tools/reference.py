@@ -21,6 +21,7 @@ FOR_USERS = {
     'interop.tianshou': 'VectorReplayBuffer PrioritizedVectorReplayBuffer',
     'interop.rllib': 'EpisodeReplayBuffer',
     'ray.shard': 'ShardLost ShardDied ShardSlow',
+    'testing': 'check_sampler check_memory check_storage check_pipe NaiveMemory',
     'mixed': 'MixedBatch', 'health': 'Health', 'learner': 'q_targets dqn_loss', 'protocol': 'Memory',
     'storage.choice': 'Estimate', 'storage.mapped': 'View PowerCut', 'storage.sequences': 'SequenceBatch',
     'pipes.hindsight': 'HindsightBatch'}

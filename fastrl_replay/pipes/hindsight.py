@@ -15,7 +15,7 @@ from ..checks import Words, form, number, of_type, one_of, plain_array, refuse, 
 from .base import datapipe, upstream
 from .n_step import NStep
 from .replay import ExperienceReplay, refuse_options
-from ..protocol import Memory, check_memory
+from ..protocol import Memory, as_memory
 from ..steps import Layout, encode
 from ..storage.episodes import STRATEGIES
 
@@ -96,7 +96,7 @@ class HindsightReplay(ExperienceReplay):
         self.goal, self.achieved = goal, achieved
         _check_windows(kw.get('windows') or ())
         super().__init__(source_datapipe, **kw)
-        check_memory(self.memory, Indexed, '; use a ReplayMemory')
+        as_memory(self.memory, Indexed, '; use a ReplayMemory')
         require(self.memory.sampler.sequence is None, f'memory: hindsight_replay {instead}', TypeError)
         require(not any(isinstance(o, NStep) for o in upstream(source_datapipe)), _N_STEP)
         self._checked: Any = None

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from ..batch import Batch
 from ..checks import leave_out, refuse, require, whole
 from ..memory import DeviceMemory, ReplayMemory
-from ..protocol import Lasting, Memory, check_memory
+from ..protocol import Lasting, Memory, as_memory
 from ..show import replay_table
 from .base import (IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state,
                                       refuse_worker, sources_of, state_upstream, upstream)
@@ -49,7 +49,7 @@ def enough_left(memory: Memory[Any], bs: int, min_sz: int) -> bool:
 # %% ../../nbs/2_learning/04_replay.ipynb #1c5ded77
 def _check_given(memory, options):
     "Raise a `TypeError` unless `memory` is one, and no option of a new one is given"
-    check_memory(memory)
+    as_memory(memory)
     if options['max_sz'] in (100, memory.max_sz): del options['max_sz']        # 100 is the default
     for k, v in options.items(): leave_out(k, v, 'an option of a new memory, but memory= is given')
 
@@ -114,7 +114,7 @@ def _check_saved(replay, state):
     n_saved, n_here = len(state['waiting']), len(_windows(replay, state))
     require(n_saved==n_here, f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}', CheckpointError)
     sources_of(replay).matched(state['pipe']['source'])
-    disk, memory = state.get('disk'), check_memory(replay.memory, Lasting, _NOT_KEPT)
+    disk, memory = state.get('disk'), as_memory(replay.memory, Lasting, _NOT_KEPT)
     how = 'path: the replay was saved with its memory'
     if disk is None: require(memory.path is None, f'{how} in the checkpoint; make it without a path', CheckpointError)
     if disk is None: return
@@ -264,7 +264,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def saved(self) -> tuple[dict[str, Any], Any]:
         "Return this replay as plain data, and the memory's rows; hold its lock while you use them"
         state = dict(pipe=self.state_dict(), **_kept_upstream(self))
-        memory = check_memory(self.memory, Lasting, _NOT_KEPT)
+        memory = as_memory(self.memory, Lasting, _NOT_KEPT)
         if memory.path is not None:
             memory.flush()
             return state | dict(disk=dict(path=str(memory.path), n_stale=memory.n_stale)), None
@@ -328,7 +328,7 @@ def given_memory(pipe: str, kw: dict[str, Any], draws_so: Callable[[Any], bool],
     `what`, and none of the `options` of a new sampler, (value, default), is given"""
     memory = kw.get('memory')
     if memory is None: return False
-    check_memory(memory)
+    as_memory(memory)
     for k, (v, default) in options.items():
         leave_out(k, None if v==default else v, 'an option of a new memory, but memory= is given')
     if not draws_so(memory.sampler): refuse('memory', f'one that draws {what}, for {pipe}', memory, error=TypeError)

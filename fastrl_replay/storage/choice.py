@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'check_fits', 'check_storage_options', 'as_kept',
-           'settled', 'storage_for', 'stored_once', 'kept_how', 'texts_in', 'bytes_each']
+           'settled', 'storage_for', 'stored_once', 'tables_of', 'kept_how', 'texts_in', 'bytes_each']
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
 import copy
@@ -122,14 +122,18 @@ def stored_once(layout: Layout, dedup: str | None, codec: str | None) -> dict[st
     tables = tables_for(layout, interned(layout, settled(layout, dedup, codec)), codec)
     return {str(t.leaves[0]): (t.pair.stack, t.codec or '') for t in tables}
 
+def tables_of(storage: Any) -> list[Any]:
+    "Return the tables of what a storage keeps once; another kind than `Records` has none"
+    return storage.tables if isinstance(storage, Records) else []
 def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"
-    return '; '.join(map(str, storage.tables)) + ', each stored once' if storage.tables else 'plain records'
+    tables = tables_of(storage)
+    return '; '.join(map(str, tables)) + ', each stored once' if tables else 'plain records'
 def texts_in(storage: Any) -> dict[str, float]:
     "Return how many distinct strings the rows have in the field with the most, and how many it may be"
-    found = [t for t in storage.tables if isinstance(t, TextTable)]
+    found = [t for t in tables_of(storage) if isinstance(t, TextTable)]
     return dict(n_texts=max(t.count() for t in found), most_texts=found[0].most) if found else {}
 def bytes_each(storage) -> float:
     "Return the bytes that a transition takes: its record, and its share of the frames"
-    packed, n = sum(t.nbytes for t in storage.tables if t.codec), storage.n_added - storage.first_id
+    packed, n = sum(t.nbytes for t in tables_of(storage) if t.codec), storage.n_added - storage.first_id
     return (storage.nbytes - packed)/storage.max_sz + packed/max(1, n)
