@@ -81,7 +81,8 @@ def make_env(env_id, max_steps=None, render_mode=None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try: env = gym.make(env_id, disable_env_checker=True, **how)
-        except gym.error.NamespaceNotFound as e: raise Refused(f'environment {env_id!r}: {_missing(env_id, e)}') from None
+        except gym.error.NamespaceNotFound as e:
+            raise Refused(f'environment {env_id!r}: {_missing(env_id, e)}') from None
         except Exception as e: raise Refused(f'environment {env_id!r}: {e}') from None      # noqa: BLE001
     actions: Any = env.action_space
     states, is_right = env.observation_space, isinstance(actions, gym.spaces.Discrete)

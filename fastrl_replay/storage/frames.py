@@ -410,7 +410,8 @@ class FrameTable(FrameColumns):
         intern_rows(self.frames, *known, self.words, self.at, states, next_states, back, first, numbers)
     def fill(self, request, shared):
         "Copy observations. A `RuntimeError` if a frame is missing"
-        self._fill(self.frames, self.used if self.room.writable else self.capacity, request, shared)  # a reader has no counts
+        known = self.used if self.room.writable else self.capacity          # a reader has no counts
+        self._fill(self.frames, known, request, shared)
     def recover(self, references, first_id):
         "Find the numbers in use and the free ones; a `ValueError` for a number outside the table"
         numbers, most = np.concatenate(references, 1), self.capacity
