@@ -158,15 +158,16 @@ def write_windows(tables, starts, places, slots):
         for k in range(slots.shape[1]): slots[i, k] = slot_at(tables, e, first + k) if k < starts[place, 1] else -1
 
 @kernel
-def mark_learned(rows, slots, burn_in, learn):
-    """Write into `learn` (bool[bs, length]) which steps of windows in these `slots` (−1: padding) count for
-    the loss: those after the burn-in, and from an episode's first step on"""
-    for i in range(len(slots)):
-        known = False
-        for k in range(slots.shape[1]):
-            slot = slots[i, k]
-            known = known or slot >= 0 and rows[slot, PHASE] < 0
-            learn[i, k] = slot >= 0 and (known or k >= burn_in)
+def mark_learned(rows, at, burn_in, first, learn):
+    """Write into `learn` (bool[bs, length]) which steps of windows, in slots or with ids `at` (−1: padding),
+    count for the loss: those after the burn-in, and from an episode's first step on, which is to be
+    looked for among the `first` steps"""
+    for i in range(len(at)):
+        begin, k = burn_in, 0
+        while k < min(first, begin):
+            if at[i, k] >= 0 and rows[at[i, k] % len(rows), PHASE] < 0: begin = k
+            k += 1
+        for k in range(at.shape[1]): learn[i, k] = (at[i, k] >= 0) & (k >= begin)
 
 @kernel
 def join_errors(learn, errors, eta):
@@ -356,10 +357,12 @@ class SequenceSampler(Starts):
         if slots.ndim==1: slots[:] = self.starts[places, 0]
         else: write_windows(self.episodes.tables, self.starts, places, slots)
     def learned(self, slots: np.ndarray, learn: np.ndarray) -> np.ndarray:
-        """Write into `learn` (bool[bs, length]), and return, which steps of windows in these `slots`
-        (int64[bs, length]; −1: padding) count for the loss: those after the burn-in, and from an
-        episode's first step on"""
-        mark_learned(self.rows, slots, self.sequence.burn_in, learn)
+        """Write into `learn` (bool[bs, length]), and return, which steps of windows in these `slots`, or
+        with these ids (int64[bs, length]; −1: padding), count for the loss: those after the burn-in,
+        and from an episode's first step on"""
+        o = self.sequence
+        first = 0 if not o.known_starts else o.length if o.across_episodes else 1
+        mark_learned(self.rows, slots, o.burn_in, first, learn)
         return learn
 
     def coverage(self) -> tuple[float, float]:
@@ -394,7 +397,7 @@ class SequenceSampler(Starts):
         changed, and how many were stale"""
         ids, td = self._answers(ids, td_errors)
         learn = np.ones(ids.shape, bool)
-        if ids.shape[1] > 1: self.learned(np.where(ids < 0, -1, ids % self.max_sz), learn)
+        if ids.shape[1] > 1: self.learned(ids, learn)
         values, ids = join_errors(learn, td, self.sequence.eta), ids[:, 0]
         check_answers('ids', ids, values, n_added)
         slots, values = ids[ids >= first_id] % self.max_sz, values[ids >= first_id]
