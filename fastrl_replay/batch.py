@@ -294,6 +294,7 @@ class Columns:
         self._tensors()                      # both have the same ones
         return made_of(type(self), self.__dict__)
 
+# %% ../nbs/1_memory/04_batch.ipynb #372d0f21
 _KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
 
 def _unpickled(kind, layout, n, shapes, raw, known, strings=()):
