@@ -26,9 +26,9 @@ from numba.core.dispatcher import Dispatcher
 _ROOT = Path(fastrl_replay.__file__).parent
 _PACKAGE = _ROOT.name
 # What begins a line that is not indented, or a line that imports something of this package
-_LINE = re.compile(r'^(?:(?P<block>def|class|async|@)|(?P<indent>[ \t]*)(?:from[ \t]+(?P<base>\.[\w.]*|%s[\w.]*)[ \t]+'
-                   r'import\b(?P<names>[ \t]*\([^)]*\)|[^\n#;]*)|import[ \t]+(?P<module>%s[\w.]*))|\S)'
-                   % (_PACKAGE, _PACKAGE), re.M)
+_LINE = re.compile(rf'^(?:(?P<block>def|class|async|@)|(?P<indent>[ \t]*)(?:from[ \t]+(?P<base>\.[\w.]*|{_PACKAGE}[\w.]*)'
+                   r'[ \t]+import\b(?P<names>[ \t]*\([^)]*\)|[^\n#;]*)'
+                   rf'|import[ \t]+(?P<module>{_PACKAGE}[\w.]*))|\S)', re.M)
 
 def _path_of(name):
     "The file of a module of the package, or None"

@@ -25,6 +25,7 @@ def kernel(function=None, **options) -> Any:
 def in_kernels(function: Callable[..., Any], compiled: Callable[..., Any], **options: Any) -> None:
     "Let kernels that call `function` call `compiled`, compiled with these options, which Python can't call itself"
     if getattr(config, 'DISABLE_JIT', 0): return           # there are no kernels then
+    if 'compiled' in vars(function): return                # by an earlier import of the same module
     inner = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(compiled)
     infer_global(function, types.Dispatcher(inner))
     vars(function)['compiled'] = inner                     # which Numba knows by a weak reference
@@ -39,7 +40,8 @@ def inlined(function=None, **options) -> Any:
 def instead_of(plain: Callable[..., Any]) -> Callable[[Any], Any]:
     "Decorator for an intrinsic that kernels run where they call the function `plain`"
     def decorate(instruction):
-        in_kernels(plain, lambda *args: instruction(*args), forceinline=True, _nrt=False)
+        def run(*args): return instruction(*args)
+        in_kernels(plain, run, forceinline=True, _nrt=False)
         return instruction
     return decorate
 

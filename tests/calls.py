@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
@@ -185,38 +184,35 @@ def call(name, key, function, o, known):
     unknown = [p for p in needed if p not in known]
     if unknown: return f'nothing is given for {unknown}'
     try: function(*(known[p] for p in needed))
-    except Exception as e: return f'fine: refused by {type(e).__name__}'
+    except Exception as e: return f'fine: refused by {type(e).__name__}'           # noqa: BLE001
     return 'fine'
 
 
-def call_all(name):
-    "In a process: call the functions of a module"
+def call_all(name, o, known):
+    "Call the functions of a module, and say what came of it"
     try: found = list(functions(name))
     except ImportError as e: return print(f'{name}: left out ({e})', flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        o = things(folder)
-        known = given(o)
-        for key, function in found:
-            if f'{name}.{key}' in SKIPPED: continue
-            print(f'{name}.{key}:', end=' ', flush=True)
-            try: print(call(name, key, function, o, known), flush=True)
-            except BaseException as e: print(f'raised {type(e).__name__}: {e}'.splitlines()[0][:150], flush=True)
+    for key, function in found:
+        if f'{name}.{key}' in SKIPPED: continue
+        print(f'{name}.{key}:', end=' ', flush=True)
+        try: print(call(name, key, function, o, known), flush=True)
+        except BaseException as e: print(f'raised {type(e).__name__}: {e}'.splitlines()[0][:150], flush=True)           # noqa: BLE001
 
 
 def main(*names):
+    "Call all functions of these modules, each module in a fork, with what has been made before"
     importlib.import_module(f'{PACKAGE}.all')
-    for name in names:
-        child = os.fork()
-        if not child:
-            signal.alarm(200)
-            code = 1
-            try:
-                call_all(name)
-                code = 0
-            except BaseException: traceback.print_exc()
-            finally: os._exit(code)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if ended: print(f'ended the process: {ended}', flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        o = things(folder)
+        known = given(o)
+        for name in names:
+            child = os.fork()
+            if not child:
+                signal.alarm(200)
+                try: call_all(name, o, known)
+                finally: os._exit(0)
+            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if ended: print(f'ended the process: {ended}', flush=True)
 
 
 if __name__ == '__main__': main(*(sys.argv[1:] or modules(Path(importlib.import_module(PACKAGE).__file__).parent.parent)))

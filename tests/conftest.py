@@ -49,7 +49,7 @@ GROUPS = dict(
     processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
         'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py test_far_streams.py::test_actors* test_upstream.py::*ones_own_is_killed* test_upstream.py::test_beyond_actors*'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
-        '''test_kills.py test_interrupts.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
+        '''test_kills.py test_interrupts.py test_first_calls.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
         *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
         test_ondisk.py::test_a_reader_beside* test_saving_format.py::test_two_saves*
         test_saving_format.py::test_without_fcntl*
@@ -71,7 +71,7 @@ GROUPS = dict(
         test_pickles.py::*sb3*'''),
     lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[12346]_*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
-        'test_install.py test_all.py test_kernels.py'),
+        'test_install.py test_all.py test_kernels.py test_kernel_cache.py test_calls.py test_editing.py'),
 )
 
 

@@ -57,7 +57,7 @@ def in_a_fork(function):
     try:
         signal.alarm(SECONDS)
         code = function()
-    except BaseException as e: print(f'{type(e).__name__}: {e}'[:300], file=sys.stderr)
+    except BaseException as e: print(f'{type(e).__name__}: {e}'[:300], file=sys.stderr)           # noqa: BLE001
     finally: os._exit(code)
 
 

@@ -34,7 +34,7 @@ def test_arguments_are_of_functions_that_exist():
 
 
 @pytest.mark.parametrize('source, what', [('@kernel\ndef added(x): return x', 'has no arguments in CALLS'), ('def added(unheard): return 1', "['unheard']"),
-                                          ('@kernel\ndef added(x): return x[0]', 'raised'), ('def added(ok): os.abort()', 'ended the process')])
+                                          ('@kernel\ndef added(x): return x[0]', 'raised'), ('def added(ok): os.kill(os.getpid(), 9)', 'ended the process')])
 def test_a_function_that_was_added_is_noticed(source, what, monkeypatch, capfd):
     from fastrl_replay import schedules
     from fastrl_replay.kernels import kernel
