@@ -6,7 +6,7 @@
 __all__ = ['source_key', 'package_key', 'kernel_folder', 'cached']
 
 # %% ../nbs/3_lasting/05_kernel_cache.ipynb #400043ea
-import atexit, hashlib, importlib.util, os, re, shutil, signal, stat, sys, tempfile, threading
+import atexit, hashlib, os, re, shutil, signal, stat, sys, tempfile, threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -128,7 +128,7 @@ def kernel_folder() -> Path:
 # %% ../nbs/3_lasting/05_kernel_cache.ipynb #5c0ffee3
 class _Waiting:
     "Handlers of signals wait from `hold` to `release`; those that were called then run, in their order"
-    held, handlers, called = False, {}, {}
+    held, handlers, called = False, dict[int, Any](), dict[int, Any]()
 
     def hold(self):
         handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}

@@ -45,7 +45,7 @@ def instead_of(plain: Callable[..., Any]) -> Callable[[Any], Any]:
         return instruction
     return decorate
 
-def prefetch(arr: Any, i: int) -> None:
+def prefetch(arr: Any, i: Any) -> None:
     "Request the cache line of `arr[i]`, in kernels; in Python, nothing happens"
 
 @instead_of(prefetch)

@@ -57,8 +57,7 @@ CALLS = {
         njit=lambda o: (lambda x: x,), kernel=lambda o: (lambda x: x,), inlined=lambda o: (lambda x: x,), in_kernels=lambda o: (lambda x: x, lambda x: x),
         instead_of=lambda o: (lambda x: x,), prefetch=lambda o: (o.flat, 3), ids_in=lambda o: (3, 12, 8), package_key=lambda o: ()),
     'kernel_cache': dict(
-        source_key=lambda o: (Path(__file__),), package_key=lambda o: (), kernel_folder=lambda o: (), cached=lambda o: (lambda x: x,),
-        compiled_module=lambda o: ('x = 1',)),
+        source_key=lambda o: (Path(__file__),), package_key=lambda o: (), kernel_folder=lambda o: (), cached=lambda o: (lambda x: x,)),
     'samplers.rng': dict(
         advance=lambda o: (o.state,), as_unit=lambda o: (o.words[0],), below_of=lambda o: (o.state, u64(10)), load=lambda o: (o.words,),
         shuffle=lambda o: (np.arange(9), o.state), unit=lambda o: (o.words,), below=lambda o: (o.words, u64(10)), words_of=lambda o: (np.random.default_rng(0),)),

@@ -124,7 +124,7 @@ def stored_once(layout: Layout, dedup: str | None, codec: str | None) -> dict[st
 
 def tables_of(storage: Any) -> list[Any]:
     "Return the tables of what a storage keeps once; another kind than `Records` has none"
-    return storage.tables if isinstance(storage, Records) else []
+    return [*storage.tables] if isinstance(storage, Records) else []
 def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"
     tables = tables_of(storage)
