@@ -287,7 +287,7 @@ def fit_columns(fitters: list[Fitter], values: list, m: int) -> list[np.ndarray]
             for f, v in zip(fitters, values)]
 
 class StepFitter:
-    "Fits all values of a step, which `order` brings into that of a record. What needs more than `struct`, classes decide"
+    "Fits all values of a step, which `order` brings into that of a record; classes say which need more than `struct`"
     def __init__(self, fitters: list[Fitter], order: Callable) -> None:
         self.fitters, self.order = order(fitters), order
         self._classes: tuple[type, ...] = ()

@@ -286,6 +286,6 @@ def test_frames_that_are_used_again_while_they_are_read(late, tmp_path, monkeypa
 
 def test_names_that_look_alike_have_files_of_their_own(tmp_path):
     obs = {'a.b': np.zeros(600, np.uint8), 'a': {'b': np.zeros(600, np.uint8)}, 'c/d': np.zeros(600, np.uint8)}
-    storage = opened(tmp_path, Layout.of(Transition(obs, 0, 0., obs, False, False)), 70, 'auto')
+    storage = opened(tmp_path, Layout.of(Transition(obs, 0, 0., obs, False, False)), 70, 'large')
     assert len(storage.tables)==3 and len({o.leaf.name for o in storage.tables})==2 and len(list(tmp_path.glob('frames.*.map')))==3
     released(storage)

@@ -393,8 +393,7 @@ class FrameTable(FrameColumns):
         "Store the new frames of two columns, and return a column of numbers for each"
         self.n_rows += len(back)
         numbers, S = np.zeros((len(back), 2*self.pair.stack), np.int32), self.pair.stack
-        states, next_states = map(self.planes, columns)
-        self._intern(states, next_states, back, first, numbers)
+        self._intern(self.planes(columns[0]), self.planes(columns[1]), back, first, numbers)
         return numbers[:, :S], numbers[:, S:]
     def refer_step(self, values, back, first):
         "As `refer`, for one row; an error as of `accept`"
@@ -410,8 +409,8 @@ class FrameTable(FrameColumns):
         intern_rows(self.frames, *known, self.words, self.at, states, next_states, back, first, numbers)
     def fill(self, request, shared):
         "Copy observations. A `RuntimeError` if a frame is missing"
-        known = self.used if self.room.writable else self.capacity          # a reader has no counts
-        self._fill(self.frames, known, request, shared)
+        n = self.used if self.room.writable else self.capacity        # a reader has no counts
+        self._fill(self.frames, n, request, shared)
     def recover(self, references, first_id):
         "Find the numbers in use and the free ones; a `ValueError` for a number outside the table"
         numbers, most = np.concatenate(references, 1), self.capacity

@@ -48,8 +48,8 @@ def _copy(source, shift, starts, now, m, begin, n, out, to):
         for i in range(_u(m)):
             a = (starts[now + i] >> shift) + begin
             b = to + i*n
-            if n == _THREE:
-                for j in range(_THREE): out[b + j] = source[a + j]
+            if n < _FOUR:
+                for j in range(n): out[b + j] = source[a + j]
             else:
                 for j in range(_u(0), n - _FOUR, _FOUR): _copy_four(source, a + j, out, b + j)
                 _copy_four(source, a + n - _FOUR, out, b + n - _FOUR)       # again the last, up to the end
@@ -59,9 +59,10 @@ def _copy_numbers(source, starts, now, m, begin, n, numbers, to):
     "The same of the numbers of what rows share, from 1 on (int32), as those of its rows, from 0 on"
     begin, n, to, now = _u(begin), _u(n), _u(to), _u(now)
     for i in range(_u(m)):
-        for j in range(n): numbers[to + i*n + j] = (np.int64(source[(starts[now + i] >> _TWO) + begin + j]) - 1) & 0xFFFFFFFF
+        a = (starts[now + i] >> _TWO) + begin
+        for j in range(n): numbers[to + i*n + j] = (np.int64(source[a + j]) - 1) & 0xFFFFFFFF     # 0 is nobody's
 
-# %% ../../nbs/1_memory/06_request.ipynb #e7e9b76c
+# %% ../../nbs/1_memory/06_request.ipynb #c1087ffd
 _AHEAD = 64          # rows between a prefetch and its use: enough to hide a miss, few enough to stay in the L2 cache
 _WIDTH = 8           # numbers in a line of a plan: at most 7 cache lines are prefetched, the processor continues
 
@@ -104,29 +105,31 @@ def _clear(out, numbers, at, a, b, leaves):
 
 @kernel
 def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_added: int) -> bool:
-    """Copy some of the `n_rows` rows in `source` (uint8) to columns in `out` (uint8), as a `plan` says; return
-    whether all are there. A number of −1 makes a row of zeros.
+    """Copy some of the `n_rows` rows in `source` (uint8) to columns in `out` (uint8), as a `plan`
+    says; return whether all are there. The number −1 makes a row of zeros; if `n_added` rows were
+    stored by now, the numbers of the first part are slots, and become ids.
 
-    If `n_added` rows were stored by now, the first rows' numbers are slots, and become ids. A plan (int64[·, 8]) has
-    parts. Each begins with (its lines, rows, the place of their numbers in `out`, bytes from row to row; of windows
-    also: rows around each, numbers of each, the place of the first) and (how many, which cache lines to prefetch);
-    of each leaf follow (bytes of a word, its first word in a row, its words, its first word in `out`); bytes of 0:
-    it is numbers of what rows share"""
+    A plan (int64[·, 8]) has parts. Each begins with its lines, rows, the place of their numbers in
+    `out` and bytes from row to row (of windows also: rows around each, numbers of each, the place of
+    the first), and a line that says how many cache lines to prefetch, and which; of each leaf follow
+    bytes of a word (0: numbers of what rows share), first word in a row, words, first word in `out`"""
     source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
     numbers, out4 = out.view(np.int64), out.view(np.uint32)
     starts, begin = np.empty(2*_AHEAD, np.uint64), 0         # of the rows that are copied now, of those that are next
     while begin < len(plan):
-        end, m, at, size, each = begin + plan[begin, 0], plan[begin, 1], plan[begin, 2], plan[begin, 3], plan[begin, 4]
-        lines, leaves = plan[begin + 1], plan[begin + 2:end]
-        if each: _line_up(numbers, at, m, each, plan[begin, 5], plan[begin, 6])
+        head, lines = plan[begin], plan[begin + 1]
+        end, m, at, size = begin + head[0], head[1], head[2], head[3]
+        leaves = plan[begin + 2:end]
+        if head[4]: _line_up(numbers, at, m, head[4], head[5], head[6])
         gone = _look_ahead(source8, numbers, at, 0, min(m, _AHEAD), size, lines, starts, 0, n_rows, n_added)
         for a in range(0, m, _AHEAD):
             b, now = min(a + _AHEAD, m), a % (2*_AHEAD)
-            later = _look_ahead(source8, numbers, at, b, min(b + _AHEAD, m), size, lines, starts, _AHEAD - now, n_rows,
-                                n_added)
+            c, then = min(b + _AHEAD, m), _AHEAD - now
+            later = _look_ahead(source8, numbers, at, b, c, size, lines, starts, then, n_rows, n_added)
             if gone < 0 or later < 0: return False
             for k in range(len(leaves)):
-                word, first, n, to = leaves[k, 0], leaves[k, 1], leaves[k, 2], leaves[k, 3] + a*leaves[k, 2]
+                word, first, n = leaves[k, 0], leaves[k, 1], leaves[k, 2]
+                to = leaves[k, 3] + a*n
                 if word == 8: _copy(source8, 3, starts, now, b - a, first, n, numbers, to)
                 elif word == 4: _copy(source4, 2, starts, now, b - a, first, n, out4, to)
                 elif word == 1: _copy(source, 0, starts, now, b - a, first, n, out, to)
@@ -136,27 +139,22 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
         begin, n_added = end, 0
     return True
 
-# %% ../../nbs/1_memory/06_request.ipynb #9a67fbbf
+# %% ../../nbs/1_memory/06_request.ipynb #e82a6ed4
 def windows_of(layout: Layout, length: int, skip: int = 0, fields: Any = None) -> Layout:
     "Return the layout of windows of `length` rows of `fields` (None: all), in place of the first `skip` axes"
     def windowed(o): return fields is None or o.path[0] in fields
     leaves = [o._replace(shape=(length, *o.shape[skip:])) if windowed(o) else o for o in layout.leaves]
     return same_layout(layout.step_type, layout.trees, leaves)
 
-def _lines(parts):
-    "The line of a plan that says which cache lines these parts of a row (begin, bytes) touch"
-    touched = {k for begin, nbytes in parts for k in range(begin//64, (begin + nbytes - 1)//64 + 1)}
-    found = [64*k for k in sorted(touched)[:_WIDTH - 1]]
-    return [len(found), *found]
-
 def plan_of(head: tuple, leaves: list) -> list:
     """Return a part of a plan: see `fetch`. `head`: rows, the place of their numbers, bytes from row to row …;
     `leaves`: bytes of a word, first byte in a row, bytes, first byte in `out`"""
-    parts = []
+    touched = {64*k for _, begin, n, _ in leaves for k in range(begin//64, (begin + n - 1)//64 + 1)}
+    ahead = sorted(touched)[:_WIDTH - 1]
+    rows = [(2 + len(leaves), *head), (len(ahead), *ahead)]
     for word, begin, n, to in leaves:
         word = 1 if word==2 else word                # rare: one loop less
-        parts.append((word, begin//(word or 4), n//(word or 4), to//(word or 8)))
-    rows = [(2 + len(parts), *head), _lines([o[1:3] for o in leaves]), *parts]
+        rows.append((word, begin//(word or 4), n//(word or 4), to//(word or 8)))
     return [[*o, *[0]*(_WIDTH - len(o))] for o in rows]
 
 COUNTED = sys.implementation.name=='cpython' and getattr(sys, '_is_gil_enabled', lambda: True)()
@@ -190,43 +188,36 @@ class Form:
         return at
 
     def _plan(self, windows, stored, shared):
-        "Plan a part for all fields without windows, and one for each with"
-        alone = [k for k, o in enumerate(self.layout.leaves) if o.path[0] not in windows]
+        "Plan a part for all fields without windows, and one for each with; and what the tables are to copy"
         m, size, first = math.prod(self.shape), stored.record.itemsize, self.around or 0
-        self.plan = np.array(self._part((m, 0, size), alone, stored), np.int64)
+        heads: dict[str | None, tuple] = {None: (m, 0, size)}
         for field, offsets in windows.items():
             each = len(offsets)
-            head = m*each, self._beside(m*each), size, each, len(self.offsets), first
-            leaves = [k for k, o in enumerate(self.layout.leaves) if o.path[0]==field]
-            self.plan, first = np.concatenate([self.plan, self._part(head, leaves, stored)]), first + each
-        at = {o.path: k for k, o in enumerate(self.layout.leaves)}
-        found = [[at.get(path) for path in paths] for paths in shared]
+            heads[field] = m*each, self._beside(m*each), size, each, len(self.offsets), first
+            first += each
+        known = {o.path: (o, begin) for o, begin in zip(stored.leaves, stored.offsets())}
+        where = {o.path: k for k, o in enumerate(self.layout.leaves)}
+        parts = {field: [self._leaf(k, head[0], *known[path]) for path, k in where.items()
+                         if field==(path[0] if path[0] in heads else None)] for field, head in heads.items()}
+        self.plan = np.array([line for field, o in parts.items() for line in plan_of(heads[field], o)], np.int64)
+        found = [[where.get(path) for path in paths] for paths in shared]
         self.shared = [Shared(o, self._plan_shared(o)) if any(k is not None for k in o) else None for o in found]
 
-    def _part(self, head, numbers, stored):
-        "A part of the plan for the leaves with these numbers"
-        known = {o.path: (o, begin) for o, begin in zip(stored.leaves, stored.offsets())}
-        leaves = []
-        for k in numbers:
-            leaf, (o, begin) = self.layout.leaves[k], known[self.layout.leaves[k].path]
-            word, to = leaf.word, self.columns.columns[N_HEADER + k][0]
-            if o!=leaf:
-                each = math.prod(o.shape)
-                word, to = 0, 8*self._beside(head[0]*each)
-                self.numbers[k] = to, (head[0], each)
-            leaves.append((word, begin, o.nbytes, to))
-        return plan_of(head, leaves)
-
+    def _leaf(self, k, m, o, begin):
+        "The line for leaf `k` of `m` rows, which is at byte `begin` of a record as `o`: itself, or numbers"
+        leaf, each = self.layout.leaves[k], math.prod(o.shape)
+        if o==leaf: return leaf.word, begin, o.nbytes, self.columns.columns[N_HEADER + k][0]
+        at = self._beside(m*each)
+        self.numbers[k] = 8*at, (m, each)
+        return 0, begin, o.nbytes, 8*at
     def _plan_shared(self, leaves):
-        "The plan that copies what rows share"
         parts = []
         for k in leaves:
             if k is None or self.layout.leaves[k].text: continue
-            at, shape = self.numbers[k]
-            leaf, to = self.layout.leaves[k], self.columns.columns[N_HEADER + k][0]
-            nbytes = leaf.nbytes//shape[1]
-            word = next(o for o in (8, 4, 2, 1) if nbytes % o==0)
-            parts += plan_of((math.prod(shape), at//8, nbytes), [(word, 0, nbytes, to)])
+            at, (m, each) = self.numbers[k]
+            o = self.layout.leaves[k]._replace(dtype=np.dtype(np.uint8), shape=(self.layout.leaves[k].nbytes//each,))
+            leaf = o.word, 0, o.nbytes, self.columns.columns[N_HEADER + k][0]
+            parts += plan_of((m*each, at//8, o.nbytes), [leaf])
         return np.array(parts, np.int64)
 
 # %% ../../nbs/1_memory/06_request.ipynb #b17ebbbe
@@ -279,12 +270,13 @@ class _Pool:
     "Requests of one kind and size, about in the order in which they were handed out"
     LOOKS = 4               # at the first, and at so many in all, before a new one is made
     def __init__(self, kind: tuple, nbytes: int) -> None:
-        self.kind, self.nbytes, self.all, self.at = kind, nbytes, list[Request](), 0     # `at`: which others were looked at
+        self.kind, self.nbytes, self.all = kind, nbytes, list[Request]()
+        self.at = 0                # the last that was looked at but the first
         self.last: Any = None
         self.before: Any = None    # … the last: whoever keeps one batch while the next is drawn has released it
 
     def look_round(self, form: Form) -> Request | None:
-        "Return a request no part of which is in use, of this form, or made to fit it; None if that was not found soon"
+        "Return a request that is not in use, of this form, or made to fit it; None if that was not found soon"
         n, spare = len(self.all), None
         for k in range(min(self.LOOKS, n)):
             if k: self.at = (self.at + 1) % n
@@ -297,15 +289,6 @@ class _Pool:
         if found.form is not form: found.fit(form)
         self.all.append(found)
         return found
-    def make(self, form: Form) -> Request:
-        "Return a new request"
-        made = Request(form, self.nbytes)
-        if COUNTED: self.all.append(made)
-        return made
-    def drop(self) -> None:
-        "Forget the request handed out the longest ago"
-        del self.all[0]
-        self.before = None
 
 class Requests:
     "Requests for batches of some fields of `layout`; `known`: what else makes a `Form`"
@@ -324,8 +307,9 @@ class Requests:
     def get(self, n: int, fields: tuple | None = None, header: tuple = DRAWN, length: int | None = None,
             windows: tuple = ()) -> Request:
         "Return a `Request`, no part of which is in use; `fields`: the names of its columns (None: all)"
-        known = self._forms.get((n, fields, header, length, windows))
-        form, pool = self._begin(n, fields, header, length, windows) if known is None else known
+        what = n, fields, header, length, windows
+        known = self._forms.get(what)
+        form, pool = self._begin(*what) if known is None else known
         found = pool.before
         if found is None or found.form is not form or not found.is_free():
             found = pool.look_round(form) or self._make(form, pool)
@@ -333,22 +317,27 @@ class Requests:
         pool.last = found
         return found
 
-    def _form(self, n, fields, *what):
-        return Form(self.layout if fields is None else self.layout.select(fields), n, *what, **self.known)
-    def _begin(self, n, *what):
+    def _begin(self, n, fields, *how):
         "The form of what has not been asked for lately, and the pool of its kind"
-        kind, form = (_rounded(n), *what), self._form(n, *what)
+        layout, most = self.layout if fields is None else self.layout.select(fields), _rounded(n)
+        form, kind = Form(layout, n, *how, **self.known), (most, fields, *how)
         pool = self._pools.get(kind)
-        if pool is None: pool = self._pools[kind] = _Pool(kind, self._form(*kind).nbytes)
+        if pool is None:
+            nbytes = Form(layout, most, *how, **self.known).nbytes
+            pool = self._pools[kind] = _Pool(kind, nbytes)
         while len(self._pools) > self.KINDS: self._forget_pool()
         if len(self._forms) > 2*self.KINDS: del self._forms[next(iter(self._forms))]
-        self._forms[n, *what] = form, pool
+        self._forms[n, fields, *how] = form, pool
         return form, pool
     def _make(self, form, pool):
-        made = pool.make(form)
+        made = Request(form, pool.nbytes)
+        if not COUNTED: return made
+        pool.all.append(made)
         self._pools[pool.kind] = self._pools.pop(pool.kind)
         while self.nbytes > self.BUDGET and len(self._pools) > 1: self._forget_pool()
-        while self.nbytes > self.BUDGET and len(pool.all) > 2: pool.drop()
+        while self.nbytes > self.BUDGET and len(pool.all) > 2:
+            pool.before = None
+            del pool.all[0]
         return made
     def _forget_pool(self):
         "Forget the pool that has needed no new request for longest"
