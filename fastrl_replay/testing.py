@@ -35,7 +35,7 @@ def _bits(v):                            # anything as lists and bytes, which ==
     return [str(v.dtype), v.shape, v.tobytes()] if isinstance(v, (np.ndarray, np.generic)) else repr(v)
 
 def _run(begin, history):                # → how often which were carried out, how many were tried, how the last failed
-    counts, name, k = Counter(), '', 0
+    counts, name, k = Counter[str](), '', 0
     with tempfile.TemporaryDirectory() as folder:
         case = begin(Path(folder))
         try:
@@ -64,7 +64,7 @@ def _shrunk(begin, history, failure):    # → how a history fails of which noth
     return f'{failure} (after {", ".join(name for name, _ in history)})'
 
 def _run_histories(ways, begins, n, seed=0):
-    counts, chances = Counter(), np.array([*ways.values()])/sum(ways.values())
+    counts, chances = Counter[str](), np.array([*ways.values()])/sum(ways.values())
     for k, begin in enumerate(begins):
         rng = np.random.default_rng([seed, k])
         history = list(zip(rng.choice([*ways], n, p=chances).tolist(), rng.permutation(9999)[:n].tolist()))
@@ -76,24 +76,10 @@ def _run_histories(ways, begins, n, seed=0):
 def _too_far(counts, wanted):            # than one time in a million? (chi-square; Wilson & Hilferty 1931)
     rare = wanted < 5                    # are counted together
     counts, wanted = (np.append(o[~rare], o[rare].sum()) for o in (counts, wanted))
-    k = max(np.count_nonzero(wanted) - 1, 1)
+    k = max(int(np.count_nonzero(wanted)) - 1, 1)
     return ((counts - wanted)**2/np.maximum(wanted, 1e-9)).sum() > k*(1 - 2/(9*k) + 4.75*(2/(9*k))**.5)**3
 
 # %% ../nbs/5_looking/07_testing.ipynb #c78adef0
-_TOLD = derived_type('Told', (*SimpleStep._fields, 'word'))
-
-class _World:                            # endless steps of streams in any order: stacks of two frames, random ends
-    def __init__(self, kind, streams=3): self.kind, self.streams, self.at = kind, streams, {}
-    def steps(self, rng, m): return [self.step(rng) for _ in range(m)]
-    def step(self, rng):
-        k, (old, new) = int(rng.integers(self.streams)), rng.integers(0, 99, (2, 1, 3, 3), np.uint8)
-        state, t, episode = self.at.get(k, (np.concatenate([old, old]), 0, 0))
-        after, ended, cut = np.concatenate([state[1:], new]), bool(rng.random() < .15), bool(rng.random() < .1)
-        self.at[k] = (np.concatenate([old, old]), 0, episode + 1) if ended or cut else (after, t + 1, episode)
-        known = dict(state=state, action=int(rng.integers(9)), next_state=after, terminated=ended, truncated=cut,
-                     env_id=k, reward=float(rng.integers(9)), step_n=t, episode_n=episode, word='ab'[rng.integers(2)])
-        return self.kind(*(known.get(o, 0) for o in self.kind._fields))
-
 class NaiveMemory:
     "Every step that was ever stored, in lists and dicts, and what the contract says about it"
     def __init__(self, max_sz: int) -> None:
@@ -149,6 +135,20 @@ LAWS: dict[str, Callable[[NaiveMemory, Any], dict[int, float]]] = dict(
     Combined=lambda o, s: {i: 1. if i==o.living[-1] else 1/(len(o.living) - 1) for i in o.living})
 "By the kind of a sampler: the probability of each row of a `NaiveMemory` that may be drawn"
 
+_TOLD = derived_type('Told', (*SimpleStep._fields, 'word'))
+
+class _World:                            # endless steps of streams in any order: stacks of two frames, random ends
+    def __init__(self, kind, streams=3): self.kind, self.streams, self.at = kind, streams, {}
+    def steps(self, rng, m): return [self.step(rng) for _ in range(m)]
+    def step(self, rng):
+        k, (old, new) = int(rng.integers(self.streams)), rng.integers(0, 99, (2, 1, 3, 3), np.uint8)
+        state, t, episode = self.at.get(k, (np.concatenate([old, old]), 0, 0))
+        after, ended, cut = np.concatenate([state[1:], new]), bool(rng.random() < .15), bool(rng.random() < .1)
+        self.at[k] = (np.concatenate([old, old]), 0, episode + 1) if ended or cut else (after, t + 1, episode)
+        known = dict(state=state, action=int(rng.integers(9)), next_state=after, terminated=ended, truncated=cut,
+                     env_id=k, reward=float(rng.integers(9)), step_n=t, episode_n=episode, word='ab'[rng.integers(2)])
+        return self.kind(*(known.get(o, 0) for o in self.kind._fields))
+
 # %% ../nbs/5_looking/07_testing.ipynb #c72f6db7
 LACKS: dict[str, str] = {
     'ReplayMemory': '', 'with a path': 'codec deepcopy',
@@ -182,7 +182,7 @@ def _chunks(steps, streams, lacks):      # → by form: a chunk, its `streams` f
 def _interrupted(call, line, *args):     # by a KeyboardInterrupt before line number `line` that runs in this package
     def trace(frame, event, arg):
         nonlocal line
-        if not frame.f_code.co_filename.startswith(str(Path(sys.modules['fastrl_replay'].__file__).parent)): return None
+        if not frame.f_code.co_filename.startswith(sys.modules['fastrl_replay'].__path__[0]): return None
         code = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         line -= event=='line' and 'release()' not in code and 'with self.lock' not in code     # they end within C
         if line < 0: raise KeyboardInterrupt
@@ -241,7 +241,7 @@ class _MemoryCase:
         for bs in (1, 1, 1, 1, int(rng.integers(1, len(self.naive.living) + 1))): self.drawn(bs, rng)
     def drawn(self, bs, rng, **kw):
         naive, sampler = self.naive, _sampler_of(self.memory)
-        chances = LAWS[sampler.kind](naive, sampler) if sampler.kind in LAWS else None
+        chances = LAWS[sampler.kind](naive, sampler) if sampler.kind in LAWS else {}
         beta = value_at(sampler.beta, sampler.n_batches) or 0.
         batch = self.memory.sample(bs, **kw)
         ids, probs, weights = batch.ids.tolist(), *(np.asarray(o, np.float64) for o in (batch.probs, batch.weights))
@@ -251,7 +251,7 @@ class _MemoryCase:
         in_memory = chances and sampler.options().get('normalize')=='memory'
         wanted = ((min(p for p in chances.values() if p) if in_memory else probs.min())/probs)**beta
         _expect(np.allclose(weights, wanted, 1e-4), 'sample', f'weights {wanted} of probabilities {probs}', weights)
-        if chances is None: return batch
+        if not chances: return batch
         wanted = np.array([chances[i] for i in ids])
         _expect(np.allclose(probs, wanted, 1e-5), 'sample', f'probabilities {wanted} of rows {ids}', probs)
         ends = dict(zip(chances, np.cumsum([*chances.values()])))
@@ -316,8 +316,7 @@ class _MemoryCase:
         other.load_state_dict(self.memory.state_dict())
         self.replaced('load_state_dict', other)
     def deepcopy(self, rng):
-        self.replaced('deepcopy', copy.deepcopy(self.memory))
-        self.replaced('pickle', _pickled(self.memory))
+        for copied in (copy.deepcopy, _pickled): self.replaced(copied.__name__.strip('_'), copied(self.memory))
     def reopen(self, rng):
         self.memory.close()
         self.memory = self.new(again=True)
@@ -333,7 +332,7 @@ class _MemoryCase:
             memory.update_priorities(ids, td)
             naive.update(ids, td)
     def refuse(self, rng):
-        memory, naive, good = self.memory, self.naive, *_World(self.world.kind).steps(rng, 1)
+        memory, naive, good = self.memory, self.naive, _World(self.world.kind).step(rng)
         wrong = good._replace(state=np.zeros(2, np.uint8))
         for method, arg in (('fetch', [naive.first_id - 1]), ('fetch', [naive.n_added]), ('add', wrong),
                             ('extend', [good, wrong]), ('sample', 0 if naive.living else 1)):
@@ -366,8 +365,9 @@ class _SamplerCase(_MemoryCase):
     ways = dict(add=3, extend=4, sample=6, update_priorities=4, late=2, drop=2, clear=1, save=2, state_dict=2, reopen=1)
     def __init__(self, make, n, kept, folder):
         def memory(max_sz, step, at): return ReplayMemory(max_sz, make(), step=step, seed=0, path=at if kept else None)
-        self.n, self.own_sampler = n, make
+        self.n, self.make_sampler = n, make
         super().__init__(memory, Transition, [], 24, folder)
+    def own_sampler(self): return self.make_sampler()
     def late(self, rng):
         sampler, gone = self.memory.sampler, np.arange(self.naive.first_id)
         before = _bits(state := sampler.get_state())
@@ -417,7 +417,7 @@ class _StorageCase(_MemoryCase):
                  save='get_state', state_dict='get_state', load_state_dict='set_state', load='set_state')
     ways = {k: v for k, v in _MemoryCase.ways.items() if k not in ('deepcopy', 'clear', 'reopen')} | dict(zeros=3)
     def __init__(self, make, kind, folder):
-        self.made = []
+        self.made = list[Any]()
         step = _World(kind).step(np.random.default_rng(0))
         def new_storage(memory, layout, room):
             self.made.append(make(9, step, folder/f'{len(self.made)}'))
@@ -451,7 +451,7 @@ def _same_items(method, got, wanted):
         _expect(_bits(a)==_bits(b), method, f'item {k} to be {shown(b)}', a)
 
 class _PipeCase:
-    lacks, reads, check, close = set(), set(), lambda self: None, lambda self: None
+    lacks, reads, check, close = set[str](), set[str](), lambda self: None, lambda self: None
     names = dict(loops='__iter__', copies='pickle', states='state_dict')
     def __init__(self, make, exact, folder):
         steps = _World(SimpleStep).steps(np.random.default_rng(0), 60)
@@ -461,7 +461,7 @@ class _PipeCase:
     def loops(self, rng):
         if self.exact: _same_items('__iter__', _first(self.make([])), [])
         for items in self.forms:
-            wanted, found, pipe = _first(self.make(items)), [], self.make(items)
+            wanted, found, pipe = _first(self.make(items)), list[Any](), self.make(items)
             _same_items('__iter__', _first(self.make(items)), wanted)
             while len(found) < len(wanted) and (part := _first(pipe, int(rng.integers(1, 9)))): found += part
             _same_items('__iter__, after a loop was left,', found[:len(wanted)], wanted)
