@@ -221,7 +221,7 @@ class Twice(ReplayMemory):
 
 WRONG_MEMORIES = {
     Slots: '^update_priorities: ', First: '^(sample|update_priorities): expected', Mean: '^fetch: expected reward', Lost: '^extend: expected ids',
-    Unordered: '^fetch: expected rows', Crossing: '^previous: .*within_episode=True', HalfCopied: '^deepcopy: .*drawn again', Undropped: '^drop: expected',
+    Unordered: '^fetch: expected rows', Crossing: '^previous: .*within_episode=True', HalfCopied: '^(deepcopy|pickled): .*drawn again', Undropped: '^drop: expected',
     Restarting: '^first_id', Silent: '^fetch: expected a ValueError', Biased: '^sample: expected rows as often', Twice: '^(fetch|first_id|Ctrl)'}
 
 @pytest.mark.parametrize('kind', WRONG_MEMORIES, ids=lambda o: o.__name__)
