@@ -15,6 +15,7 @@ from fastrl_replay.all import (
 from fastrl_replay.memory import DeviceMemory
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import tree_map
+from words import WORDS
 
 pytestmark = pytest.mark.filterwarnings('ignore:device. on a CPU')
 
@@ -168,8 +169,8 @@ TRIES = {       # row of the page → what is tried
 
 
 SAID = {        # what the refusal names, where that is not the first name of the row
-    '`AgeWeighted()`': 'sampler: AgeWeighted', 'a sampler of your `own`': 'sampler: (Own|expected .* got Own)', '`deepcopy`, pickle': '(copied|deepcopy|pickle)',
-    '`rank_replay(memory=…)`': 'RankBased', '`sequence_replay(memory=…)`': 'sequence', '`hindsight_replay(memory=…)`': 'memory: .* without episode_index',
+    '`AgeWeighted()`': WORDS['no ages here'], 'a sampler of your `own`': WORDS['not ones own'], '`deepcopy`, pickle': WORDS['no copies'],
+    '`rank_replay(memory=…)`': 'RankBased', '`sequence_replay(memory=…)`': 'sequence', '`hindsight_replay(memory=…)`': WORDS['no index of episodes'],
 }
 
 
