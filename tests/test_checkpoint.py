@@ -257,7 +257,7 @@ def test_a_newest_slot_out_of_bounds_is_refused(tmp_path):
     use(memory, 5)
     memory.save(tmp_path)
     forge(tmp_path, setter(*MEMORY, 'sampler', 'newest', value=10**9))
-    with pytest.raises(ValueError, match=words('a file is named', name='newest')): ReplayMemory.load(tmp_path)
+    with pytest.raises(ValueError, match=words('it is named', name='newest')): ReplayMemory.load(tmp_path)
 
 
 class Stacks(NamedTuple):

@@ -1,7 +1,7 @@
 "What may be drawn: drop, clear, where and max_draws, beside a twin that writes the law out"
-import re
 import copy
 import pickle
+import re
 import shutil
 from threading import Event, Thread
 
@@ -635,7 +635,7 @@ def test_a_forked_child_may_not_drop_and_draws_no_dropped_row():
 def test_a_full_disk_changes_nothing(tmp_path):
     memory = filled(path=tmp_path/'m', max_sz=4000)
     with small_files(1000):
-        with pytest.raises(OSError, match=words('a file is named', name='dropped')): memory.drop([3, 4])
+        with pytest.raises(OSError, match=words('it is named', name='dropped')): memory.drop([3, 4])
     assert sorted(o.name for o in (tmp_path/'m').iterdir() if 'dropped' in o.name) == []
     assert set(memory.sample(40).ids.tolist()) == set(range(40)) and memory.usage()['n_dropped'] == 0
     memory.close()

@@ -47,7 +47,7 @@ def test_a_lock_of_another_program_is_not_overwritten(there, tmp_path):
     if there: filled(tmp_path).close()
     (tmp_path/'lock').write_bytes(b'{"of": "another program"}')
     before = files_in(tmp_path)
-    with pytest.raises(FileExistsError, match=words('a file is named', name='lock')): ReplayMemory(20, path=tmp_path)
+    with pytest.raises(FileExistsError, match=words('it is named', name='lock')): ReplayMemory(20, path=tmp_path)
     assert files_in(tmp_path)==before
     (tmp_path/'lock').write_bytes(b'process 12')
     ReplayMemory(20, path=tmp_path).close()
@@ -77,7 +77,7 @@ def test_what_an_earlier_version_left_of_an_opening_is_refused_in_words(tmp_path
 def test_files_that_appear_between_the_opening_and_the_first_step_stay(tmp_path):
     memory = ReplayMemory(20, path=tmp_path)
     (tmp_path/'records.map').write_bytes(b'not yours')
-    with pytest.raises(FileExistsError, match=words('a file is named', name='records.map')): memory.add(step_of(0))
+    with pytest.raises(FileExistsError, match=words('it is named', name='records.map')): memory.add(step_of(0))
     memory.close()
     assert files_in(tmp_path).keys()=={'lock', 'records.map'} and (tmp_path/'records.map').read_bytes()==b'not yours'
 
@@ -118,7 +118,7 @@ def test_an_opening_that_is_killed_at_any_call_is_begun_again(sampler, tmp_path,
             if not (other/'memory.json').exists():
                 (other/'levels.map').write_bytes(b'not yours')
                 before = files_in(other)
-                with pytest.raises(CheckpointError, match=words('a file is named', name='levels.map')): ReplayMemory(20, sampler(), path=other)
+                with pytest.raises(CheckpointError, match=words('it is named', name='levels.map')): ReplayMemory(20, sampler(), path=other)
                 assert files_in(other)==before
             killed_at(number, path, sampler)
         memory = ReplayMemory(20, sampler(), path=path)
@@ -187,7 +187,7 @@ def test_no_link_is_followed(name, tmp_path):
     else: outside.write_bytes(b'not yours')
     path.symlink_to(outside)
     before = files_in(tmp_path)['outside'], outside.is_dir() and files_in(outside)
-    with pytest.raises((OSError, CheckpointError), match=words('a file is named', name=name.rsplit('/')[-1])):
+    with pytest.raises((OSError, CheckpointError), match=words('it is named', name=name.rsplit('/')[-1])):
         memory = ReplayMemory(20, Proportional(), path=tmp_path/'m')
         memory.add(step_of(30))
         memory.close()
@@ -200,7 +200,7 @@ def test_a_new_memory_follows_no_link(tmp_path):
         folder.mkdir()
         outside.write_bytes(b'not yours')
         (folder/name).symlink_to(outside)
-        with pytest.raises((OSError, CheckpointError), match=words('a file is named', name=name)): ReplayMemory(20, path=folder, step=step_of(0))
+        with pytest.raises((OSError, CheckpointError), match=words('it is named', name=name)): ReplayMemory(20, path=folder, step=step_of(0))
         assert outside.read_bytes()==b'not yours'
 
 

@@ -320,8 +320,9 @@ def test_a_recurrent_loss_over_sequences():
     assert len({*memory.sampler.priorities.tolist()}) > 20
 
 
-@pytest.mark.parametrize('bad,what', [(dict(tau=0.), ('tau', 'a number above 0, at most 1', '0.0')), (dict(tau=1.5), ('tau', 'a number above 0, at most 1', '1.5')), (dict(tau=float('nan')), 'tau'),
-                                       (dict(gradient_steps=0), 'gradient_steps'), (dict(target_sync=.5), 'target_sync'), (dict(max_nrom=3), words('an unknown option', name='max_nrom'))])
+@pytest.mark.parametrize('bad,what', [(dict(tau=0.), ('tau', 'a number above 0, at most 1', '0.0')), (dict(tau=1.5), ('tau', 'a number above 0, at most 1', '1.5')),
+                                      (dict(tau=float('nan')), 'tau'), (dict(gradient_steps=0), 'gradient_steps'), (dict(target_sync=.5), 'target_sync'),
+                                      (dict(max_nrom=3), words('an unknown option', name='max_nrom'))])
 def test_bad_options(bad, what):
     with about(what, (ValueError, TypeError)): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
 
@@ -712,7 +713,7 @@ def test_a_log_stays_short(capsys):
     assert [o.split('  ')[0] for o in out.splitlines()] == [f'batch {n:,}' for n in range(300, 6249, 300)] and err == ''
 
 
-@pytest.mark.parametrize('bad,what', [(dict(target_sync=0), 'target_sync'), (dict(lr='fast'), 'lr'), (dict(lr=float('nan')), 'lr'), (dict(gamma=2), 'gamma'), (dict(gamma=None), 'gamma')])
+@pytest.mark.parametrize('bad,match', [(dict(target_sync=0), 'target_sync'), (dict(lr='fast'), 'lr'), (dict(lr=float('nan')), 'lr'), (dict(gamma=2), 'gamma'), (dict(gamma=None), 'gamma')])
 def test_bad_arguments(bad, match):
     with refused(match, (ValueError, TypeError)): DQNLearner(Table(np.zeros((2, 2))), [], **bad)
 

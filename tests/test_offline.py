@@ -242,7 +242,7 @@ def folders(place): return sorted(p.relative_to(place).as_posix() for p in place
 
 
 @pytest.mark.parametrize('call,error,what', [
-    (lambda p: ReplayMemory.from_minari('no/such-v0'), FileNotFoundError, words('a file is named', name='no/such-v0')),
+    (lambda p: ReplayMemory.from_minari('no/such-v0'), FileNotFoundError, words('it is named', name='no/such-v0')),
     (lambda p: ReplayMemory.from_minari(7), TypeError, ('dataset', 'a MinariDataset or the id of one', '7')),
     (lambda p: ReplayMemory.from_minari('test/set-v0', Goal), ValueError, ('step_type', None, "'goal'")),
     (lambda p: ReplayMemory.from_minari('test/set-v0', int), ValueError, 'step_type'),

@@ -248,7 +248,7 @@ def test_a_description_that_cannot_be_is_refused(change, tmp_path):
     filled(tmp_path, sampler=Proportional).close()
     rewrite(tmp_path/'memory.json', change)
     for look in (ReplayMemory.open, ReplayMemory.peek):
-        with pytest.raises(CheckpointError, match=words('a file is named', name='memory.json')): look(tmp_path)
+        with pytest.raises(CheckpointError, match=words('it is named', name='memory.json')): look(tmp_path)
 
 
 # --- the power goes ---------------------------------------------------------------------------------------------------

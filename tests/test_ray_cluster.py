@@ -158,7 +158,7 @@ class Breaks(gym.Wrapper):
 def test_an_error_of_an_environment_says_what_it_is(name):
     steps = GymStepper([Breaks], seed=0).ray_actors(1, chunk=8)
     with steps.ray_replay(shards=1, bs=4, max_sz=500, min_sz=8, steps_per_batch=2, name=name, timeout=300) as replay:
-        with pytest.raises(ActorError, match='OSError: the joystick is unplugged') as caught:
+        with pytest.raises(ActorError, match=words('it is named', name='OSError: the joystick is unplugged')) as caught:
             for _ in replay: pass
         assert 'in step' in ''.join(caught.value.__notes__) and isinstance(caught.value.__cause__, OSError)
         assert len(replay) == 39 and len(replay.sample()) == 4              # what had been made is there

@@ -199,7 +199,7 @@ def test_damage_is_named(tmp_path):
     for file in files:
         content = file.read_bytes()
         file.write_bytes(content[:-3] + b'x' + content[-2:])
-        with pytest.raises(CheckpointError, match=words('a file is named', name=file.name)): loaded(tmp_path)
+        with pytest.raises(CheckpointError, match=words('it is named', name=file.name)): loaded(tmp_path)
         file.unlink()
         with pytest.raises(CheckpointError): loaded(tmp_path)
         file.write_bytes(content)

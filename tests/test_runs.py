@@ -359,7 +359,7 @@ def test_a_learner_that_fails_to_load_is_as_it_was(tmp_path):
         data = path.read_bytes()
         for damaged in (data[:-2], data[:99] + bytes([data[99] ^ 1]) + data[100:], None):
             path.unlink() if damaged is None else path.write_bytes(damaged)
-            with pytest.raises(CheckpointError, match=words('a file is named', name=path.name)): victim.load(tmp_path/'a', watch)
+            with pytest.raises(CheckpointError, match=words('it is named', name=path.name)): victim.load(tmp_path/'a', watch)
             path.write_bytes(data)
     with pytest.raises(ValueError, match=words('other weights', name='0.bias')): learner(hidden=9)[0].load(tmp_path/'a')
     smaller = DQNLearner(learner()[0].model, PrioritizedReplay(Steps(), bs=8, max_sz=50, min_sz=16, seed=1).loader()).fit(2)

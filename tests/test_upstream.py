@@ -138,7 +138,7 @@ def test_steps_that_wait_in_a_window_are_saved_beyond_any_pipe(tmp_path):
     def make(): return replay_of(Clip(Turns([Clip(NStep(Clip(Counting(k)), 3, .5)) for k in (0, 1)])))
     replay = make()
     run(replay, 21)
-    with pytest.warns(UserWarning, match=words('a pipe without a state', name='Clip')): replay.save(tmp_path)
+    with pytest.warns(UserWarning, match=words('it is named', name='Clip')): replay.save(tmp_path)
     again = make().load(tmp_path)
     run(again, 30)
     rows = again.memory.recent(len(again))
@@ -348,7 +348,7 @@ def test_beyond_actors(num_workers, tmp_path):
     def make(): return ExperienceReplay(Actors(Clip(GymStepper(['CartPole-v1'], seed=0)), num_workers, ctx='fork', chunk=8), bs=2, max_sz=500, min_sz=8, seed=0)
     replay, again = make(), make()
     run(replay, 60)
-    with pytest.warns(UserWarning, match=words('a pipe without a state', name='Clip')): replay.save(tmp_path)
+    with pytest.warns(UserWarning, match=words('it is named', name='Clip')): replay.save(tmp_path)
     again.load(tmp_path)
     stepper = again.source_datapipe.source_datapipe.behind
     assert (stepper.state_dict()['episodes'][:1] > [[0]])==(num_workers==0)      # those of workers are theirs
