@@ -248,7 +248,8 @@ def test_the_ratio_holds_to_the_step(steps_per_batch, chunk):
 
 # --- faults -------------------------------------------------------------------------------------------------------------
 FAULTS = dict(raise_=('raise', words('a worker raised', worker=0, error='OSError: the robot ran out of battery')), odd=('odd', words('a worker raised', worker=0, error='Odd: nobody can unpickle me')),
-              pipe=('pipe', words('a worker raised', worker=0, error='BrokenPipeError: the robot hung up')), kill=('kill', words('a worker was killed', worker=0)), exit=('exit', words('a worker left', worker=0, code=7)),
+              pipe=('pipe', words('a worker raised', worker=0, error='BrokenPipeError: the robot hung up')),
+              kill=('kill', words('a worker was killed', worker=0)), exit=('exit', words('a worker left', worker=0, code=7)),
               leave=('leave', words('a worker raised', worker=0, error='SystemExit: 3')), hang=('hang', words('a worker is silent', worker=0, seconds=1.5)))
 
 @pytest.mark.parametrize('fault', FAULTS)

