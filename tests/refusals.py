@@ -1,8 +1,10 @@
 """Which value a call refuses: `with refused('bs'): memory.sample(0)`. What the refusal says in words is compared in test_messages.py."""
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+
+from words import WORDS, Pattern, words
 
 
 def named(error: BaseException) -> str:
@@ -24,3 +26,11 @@ def refused(argument: str, error: type[BaseException] = ValueError, expected: st
     assert named(told) == argument, f'expected a refusal of {argument!r}, got {type(told).__name__}: {told}'
     for name, wanted in dict(expected=expected, got=got).items():
         if wanted is not None: assert getattr(told, name, None) == wanted, f'{name}: {type(told).__name__}: {told}'
+
+
+def about(what: str | tuple, error: type[BaseException] = ValueError) -> AbstractContextManager[pytest.ExceptionInfo]:
+    "For tables: an error with these words (words.py, or a name of theirs), or a refusal of this argument, or of (argument, expected, got)"
+    if isinstance(what, str) and what in WORDS: what = words(what)
+    if isinstance(what, Pattern): return pytest.raises(error, match=what)
+    argument, expected, got = what if isinstance(what, tuple) else (what, None, None)
+    return refused(argument, error, expected, got)

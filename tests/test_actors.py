@@ -31,6 +31,7 @@ from fastrl_replay.steps import SimpleStep, Transition
 from harness import check_constant_size, check_resume, seen, through_json
 from twins import named
 from refusals import refused
+from words import WORDS, words
 
 multiprocessing.set_forkserver_preload(['fastrl_replay.all'])       # its workers start at once then
 ROOT = Path(__file__).resolve().parent.parent
@@ -246,16 +247,17 @@ def test_the_ratio_holds_to_the_step(steps_per_batch, chunk):
 
 
 # --- faults -------------------------------------------------------------------------------------------------------------
-FAULTS = dict(raise_=('raise', r'worker 0 raised OSError: the robot ran out of battery'), odd=('odd', 'worker 0 raised Odd: nobody can unpickle me'),
-              pipe=('pipe', 'worker 0 raised BrokenPipeError: the robot hung up'), kill=('kill', r'worker 0 .*was killed by SIGKILL'), exit=('exit', 'worker 0 .*ended with exit code 7'),
-              leave=('leave', 'worker 0 raised SystemExit: 3'), hang=('hang', r'worker 0 .*has sent nothing for 1\.5 s'))
+FAULTS = dict(raise_=('raise', words('a worker raised', worker=0, error='OSError: the robot ran out of battery')), odd=('odd', words('a worker raised', worker=0, error='Odd: nobody can unpickle me')),
+              pipe=('pipe', words('a worker raised', worker=0, error='BrokenPipeError: the robot hung up')),
+              kill=('kill', words('a worker was killed', worker=0)), exit=('exit', words('a worker left', worker=0, code=7)),
+              leave=('leave', words('a worker raised', worker=0, error='SystemExit: 3')), hang=('hang', words('a worker is silent', worker=0, seconds=1.5)))
 
 @pytest.mark.parametrize('fault', FAULTS)
 def test_one_clear_error_and_the_memory_stays_usable(fault):
-    trouble, words = FAULTS[fault]
+    trouble, said = FAULTS[fault]
     replay = ExperienceReplay(actors(GymStepper([Make(at=100, trouble=trouble)], seed=0), 2, chunk=16, timeout=1.5), bs=8, max_sz=500, seed=0)
     pipe, n = replay.source_datapipe, 0
-    with pytest.raises(ActorError, match=words) as caught:
+    with pytest.raises(ActorError, match=said) as caught:
         for _ in replay:
             n += 1
             processes = pids(pipe) or processes      # noqa: F821
@@ -293,18 +295,17 @@ PAID = dict(stepper=lambda reward: GymStepper([functools.partial(Paid, reward)],
 @pytest.mark.parametrize('pipe', PAID)
 @pytest.mark.parametrize('reward', ['high', '1.5', None, np.ones(2), torch.ones(2), {'a': 1}, 1j, [[1], [1, 2]]], ids=named)
 def test_a_wrong_reward_is_named(pipe, reward):
-    wrong = r'(step \d of 8: )?reward: expected .*, got'
-    with pytest.raises((TypeError, ValueError), match=wrong): taken(actors(PAID[pipe](reward), 0, chunk=8), 5)
+    with refused('reward', (TypeError, ValueError)): taken(actors(PAID[pipe](reward), 0, chunk=8), 5)
     if reward is not None: return                                   # the same message travels with any of them
     failing = actors(PAID[pipe](reward), 1, chunk=8)
-    with pytest.raises(ActorError, match=f'worker 0 raised TypeError: {wrong}'): taken(failing, 5)
+    with pytest.raises(ActorError, match=words('a worker refused a reward', worker=0)): taken(failing, 5)
     failing.close()
 
 
 @pytest.mark.parametrize('trouble', ['raise', 'kill', 'hang'])
 def test_a_dead_worker_is_replaced(trouble):
     pipe = actors(GymStepper([Make(at=40, trouble=trouble)], seed=0), 2, chunk=8, timeout=.7 if trouble=='hang' else 20, restart=True)
-    with pytest.warns(RuntimeWarning, match='another one replaces it'):
+    with pytest.warns(RuntimeWarning, match=WORDS['a worker is replaced']):
         got = rows(taken(pipe, 25))
     assert pipe.n_restarts >= 2 and pipe.stats()['n_restarts']==pipe.n_restarts and sum(pipe.stats()['n_chunks'])==25
     assert sum(pipe.stats()['n_steps'])==len(got)
@@ -328,7 +329,7 @@ def test_a_worker_that_was_stopped_in_the_middle_of_a_message():
     time.sleep(.5)                                     # the next message fills the socket's buffer
     processes = pids(pipe)
     os.kill(processes[0], signal.SIGSTOP)
-    with pytest.raises(ActorError, match='has sent nothing for 1 s'): next(it)
+    with pytest.raises(ActorError, match=words('a worker is silent', worker=0, seconds=1)): next(it)
     assert gone(processes)
 
 
@@ -346,7 +347,7 @@ def test_restarts_end():
 def test_what_cannot_be_pickled_is_refused_before_anything_starts(ctx):
     pipe = actors(GymStepper(['CartPole-v1'], agent=lambda s: [0], seed=0), 2, ctx)
     replay = ExperienceReplay(pipe, bs=4)
-    with pytest.raises(TypeError, match=r"lambda.*ctx='fork'"): next(iter(replay))
+    with pytest.raises(TypeError, match=WORDS['it cannot be sent']): next(iter(replay))
     assert not pipe._crew and len(replay)==0 and replay.memory.check_valid()
     pipe = actors(GymStepper(['CartPole-v1'], agent=lambda s: [0], seed=0), 1, 'fork')
     assert len(taken(pipe, 2))==2
@@ -355,7 +356,7 @@ def test_what_cannot_be_pickled_is_refused_before_anything_starts(ctx):
 
 def test_what_cannot_be_unpickled_there_is_told_here():
     pipe = actors(Unfindable(), 1, 'forkserver')
-    with pytest.raises(ActorError, match='worker 0 raised ImportError: no module named robots'): next(iter(pipe))
+    with pytest.raises(ActorError, match=words('a worker raised', worker=0, error='ImportError: no module named robots')): next(iter(pipe))
 
 
 def test_a_bad_step_names_its_field():
@@ -365,16 +366,16 @@ def test_a_bad_step_names_its_field():
     class Bad(Source):
         def __iter__(self): return bad()
     pipe = actors(Bad(), 1, chunk=8)
-    with pytest.raises(ActorError, match='state: expected shape'): list(pipe)
+    with pytest.raises(ActorError, match=WORDS['a refused state']): list(pipe)
 
 
 def test_wrong_arguments():
-    for kw, words in ((dict(num_workers=-1), 'num_workers'), (dict(num_workers=1.5), 'num_workers'), (dict(chunk=0), 'chunk'), (dict(timeout=0), 'timeout'),
-                      (dict(in_flight=0), 'in_flight'), (dict(ctx='thread'), 'thread')):
-        with pytest.raises(ValueError, match=words): Source().actors(**(dict(num_workers=1) | kw))
+    for name, value in (('num_workers', -1), ('num_workers', 1.5), ('chunk', 0), ('timeout', 0), ('in_flight', 0)):
+        with refused(f'actors: {name}', got=repr(value)): Source().actors(**dict(num_workers=1) | {name: value})
+    with pytest.raises(ValueError, match=words('no such context', name='thread')): Source().actors(1, ctx='thread')
     with refused('actors', got='ExperienceReplay'): ExperienceReplay(Source(), bs=2).actors(2)
     with refused('actors', got='Actors(1)'): Source().actors(1).actors(1)
-    with pytest.warns(UserWarning, match='SharedAgent'): cartpole().actors(1)
+    with pytest.warns(UserWarning, match=WORDS['share the weights']): cartpole().actors(1)
     small = actors(GymStepper([Make()], seed=0), 300)
     narrow = Batch.of(SimpleStep(*[np.zeros((3, 1))]*3, *[np.zeros(3)]*4, env_id=np.zeros(3, np.int8), proc_id=np.zeros(3), step_n=np.zeros(3), episode_n=np.zeros(3)))
     with refused('env_id', got='int8'): small._numbers.put(narrow, 200)
@@ -384,7 +385,7 @@ def test_a_memory_refuses_to_run_in_an_actor():
     class Hidden(Source):
         def __init__(self): self.replay = lambda: ExperienceReplay(Source(), bs=2)
         def __iter__(self): return iter(self.replay())
-    with pytest.raises(ActorError, match=r'ExperienceReplay is being iterated in worker 0 of \.actors'): list(actors(Hidden(), 1))
+    with pytest.raises(ActorError, match=words('a pipe in an actor', worker=0)): list(actors(Hidden(), 1))
 
 
 # --- state --------------------------------------------------------------------------------------------------------------

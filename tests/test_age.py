@@ -14,6 +14,7 @@ from fastrl_replay.samplers.rng import Rng
 from fastrl_replay.steps import Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
 from refusals import refused
+from words import WORDS
 
 
 class Aging:
@@ -84,7 +85,7 @@ def test_age_weighted_says_what_is_wrong_with_its_options():
     for bad in (dict(horizon=0), dict(horizon=-1), dict(horizon=np.inf), dict(horizon=np.nan), dict(horizon=2**31), dict(horizon='long'),
                 dict(horizon=None), dict(horizon=5, floor=-.1), dict(horizon=5, floor=1.1), dict(horizon=5, floor=None)):
         with refused(list(bad)[-1]): AgeWeighted(**bad)
-    with pytest.raises(ValueError, match='empty'): AgeWeighted(5).draw(1, Rng(0))
+    with pytest.raises(ValueError, match=WORDS['it is empty']): AgeWeighted(5).draw(1, Rng(0))
     sampler = filled(AgeWeighted(5), 9)
     unchanged(sampler, lambda: sampler.draw(0, Rng(0)), 'bs')
 
@@ -161,6 +162,6 @@ def test_age_weighted_draws_what_is_left_by_its_law(horizon, floor, gone):
     memory.extend([Rows(k) for k in range(max_sz)])                       # all that was dropped is overwritten
     assert memory.sampler.living is None and memory.sampler.sums is None
     memory.clear()
-    with pytest.raises(ValueError, match='dropped or cleared'): memory.sample(1)
+    with pytest.raises(ValueError, match=WORDS['all is gone']): memory.sample(1)
     memory.add(Rows(1))
     assert (memory.sample(5).ids == memory.n_added - 1).all()

@@ -4,6 +4,8 @@ import pytest
 
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.steps import SimpleStep, Transition
+from refusals import refused
+from words import WORDS, words
 
 
 def played(n, length, streams=1, **kw):
@@ -37,15 +39,15 @@ def test_the_only_window():
     memory = played(5000, 5000, seed=0)
     assert (memory.sample_sequences(7, 5000).ids.numpy()==np.arange(5000)).all()
     assert memory.sample_sequences(3, 4999).mask.all() and memory.sample_sequences(3, 4999).learn.all()
-    with pytest.raises(ValueError, match='length'): memory.sample_sequences(1, 5001)
+    with refused('length', got='5001'): memory.sample_sequences(1, 5001)
 
 
 def test_none_is_an_error_that_says_so():
     memory = played(1000, 200, seed=0)
-    with pytest.raises(ValueError, match='length: a window of 201 steps of one episode begins at 0 of the 1000 steps .*smaller length'):
+    with pytest.raises(ValueError, match=words('no window', length=201, n=1000)):
         memory.sample_sequences(2, 201)
     rng = memory.rng.get_state()
-    with pytest.raises(ValueError, match='length'): memory.sample_sequences(2, 1001)
+    with refused('length', got='1001'): memory.sample_sequences(2, 1001)
     assert memory.rng.get_state()==rng
 
 
@@ -65,6 +67,6 @@ def test_after_overwriting_and_clearing():
     for k in range(1000): memory.add(Transition(k, 0, 0., k, k % 100==99, False))
     assert set(memory.sample_sequences(40, 100).ids[:, 0].tolist())=={700, 800, 900}
     memory.clear()
-    with pytest.raises(ValueError, match='nothing to draw'): memory.sample_sequences(1, 2)
+    with pytest.raises(ValueError, match=WORDS['all is gone']): memory.sample_sequences(1, 2)
     for k in range(1000, 1150): memory.add(Transition(k, 0, 0., k, k % 100==99, False))
     assert set(memory.sample_sequences(20, 100).ids[:, 0].tolist())=={1000}

@@ -13,6 +13,7 @@ from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from twins import named
 from refusals import refused
+from words import WORDS
 
 
 class Step(NamedTuple):
@@ -370,7 +371,7 @@ def test_what_is_no_sampler(sampler):
 def test_a_sampler_serves_one_memory():
     sampler = Proportional()
     ReplayMemory(4, sampler)
-    with pytest.raises(ValueError, match='memory'): ReplayMemory(4, sampler)
+    with pytest.raises(ValueError, match=WORDS['it serves a memory']): ReplayMemory(4, sampler)
 
 
 def test_an_example_step_that_can_not_be_one():

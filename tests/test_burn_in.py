@@ -20,6 +20,8 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
+from refusals import refused
+from words import WORDS
 
 
 def episodes(length, n, streams=1, numbered=True):
@@ -166,17 +168,17 @@ def test_the_option_is_written_where_it_matters_only(tmp_path):
     old = Sequence.__new__(Sequence)
     old.__setstate__({k: v for k, v in vars(Sequence(6, 3)).items() if k!='learn_first'})         # a pickle of before
     assert old==Sequence(6, 3, learn_first=False)
-    with pytest.raises(TypeError, match='learn_first'): Sequence(6, 3, learn_first='no')
+    with refused('learn_first', TypeError): Sequence(6, 3, learn_first='no')
 
 
 def test_another_option_is_refused_by_name(tmp_path):
     memory = of(Sequence(6, 3, learn_first=False), path=tmp_path/'m')
     state = memory.state_dict()
     memory.close()
-    with pytest.raises(ValueError, match='learn_first'): ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3))
+    with pytest.raises(ValueError, match=WORDS['a wrong sequence']): ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3))
     other = of(Sequence(6, 3))
     before = every(other).keys()
-    with pytest.raises(ValueError, match='state: sequence: learn_first: expected True, got False'): other.load_state_dict(state)
+    with refused('state: sequence: learn_first', expected='True', got='False'): other.load_state_dict(state)
     assert every(other).keys()==before
     with ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3, learn_first=False)) as again: assert again.check_valid()
 

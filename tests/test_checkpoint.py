@@ -1,5 +1,4 @@
 """Memories saved and loaded: every kind of step and sampler, what a second save writes, damage, strangers. The format by itself: test_saving_format."""
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from hostile import attack, forge, no_pickle, setter
 from test_harness import SAMPLERS, Own, memory_of, use
 from twins import KINDS, stacked
 from refusals import refused
+from words import WORDS, words
 
 MORE = SAMPLERS | dict(rank=RankBased, lap=LAP, combined=Combined, ere=lambda: ERE(c_min=5, period=7), aged=lambda: AgeWeighted(9, .2),
                        falling=lambda: RankBased(.5, LinearSchedule(1., 0., 9)))
@@ -88,7 +88,7 @@ def test_what_is_of_the_users_own_is_handed_in(tmp_path):
 
     memory = ReplayMemory(9, Proportional(beta=lambda k: .5))
     memory.save(tmp_path)
-    with pytest.raises(ValueError, match='schedule'): ReplayMemory.load(tmp_path)
+    with pytest.raises(ValueError, match=WORDS['a schedule of others']): ReplayMemory.load(tmp_path)
     assert ReplayMemory.load(tmp_path, sampler=Proportional(beta=lambda k: .5)).sampler.beta(3)==.5
 
 
@@ -97,22 +97,22 @@ def third(k): return .3
 
 
 @pytest.mark.parametrize('saved,given,named', [
-    (Proportional, lambda: Proportional(alpha=.9), 'alpha: the saved one has 0.6, got 0.9'),
-    (Proportional, lambda: Proportional(beta=LinearSchedule(.4, 1., 30)), 'beta: '),
-    (Proportional, lambda: Proportional(beta=half), 'beta: '),
-    (lambda: Proportional(beta=half), lambda: Proportional(beta=third), "beta.name: the saved one has 'half', got 'third'"),
-    (lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'), lambda: Proportional(.9, LinearSchedule(.4, .9, 30), .01, 'memory'), 'beta.end: '),
-    (RankBased, lambda: RankBased(beta=.6), 'beta: the saved one has 0.5, got 0.6'), (Uniform, lambda: Uniform(True), 'replace: '),
-    (lambda: SequenceSampler(Sequence(3), Proportional()), lambda: SequenceSampler(Sequence(3, 1), Proportional()), 'sequence.burn_in: the saved one has 0'),
-    (lambda: SequenceSampler(Sequence(3), Proportional()), lambda: SequenceSampler(Sequence(3), Proportional(.9)), 'sampler.options.alpha: '),
-    (Own, lambda: Other(), "name: the saved one has 'Own', got 'Other'")])
+    (Proportional, lambda: Proportional(alpha=.9), ('alpha', '0.6, got 0.9')),
+    (Proportional, lambda: Proportional(beta=LinearSchedule(.4, 1., 30)), ('beta', '')),
+    (Proportional, lambda: Proportional(beta=half), ('beta', '')),
+    (lambda: Proportional(beta=half), lambda: Proportional(beta=third), ('beta.name', "'half', got 'third'")),
+    (lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'), lambda: Proportional(.9, LinearSchedule(.4, .9, 30), .01, 'memory'), ('beta.end', '')),
+    (RankBased, lambda: RankBased(beta=.6), ('beta', '0.5, got 0.6')), (Uniform, lambda: Uniform(True), ('replace', '')),
+    (lambda: SequenceSampler(Sequence(3), Proportional()), lambda: SequenceSampler(Sequence(3, 1), Proportional()), ('sequence.burn_in', '0')),
+    (lambda: SequenceSampler(Sequence(3), Proportional()), lambda: SequenceSampler(Sequence(3), Proportional(.9)), ('sampler.options.alpha', '')),
+    (Own, lambda: Other(), ('name', "'Own', got 'Other'"))])
 def test_options_of_a_sampler_that_differ_are_refused_by_name(saved, given, named, tmp_path):
     "The saved ones were kept without a word: `alpha=.9` drew with .6. A memory with a path refuses the same"
     memory = ReplayMemory(20, saved(), seed=0)
     memory.extend([KINDS['transition'](np.random.default_rng(k), {}) for k in range(25)])
     memory.save(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(named)) as refused: ReplayMemory.load(tmp_path, sampler=given())
-    assert 'sampler' in str(refused.value)
+    name, values = named
+    with pytest.raises(ValueError, match=words('another option', name=name, values=values)): ReplayMemory.load(tmp_path, sampler=given())
     again = ReplayMemory.load(tmp_path, sampler=saved())
     assert seen(again.state_dict())==seen(memory.state_dict())
     again.save(tmp_path/'again')                                    # and what is loaded is what was saved
@@ -188,13 +188,13 @@ def saved_twice(bytes_saved_twice, tmp_path):
     return folder
 
 
-def not_loaded(folder, match, error=CheckpointError):
-    "Loading fails with these words, and a memory that was to take the state is as it was"
-    with pytest.raises(error, match=match): ReplayMemory.load(folder)
+def not_loaded(folder, error=CheckpointError):
+    "Loading fails, and a memory that was to take the state is as it was"
+    with pytest.raises(error): ReplayMemory.load(folder)
     victim = memory_of('simple', Proportional, 500)()
     use(victim, 3)
     before = seen(victim.state_dict())
-    with pytest.raises(error, match=match):
+    with pytest.raises(error):
         with SavedState(folder, 'memory') as saved, saved.sense('a memory'): victim.restore(saved.state()['memory'], saved.pieces())
     assert seen(victim.state_dict())==before and victim.check_valid()
 
@@ -228,11 +228,11 @@ def test_a_strangers_manifest_is_refused(saved_twice, forgery, monkeypatch):
     "Whole by its checksums, and asking for what it should not have"
     forge(saved_twice, FORGERIES[forgery])
     no_pickle(monkeypatch)
-    not_loaded(saved_twice, None, ValueError)
+    not_loaded(saved_twice, ValueError)
 
 
 @pytest.mark.parametrize('field,wrong,match', [
-    ('births', lambda a: np.zeros_like(a), 'insertion number'), ('births', lambda a: np.where(a==a[-1], a[0], a), 'insertion number'),
+    ('births', lambda a: np.zeros_like(a), WORDS['an insertion number']), ('births', lambda a: np.where(a==a[-1], a[0], a), WORDS['an insertion number']),
     ('births', lambda a: -1 - a, 'birth'), ('births', lambda a: a + 10**9, 'birth'),
     ('priorities', lambda a: -a, 'priorities'), ('largest', lambda a: -1., 'largest'), ('largest', lambda a: float('nan'), 'largest'),
     ('born', lambda a: -3, 'born'), ('born', lambda a: 2**63 - 1, 'born'), ('options', lambda a: dict(a, alpha=float('nan')), 'alpha'),
@@ -257,7 +257,7 @@ def test_a_newest_slot_out_of_bounds_is_refused(tmp_path):
     use(memory, 5)
     memory.save(tmp_path)
     forge(tmp_path, setter(*MEMORY, 'sampler', 'newest', value=10**9))
-    with pytest.raises(ValueError, match='newest'): ReplayMemory.load(tmp_path)
+    with pytest.raises(ValueError, match=words('it is named', name='newest')): ReplayMemory.load(tmp_path)
 
 
 class Stacks(NamedTuple):

@@ -1,6 +1,7 @@
 "What may be drawn: drop, clear, where and max_draws, beside a twin that writes the law out"
 import copy
 import pickle
+import re
 import shutil
 from threading import Event, Thread
 
@@ -24,6 +25,7 @@ from fastrl_replay.storage.sequence_sampler import Sequence
 from faults import small_files
 from faults import PACKAGE, interrupted, moments, torn
 from refusals import refused
+from words import WORDS, words
 
 MAX_SZ = 37
 
@@ -92,7 +94,7 @@ def compare(memory, twin):
     assert sorted(memory[:].ids.tolist() if len(memory) else []) == list(range(twin.first, len(twin.p)))
     if not living:
         if len(twin.p):
-            with pytest.raises(ValueError, match='nothing to draw from'): memory.sample(1)
+            with pytest.raises(ValueError, match=WORDS['all is gone']): memory.sample(1)
         return
     batch, probs = memory.sample(min(6, len(living))), twin.probs()
     assert set(batch.ids.tolist()) <= set(living) and (batch.reward == batch.ids).all()
@@ -178,7 +180,7 @@ def test_a_batch_without_replacement_holds_each_living_row_once():
     memory = filled()
     memory.drop(np.arange(0, 40, 2))
     assert sorted(memory.sample(20).ids.tolist()) == list(range(1, 40, 2))
-    with pytest.raises(ValueError, match='21 without replacement.* 20 transitions that were not dropped'): memory.sample(21)
+    with pytest.raises(ValueError, match=words('too few beside dropped ones', bs=21, n=20)): memory.sample(21)
 
 
 def test_all_leaves_zero_is_uniform_among_those_left():
@@ -285,7 +287,7 @@ def test_windows_from_anywhere_hold_no_dropped_row():
     memory.drop(np.arange(0, 40, 3))
     with refused('length'): memory.sample_sequences(2, 4)
     memory.clear()
-    with pytest.raises(ValueError, match='nothing to draw from'): memory.sample_sequences(1, 2)
+    with pytest.raises(ValueError, match=WORDS['all is gone']): memory.sample_sequences(1, 2)
 
 
 # ---- hindsight
@@ -332,7 +334,7 @@ def test_a_row_is_dropped_once_it_was_drawn_so_often(kind):
 def test_each_row_of_a_sequence_is_counted():
     memory = filled(sequence=Sequence(5, stride=5), max_draws=2)
     for _ in range(16): memory.sample(1)
-    with pytest.raises(ValueError, match="can't be drawn"): memory.sample(1)
+    with pytest.raises(ValueError, match=words('too few windows', bs=1, n=0)): memory.sample(1)
     assert memory.usage()['n_dropped'] == 40
     memory = filled(max_draws=1)
     ids = memory.sample_sequences(3, 4).ids.unique()
@@ -478,7 +480,7 @@ def test_a_peek_sees_what_was_dropped(tmp_path):
         assert set(view.sample(200, seed=0).ids.tolist()) == set(range(30, 40)) and len(view.recent()) == 40
         memory.clear()
         assert len(view) == 0
-        with pytest.raises(ValueError, match='empty'): view.sample(1)
+        with pytest.raises(ValueError, match=WORDS['it is empty']): view.sample(1)
     memory.close()
 
 
@@ -527,7 +529,7 @@ def test_a_frozen_pipe_says_that_nothing_is_left():
     replay.extend([step(i) for i in range(10)])
     replay.freeze_memory = True
     replay.memory.drop(np.arange(10))
-    with pytest.raises(ValueError, match='nothing to draw from'): next(iter(replay))
+    with pytest.raises(ValueError, match=WORDS['all is gone']): next(iter(replay))
 
 
 def test_a_checkpoint_of_a_pipe_brings_what_was_dropped(tmp_path):
@@ -614,18 +616,18 @@ def test_a_forked_child_may_not_drop_and_draws_no_dropped_row():
     memory.drop(np.arange(30))
     memory._read_only = 'made before this process was forked'
     for call in (lambda: memory.drop([35]), memory.clear):
-        with pytest.raises(RuntimeError, match='forked'): call()
+        with pytest.raises(RuntimeError, match=WORDS['forked']): call()
     assert (memory.sample(50).ids >= 30).all()
     memory._read_only = ''
     memory.close()
-    with pytest.raises(RuntimeError, match='closed'): memory.drop([1])
-    with pytest.raises(RuntimeError, match='closed'): memory.clear()
+    with pytest.raises(RuntimeError, match=WORDS['closed']): memory.drop([1])
+    with pytest.raises(RuntimeError, match=WORDS['closed']): memory.clear()
 
 
 def test_a_full_disk_changes_nothing(tmp_path):
     memory = filled(path=tmp_path/'m', max_sz=4000)
     with small_files(1000):
-        with pytest.raises(OSError, match='dropped'): memory.drop([3, 4])
+        with pytest.raises(OSError, match=words('it is named', name='dropped')): memory.drop([3, 4])
     assert sorted(o.name for o in (tmp_path/'m').iterdir() if 'dropped' in o.name) == []
     assert set(memory.sample(40).ids.tolist()) == set(range(40)) and memory.usage()['n_dropped'] == 0
     memory.close()
@@ -640,7 +642,7 @@ def test_a_folder_of_an_earlier_version_gets_its_file_with_the_first_drop(tmp_pa
     assert (tmp_path/'m'/'dropped.map').stat().st_size == 8*51
     memory.close()
     (tmp_path/'m'/'dropped.map').unlink()
-    with pytest.raises(CheckpointError, match='dropped.map: no such file'): ReplayMemory.open(tmp_path/'m')
+    with pytest.raises(CheckpointError, match=words('a file is missing', name='dropped.map')): ReplayMemory.open(tmp_path/'m')
 
 
 def test_a_memory_of_shards_refuses_max_draws_by_name():
@@ -660,7 +662,7 @@ def test_threads_that_add_drop_clear_and_draw():
         while not stop.is_set():
             try: call()
             except ValueError as e:                    # overwritten or cleared meanwhile, or nothing left
-                if 'not in the memory' not in str(e) and 'nothing to draw' not in str(e): faults.append(e)
+                if not re.search(WORDS['meanwhile gone'], str(e)): faults.append(e)
             except (TypeError, RuntimeError, IndexError, AttributeError, AssertionError) as e: faults.append(e)
     def drop(): memory.drop([memory.n_added - 1, memory.first_id])
     def draw():

@@ -8,6 +8,8 @@ import torch
 from fastrl_replay.all import MixedMemory, Proportional, ReplayMemory, SimpleStep, Transition
 from fastrl_replay.batch import Batch
 from fastrl_replay.ray import RayMemory
+from refusals import refused
+from words import WORDS, words
 
 
 def step(k): return Transition(np.float32([k, k]), k, float(k), np.float32([k + 1, k + 1]), k % 5==4, False)
@@ -41,7 +43,7 @@ def test_a_slot_is_a_slot_beside_a_list_of_slots(max_sz, place, tmp_path):
             there = None if not -len(twin) <= slot < len(twin) else twin[slot]
             if there is not None: assert memory[slot].action==there
             else:
-                with pytest.raises(IndexError, match=f'memory.{slot}.: '): memory[slot]
+                with pytest.raises(IndexError, match=words('no such slot', slot=slot)): memory[slot]
     memory.close()
 
 
@@ -55,8 +57,8 @@ def test_an_empty_slot_says_so_and_an_empty_slice_is_empty():
     memory.extend([step(37), step(38)])
     assert memory[1].action==37 and memory[2].action==38 and memory[0:3].ids.tolist()==[37, 38]
     for slot in (0, 3, -1):
-        with pytest.raises(IndexError, match=rf'memory\[{slot}\]: slot {slot % 12} is empty, since the memory was cleared'): memory[slot]
-    with pytest.raises(IndexError, match=r'memory\[12\]: the slots up to 11 are in use'): memory[12]
+        with pytest.raises(IndexError, match=words('a cleared slot', slot=slot, at=slot % 12)): memory[slot]
+    with pytest.raises(IndexError, match=words('slots in use', slot=12, last=11)): memory[12]
 
 
 # ---- streams that contradict env_id
@@ -75,8 +77,8 @@ def memories():
 def test_streams_that_contradict_env_id_are_refused_by_name():
     for memory in memories():
         for chunk in (stacked([0, 0, 1, 1]), [*Batch.of(stacked([0, 0, 1, 1]))], Batch.of(stacked([0, 0, 1, 1]))):
-            for streams in ([0, 1, 0, 1], 'one', [7, 7, 8, 8], np.zeros(4, int)):
-                with pytest.raises(ValueError, match=r'streams: expected . for row ., its env_id, got .; leave streams out'): memory.extend(chunk, streams=streams)
+            for streams, k, env_id, got in (([0, 1, 0, 1], 1, 0, 1), ('one', 2, 1, 0), ([7, 7, 8, 8], 0, 0, 7), (np.zeros(4, int), 2, 1, 0)):
+                with refused('streams', expected=f'{env_id} for row {k}, its env_id', got=str(got)): memory.extend(chunk, streams=streams)
         assert len(memory)==0
         for chunk, streams in ((stacked([0, 0, 1, 1]), [0, 0, 1, 1]), (stacked([3, 3]), 'one'), (stacked([3, 4]), torch.tensor([3, 4])), (stacked([1]), None)):
             assert len(memory.extend(chunk, streams=streams))==len(chunk.env_id)
@@ -99,8 +101,8 @@ def test_an_id_with_two_values_is_refused_and_nothing_changes():
     memory.extend([step(k) for k in range(15)])
     before = memory.column('reward').copy()
     for values in ([1., 2., 3.], np.float32([1, 2, 3]), [1., 2., float('nan')]):
-        with pytest.raises(ValueError, match=r'ids: expected one value for each, got reward .* for 4; give each id once'): memory.correct([4, 3, 4], 'reward', values)
-    with pytest.raises(ValueError, match='ids: expected one value for each, got terminated'): memory.correct([3, 4, 3], 'terminated', [True, True, False])
+        with refused('ids', expected='one value for each', got=f'reward 1.0 and {values[2]} for 4'): memory.correct([4, 3, 4], 'reward', values)
+    with refused('ids', expected='one value for each', got='terminated True and False for 3'): memory.correct([3, 4, 3], 'terminated', [True, True, False])
     assert np.array_equal(memory.column('reward'), before)
     memory.correct([4, 3, 4], 'reward', [1., 2., 1.])
     memory.correct([5, 5], 'reward', 9.)
@@ -124,7 +126,7 @@ def test_a_correction_takes_what_adding_takes():
                 memory.extend([first]*4)
                 before = memory.fetch(range(4)).columns(*others)
                 if wanted is None:
-                    with pytest.raises((TypeError, ValueError), match=field): memory.correct([1, 3], field, how)
+                    with refused(field, (TypeError, ValueError)): memory.correct([1, 3], field, how)
                 else:
                     memory.correct([1, 3], field, how)
                     assert torch.equal(memory.fetch([1, 3])[field], wanted), (field, v)
@@ -132,13 +134,13 @@ def test_a_correction_takes_what_adding_takes():
                     assert torch.equal(was[[0, 2]] if name==field and wanted is not None else was, now[[0, 2]] if name==field and wanted is not None else now)
     assert n_taken > 20
     for wrong in ([1., 2., 3.], np.zeros(3), np.zeros((2, 1)), [[1.], [2.]]):
-        with pytest.raises((TypeError, ValueError), match='value'): memory.correct([1, 3], 'value', wrong)
+        with refused('value', (TypeError, ValueError)): memory.correct([1, 3], 'value', wrong)
 
 
 def test_what_is_no_field_is_unknown():
     memory = ReplayMemory(9)
     for _ in range(2):
         for ask in (lambda: memory.column('_prev'), lambda: memory.where('_prev', 0), lambda: memory.correct([], '_next', 0), lambda: memory.where('x', 0), lambda: memory.column('_stream')):
-            with pytest.raises(ValueError, match=r'no field .*; there are'): ask()
+            with pytest.raises(ValueError, match=WORDS['an unknown field']): ask()
         memory.extend([step(k) for k in range(5)])
     assert memory.where('action', 3).tolist()==[3, 8]

@@ -9,6 +9,7 @@ import pytest
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay.storage.episodes import RINGS, USED, Episodes
+from words import WORDS
 
 
 class Numbered(NamedTuple):
@@ -233,14 +234,14 @@ def test_a_flag_that_is_corrected_is_seen_or_refused():
     formed = ReplayMemory(20, sequence=Sequence(2))
     for k in range(12): formed.add(Discounted(k, False, False, .9))
     for field in ('terminated', 'discount'):
-        with pytest.raises(ValueError, match='sequences have been formed by it'): formed.correct([2], field, 1)
+        with pytest.raises(ValueError, match=WORDS['sequences were formed']): formed.correct([2], field, 1)
 
 
 def test_a_memory_checks_its_index():
     memory, world = ReplayMemory(30), World(3, Flagged)
     play(memory, world, 50)
     memory.episode_index().catch_up()[0][:] = 1
-    with pytest.raises(AssertionError, match='previous step is wrong'): memory.check_valid()
+    with pytest.raises(AssertionError, match=WORDS['a wrong previous step']): memory.check_valid()
 
 
 class Plain:

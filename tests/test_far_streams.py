@@ -12,6 +12,7 @@ from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
+from refusals import refused
 
 LEAST, MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 STREAMS = dict(
@@ -182,6 +183,6 @@ def test_numbers_of_workers_never_meet(name):
 def test_a_small_field_refuses_what_it_cannot_hold():
     steps = [SimpleStep(0., 0, 1., False, False, 0., 0., np.int16(e), 0, 0, 0) for e in (-3, 5)]
     pipe = Actors(steps, 2, ctx='fork', chunk=2)
-    with pytest.raises(ValueError, match='env_id: expected a dtype that holds'):
+    with refused('env_id', got='int16'):
         for _ in pipe: pass
     pipe.close()

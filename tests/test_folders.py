@@ -20,6 +20,7 @@ from fastrl_replay.storage.records import Records
 from faults import Calls, kill
 from killing import is_whole, make_step
 from test_ondisk import SAMPLERS, filled, no_warning, step_of
+from words import WORDS, words
 
 SIZE = 60
 
@@ -36,7 +37,7 @@ def test_a_folder_of_other_things_is_refused_and_left_as_it_was(name, tmp_path):
     (tmp_path/name).write_bytes(b'not yours')
     before = files_in(tmp_path)
     for _ in range(2):
-        with pytest.raises((FileExistsError, CheckpointError), match=f'{name.split("/")[0]}.*another folder'):
+        with pytest.raises((FileExistsError, CheckpointError), match=words('another folder', name=name.split('/')[0])):
             ReplayMemory(SIZE, path=tmp_path, step=step_of(0))
         assert files_in(tmp_path)==before
 
@@ -46,7 +47,7 @@ def test_a_lock_of_another_program_is_not_overwritten(there, tmp_path):
     if there: filled(tmp_path).close()
     (tmp_path/'lock').write_bytes(b'{"of": "another program"}')
     before = files_in(tmp_path)
-    with pytest.raises(FileExistsError, match='lock'): ReplayMemory(20, path=tmp_path)
+    with pytest.raises(FileExistsError, match=words('it is named', name='lock')): ReplayMemory(20, path=tmp_path)
     assert files_in(tmp_path)==before
     (tmp_path/'lock').write_bytes(b'process 12')
     ReplayMemory(20, path=tmp_path).close()
@@ -57,7 +58,7 @@ def test_a_memory_without_its_description_is_refused_not_emptied(tmp_path):
     description = (tmp_path/'memory.json').read_bytes()
     (tmp_path/'memory.json').unlink()
     before = files_in(tmp_path)
-    with pytest.raises(CheckpointError, match='memory.json is missing, and .*counts.map'): ReplayMemory(20, path=tmp_path)
+    with pytest.raises(CheckpointError, match=WORDS['no description']): ReplayMemory(20, path=tmp_path)
     assert files_in(tmp_path)==before
     (tmp_path/'memory.json').write_bytes(description)
     assert ReplayMemory(20, path=tmp_path).n_added==30
@@ -70,13 +71,13 @@ def test_what_an_earlier_version_left_of_an_opening_is_refused_in_words(tmp_path
     other = tmp_path.with_name('other')
     other.mkdir()
     for name in ('lock', 'records.map', 'counts.map'): (other/name).write_bytes(b'process 99' if name=='lock' else bytes(64))
-    with pytest.raises(CheckpointError, match='counts.map, records.map are there.*remove them'): ReplayMemory(20, path=other)
+    with pytest.raises(CheckpointError, match=WORDS['no description, and what to do']): ReplayMemory(20, path=other)
 
 
 def test_files_that_appear_between_the_opening_and_the_first_step_stay(tmp_path):
     memory = ReplayMemory(20, path=tmp_path)
     (tmp_path/'records.map').write_bytes(b'not yours')
-    with pytest.raises(FileExistsError, match='records.map'): memory.add(step_of(0))
+    with pytest.raises(FileExistsError, match=words('it is named', name='records.map')): memory.add(step_of(0))
     memory.close()
     assert files_in(tmp_path).keys()=={'lock', 'records.map'} and (tmp_path/'records.map').read_bytes()==b'not yours'
 
@@ -107,7 +108,7 @@ def test_an_opening_that_is_killed_at_any_call_is_begun_again(sampler, tmp_path,
             if not (other/'memory.json').exists():
                 (other/'levels.map').write_bytes(b'not yours')
                 before = files_in(other)
-                with pytest.raises(CheckpointError, match='levels.map'): ReplayMemory(20, sampler(), path=other)
+                with pytest.raises(CheckpointError, match=words('it is named', name='levels.map')): ReplayMemory(20, sampler(), path=other)
                 assert files_in(other)==before
             killed_at(number, path, sampler)
         memory = ReplayMemory(20, sampler(), path=path)
@@ -124,7 +125,7 @@ def test_a_marker_names_files_of_a_memory_only(name, tmp_path):
     (tmp_path/'outside.map').write_bytes(b'not yours')
     (tmp_path/'m').mkdir()
     saving.write_file(tmp_path/'m'/'memory.json.opening', saving.manifest_bytes(dict(files=[name])))
-    with pytest.raises(CheckpointError, match='memory.json.opening'): ReplayMemory(20, path=tmp_path/'m')
+    with pytest.raises(CheckpointError, match=words('a damaged file', name='memory.json.opening')): ReplayMemory(20, path=tmp_path/'m')
     assert (tmp_path/'outside.map').read_bytes()==b'not yours'
 
 
@@ -151,15 +152,15 @@ def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
 def test_a_system_without_locks_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, 'fcntl', None)
     monkeypatch.setattr(mapped, 'LOCKS', False)
-    with pytest.warns(UserWarning, match='no file locks'): memory = ReplayMemory(20, path=tmp_path)
+    with pytest.warns(UserWarning, match=WORDS['no locks']): memory = ReplayMemory(20, path=tmp_path)
     memory.close()
 
 
 def test_nothing_waits_for_a_memory_that_stays_open(tmp_path):
     "A save into its own folder is refused at once, a load says that nothing is saved there; a folder within it is fine"
     memory = filled(tmp_path)
-    with pytest.raises(BlockingIOError, match='a memory is kept in this folder'): memory.save(tmp_path)
-    with pytest.raises(CheckpointError, match='manifest.json'): ReplayMemory.load(tmp_path)
+    with pytest.raises(BlockingIOError, match=WORDS['a memory lies there']): memory.save(tmp_path)
+    with pytest.raises(CheckpointError, match=words('a file is missing', name='manifest.json')): ReplayMemory.load(tmp_path)
     memory.save(tmp_path/'saved')
     assert ReplayMemory.load(tmp_path/'saved').n_added==30
     memory.close()
@@ -176,7 +177,7 @@ def test_no_link_is_followed(name, tmp_path):
     else: outside.write_bytes(b'not yours')
     path.symlink_to(outside)
     before = files_in(tmp_path)['outside'], outside.is_dir() and files_in(outside)
-    with pytest.raises((OSError, CheckpointError), match=f'{name.rsplit("/")[-1]}.*'):
+    with pytest.raises((OSError, CheckpointError), match=words('it is named', name=name.rsplit('/')[-1])):
         memory = ReplayMemory(20, Proportional(), path=tmp_path/'m')
         memory.add(step_of(30))
         memory.close()
@@ -189,7 +190,7 @@ def test_a_new_memory_follows_no_link(tmp_path):
         folder.mkdir()
         outside.write_bytes(b'not yours')
         (folder/name).symlink_to(outside)
-        with pytest.raises((OSError, CheckpointError), match=name): ReplayMemory(20, path=folder, step=step_of(0))
+        with pytest.raises((OSError, CheckpointError), match=words('it is named', name=name)): ReplayMemory(20, path=folder, step=step_of(0))
         assert outside.read_bytes()==b'not yours'
 
 
@@ -215,7 +216,7 @@ def test_a_folder_that_is_no_longer_there_is_not_flushed_into(done, tmp_path):
     done(tmp_path/'m')
     before = files_in(tmp_path)
     for call in (memory.flush, memory.close, memory.close):
-        with pytest.raises(OSError, match='was moved, replaced or removed'): call()
+        with pytest.raises(OSError, match=WORDS['it was moved']): call()
     assert files_in(tmp_path)==before
     memory.add(step_of(31))                            # all is there still
     memory.save(tmp_path/'saved')
@@ -225,7 +226,7 @@ def test_a_folder_that_is_no_longer_there_is_not_flushed_into(done, tmp_path):
 def test_a_folder_that_is_put_back_goes_on(tmp_path):
     memory = filled(tmp_path/'m')
     moved(tmp_path/'m')
-    with pytest.raises(OSError, match='no longer there'): memory.close()
+    with pytest.raises(OSError, match=WORDS['it is gone']): memory.close()
     (tmp_path/'elsewhere').rename(tmp_path/'m')
     memory.close()
     assert ReplayMemory.open(tmp_path/'m').n_added==30
@@ -235,7 +236,7 @@ def test_a_folder_that_is_moved_before_the_first_step(tmp_path):
     memory = ReplayMemory(20, path=tmp_path/'m')
     another(tmp_path/'m')
     before = files_in(tmp_path/'m')
-    with pytest.raises(OSError, match='was moved, replaced or removed'): memory.add(step_of(0))
+    with pytest.raises(OSError, match=WORDS['it was moved']): memory.add(step_of(0))
     memory.close()
     assert files_in(tmp_path/'m')==before
 
@@ -247,7 +248,7 @@ def test_frames_do_not_grow_in_another_folder(tmp_path):
     for k in range(10): memory.add(step(k))
     replaced(tmp_path/'m')
     before = os.stat(tmp_path/'m'/'frames.0.map').st_blocks
-    with pytest.raises(OSError, match='was moved, replaced or removed'):
+    with pytest.raises(OSError, match=WORDS['it was moved']):
         for k in range(10, 3000): memory.add(step(k))
     assert os.stat(tmp_path/'m'/'frames.0.map').st_blocks==before and memory.check_valid()
 
@@ -297,14 +298,14 @@ def test_checksums_notice_every_row_that_changed_since(max_sz, parts, monkeypatc
         if not whole: continue
         bad = int(rng.choice(whole))
         rows.rows[bad] = -1
-        with pytest.raises(AssertionError, match='damaged'): sums.check(rows)
+        with pytest.raises(AssertionError, match=WORDS['damaged rows']): sums.check(rows)
         if rng.random() < .5:                                          # a flush doesn't make it good
             first = rows.first_id
             sums.update(rows)
             run = next(o for o in sums.runs if o[0] <= bad < o[1])
             if run[0]!=first or first==0:
                 noticed += 1
-                with pytest.raises(AssertionError, match='damaged'): sums.check(rows)
+                with pytest.raises(AssertionError, match=WORDS['damaged rows']): sums.check(rows)
         rows.rows[bad] = bad
         sums = Checksums()
         sums.update(rows)
@@ -364,7 +365,7 @@ def test_runs_that_cannot_be_are_damage(runs, tmp_path):
     filled(tmp_path).close()
     note = read_manifest(tmp_path/'flushed.json') | dict(runs=runs)
     (tmp_path/'flushed.json').write_bytes(saving.manifest_bytes(note))
-    with pytest.raises(CheckpointError, match='flushed.json'): ReplayMemory.open(tmp_path)
+    with pytest.raises(CheckpointError, match=words('a damaged file', name='flushed.json')): ReplayMemory.open(tmp_path)
 
 
 # --- the power goes, and strangers ------------------------------------------------------------------------------------
@@ -444,7 +445,7 @@ def test_the_warning_says_what_is_known(tmp_path, monkeypatch):
     del memory                                     # no close, no flush: as a kill
     with no_warning(): assert ReplayMemory.open(tmp_path).power_cut is None
     monkeypatch.setattr(mapped, 'boot_id', lambda: 'the next boot')
-    with pytest.warns(UserWarning, match=r'ids below 30.*check_valid\(\) compares them with their checksums.*Nothing is known of the steps from 30 on'):
+    with pytest.warns(UserWarning, match=words('no checksums below', n=30)):
         memory = ReplayMemory.open(tmp_path)
     assert memory.power_cut[:2]==(30, 10) and memory.check_valid()
     memory.close()
@@ -452,7 +453,7 @@ def test_the_warning_says_what_is_known(tmp_path, monkeypatch):
     note = read_manifest(tmp_path/'flushed.json') | dict(runs=[], closed=False)
     (tmp_path/'flushed.json').write_bytes(saving.manifest_bytes(note))
     monkeypatch.setattr(mapped, 'boot_id', lambda: 'one more')
-    with pytest.warns(UserWarning, match=r'have no checksums'): ReplayMemory.open(tmp_path).close()
+    with pytest.warns(UserWarning, match=WORDS['no checksums']): ReplayMemory.open(tmp_path).close()
 
 
 def mutant(shots, rng):

@@ -10,6 +10,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.steps import Transition
 from fastrl_replay.storage.base import Streams, find_place
 from refusals import refused
+from words import WORDS
 
 
 class Numbered(NamedTuple):
@@ -121,7 +122,7 @@ def lose_links(memory, rng):
     at = np.flatnonzero(links[:, 1])
     at = rng.permutation(at)[:len(at)//2 + 1]
     links[at, 1] = 0
-    with pytest.raises(AssertionError, match='links of row'): memory.check_valid()
+    with pytest.raises(AssertionError, match=WORDS['wrong links']): memory.check_valid()
 
 
 def filled(max_sz, path=None, steps=700):

@@ -19,6 +19,7 @@ from hostile import rewrite
 from lasting import held, needs_proc
 from faults import interrupted, moments, torn
 from refusals import refused
+from words import WORDS, words
 
 
 pytestmark = pytest.mark.usefixtures('quick')
@@ -98,11 +99,11 @@ def test_a_reader_writes_nothing(tmp_path):
     seen = reader.allocate('numbers', 50)
     arrays['numbers'][7] = 9
     assert seen[7]==9 and reader.journal(64, 100) is None
-    with pytest.raises(ValueError, match='read-only'): seen[0] = 1
+    with pytest.raises(ValueError, match=WORDS['numpy is read-only']): seen[0] = 1
     reader.extend('numbers', 50)
     reader.close()
-    for path, words in ((tmp_path/'nothing', 'no such folder'), (tmp_path.parent, 'no memory here yet')):
-        with pytest.raises(CheckpointError, match=words): MappedFolder(path, writable=False)
+    for path, said in ((tmp_path/'nothing', WORDS['no folder']), (tmp_path.parent, WORDS['no memory yet'])):
+        with pytest.raises(CheckpointError, match=said): MappedFolder(path, writable=False)
     assert not (tmp_path/'nothing').exists()
 
 
@@ -178,7 +179,7 @@ def test_where_boots_have_no_name_nothing_is_said(tmp_path, boots, monkeypatch):
 def test_a_damaged_note_is_named(change, tmp_path):
     made(tmp_path)[0].close()
     rewrite(tmp_path/'flushed.json', change)
-    with pytest.raises(CheckpointError, match='flushed.json'): MappedFolder(tmp_path)
+    with pytest.raises(CheckpointError, match=words('a damaged file', name='flushed.json')): MappedFolder(tmp_path)
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from twins import CHUNKS, KINDS, Odd, Only, Twin, as_row, column_bytes, dressed, row_bytes, stacked
 from refusals import refused
+from words import WORDS
 
 SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional, normalized=lambda: Proportional(.9, 1., .01, 'memory'),
                 ranked=RankBased)
@@ -483,7 +484,7 @@ def test_a_column_is_read_only():
     memory = ReplayMemory(10)
     for k in range(5): memory.add(STACKED._replace(reward=float(k)))
     column = memory.column('reward')
-    with pytest.raises(ValueError, match='read-only'): column[0] = 3.
+    with pytest.raises(ValueError, match=WORDS['numpy is read-only']): column[0] = 3.
     memory.correct([2], 'reward', 7.)
     assert column[:5].tolist()==[0, 1, 7, 3, 4]
 

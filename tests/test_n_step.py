@@ -17,6 +17,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep, n_step_type
 from fastrl_replay.steps import SimpleStep, Transition
 from refusals import refused
+from words import WORDS
 
 
 
@@ -332,7 +333,7 @@ def test_what_waits_can_be_saved(form):
     assert [float(o.state) for o in rest] == [float(k) for k in range(len(begun), 9)] and not any(o.truncated for o in rest)
     with refused('n_step', got='n=4, gamma=0.5'): NStep([], 3, .5).read_waiting(state)
     damaged = dict(state, items=[dict(state['items'][0], columns=state['items'][0]['columns'][1:])])
-    with pytest.raises(ValueError, match='their columns do not fit'): copy.read_waiting(damaged)
+    with pytest.raises(ValueError, match=WORDS['no columns that fit']): copy.read_waiting(damaged)
 
 
 def test_as_a_pipe():

@@ -11,6 +11,7 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.steps import SimpleStep, Transition
+from words import WORDS
 
 
 class Numbered(NamedTuple):
@@ -134,7 +135,7 @@ def test_nothing_is_said_of_real_environments(mode):
 
 def test_it_is_said_once_also_by_a_pipe_that_is_saved():
     pipe, steps = NStep(None, 3, .9), FORMS['steps'](walks(8, 200))
-    with pytest.warns(UserWarning, match='env_id'):
+    with pytest.warns(UserWarning, match=WORDS['name the environments']):
         for step in steps: pipe.push(step)
     with warnings.catch_warnings():
         warnings.simplefilter('error')

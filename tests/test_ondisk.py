@@ -22,6 +22,7 @@ from test_harness import Own
 from lasting import Teller
 from twins import CHUNKS, KINDS, Only, stacked
 from refusals import refused
+from words import WORDS, words
 
 pytestmark = pytest.mark.usefixtures('quick')
 
@@ -199,7 +200,7 @@ def test_an_update_cut_short_leaves_old_and_new_priorities(tmp_path):
 
 # --- one writer -------------------------------------------------------------------------------------------------------
 def test_a_memory_on_disk_is_not_pickled(tmp_path):
-    with pytest.raises(RuntimeError, match='save'): pickle.dumps(filled(tmp_path))
+    with pytest.raises(RuntimeError, match=WORDS['no copy']): pickle.dumps(filled(tmp_path))
 
 
 # --- what doesn't fit -------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_a_description_that_cannot_be_is_refused(change, tmp_path):
     filled(tmp_path, sampler=Proportional).close()
     rewrite(tmp_path/'memory.json', change)
     for look in (ReplayMemory.open, ReplayMemory.peek):
-        with pytest.raises(CheckpointError, match='memory.json'): look(tmp_path)
+        with pytest.raises(CheckpointError, match=words('it is named', name='memory.json')): look(tmp_path)
 
 
 # --- the power goes ---------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from harness import seen
 import gymnasium as gym
 import fastrl_replay.pipes.actors, fastrl_replay.pipes.n_step, fastrl_replay.show  # noqa: F401
 from refusals import refused
+from words import WORDS
 
 
 def lagged(replay, k):
@@ -233,7 +234,7 @@ def test_wrong_arguments():
     for k in (-1, 1.5, 'two'):
         with refused('prefetch'): make('uniform').loader(prefetch=k)
     with refused('prefetch', got='1'): make('uniform').loader(prefetch=1, stateful=True)
-    with pytest.raises(RuntimeError, match='[Dd]evice'): make('uniform').loader(device='no such device')
+    with pytest.raises(RuntimeError, match=WORDS['no device of this name']): make('uniform').loader(device='no such device')
     a, b = make('uniform'), make('uniform')
     assert seen(use(a.loader(prefetch=0), 5))==seen(use(iter(b), 5))
 
@@ -285,7 +286,7 @@ def test_batches_are_pinned(k, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='without CUDA')
 def test_without_cuda_nothing_is_pinned_and_a_warning_says_so():
-    with pytest.warns(UserWarning, match='pin_memory: this torch finds no CUDA device'): loader = make('uniform').loader(prefetch=1, pin_memory=True)
+    with pytest.warns(UserWarning, match=WORDS['no CUDA']): loader = make('uniform').loader(prefetch=1, pin_memory=True)
     assert len(use(loader, 3))==6
 
 

@@ -10,7 +10,8 @@ from fastrl_replay.samplers.rng import Rng, unit
 from fastrl_replay.samplers.rank import (
     BIRTH, BLOCK, BLOCKS, BORN, FIRST, HEAD, SIZE, START, WIDTH, RankBased, change, check_blocks, empty_blocks,
     entries_of, keys_of, slots_at)
-from refusals import refused
+from refusals import about, refused
+from words import WORDS
 
 
 def rank_based(width=128, **kw):
@@ -22,9 +23,9 @@ def rank_based(width=128, **kw):
 def same(a, b): return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
 
 
-def unchanged(sampler, f, says, rng=None, error=ValueError):
+def unchanged(sampler, f, what, rng=None, error=ValueError):
     before, words = sampler.get_state(), rng and rng.get_state()
-    with pytest.raises(error, match=says): f()
+    with about(what, error): f()
     assert same(sampler.get_state(), before) and (rng and rng.get_state()) == words and sampler.check_valid()
 
 
@@ -217,18 +218,19 @@ def test_beta_schedule_counts_batches():
 def test_refusals():
     sampler, rng = filled(RankBased(), 7, 9), Rng(0)
     sampler.update(np.arange(7), np.arange(7.))
-    for slots, td, says in (([0, 1], [1., np.nan], 'NaN'), ([0, 1], [np.inf, 1.], 'infinity'), ([0, 1], [1.], 'shape'), ([0], [1., 2.], 'shape'),
-                            ([0, 7], [1., 2.], 'from 0 to 6'), ([0, -1], [1., 2.], 'from 0 to 6'), ([0, .5], [1., 2.], 'whole')):
+    for slots, td, says in (([0, 1], [1., np.nan], ('td_errors', 'finite numbers', 'nan at 1')),
+                            ([0, 1], [np.inf, 1.], ('td_errors', 'finite numbers', 'inf at 0')), ([0, 1], [1.], ('td_errors', 'one for each of 2 transitions', 'shape (1,)')), ([0], [1., 2.], ('td_errors', 'one for each of 1 transitions', 'shape (2,)')),
+                            ([0, 7], [1., 2.], ('slots', 'numbers from 0 to 6', '7')), ([0, -1], [1., 2.], ('slots', 'numbers from 0 to 6', '-1')), ([0, .5], [1., 2.], 'whole slots')):
         unchanged(sampler, partial(sampler.update, slots, td), says)
     for given in ([1., np.nan], [1., -1.], [np.inf, 1.], [1.]): unchanged(sampler, partial(sampler.on_add, [7, 8], given), 'priorities')
-    unchanged(sampler, lambda: sampler.on_add([9]), 'beyond the 9')
-    unchanged(sampler, lambda: sampler.draw(0, rng), 'at least 1', rng)
-    unchanged(sampler, lambda: sampler.attach(9), 'already serves a memory')
+    unchanged(sampler, lambda: sampler.on_add([9]), 'beyond 9 slots')
+    unchanged(sampler, lambda: sampler.draw(0, rng), 'at least one', rng)
+    unchanged(sampler, lambda: sampler.attach(9), 'it serves a memory')
     for bad in (-.1, np.nan, np.inf, 'a'):
         with refused('alpha'): RankBased(alpha=bad)
         unchanged(sampler, partial(setattr, sampler, 'alpha', bad), 'alpha')
     with refused('beta', got='1.5'): RankBased(beta=1.5)
-    with pytest.raises(ValueError, match='empty'): RankBased().draw(1, rng)
+    with pytest.raises(ValueError, match=WORDS['it is empty']): RankBased().draw(1, rng)
     with refused('max_sz'): RankBased().attach(2**31)
     sampler.update([], [])
 
@@ -248,10 +250,10 @@ def test_a_state_goes_on_elsewhere():
             o.update(np.arange(k, k + 3) % 30, np.full(3, k + .5))
         assert all((x == y).all() for x, y in zip(batch(a, 9, rng), batch(b, 9, twin)))
     assert same(a.get_state(), b.get_state())
-    unchanged(a, lambda: a.set_state({**state, 'births': [1]}), 'births')
-    unchanged(a, lambda: a.set_state({**state, 'births': np.zeros(30, int), 'priorities': np.ones(30)}), 'the same insertion number')
-    for births in (state['births'] - 1, state['births'] + 1): unchanged(a, partial(a.set_state, {**state, 'births': births}), 'births: expected')
-    for bad in (np.nan, -1., np.inf): unchanged(a, partial(a.set_state, {**state, 'largest': bad}), 'largest')
+    unchanged(a, lambda: a.set_state({**state, 'births': [1]}), '30 births')
+    unchanged(a, lambda: a.set_state({**state, 'births': np.zeros(30, int), 'priorities': np.ones(30)}), 'one insertion number')
+    for births in (state['births'] - 1, state['births'] + 1): unchanged(a, partial(a.set_state, {**state, 'births': births}), 'births in range')
+    for bad in (np.nan, -1., np.inf): unchanged(a, partial(a.set_state, {**state, 'largest': bad}), 'state: largest')
     unchanged(a, lambda: a.set_state({**state, 'kind': 'Uniform'}), 'that of a Uniform')
     empty = RankBased()
     empty.attach(3)

@@ -15,6 +15,8 @@ from fastrl_replay.pipes.actors import ActorError
 from fastrl_replay.ray import RayMemory, RayParams, RayPusher, RayReplay, shard as module
 from fastrl_replay.ray.shard import ShardLost, from_wire, to_wire
 from fastrl_replay.samplers.proportional import Proportional
+from refusals import refused
+from words import WORDS, words
 
 ray = pytest.importorskip('ray')
 
@@ -81,8 +83,8 @@ def test_what_goes_in_comes_out(name, gauges, monkeypatch):
         batch = memory.sample(200)
         hot = batch.probs > 1.5/total
         assert np.allclose(batch.probs[hot], 5.000001**.6/total, rtol=1e-4) and hot.any()
-        with pytest.raises(TypeError, match='value'): memory.extend([Row('x', 1)])
-        with pytest.raises(ValueError, match='that no memory has'): RayMemory(1, 10, name=name)
+        with refused('value', TypeError): memory.extend([Row('x', 1)])
+        with refused('name', expected='one that no memory has', got=repr(name)): RayMemory(1, 10, name=name)
         assert memory.check_valid() and not memory.health()['warnings']
         drawn = [RayMemory.attach(name, timeout=300, rank=k).rng.random() for k in (0, 1, 2, 1)]
         assert len(set(drawn)) == 3 and drawn[1] == drawn[3]
@@ -112,7 +114,7 @@ def test_actors_push_and_the_ratio_holds(name):
     steps = GymStepper(['CartPole-v1'], agent=agent, seed=0).n_step(n=3, gamma=.9).ray_actors(2, chunk=16)
     replay = steps.ray_replay(shards=2, bs=32, max_sz=100_000, sampler=Proportional(), min_sz=100, steps_per_batch=4, seed=0, name=name, group=4, timeout=300)
     seen, killed = set(), []
-    with pytest.warns(RuntimeWarning, match='another one replaces it'):
+    with pytest.warns(RuntimeWarning, match=WORDS['a worker is replaced']):
         for k, batch in enumerate(replay):
             batch.update_priorities(np.ones(32))
             if k >= 200 and 2 in batch.env_id: break                        # the actor that replaced another one is there
@@ -127,7 +129,7 @@ def test_actors_push_and_the_ratio_holds(name):
             published = params.publish(model)
     mine = linear()
     assert params.version == params.pull(mine) == published and (mine.weight == model.weight).all() and params.n_steps > 100
-    with pytest.raises(ValueError, match='differs'): params.pull(torch.nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=WORDS['other shapes']): params.pull(torch.nn.Linear(3, 2))
     replay.freeze_memory = True
     seen = replay.memory.stats()
     assert steps.n_restarts == 1 and sum(seen['n_added']) >= 100 + 4*199 and replay.memory.check_valid()
@@ -156,7 +158,7 @@ class Breaks(gym.Wrapper):
 def test_an_error_of_an_environment_says_what_it_is(name):
     steps = GymStepper([Breaks], seed=0).ray_actors(1, chunk=8)
     with steps.ray_replay(shards=1, bs=4, max_sz=500, min_sz=8, steps_per_batch=2, name=name, timeout=300) as replay:
-        with pytest.raises(ActorError, match='OSError: the joystick is unplugged') as caught:
+        with pytest.raises(ActorError, match=words('it is named', name='OSError: the joystick is unplugged')) as caught:
             for _ in replay: pass
         assert 'in step' in ''.join(caught.value.__notes__) and isinstance(caught.value.__cause__, OSError)
         assert len(replay) == 39 and len(replay.sample()) == 4              # what had been made is there
@@ -458,7 +460,7 @@ def test_what_a_loss_does(name, tmp_path, on_loss):
         for env in range(4): memory.extend(sights(0, 50, env))
         kill(memory.stats()['pids'][0])
         if on_loss == 'raise':
-            with pytest.raises(ShardLost, match='shard 0 of'):
+            with pytest.raises(ShardLost, match=words('a shard', k=0)):
                 while True: memory.sample(8)
         batch = memory.sample(150) if on_loss == 'wait' else None
         assert batch is None or len(set((batch.ids >> 44).tolist())) == 2 and memory.n_dead == 1

@@ -11,6 +11,7 @@ from fastrl_replay.all import GymStepper
 from fastrl_replay.batch import Batch
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.ray.shard import ShardLost
+from words import words
 
 ray = pytest.importorskip('ray')
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def test_a_node_dies(cluster, tmp_path, path):
             until(lambda: [memory.sample(8)] and any('two' in o.why for o in memory.places), 'nobody said so')
             assert any('waits for its node two' in o for o in memory.health()['warnings']) and len(memory) < 300
             memory.on_loss, memory.timeout = 'wait', 2.
-            with pytest.raises(ShardLost, match='waits for its node two'): memory.sample(8)
+            with pytest.raises(ShardLost, match=words('a shard waits', name='two')): memory.sample(8)
             memory.on_loss, memory.timeout = 'go_on', WAIT
         cluster.nodes['two'] = cluster.add_node(num_cpus=1, node_name='two')
         until(lambda: all(memory.stats()['live']), 'a shard is still away')

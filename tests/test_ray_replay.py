@@ -20,6 +20,7 @@ from fastrl_replay.ray.replay import dealt
 from fastrl_replay.ray.shard import Info, LocalShard
 from fastrl_replay.samplers.proportional import Proportional
 from refusals import refused
+from words import WORDS
 
 
 class Row(NamedTuple):
@@ -153,7 +154,7 @@ def test_too_little_slack_is_refused():
 
 def test_no_step_for_long_is_an_error(monkeypatch):
     replay = RayReplay(None, 2, 8, 1000, place='here', steps_per_batch=4, timeout=.05)
-    with pytest.raises(ActorError, match='no step has come'): next(iter(replay))
+    with pytest.raises(ActorError, match=WORDS['no step has come']): next(iter(replay))
 
 
 # ---- the pipe
@@ -183,7 +184,7 @@ def test_loader_idxs_and_frozen():
     replay.freeze_memory = True
     it = iter(replay)
     assert all(len(next(it)[0]) == 8 for _ in range(50)) and replay.memory.n_added == 256
-    with pytest.raises(RuntimeError, match='frozen'): replay.add(Row(1, 1))
+    with pytest.raises(RuntimeError, match=WORDS['frozen']): replay.add(Row(1, 1))
     replay.freeze_memory = False
     assert replay.update_priorities(replay.extend(rows(5)), np.ones(5)) == 0          # uniform
 

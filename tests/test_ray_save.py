@@ -15,6 +15,7 @@ from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.storage.records import Records
 from refusals import refused
+from words import WORDS, words
 
 
 class Row(NamedTuple):
@@ -198,14 +199,14 @@ def test_damage_is_named(tmp_path):
     for file in files:
         content = file.read_bytes()
         file.write_bytes(content[:-3] + b'x' + content[-2:])
-        with pytest.raises(CheckpointError, match=file.name): loaded(tmp_path)
+        with pytest.raises(CheckpointError, match=words('it is named', name=file.name)): loaded(tmp_path)
         file.unlink()
         with pytest.raises(CheckpointError): loaded(tmp_path)
         file.write_bytes(content)
     assert len(loaded(tmp_path)) == 80
-    with pytest.raises(CheckpointError, match='no such folder'): loaded(tmp_path/'else')
+    with pytest.raises(CheckpointError, match=WORDS['no folder']): loaded(tmp_path/'else')
     for n in (2, 3):
-        with pytest.raises(ValueError, match='expected that of a Uniform, got that of a Proportional'): RayMemory(n, 90, place='here').restore(tmp_path)
+        with pytest.raises(ValueError, match=WORDS['a shard of another kind']): RayMemory(n, 90, place='here').restore(tmp_path)
 
 
 # ---- saved with n shards, loaded with m
@@ -294,7 +295,7 @@ def test_full_shards_find_room_in_others_to_the_last_row(tmp_path, n, m):
     for o in again.places:
         held = o.handle.shard.memory.recent(o.info.fill).value.tolist()
         assert np.corrcoef(np.arange(len(held)), [old[v] for v in held])[0, 1] > .75
-    with pytest.raises(ValueError, match=f'max_sz: expected at least {120*n}, .* got {120*n//2}'):
+    with refused('max_sz', expected=f'at least {120*n}, the steps that were saved', got=str(120*n//2)):
         RayMemory.load(tmp_path, place='here', shards=m + 1, max_sz=120*n//2)
     other = RayMemory(m, 120*n + m, Proportional(), place='here', seed=0)
     other.extend(rows(0, 5))
@@ -370,7 +371,7 @@ def test_a_shard_that_has_ended_is_lost_to_those_that_still_call_it():
     assert from_wire(shard.call(to_wire(('room', (7, 5))))) == 0
     shard.close()
     for call in (('room', (7, 5)), ('push', (7, 1, 1, rows(0, 5))), ('info', ())):
-        with pytest.raises(ShardLost, match='shard 0 has ended'): shard.call(to_wire(call))
+        with pytest.raises(ShardLost, match=words('a shard has ended', k=0)): shard.call(to_wire(call))
 
 
 # ---- frames once
@@ -434,5 +435,5 @@ def test_warnings_say_what_is_wrong():
     memory._look_for_lost = lambda: None
     memory.n_lost, place.live, place.since, place.handle = 7, False, place.since - 20, LocalShard(None)
     said = '\n'.join(memory.health()['warnings'])
-    for words in ('shard 0 has not answered for', 'keeps steps for', 'actors wait for the learner', '7 priority updates were lost'): assert words in said, said
+    for part in ('shard 0 has not answered for', 'keeps steps for', 'actors wait for the learner', '7 priority updates were lost'): assert part in said, said
     memory.show()

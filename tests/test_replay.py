@@ -19,6 +19,7 @@ from test_harness import Own, Stream
 from test_memory_protocol import NaiveMemory
 from twins import Only, column_bytes, stacked
 from refusals import refused
+from words import WORDS
 
 
 def only(i): return Only(np.full(3, i, np.int32))
@@ -208,7 +209,7 @@ def test_a_frozen_memory_is_drawn_from_for_ever():
     for _ in range(20): next(iter(replay))
     assert source.n==pulled and column_bytes(replay.memory.recent(5))==state
     for f, a in ((replay.add, only(1)), (replay.extend, [only(1)])):
-        with pytest.raises(RuntimeError, match='frozen'): f(a)
+        with pytest.raises(RuntimeError, match=WORDS['frozen']): f(a)
     replay.freeze_memory = False
     for _ in replay: pass
     assert [int(o.x[0]) for o in replay.memory.recent(20)]==list(range(30, 50)) and source.n==50
@@ -355,7 +356,7 @@ def first_of(loader):
 def test_a_worker_process_is_refused(make, ctx, wrap):
     replay = make([only(i) for i in range(30)], bs=2, seed=0)
     loader = DataLoader(wrap(replay), batch_size=None, num_workers=1, multiprocessing_context=ctx, timeout=60)
-    with pytest.raises(RuntimeError, match='(?s)worker.*num_workers=0'): first_of(loader)
+    with pytest.raises(RuntimeError, match=WORDS['a worker of a loader']): first_of(loader)
     assert len(replay)==0
     assert len(list(replay.loader()))==29
 
@@ -364,7 +365,7 @@ def test_a_frozen_one_is_refused_there_too():
     replay = ExperienceReplay([], bs=2, seed=0)
     replay.memory.extend([only(i) for i in range(5)])
     replay.freeze_memory = True
-    with pytest.raises(RuntimeError, match='worker'): first_of(DataLoader(replay, batch_size=None, num_workers=1, multiprocessing_context='fork'))
+    with pytest.raises(RuntimeError, match=WORDS['in a worker of a loader']): first_of(DataLoader(replay, batch_size=None, num_workers=1, multiprocessing_context='fork'))
 
 
 def test_a_memory_of_ones_own_beside_the_pipe():

@@ -3,6 +3,8 @@ import copy, pickle
 
 import numpy as np
 import pytest
+from refusals import refused
+from words import WORDS, words
 
 try: from fastrl_replay.interop.rllib import EpisodeReplayBuffer
 except ModuleNotFoundError as e: pytest.skip(f'{e}', allow_module_level=True)
@@ -100,13 +102,13 @@ def test_a_state_goes_on_alike():
 
 def test_what_does_not_fit_is_refused_by_name_and_changes_nothing():
     rng, buffer = np.random.default_rng(0), EpisodeReplayBuffer(50, seed=0)
-    with pytest.raises(ValueError, match='empty'): buffer.sample(3)
+    with pytest.raises(ValueError, match=WORDS['it is empty']): buffer.sample(3)
     buffer.add(episode(rng, 0, 9))
-    with pytest.raises(TypeError, match='expected SingleAgentEpisodes, got a MultiAgentEpisode'): buffer.add(MultiAgentEpisode())
-    with pytest.raises(TypeError, match='state'): buffer.add(episode(rng, 1, 9, nested=True))
-    with pytest.raises(ValueError, match='weight'): buffer.add(episode(rng, 1, 9), 2.)
+    with refused('episodes', TypeError, expected='SingleAgentEpisodes'): buffer.add(MultiAgentEpisode())
+    with refused('state', TypeError): buffer.add(episode(rng, 1, 9, nested=True))
+    with refused('weight', got='2.0'): buffer.add(episode(rng, 1, 9), 2.)
     for option in (dict(batch_length_T=4), dict(include_infos=True), dict(include_extra_model_outputs=True)):
-        with pytest.raises(ValueError, match=next(iter(option))): buffer.sample(3, **option)
-    with pytest.raises(ValueError, match='capacity'): EpisodeReplayBuffer(0)
-    with pytest.raises(TypeError, match='prefetch'): EpisodeReplayBuffer(10, prefetch=2)
+        with refused(next(iter(option))): buffer.sample(3, **option)
+    with refused('capacity', got='0'): EpisodeReplayBuffer(0)
+    with pytest.raises(TypeError, match=words('an unknown option', name='prefetch')): EpisodeReplayBuffer(10, prefetch=2)
     assert len(buffer) == 9 and buffer.n_episodes == 1 and not buffer.running

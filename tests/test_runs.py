@@ -29,6 +29,7 @@ from test_cli import RUN, SHORT, inside, refused
 from faults import Calls, Injected
 from test_harness import Own
 from twins import KINDS
+from words import WORDS, words
 
 
 def until(path, seconds=60):
@@ -303,9 +304,9 @@ def test_a_learner_without_a_replay(tmp_path):
     one, other = make().fit(5), make()
     one.save(tmp_path)
     assert other.load(tmp_path)=={} and other.losses==one.losses
-    with pytest.raises(ValueError, match='holds no replay'): learner()[0].load(tmp_path)
+    with pytest.raises(ValueError, match=WORDS['no replay was saved']): learner()[0].load(tmp_path)
     learner()[0].save(tmp_path/'with')
-    with pytest.raises(ValueError, match='holds a replay'): make().load(tmp_path/'with')
+    with pytest.raises(ValueError, match=WORDS['a replay was saved']): make().load(tmp_path/'with')
 
 
 def test_a_learners_save_after_a_load_writes_what_is_new(tmp_path):
@@ -332,12 +333,12 @@ def test_a_learner_that_fails_to_load_is_as_it_was(tmp_path):
         data = path.read_bytes()
         for damaged in (data[:-2], data[:99] + bytes([data[99] ^ 1]) + data[100:], None):
             path.unlink() if damaged is None else path.write_bytes(damaged)
-            with pytest.raises(CheckpointError, match=path.name): victim.load(tmp_path/'a', watch)
+            with pytest.raises(CheckpointError, match=words('it is named', name=path.name)): victim.load(tmp_path/'a', watch)
             path.write_bytes(data)
-    with pytest.raises(ValueError, match='size mismatch for 0.bias'): learner(hidden=9)[0].load(tmp_path/'a')
+    with pytest.raises(ValueError, match=words('other weights', name='0.bias')): learner(hidden=9)[0].load(tmp_path/'a')
     smaller = DQNLearner(learner()[0].model, PrioritizedReplay(Steps(), bs=8, max_sz=50, min_sz=16, seed=1).loader()).fit(2)
     weights = [o.clone() for o in smaller.model.parameters()]
-    with pytest.raises(ValueError, match='max_sz'): smaller.load(tmp_path/'a')
+    with pytest.raises(ValueError, match=WORDS['another size']): smaller.load(tmp_path/'a')
     assert all(torch.equal(a, b) for a, b in zip(weights, smaller.model.parameters())) and smaller.n_batches==2
     assert everything(victim, watch)==before
 

@@ -10,6 +10,7 @@ import fastrl_replay.all as fr
 from fastrl_replay.memory.kept import Saved
 from histories import KINDS
 from same_draws import Deliberate, Told, chosen, compare, difference, main, record, report
+from words import WORDS
 
 
 def found(kind, n=2, deliberate=(), plant=lambda: None):
@@ -122,5 +123,5 @@ def test_a_planted_seed_is_found_in_another_tree(tmp_path, capfd):
 
 
 def test_what_is_no_tree_is_named(tmp_path):
-    with pytest.raises(SystemExit, match='neither a folder with a checkout nor a commit'): main([str(tmp_path)])
-    with pytest.raises(SystemExit, match='no kind fits; there are uniform'): chosen('nothing', 1)
+    with pytest.raises(SystemExit, match=WORDS['no checkout']): main([str(tmp_path)])
+    with pytest.raises(SystemExit, match=WORDS['no kind']): chosen('nothing', 1)

@@ -15,7 +15,8 @@ from fastrl_replay.samplers.more import ERE, LAP, Combined
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
-from refusals import refused
+from refusals import about, refused
+from words import WORDS, words
 
 SIZES = [1, 2, 3, 5, 8, 13, 64, 65, 100, 257]
 
@@ -29,10 +30,10 @@ def same(a, b):
     return all(np.array_equal(a[k], b[k]) for k in a)
 
 
-def unchanged(sampler, f, says, rng=None, error=ValueError):
-    "`f` raises, names `says`, and leaves the sampler and the generator as they were"
+def unchanged(sampler, f, what, rng=None, error=ValueError):
+    "`f` raises an error about `what`, and leaves the sampler and the generator as they were"
     before, words = sampler.get_state(), rng and rng.get_state()
-    with pytest.raises(error, match=says): f()
+    with about(what, error): f()
     assert same(sampler.get_state(), before) and (rng and rng.get_state()) == words and sampler.check_valid()
 
 
@@ -78,16 +79,16 @@ def test_replace_is_a_bool(replace):
 
 def test_uniform_refusals():
     sampler, rng = filled(Uniform(), 5, 8), Rng(0)
-    unchanged(sampler, lambda: sampler.draw(6, rng), r'batch of 6 .* 5 transitions.*min_sz.*replace=True', rng)
-    unchanged(sampler, lambda: sampler.draw(0, rng), 'at least 1', rng)
-    unchanged(sampler, lambda: sampler.draw(-1, rng), 'at least 1', rng)
-    unchanged(sampler, lambda: batch(sampler, 0, rng), 'at least 1', rng)
-    unchanged(sampler, lambda: sampler.draw(1.5, rng), 'interpreted as an integer', rng, TypeError)
-    unchanged(sampler, lambda: sampler.attach(8), 'already serves a memory')
+    unchanged(sampler, lambda: sampler.draw(6, rng), 'too few, and what to do', rng)
+    unchanged(sampler, lambda: sampler.draw(0, rng), 'at least one', rng)
+    unchanged(sampler, lambda: sampler.draw(-1, rng), 'at least one', rng)
+    unchanged(sampler, lambda: batch(sampler, 0, rng), 'at least one', rng)
+    unchanged(sampler, lambda: sampler.draw(1.5, rng), 'no index', rng, TypeError)
+    unchanged(sampler, lambda: sampler.attach(8), 'it serves a memory')
     for empty in (Uniform(), Uniform(True), Proportional()):
         for f in (lambda o: None, lambda o: o.attach(3)):
             f(empty)
-            with pytest.raises(ValueError, match='empty'): empty.draw(1, rng)
+            with pytest.raises(ValueError, match=WORDS['it is empty']): empty.draw(1, rng)
 
 
 def test_update_changes_nothing_under_uniform():
@@ -99,7 +100,7 @@ def test_update_changes_nothing_under_uniform():
 
 @pytest.mark.parametrize('make', [Uniform, Proportional])
 def test_slots_are_those_of_the_memory(make):
-    with pytest.raises(ValueError, match='attach'): make().add_run(0, 1)
+    with pytest.raises(ValueError, match=WORDS['it serves none']): make().add_run(0, 1)
     with refused('slots'): make().on_add([0])
     sampler, rng = make(), Rng(0)
     sampler.attach(200)
@@ -108,10 +109,10 @@ def test_slots_are_those_of_the_memory(make):
         assert sampler.size == k + 1 and sampler.check_valid()
     assert set(np.concatenate([sampler.draw(100, rng)[0] for _ in range(50)])) == set(range(200))
     other = filled(make(), 3, 5)
-    unchanged(other, lambda: other.on_add([5], None), 'beyond the 5')
-    unchanged(other, lambda: other.on_add([-1], None), 'beyond the 5')
-    unchanged(other, lambda: other.on_add([[1, 2]], None), 'one dimension')
-    unchanged(other, lambda: other.on_add([.5], None), 'whole numbers')
+    unchanged(other, lambda: other.on_add([5], None), 'beyond 5 slots')
+    unchanged(other, lambda: other.on_add([-1], None), 'beyond 5 slots')
+    unchanged(other, lambda: other.on_add([[1, 2]], None), 'flat slots')
+    unchanged(other, lambda: other.on_add([.5], None), 'whole slots')
     for bad in (0, -1, 2**31, 1.5, None, True):
         with refused('max_sz'): make().attach(bad)
 
@@ -151,7 +152,7 @@ def test_five_methods_are_enough():
     own.attach(5)
     own.add_run(3, 4)
     assert own.inner.slots == [3, 4, 0, 1]
-    with pytest.warns(UserWarning, match='Five draws with unequal'): slots, probs, weights = batch(own, 3, Rng(0))
+    with pytest.warns(UserWarning, match=words('unequal draws', name='Five')): slots, probs, weights = batch(own, 3, Rng(0))
     assert slots.tolist() == [3, 4, 0] and np.allclose(probs, [.1, .2, .4]) and (weights == 1).all()
     own.inner.beta = 1.
     assert np.allclose(batch(own, 3, Rng(0))[2], [1, .5, .25])
@@ -178,9 +179,10 @@ def test_what_is_no_sampler():
 
 
 @pytest.mark.parametrize('drawn,probs,says', [
-    ([0, 1], [.5, .5, .5], 'as many'), ([0, 1, 2], [.5], 'as many'), ([0, 1, 9], [.5]*3, 'from 0 to 3'),
-    ([0, 1, -1], [.5]*3, 'from 0 to 3'),    ([0., .5, 1.], [.5]*3, 'whole numbers'), ([0, 1, 2], [.5, .5, 0.], 'not above 0'),
-    ([0, 1, 2], [.5, .5, np.nan], 'not above 0')])
+    ([0, 1], [.5, .5, .5], 'as many'), ([0, 1, 2], [.5], 'as many'), ([0, 1, 9], [.5]*3, ('Faulty.draw', 'whole numbers from 0 to 3, the filled slots', None)),
+    ([0, 1, -1], [.5]*3, ('Faulty.draw', 'whole numbers from 0 to 3, the filled slots', None)),
+    ([0., .5, 1.], [.5]*3, ('Faulty.draw', 'whole numbers from 0 to 3, the filled slots', None)), ([0, 1, 2], [.5, .5, 0.], ('Faulty.draw', 'finite probabilities above 0', None)),
+    ([0, 1, 2], [.5, .5, np.nan], ('Faulty.draw', 'finite probabilities above 0', None))])
 def test_a_faulty_sampler_is_told(drawn, probs, says):
     class Faulty(Sampler):
         def draw(self, bs, rng): return np.array(drawn), np.array(probs)
@@ -191,7 +193,7 @@ def test_a_faulty_sampler_is_told(drawn, probs, says):
 
 def test_a_sampler_without_a_draw():
     class Mute(Sampler): pass
-    with pytest.raises(NotImplementedError, match='Mute has neither'): filled(Mute(), 3).draw(1, Rng(0))
+    with pytest.raises(NotImplementedError, match=words('no draw', name='Mute')): filled(Mute(), 3).draw(1, Rng(0))
 
 
 def test_importance_weights():
@@ -207,7 +209,7 @@ def test_a_state_of_another_kind_or_size(make):
     state = sampler.get_state()
     unchanged(sampler, lambda: sampler.set_state({**state, 'kind': 'Other'}), 'that of a Other')
     big = filled(make(), 9).get_state()
-    unchanged(sampler, lambda: sampler.set_state(big), 'beyond the 5')
+    unchanged(sampler, lambda: sampler.set_state(big), 'beyond 5 slots')
 
 
 # ---- proportional
@@ -390,9 +392,11 @@ def test_options_out_of_range(options):
 
 
 @pytest.mark.parametrize('slots,td,says', [
-    ([0, 1], [1., np.nan], 'NaN'), ([0, 1], [np.inf, 1.], 'infinity'), ([0, 1], [-np.inf, 1.], 'infinity'), ([0, 1], [1.], 'shape'),
-    ([0], [1., 2.], 'shape'), ([0, 7], [1., 2.], 'from 0 to 6'),
-    ([0, -1], [1., 2.], 'from 0 to 6'), ([0, .5], [1., 2.], 'whole')])
+    ([0, 1], [1., np.nan], ('td_errors', 'finite numbers', 'nan at 1')),
+    ([0, 1], [np.inf, 1.], ('td_errors', 'finite numbers', 'inf at 0')),
+    ([0, 1], [-np.inf, 1.], ('td_errors', 'finite numbers', '-inf at 0')), ([0, 1], [1.], ('td_errors', 'one for each of 2 transitions', 'shape (1,)')),
+    ([0], [1., 2.], ('td_errors', 'one for each of 1 transitions', 'shape (2,)')), ([0, 7], [1., 2.], ('slots', 'numbers from 0 to 6', '7')),
+    ([0, -1], [1., 2.], ('slots', 'numbers from 0 to 6', '-1')), ([0, .5], [1., 2.], 'whole slots')])
 def test_a_bad_update_changes_nothing(slots, td, says):
     sampler = filled(Proportional(), 7, 9)
     sampler.update(np.arange(7), np.arange(7.))
@@ -461,8 +465,8 @@ def test_updates_by_id(make):
             if before is not None:
                 for i, d in last.items(): before[i % 7] = max(abs(d), 1.) if make is LAP else abs(d) + 1e-6
                 assert (sampler.priorities == before).all()
-        for ids, td, says in (([n_added], [1.], 'never given out'), ([-1], [1.], 'never given out'), ([n_added - 1], [np.nan], 'finite'),
-                              ([n_added - 1], [1., 2.], 'one for each')):
+        for ids, td, says in (([n_added], [1.], ('ids', f'numbers from 0 to {n_added - 1}', None)), ([-1], [1.], ('ids', f'numbers from 0 to {n_added - 1}', None)), ([n_added - 1], [np.nan], ('td_errors', 'finite numbers', 'nan at 0')),
+                              ([n_added - 1], [1., 2.], ('td_errors', 'one for each of 1 transitions', 'shape (2,)'))):
             unchanged(sampler, lambda i=ids, t=td, n=n_added: sampler.update_ids(i, t, n - 7, n), says)
     empty = Proportional()
     with refused('ids'): empty.update_ids([0], [1.], 0, 0)
@@ -478,10 +482,10 @@ def test_the_checks_can_fail():
         with pytest.raises(AssertionError): broken.check_valid()
     broken = filled(Proportional(normalize='memory'), 30)
     broken.lows[1, 0] = .5
-    with pytest.raises(AssertionError, match='low'): broken.check_valid()
+    with pytest.raises(AssertionError, match=WORDS['a wrong low']): broken.check_valid()
     uniform = filled(Uniform(), 30)
     uniform.marks[0] = 4
-    with pytest.raises(AssertionError, match='marks'): uniform.check_valid()
+    with pytest.raises(AssertionError, match=WORDS['marks left']): uniform.check_valid()
     twin, rng = Twin(30, .6, 1e-6), Rng(0)
     twin.add(0, 30, None)
     compare(sampler, twin, rng, 9, .4, 'memory')
@@ -517,7 +521,7 @@ def test_combined_has_the_newest_and_the_others_alike(bs, n):
         counts[slots] += 1
     assert chi2(places, 4000/bs) < limit(bs - 1)
     if n > 1: assert chi2(counts[1:], 4000*(bs - 1)/(n - 1) or 1) < limit(n - 2) + (n - 1)*(bs == 1)
-    unchanged(sampler, lambda: sampler.draw(n + 1, rng), 'without replacement', rng)
+    unchanged(sampler, lambda: sampler.draw(n + 1, rng), 'no batch without replacement', rng)
     sampler.on_add([n//2])
     assert n//2 in sampler.draw(bs, rng)[0]
 
@@ -538,4 +542,4 @@ def test_ere_closes_its_window():
     assert young.window == 7 and set(young.draw(100, rng)[0]) == set(range(7))
     for bad in (dict(eta=1.5), dict(c_min=0), dict(period=0)):
         with refused(next(iter(bad))): ERE(**bad)
-    with pytest.raises(ValueError, match='empty'): ERE().draw(1, rng)
+    with pytest.raises(ValueError, match=WORDS['it is empty']): ERE().draw(1, rng)

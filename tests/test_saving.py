@@ -19,7 +19,7 @@ from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
 from harness import check_constant_size, check_resume, seen, through_json
 from test_harness import Stream, draw
-from refusals import refused
+from refusals import about, refused
 
 REPLAYS = dict(uniform=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, min_sz=9, steps_per_batch=3, seed=1, **kw),
                often=lambda s, **kw: ExperienceReplay(s, bs=4, max_sz=30, steps_per_batch=.4, seed=1, replace=True, **kw),
@@ -174,10 +174,10 @@ def test_a_load_that_fails_changes_nothing(tmp_path):
     saved = make()
     draw(saved, 20)
     saved.save(tmp_path/'a')
-    for victim, match in ((make(n=2), 'n=3'), (make(max_sz=50), 'max_sz')):
+    for victim, what in ((make(n=2), ('n_step', None, 'n=3, gamma=0.9')), (make(max_sz=50), 'another size')):
         twin = make(victim.source_datapipe.n, victim.memory.max_sz)
         draw(victim, 7), draw(twin, 7)
-        with pytest.raises(ValueError, match=match): victim.load(tmp_path/'a')
+        with about(what): victim.load(tmp_path/'a')
         assert seen(victim.memory.state_dict())==seen(twin.memory.state_dict()) and seen(draw(victim, 5))==seen(draw(twin, 5))
     with refused('n_step'): PrioritizedReplay(Stream(), bs=4, max_sz=60, min_sz=9).load(tmp_path/'a')
     with refused('path'): PrioritizedReplay(NStep(Stream(), 3, .9), bs=4, max_sz=60, path=tmp_path/'m').load(tmp_path/'a')

@@ -22,6 +22,7 @@ from harness import seen
 from hostile import as_json, attack, files_in, forge, nested, no_pickle, setter
 from faults import Calls, Injected, interrupted, small_files
 from refusals import refused
+from words import WORDS, words
 
 
 class Ring:
@@ -106,7 +107,7 @@ def test_what_a_state_may_hold(tmp_path):
     for wrong in (object(), {1}, np.array(['a']), np.array([object()]), np.zeros(2, 'i4,f8'), np.ma.ones(3), b'x', 1j, print):
         with refused('state.deep.0', TypeError): save_state(tmp_path, dict(deep=[wrong]), 'anything')
     with SavedState(tmp_path) as saved: assert seen(saved.state())==seen(state)
-    with pytest.raises(CheckpointError, match='state of a memory, got a anything'): SavedState(tmp_path, 'memory')
+    with refused(str(tmp_path/'manifest.json'), CheckpointError, expected='the state of a memory', got='a anything'): SavedState(tmp_path, 'memory')
     assert is_tidy(tmp_path)
 
 
@@ -354,7 +355,7 @@ def test_a_failing_disk_is_named(saved_twice, monkeypatch):
                 seen.append(path)
                 return real(path) if len(seen) <= number else False
             patch.setattr(os.path, 'isfile', isfile)
-            not_loaded(saved_twice, 'no such file')
+            not_loaded(saved_twice, WORDS['no file'])
 
 
 def test_other_files_in_the_folder_are_left_alone(tmp_path):
@@ -409,7 +410,7 @@ def test_a_strangers_manifest_is_refused(saved_twice, forgery, monkeypatch):
     "Whole by its checksums, and asking for what it should not have"
     forge(saved_twice, FORGERIES[forgery])
     no_pickle(monkeypatch)
-    not_loaded(saved_twice, 'bytes, got' if forgery=='huge_size' else MANIFEST)
+    not_loaded(saved_twice, WORDS['bytes of a file'] if forgery=='huge_size' else MANIFEST)
     ring = Ring().add(3)
     ring.known = {read_manifest(saved_twice/MANIFEST).get('token'): 65}
     ring.save(saved_twice)
@@ -453,7 +454,7 @@ def test_sense_says_what_is_wrong(tmp_path):
     save_state(tmp_path, dict(a=1), 'memory')
     with SavedState(tmp_path) as saved:
         for error in (KeyError('b'), TypeError(), IndexError(), OverflowError(), RecursionError(), MemoryError(), ZeroDivisionError(), AttributeError(), struct.error()):
-            with pytest.raises(CheckpointError, match='manifest.json: not the state of a memory'), saved.sense('a memory'): raise error
+            with pytest.raises(CheckpointError, match=words('not a state', what='a memory')), saved.sense('a memory'): raise error
         with pytest.raises(KeyboardInterrupt), saved.sense('a memory'): raise KeyboardInterrupt
         with pytest.raises(OSError, match='full'), saved.sense('a memory'): raise OSError('full')
         with pytest.raises(CheckpointError, match='^mine$'), saved.sense('a memory'): raise CheckpointError('mine')
@@ -462,7 +463,7 @@ def test_sense_says_what_is_wrong(tmp_path):
 def test_a_newer_format_says_so(saved_twice):
     path = saved_twice/MANIFEST
     path.write_bytes(path.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":7', 1))
-    not_loaded(saved_twice, f'format {FORMAT}, got 7')
+    not_loaded(saved_twice, words('another format', wanted=FORMAT, got=7))
 
 
 def test_mutants(tmp_path, saved_twice_elsewhere, request):
@@ -487,7 +488,7 @@ def test_the_attack_sees_harm(tmp_path, saved_twice_elsewhere):
     def read(folder): (folder.parent/'outside.npy').read_bytes()
     def fail(folder): raise KeyError('bare')
     def swallow(folder): np.ones(3 << 30, np.uint8)
-    for k, (load, match) in enumerate([(crash, 'SIGSEGV'), (wander, 'outside the folder'), (read, 'outside the folder'), (fail, 'bare'), (swallow, 'MemoryError')]):
+    for k, (load, match) in enumerate([(crash, 'SIGSEGV'), (wander, WORDS['outside the folder']), (read, WORDS['outside the folder']), (fail, 'bare'), (swallow, 'MemoryError')]):
         work = tmp_path/f'{k}'
         work.mkdir()
         with pytest.raises(AssertionError, match=match): attack(saved_twice_elsewhere, load, 1, work)

@@ -16,6 +16,7 @@ from stable_baselines3.her import HerReplayBuffer as TheirHer
 
 from fastrl_replay.interop import sb3
 from refusals import refused
+from words import WORDS, words
 
 FLAT = spaces.Box(-1, 1, (4,), np.float32)
 NESTED = spaces.Dict(a=spaces.Box(0, 255, (2, 3), np.uint8), b=spaces.Discrete(5), c=spaces.Box(-1, 1, (1,), np.float64))
@@ -252,7 +253,7 @@ def test_less_memory_with_time_limits_and_learning_on(tmp_path):
     assert ours.replay_buffer.memory.nbytes < .6*sum(o.nbytes for o in (theirs.replay_buffer.observations, theirs.replay_buffer.next_observations))
     same(drawn(theirs.replay_buffer, 0, 32), drawn(ours.replay_buffer, 0, 32))
     pos = ours.replay_buffer.pos
-    with pytest.warns(UserWarning, match='last trajectory'): ours.learn(40)          # SB3 sets `dones[pos]`
+    with pytest.warns(UserWarning, match=WORDS['a trajectory ends']): ours.learn(40)          # SB3 sets `dones[pos]`
     got = ours.replay_buffer._get_samples(np.full(8, pos - 1))
     assert got.dones.all() and ours.replay_buffer.dones[pos - 1].all()
     assert ours.replay_buffer.memory.check_valid()
@@ -291,7 +292,7 @@ def test_pos_full_and_reset():
     with refused('pos', got='2'): buffer.pos = 2
     buffer.reset()
     assert (buffer.pos, buffer.full, buffer.size()) == (0, False, 0)
-    with pytest.raises(ValueError, match='empty'): buffer.sample(3)
+    with pytest.raises(ValueError, match=WORDS['it is empty']): buffer.sample(3)
     buffer.full = True
     assert buffer.full and not buffer.sample(4).observations.any() and buffer.memory.check_valid()
     buffer.add(*time_step(FLAT, ACTIONS[0], 2, rng))
@@ -311,7 +312,7 @@ def test_what_does_not_fit_changes_nothing():
     assert buffer.size() == 1 and buffer.memory.check_valid()
     for wrong in (0, -1, 1.5):
         with refused('n_steps'): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], n_steps=wrong)
-    with pytest.raises(TypeError, match='wrong'): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], wrong=1)
+    with pytest.raises(TypeError, match=words('an unknown option', name='wrong')): sb3.ReplayBuffer(10, FLAT, ACTIONS[0], wrong=1)
 
 
 def test_a_flag_that_is_written_is_in_the_next_save(tmp_path):
@@ -359,7 +360,7 @@ def test_priorities_reach_the_loss_and_come_back():
 
 def test_a_train_that_uses_no_priorities_is_warned_of():
     model = DQN('MlpPolicy', 'CartPole-v1', replay_buffer_class=sb3.PrioritizedReplayBuffer, **small())
-    with pytest.warns(UserWarning, match='no priority has been updated'): model.learn(480)
+    with pytest.warns(UserWarning, match=WORDS['no priority']): model.learn(480)
 
 
 ALGORITHMS = 'DQN', 'SAC', 'TD3', 'QRDQN', 'TQC', 'CrossQ'

@@ -20,6 +20,7 @@ from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.show import memory_figure
 from fastrl_replay.steps import Transition
 from refusals import refused
+from words import WORDS, words
 
 
 class Numbered(NamedTuple):      # with all that may decide where an episode begins and ends
@@ -457,7 +458,7 @@ def test_windows_from_any_memory():
     with refused('length'): memory.sample_sequences(2, 60)
     for wrong in (0, 61):
         with refused('length'): memory.sample_sequences(2, wrong)
-    with pytest.raises(ValueError, match='empty'): ReplayMemory(9).sample_sequences(1, 1)
+    with pytest.raises(ValueError, match=WORDS['it is empty']): ReplayMemory(9).sample_sequences(1, 1)
     assert plain.sample_sequences(5, 2).weights.tolist()==[1.]*5
 
 
@@ -494,7 +495,7 @@ def test_bad_input_changes_nothing():
     for ids in (batch.ids + 1000, batch.ids[:, :4], batch.ids[:3]):
         with pytest.raises(ValueError): memory.update_priorities(ids, good)
     with refused('priority'): memory.add(memory[0], priority=2.)
-    with pytest.raises(ValueError, match='0 complete windows'): made(kind=Bare, n=2)[0].sample(1)
+    with pytest.raises(ValueError, match=words('too few windows', bs=1, n=0)): made(kind=Bare, n=2)[0].sample(1)
     after = memory.state_dict()
     assert memory.n_added==70 and str(after['memory']['sampler']['inner'])==str(before['memory']['sampler']['inner'])
     no_start = next(id for id in range(memory.first_id, 70) if id not in twin.windows())
@@ -541,7 +542,7 @@ def test_a_batch_waits_until_there_are_sequences_enough():
     pairs = zip(range(3), SequenceReplay(Source(twin), 4, 100, 10))
     assert [len(twin.steps) for _ in pairs]==[40, 41, 42]
     full = SequenceReplay(Source(Twin(50, Sequence(10), Bare, 1)), 6, 50, 10)
-    with pytest.raises(ValueError, match='6 sequences'): next(iter(full))
+    with pytest.raises(ValueError, match=words('too few windows', bs=6, n=5)): next(iter(full))
     for options, said in ((dict(length=101), 'sequence'), (dict(length=5, burn_in=5), 'burn_in'), (dict(length=5, stride=0), 'stride')):
         with refused(said): SequenceReplay([], 4, 100, **options)
     with refused('replace', TypeError): SequenceReplay([], 4, 100, 5, alpha=.5, replace=True)

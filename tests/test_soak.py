@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 from soak import Soak, Wrong, soak
+from words import WORDS
 
 ROUNDS, BYTES = 5, 30e6          # rounds by which a level is known; by how much it may vary
 
@@ -39,14 +40,14 @@ def one(tmp_path):
 def test_it_notices_other_rows(one):
     o = one('uniform')
     o.twin[o.memory.n_added - 1] += 1
-    with pytest.raises(Wrong, match='is serial'): o.check_memory(o.memory)
+    with pytest.raises(Wrong, match=WORDS['a serial']): o.check_memory(o.memory)
 
 
 def test_it_notices_torn_rows(one):
     o = one('uniform')
     rows = o.memory.recent(3)
     rows.state[1, 2] += 1
-    with pytest.raises(Wrong, match='state of rows'): o.check_rows(rows)
+    with pytest.raises(Wrong, match=WORDS['a state of rows']): o.check_rows(rows)
 
 
 @pytest.mark.parametrize('kind', ['proportional', 'lz4', 'disk'])
@@ -54,7 +55,7 @@ def test_it_notices_priorities_of_other_rows(one, kind):
     o = one(kind)
     o.check_memory(o.memory)
     o.memory.update_priorities([o.memory.n_added - 1], [99.])
-    with pytest.raises(Wrong, match='priorities'): o.check_memory(o.memory)
+    with pytest.raises(Wrong, match=WORDS['other priorities']): o.check_memory(o.memory)
 
 
 def test_it_notices_windows_that_jump(one):
@@ -62,12 +63,12 @@ def test_it_notices_windows_that_jump(one):
     batch = o.memory.sample(2)
     o.draw_windows(batch, [], random.Random(0))
     batch.serial[0, 1] += 1
-    with pytest.raises(Wrong, match='jumps'): o.draw_windows(batch, [], random.Random(0))
+    with pytest.raises(Wrong, match=WORDS['a window that jumps']): o.draw_windows(batch, [], random.Random(0))
 
 
 def test_it_notices_a_batch_that_changes(one):
     o, held = one('frames'), []
     for _ in range(21): o.draw(held, random.Random(0))
     held[0][0].serial[0] += 1
-    with pytest.raises(Wrong, match='has changed'): o.recheck(held)
+    with pytest.raises(Wrong, match=WORDS['a held batch']): o.recheck(held)
 

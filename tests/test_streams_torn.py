@@ -14,6 +14,7 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.health import consecutive, newest, torn_streams
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
+from words import WORDS
 
 
 class Step(NamedTuple):
@@ -214,7 +215,7 @@ def test_stacked_rows_of_those_that_are_alive_are_warned_of_once(use, form):
         warnings.simplefilter('error')
         if use and form(world.step()).__class__ is dict: memory = ReplayMemory(3000, step=world.rows()[0], **USES[use])
         for _ in range(3): memory.extend(form(world.step()))
-    with pytest.warns(UserWarning, match=r'extend: 5 rows of stacked arrays follow 8, .*env_id.*streams=') as found: memory.extend(form(world.step(np.arange(5))))
+    with pytest.warns(UserWarning, match=WORDS['streams look mixed']) as found: memory.extend(form(world.step(np.arange(5))))
     assert len(found)==1 and found[0].filename==__file__ and len(memory)==29
     with warnings.catch_warnings():
         warnings.simplefilter('error')
@@ -227,9 +228,9 @@ def test_a_memory_that_is_used_in_order_later_warns_then():
         warnings.simplefilter('error')
         alive(memory)
         memory.sample_sequences(2, 2)
-    with pytest.warns(UserWarning, match='streams='): alive(memory, 1)
+    with pytest.warns(UserWarning, match=WORDS['name the streams']): alive(memory, 1)
     mixed = MixedMemory([ReplayMemory(99, sequence=Sequence(4)), ReplayMemory(99, sequence=Sequence(4))])
-    with pytest.warns(UserWarning, match='streams='): alive(mixed)
+    with pytest.warns(UserWarning, match=WORDS['name the streams']): alive(mixed)
 
 
 class Seen(NamedTuple):

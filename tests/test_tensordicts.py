@@ -14,6 +14,7 @@ from fastrl_replay.offline import by_episodes
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import Transition
 from refusals import refused
+from words import WORDS, words
 
 
 def transitions(rng, *shape, nested=False):
@@ -158,8 +159,8 @@ def test_rows_by_number_slice_mask_ids_and_key(n):
     assert torch.equal(buffer['observation'], data['observation'][slots])
     assert torch.equal(buffer['next', 'reward'], data['next', 'reward'][slots])
     for k in (size, -size - 1):
-        with pytest.raises(IndexError, match=f'{size} slots are filled'): buffer[k]
-    with pytest.raises(IndexError, match=f'mask: expected {size}'): buffer[np.ones(size + 1, bool)]
+        with pytest.raises(IndexError, match=words('slots of a buffer', n=size)): buffer[k]
+    with refused('mask', IndexError, expected=f'{size} values, one for each filled slot'): buffer[np.ones(size + 1, bool)]
     with pytest.raises(KeyError): buffer['nothing']
 
 
@@ -182,7 +183,7 @@ def test_an_emptied_buffer_is_like_a_new_one_that_draws_on(sampler):
     rng = buffer.memory.rng.get_state()
     buffer.empty()
     assert (len(buffer), buffer.write_count) == (0, 0) and list(buffer.storage) == [] and buffer.memory.check_valid()
-    with pytest.raises(ValueError, match='cleared'): buffer.sample()
+    with pytest.raises(ValueError, match=WORDS['all is gone']): buffer.sample()
     assert buffer.memory.rng.get_state() == rng and buffer.sampler.n_batches == n_batches
     assert buffer.extend(data[:10]).tolist() == list(range(33, 43)) and buffer.write_count == 10
     if sampler is not None: assert buffer.sampler.largest > 9 and buffer.sampler.alpha == 1. and buffer.update_priority([32], 1.) == 0
@@ -261,7 +262,7 @@ def test_prefetched_batches_are_those_drawn_by_the_caller(sampler):
     assert same(found.exclude('index', '_weight', 'priority_weight'), data[found['index']])
     assert len(buffer.sample(7)) == 7 and len(buffer.sample()) == 6, 'another size is drawn when it is asked for'
     buffer.empty()
-    with pytest.raises(ValueError, match='cleared'): buffer.sample()
+    with pytest.raises(ValueError, match=WORDS['all is gone']): buffer.sample()
     buffer.extend(data[:4])
     assert (buffer.sample()['index'] >= 20).all(), 'nothing drawn before'
     with refused('batch_size', got='None'): ReplayBuffer(20, prefetch=2)
@@ -285,7 +286,7 @@ def test_transforms_run_in_the_thread_that_prefetches():
 
 def test_batches_are_pinned_where_there_is_a_device(monkeypatch):
     if not torch.cuda.is_available():
-        with pytest.warns(UserWarning, match='pin_memory: this torch finds no CUDA device'): buffer, _ = filled(20, 20, pin_memory=True)
+        with pytest.warns(UserWarning, match=WORDS['no CUDA']): buffer, _ = filled(20, 20, pin_memory=True)
         assert len(buffer.sample(4)) == 4
     pinned = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)

@@ -17,6 +17,8 @@ from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.steps import SimpleStep
+from refusals import refused
+from words import words
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = os.environ.get('FASTRL_REPLAY_SHIM')=='1'
@@ -136,7 +138,7 @@ def test_steps_that_wait_in_a_window_are_saved_beyond_any_pipe(tmp_path):
     def make(): return replay_of(Clip(Turns([Clip(NStep(Clip(Counting(k)), 3, .5)) for k in (0, 1)])))
     replay = make()
     run(replay, 21)
-    with pytest.warns(UserWarning, match='Clip'): replay.save(tmp_path)
+    with pytest.warns(UserWarning, match=words('it is named', name='Clip')): replay.save(tmp_path)
     again = make().load(tmp_path)
     run(again, 30)
     rows = again.memory.recent(len(again))
@@ -266,7 +268,7 @@ def test_a_state_of_other_pipes_is_refused_and_nothing_changes(tmp_path):
         one.save(tmp_path/'one')
     for folder, replay in (('two', one), ('one', two), ('one', replay_of([])), ('two', replay_of(Turns([Counting(0), Mean(Counting(1))])))):
         before = kept(replay), replay.memory.n_added, replay.n_batches
-        with pytest.raises(CheckpointError, match='upstream: expected the state of'): replay.load(tmp_path/folder)
+        with refused('upstream', CheckpointError): replay.load(tmp_path/folder)
         assert (kept(replay), replay.memory.n_added, replay.n_batches)==before
 
 
@@ -346,7 +348,7 @@ def test_beyond_actors(num_workers, tmp_path):
     def make(): return ExperienceReplay(Actors(Clip(GymStepper(['CartPole-v1'], seed=0)), num_workers, ctx='fork', chunk=8), bs=2, max_sz=500, min_sz=8, seed=0)
     replay, again = make(), make()
     run(replay, 60)
-    with pytest.warns(UserWarning, match='Clip'): replay.save(tmp_path)
+    with pytest.warns(UserWarning, match=words('it is named', name='Clip')): replay.save(tmp_path)
     again.load(tmp_path)
     stepper = again.source_datapipe.source_datapipe.behind
     assert (stepper.state_dict()['episodes'][:1] > [[0]])==(num_workers==0)      # those of workers are theirs
@@ -356,4 +358,4 @@ def test_beyond_actors(num_workers, tmp_path):
 
 def test_hindsight_finds_n_step_beyond_any_pipe():
     from fastrl_replay.pipes.hindsight import HindsightReplay
-    with pytest.raises(ValueError, match='n_step'): HindsightReplay(Clip(n_steps(Counting())), lambda *_: 0.)
+    with refused('hindsight'): HindsightReplay(Clip(n_steps(Counting())), lambda *_: 0.)

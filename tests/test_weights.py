@@ -20,6 +20,7 @@ from fastrl_replay.pipes.weights import SharedAgent, SharedParams
 from fastrl_replay.schedules import LinearSchedule
 import fastrl_replay.pipes.actors, fastrl_replay.pipes.replay  # noqa: F401
 from refusals import refused
+from words import WORDS
 
 
 multiprocessing.set_forkserver_preload(['fastrl_replay.all'])       # its workers start at once then
@@ -123,7 +124,7 @@ def test_a_model_on_another_device():
     "There is no GPU here, so the paths are followed on the CPU, and a device without data is refused with torch's own words"
     model = nn.Linear(4, 2)
     shared = SharedParams(model)
-    with pytest.raises(NotImplementedError, match='meta'): shared.publish(copy.deepcopy(model).to('meta'))
+    with pytest.raises(NotImplementedError, match=WORDS['no meta tensors']): shared.publish(copy.deepcopy(model).to('meta'))
     assert shared.version==0 and shared.pull(nn.Linear(4, 2))==0
     agent = SharedAgent(EpsilonGreedy(model, 0.), shared, device=torch.device('cpu'))
     assert next(agent.model.parameters()).device.type=='cpu' and agent.model is not model
@@ -143,7 +144,7 @@ def test_across_cuda():
 def test_it_goes_into_new_processes_only_and_is_never_copied():
     shared = SharedParams(nn.Linear(4, 2))
     for f in (pickle.dumps, ForkingPickler.dumps, lambda o: torch.save(o, os.devnull)):
-        with pytest.raises(RuntimeError, match='a copy would never see another publication'): f(shared)
+        with pytest.raises(RuntimeError, match=WORDS['no copy of weights']): f(shared)
     assert copy.deepcopy([shared])[0] is shared
 
 
