@@ -6,7 +6,7 @@
 __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'AROUND', 'N_HEADER', 'NONE', 'T', 'F', 'header_shapes', 'aligned', 'Plan',
            'constant_result', 'as_tensor', 'Column', 'Texts', 'Nested', 'batch_type', 'made_of', 'made_over', 'Columns',
            'Batch', 'came_from', 'packed', 'as_kind', 'as_chunk', 'convert', 'columns_of_steps', 'chunk_columns',
-           'first_row', 'example_row', 'stream_numbers', 'chunk_streams']
+           'first_row', 'example_row', 'stream_numbers', 'check_streams', 'chunk_streams']
 
 # %% ../nbs/1_memory/04_batch.ipynb #62b90cd6
 import copy
@@ -587,24 +587,26 @@ def _checked_streams(streams, n):
         refuse('streams', f'{n} whole numbers, one for each row', form(a))
     return a.astype(np.int64)
 
-def _check_same(own, given):
-    "Refuse streams that say otherwise than `env_id`"
+def check_streams(layout: Layout, chunk: Any, streams: Any) -> None:
+    "Raise a `ValueError` for `streams` of a chunk that say otherwise than its `env_id`"
+    key = layout.stream_leaf
+    if streams is None or key is None: return
+    columns, m = chunk_columns(layout, chunk)
+    own, given = columns[key].astype(np.int64), _checked_streams(streams, m)
+    if isinstance(streams, str): given = np.full(m, own[0])
     differs = own!=given
     if not differs.any(): return
     k = int(np.argmax(differs))
-    said = int(np.broadcast_to(given, own.shape)[k])
-    refuse('streams', f'{own[k]} for row {k}, its env_id', said, 'leave streams out, or correct env_id')
+    wanted = f'{own[k]} for row {k}, its env_id'
+    refuse('streams', wanted, int(given[k]), 'leave streams out, or correct env_id')
 
 def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | None:
     """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
     order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one
-    stream. A `ValueError` for `streams` that differ from `env_id`"""
+    stream"""
     m, key = len(columns[0]), layout.stream_leaf
-    given = None if streams is None else _checked_streams(streams, m)
-    if key is not None:
-        own = columns[key].astype(np.int64)
-        if given is not None: _check_same(own, own[:1] if isinstance(streams, str) else given)
-        return own
-    if given is not None: return given
+    if streams is not None: streams = _checked_streams(streams, m)
+    if key is not None: return columns[key].astype(np.int64)
+    if streams is not None: return streams
     if isinstance(chunk, list): return np.zeros(m, np.int64)
     return chunk.streams if isinstance(chunk, Batch) else None

@@ -26,8 +26,9 @@ from numba.core.dispatcher import Dispatcher
 _ROOT = Path(fastrl_replay.__file__).parent
 _PACKAGE = _ROOT.name
 # What begins a line that is not indented, or a line that imports something of this package
-_LINE = re.compile(rf'^(?:(?P<block>def|class|async|@)|(?P<indent>[ \t]*)(?:from[ \t]+(?P<base>\.[\w.]*|{_PACKAGE}[\w.]*)'
-                   r'[ \t]+import\b(?P<names>[ \t]*\([^)]*\)|[^\n#;]*)'
+_LINE = re.compile(r'^(?:(?P<block>def|class|async|@)|(?P<indent>[ \t]*)'
+                   rf'(?:from[ \t]+(?P<base>\.[\w.]*|{_PACKAGE}[\w.]*)[ \t]+import\b'
+                   r'(?P<names>[ \t]*\([^)]*\)|[^\n#;]*)'
                    rf'|import[ \t]+(?P<module>{_PACKAGE}[\w.]*))|\S)', re.M)
 
 def _path_of(name):
@@ -128,12 +129,16 @@ def kernel_folder() -> Path:
 # %% ../nbs/3_lasting/05_kernel_cache.ipynb #5c0ffee3
 class _Waiting:
     "Handlers of signals wait from `hold` to `release`; those that were called then run, in their order"
-    held, handlers, called = False, dict[int, Any](), dict[int, Any]()
+    held = False
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Any] = {}
+        self.called: dict[int, Any] = {}                   # number → the frame that it came in
 
     def hold(self):
         handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self.handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-        self.held, self.called = True, {}
+        self.held = True
         for number in self.handlers: signal.signal(number, self._note)
 
     def _note(self, number, frame):

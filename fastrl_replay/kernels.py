@@ -9,6 +9,7 @@ __all__ = ['njit', 'kernel', 'in_kernels', 'inlined', 'instead_of', 'prefetch', 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+import numpy as np
 from .kernel_cache import cached, package_key
 from llvmlite import ir
 from numba import config, njit as plain_njit, types
@@ -45,7 +46,7 @@ def instead_of(plain: Callable[..., Any]) -> Callable[[Any], Any]:
         return instruction
     return decorate
 
-def prefetch(arr: Any, i: Any) -> None:
+def prefetch(arr: np.ndarray, i: int | np.integer) -> None:
     "Request the cache line of `arr[i]`, in kernels; in Python, nothing happens"
 
 @instead_of(prefetch)

@@ -390,7 +390,7 @@ def test_priorities_of_windows_mix_the_largest_and_the_mean(device):
 def test_it_has_what_every_memory_has():
     memory = DeviceMemory(10, device='cpu')
     assert as_memory(memory, Memory) is memory and as_memory(memory, Lasting) and len(memory)==0 and memory
-    with pytest.raises(ValueError, match='the memory is empty'): memory.sample(1)
+    with pytest.raises(ValueError, match=WORDS['it is empty']): memory.sample(1)
 
 
 @pytest.mark.parametrize('next_of', [None, {'next_state': 'state'}])

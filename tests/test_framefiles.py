@@ -21,6 +21,7 @@ from test_frames import Pair, World, digest, fetched, held, ids_in
 from lasting import small_disk
 from twins import Twin, column_bytes, stacked
 from faults import moments, torn
+from words import WORDS, words
 
 
 pytestmark = pytest.mark.usefixtures('quick')

@@ -22,7 +22,8 @@ from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import ExponentialSchedule, LinearSchedule
 from faults import interrupted
-from refusals import refused
+from refusals import about, refused
+from words import WORDS
 
 
 class Own:

@@ -329,8 +329,7 @@ class DeviceMemory(DeviceRead):
         if n:
             storage = storage_for(self.layout, n - first, dedup=None)
             for _, rows in self.news({0: first}):
-                streams = None if self.layout.stream_leaf is not None else np.asarray(rows.ids) % self.n_envs
-                storage.put(storage.accept(rows, streams))
+                storage.put(storage.accept(rows, np.asarray(rows.ids) % self.n_envs))
             pieces.append(storage.get_state() | dict(first_id=first, n_added=n, since=first))
         host.restore(host.saved()[0] | dict(n_stale=int(self.n_stale)), pieces)
         return host

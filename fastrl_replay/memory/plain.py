@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..batch import FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams, example_row
+from ..batch import (
+    FETCHED, Batch, as_chunk, came_from, check_streams, chunk_columns, chunk_streams, example_row)
 from ..checks import (
     Words, ids_of, leave_out, plain_array, refuse, require, shown, stored_ids, typed, whole)
 from ..health import Health, consecutive, memory_health
@@ -271,6 +272,7 @@ class Drawn(Joined):
             if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
             if len(chunk)==0: return np.empty(0, np.int64)
             if storage is None: storage = self._open_for(chunk, priorities, streams)
+            elif streams is not None: check_streams(storage.layout, chunk, streams)
             rows = storage.accept(chunk, streams)
             m, lag = len(rows), self._sampler.max_lag
             if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
@@ -298,6 +300,7 @@ class Drawn(Joined):
         self._example = example
         columns, m = chunk_columns(layout, chunk)
         chunk_streams(layout, chunk, columns, streams)
+        check_streams(layout, chunk, streams)
         if priorities is not None: as_priorities('priorities', priorities, m)
         return self._open(layout)
     def _put_parts(self, rows, part):

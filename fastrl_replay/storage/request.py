@@ -33,7 +33,7 @@ def _copy_four(source, a, out, b):
 
 @inlined
 def _copy(source, shift, starts, now, m, begin, n, out, to):
-    "Copy `n` words from word `begin` of `m` rows, which start at these bytes, to word `to` of `out` and on"
+    "Copy `n` words from word `begin` of `m` rows that start at these bytes to word `to` of `out`"
     begin, n, to, shift, now = _u(begin), _u(n), _u(to), _u(shift), _u(now)
     if n == _ONE:
         for i in range(_u(m)): out[to + i] = source[(starts[now + i] >> shift) + begin]
@@ -60,11 +60,13 @@ def _copy_numbers(source, starts, now, m, begin, n, numbers, to):
     begin, n, to, now = _u(begin), _u(n), _u(to), _u(now)
     for i in range(_u(m)):
         a = (starts[now + i] >> _TWO) + begin
-        for j in range(n): numbers[to + i*n + j] = (np.int64(source[a + j]) - 1) & 0xFFFFFFFF     # 0 is nobody's
+        for j in range(n):
+            number = np.int64(source[a + j])
+            numbers[to + i*n + j] = (number - 1) & 0xFFFFFFFF             # 0 is nobody's
 
-# %% ../../nbs/1_memory/06_request.ipynb #c1087ffd
-_AHEAD = 64          # rows between a prefetch and its use: enough to hide a miss, few enough to stay in the L2 cache
-_WIDTH = 8           # numbers in a line of a plan: at most 7 cache lines are prefetched, the processor continues
+# %% ../../nbs/1_memory/06_request.ipynb #e98a19e7
+_AHEAD = 64      # rows between a prefetch and its use: to hide a miss, and to stay in the L2 cache
+_WIDTH = 8       # of a plan: at most 7 cache lines are prefetched, the processor continues
 
 @inlined
 def _line_up(numbers, at, m, each, step, begin):
@@ -75,8 +77,8 @@ def _line_up(numbers, at, m, each, step, begin):
 
 @inlined
 def _look_ahead(words, numbers, at, a, b, size, lines, starts, then, n_rows, n_added):
-    """Find the bytes at which rows `a` … `b` − 1 start, and prefetch them; their slots become ids, if any row was
-    `n_added`. Return how many are to be zeros; −1 if there is no such row"""
+    """Find the bytes at which rows `a` … `b` − 1 start, and prefetch them; their slots become ids.
+    Return how many are to be zeros; −1 if there is no such row"""
     first, newest, n_gone = lines[1], n_added % max(n_rows, 1), 0
     for i in range(a, b):
         number = numbers[_u(at + i)]
@@ -115,17 +117,19 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
     bytes of a word (0: numbers of what rows share), first word in a row, words, first word in `out`"""
     source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
     numbers, out4 = out.view(np.int64), out.view(np.uint32)
-    starts, begin = np.empty(2*_AHEAD, np.uint64), 0         # of the rows that are copied now, of those that are next
+    starts, begin = np.empty(2*_AHEAD, np.uint64), 0      # of the rows copied now, of the next
     while begin < len(plan):
         head, lines = plan[begin], plan[begin + 1]
         end, m, at, size = begin + head[0], head[1], head[2], head[3]
         leaves = plan[begin + 2:end]
         if head[4]: _line_up(numbers, at, m, head[4], head[5], head[6])
-        gone = _look_ahead(source8, numbers, at, 0, min(m, _AHEAD), size, lines, starts, 0, n_rows, n_added)
+        b = min(m, _AHEAD)
+        gone = _look_ahead(source8, numbers, at, 0, b, size, lines, starts, 0, n_rows, n_added)
         for a in range(0, m, _AHEAD):
             b, now = min(a + _AHEAD, m), a % (2*_AHEAD)
             c, then = min(b + _AHEAD, m), _AHEAD - now
-            later = _look_ahead(source8, numbers, at, b, c, size, lines, starts, then, n_rows, n_added)
+            later = _look_ahead(source8, numbers, at, b, c, size, lines, starts, then, n_rows,
+                                n_added)
             if gone < 0 or later < 0: return False
             for k in range(len(leaves)):
                 word, first, n = leaves[k, 0], leaves[k, 1], leaves[k, 2]
@@ -139,16 +143,17 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
         begin, n_added = end, 0
     return True
 
-# %% ../../nbs/1_memory/06_request.ipynb #e82a6ed4
+# %% ../../nbs/1_memory/06_request.ipynb #3a86efa7
 def windows_of(layout: Layout, length: int, skip: int = 0, fields: Any = None) -> Layout:
-    "Return the layout of windows of `length` rows of `fields` (None: all), in place of the first `skip` axes"
+    """Return the layout of windows of `length` rows of `fields` (None: all), in place of the first
+    `skip` axes"""
     def windowed(o): return fields is None or o.path[0] in fields
     leaves = [o._replace(shape=(length, *o.shape[skip:])) if windowed(o) else o for o in layout.leaves]
     return same_layout(layout.step_type, layout.trees, leaves)
 
 def plan_of(head: tuple, leaves: list) -> list:
-    """Return a part of a plan: see `fetch`. `head`: rows, the place of their numbers, bytes from row to row …;
-    `leaves`: bytes of a word, first byte in a row, bytes, first byte in `out`"""
+    """Return a part of a plan: see `fetch`. `head`: rows, the place of their numbers, bytes from row
+    to row …; `leaves`: bytes of a word, first byte in a row, bytes, first byte in `out`"""
     touched = {64*k for _, begin, n, _ in leaves for k in range(begin//64, (begin + n - 1)//64 + 1)}
     ahead = sorted(touched)[:_WIDTH - 1]
     rows = [(2 + len(leaves), *head), (len(ahead), *ahead)]
@@ -161,15 +166,17 @@ COUNTED = sys.implementation.name=='cpython' and getattr(sys, '_is_gil_enabled',
 "Do reference counts show whether an object is in use? Not without a global interpreter lock"
 
 class Shared(NamedTuple):
-    "What a table is to fill in: the leaves of a request by number, and the plan that copies them from its rows"
+    "What a table is to fill in: leaves of a request by number, and the plan to copy them"
     leaves: list[int | None]      # those that it keeps (None: not asked for)
     plan: np.ndarray              # for `fetch`
 
 class Form:
-    """What requests have in common: how `n` rows, or sequences of `length` rows, lie in a buffer of `nbytes`, and the
-    plans that copy them there from records of the layout `stored`, which has numbers in place of what is `shared`"""
-    def __init__(self, layout: Layout, n: int, header: tuple = DRAWN, length: int | None = None, windows: tuple = (),
-                 stored: Layout | None = None, shared: tuple = (), kind: Any = Batch, **known: Any) -> None:
+    """What requests have in common: how `n` rows, or sequences of `length` rows, lie in a buffer of
+    `nbytes`, and the plans that copy them there from records of the layout `stored`, which has
+    numbers in place of what is `shared`"""
+    def __init__(self, layout: Layout, n: int, header: tuple = DRAWN, length: int | None = None,
+                 windows: tuple = (), stored: Layout | None = None, shared: tuple = (),
+                 kind: Any = Batch, **known: Any) -> None:
         rows = layout if length is None else windows_of(layout, length)
         for field, offsets in windows: rows = windows_of(rows, len(offsets), fields=(field,))
         self.layout, self.shape = layout, (n,) if length is None else (n, length)
@@ -179,7 +186,7 @@ class Form:
         if windows: self.known['_extra'] = known.get('_extra', {}) | dict(windows=windows)
         self.nbytes = self.columns.nbytes
         self.around: int | None = self._beside(n*len(self.offsets)) if windows else None
-        self.numbers: dict[int, tuple] = {}      # by leaf: where the numbers of what it shares are, and their shape
+        self.numbers: dict[int, tuple] = {}      # by leaf: where its numbers are, and their shape
         if stored is not None: self._plan(dict(windows), stored, shared)
 
     def _beside(self, n):
@@ -188,7 +195,7 @@ class Form:
         return at
 
     def _plan(self, windows, stored, shared):
-        "Plan a part for all fields without windows, and one for each with; and what the tables are to copy"
+        "Plan a part for all fields without windows, one for each with, and what tables copy"
         m, size, first = math.prod(self.shape), stored.record.itemsize, self.around or 0
         heads: dict[str | None, tuple] = {None: (m, 0, size)}
         for field, offsets in windows.items():
@@ -201,10 +208,11 @@ class Form:
                          if field==(path[0] if path[0] in heads else None)] for field, head in heads.items()}
         self.plan = np.array([line for field, o in parts.items() for line in plan_of(heads[field], o)], np.int64)
         found = [[where.get(path) for path in paths] for paths in shared]
-        self.shared = [Shared(o, self._plan_shared(o)) if any(k is not None for k in o) else None for o in found]
+        asked = [any(k is not None for k in o) for o in found]
+        self.shared = [Shared(o, self._plan_shared(o)) if there else None for o, there in zip(found, asked)]
 
     def _leaf(self, k, m, o, begin):
-        "The line for leaf `k` of `m` rows, which is at byte `begin` of a record as `o`: itself, or numbers"
+        "The line for leaf `k` of `m` rows, at byte `begin` of a record as `o`: itself, or numbers"
         leaf, each = self.layout.leaves[k], math.prod(o.shape)
         if o==leaf: return leaf.word, begin, o.nbytes, self.columns.columns[N_HEADER + k][0]
         at = self._beside(m*each)
@@ -215,18 +223,19 @@ class Form:
         for k in leaves:
             if k is None or self.layout.leaves[k].text: continue
             at, (m, each) = self.numbers[k]
-            o = self.layout.leaves[k]._replace(dtype=np.dtype(np.uint8), shape=(self.layout.leaves[k].nbytes//each,))
+            nbytes = self.layout.leaves[k].nbytes//each
+            o = self.layout.leaves[k]._replace(dtype=np.dtype(np.uint8), shape=(nbytes,))
             leaf = o.word, 0, o.nbytes, self.columns.columns[N_HEADER + k][0]
             parts += plan_of((m*each, at//8, o.nbytes), [leaf])
         return np.array(parts, np.int64)
 
 # %% ../../nbs/1_memory/06_request.ipynb #b17ebbbe
 class Request:
-    """Memory for a batch of the rows of a `Form`. A sampler fills `slots` (int64; −1: a row of zeros), `probs` and
-    `weights`; a storage copies the rows in these slots to its columns, by the `plan` of the form.
+    """Memory for a batch of the rows of a `Form`. A sampler fills `slots` (int64; −1: a row of
+    zeros), `probs` and `weights`; a storage copies the rows in these slots by the form's `plan`.
 
-    With windows around its rows, which all are there, it copies the rows in the slots `around` (int64[n, k], those
-    of all `offsets` side by side) to their columns, and `is_pad` (bool[n, k]) says which of them repeat another one"""
+    With windows around its rows, which all are there, it also copies the rows in the slots `around`
+    (int64[n, k], those of all `offsets` side by side); `is_pad` (bool[n, k]): which repeat another"""
     def __init__(self, form: Form, nbytes: int = 0) -> None:
         self.out = aligned(max(nbytes, form.nbytes))
         self.nbytes = len(self.out)
@@ -250,7 +259,7 @@ class Request:
         columns = self._known['_columns'][N_HEADER:]
         return [a.reshape(-1, *o.shape) for o, a in zip(self.form.layout.leaves, columns)]
     def numbers(self, k: int | None) -> np.ndarray | None:
-        "Return the numbers from 0 on (int64[m, n]; −1: none) of what the rows of leaf `k` share; None of no leaf"
+        "Return the numbers (int64[m, n]; −1: no row) of what rows share as leaf `k`, from 0 on"
         return None if k is None else self._view(*self.form.numbers[k])
 
     def is_free(self) -> bool:
@@ -276,7 +285,7 @@ class _Pool:
         self.before: Any = None    # … the last: whoever keeps one batch while the next is drawn has released it
 
     def look_round(self, form: Form) -> Request | None:
-        "Return a request that is not in use, of this form, or made to fit it; None if that was not found soon"
+        "Return a request that is not in use, of this form, or made to fit it; None if none was found"
         n, spare = len(self.all), None
         for k in range(min(self.LOOKS, n)):
             if k: self.at = (self.at + 1) % n
