@@ -94,9 +94,9 @@ def check_storage_options(dedup, codec, durable=False) -> None:
     require(not durable, "codec='lz4': packed frames are kept in RAM only; leave out codec or path")
     lz4_block()
 
-def as_kept(dedup: str | None) -> str | None:
+def as_kept(layout: Layout, dedup: str | None) -> str | None:
     "Return the `dedup` by which rows are kept that a folder or a saved state describes: 'auto' was 'large' at first"
-    return 'large' if dedup=='auto' else dedup
+    return 'large' if dedup=='auto' and interned(layout, 'large') else dedup
 
 def settled(layout: Layout, dedup: str | None, codec: str | None = None) -> str | None:
     "Return the `dedup` that 'auto' is for a new memory of this layout: 'large', or None where nothing would be shared"

@@ -553,7 +553,7 @@ class View:
         self._kept: Any = None
         self.max_sz, self.sampler = there['max_sz'], there['sampler']
         self.layout = Layout.from_plain(there['layout'])
-        self._storage = storage_for(self.layout, self.max_sz, as_kept(there['dedup']), room=self._folder)
+        self._storage = storage_for(self.layout, self.max_sz, as_kept(self.layout, there['dedup']), room=self._folder)
 
     @property
     def n_added(self) -> int:
