@@ -85,8 +85,9 @@ T = TypeVar('T')
 F = TypeVar('F', bound=Callable[..., Any])
 
 def constant_result(function: F) -> F:
-    """Return the function, marked for compiled functions, which take its result as a constant. It is the mark of
-    `torch.compiler.assume_constant_result`, which would import the compiler: a second of every start"""
+    """Return the function, marked for compiled functions, which take its result as a constant.
+    It is the mark of `torch.compiler.assume_constant_result`, which would import the compiler: a
+    second of every start"""
     vars(function)['_dynamo_marked_constant'] = True
     return function
 

@@ -54,8 +54,9 @@ def refuse(name: Any, expected: Any, got: Any, hint: str = '', error: type[Excep
 _NAME = re.compile(r'([^\W\d]\w*)(=[^:]+)?: ')
 
 def require(ok: Any, what: str, error: type[Exception] = ValueError) -> None:
-    """Raise an `error` that says `what` is wrong, unless `ok`: for the many conditions of a file or a state.
-    Words that begin with a name and a colon, such as 'dedup: …', name the argument"""
+    """Raise an `error` that says `what` is wrong, unless `ok`: for the many conditions of a file
+    or a state. Words that begin with a name and a colon, such as 'dedup: …', name the
+    argument"""
     if ok: return
     named = _NAME.match(what)
     raise refusal(what, error, named and named[1])

@@ -258,9 +258,9 @@ def _hops(seen, rows, n):
         yield may, does
 
 def _torn_n_step(seen, rows, in_order):
-    """The same of n-step rows, each of which leads to the row n steps further. Where rows have no
-    numbers and nobody takes them in order, only if most lead to a row at another distance: else they
-    may be in any order"""
+    """The same of n-step rows, each of which leads to the row n steps further. Where rows have
+    no numbers and nobody takes them in order, only if most lead to a row at another distance:
+    else they may be in any order"""
     n, numbered, may, does = _steps_of(rows.columns['discount']), _numbered(rows), [], []
     if n > _FAR: return 0, 0
     for known, fits in _hops(seen, rows, n):
@@ -276,8 +276,8 @@ def _torn_n_step(seen, rows, in_order):
     return asked[at], (asked[at] - fitted[at])*mixed
 
 def _torn_share(memory, rows, in_order=True):
-    """The share of linked rows, with no end between, that do not follow each other (NaN: unknown), and
-    how many are linked"""
+    """The share of linked rows, with no end between, that do not follow each other (NaN:
+    unknown), and how many are linked"""
     n_step = 'discount' in rows.columns
     seen = _Seen(memory, rows, n_step)
     if not seen.most: return _NAN, 0
@@ -296,8 +296,8 @@ def torn_streams(memory: Memory, rows: Newest) -> int:
     return round(share*linked) if share > .1 else 0
 
 def consecutive(memory: Memory, m: int) -> bool:
-    """Do most of the newest `m` rows begin where the row with the id before ended? False also if that
-    isn't known"""
+    """Do most of the newest `m` rows begin where the row with the id before ended? False also if
+    that isn't known"""
     rows = newest(memory, m)
     seen = _Seen(memory, rows) if len(rows.ids) else None
     if seen is None or not seen.most or len(rows.ids) < 2: return False
@@ -346,8 +346,9 @@ def _row_numbers(memory, in_order):
                         one_length=_one_length(rows.columns), **_wrong_rows(memory, rows, in_order))
 
 def _wrong_rows(memory, rows, in_order):
-    """How many rows are what a loop stores that is written wrongly, by the name of the mistake. Without
-    numbers of steps, rows that don't follow each other are none where nobody takes them `in_order`"""
+    """How many rows are what a loop stores that is written wrongly, by the name of the mistake.
+    Without numbers of steps, rows that don't follow each other are none where nobody takes them
+    `in_order`"""
     resets, reused = stored_resets(memory, rows), reused_arrays(memory, rows)
     share, linked = _torn_share(memory, rows, in_order)
     asked = in_order or _numbered(rows) or 'discount' in rows.columns
@@ -432,13 +433,14 @@ class Health(dict[str, Any]):
     def _repr_html_(self): return f'<pre>{html.escape(repr(self))}</pre>'
 
 def memory_health(memory: Memory) -> Health:
-    """Return numbers that show whether a memory does its work, and `warnings`: what looks wrong, in words.
+    """Return numbers that show whether a memory does its work, and `warnings`: what looks wrong,
+    in words.
 
-    A flat dict; what can't be known is NaN. Draws are counted since the memory was made or loaded;
-    where `watched_every` is above 1, on that share of the slots. The numbers of episodes,
-    `n_terminated` and `n_truncated`, count an end once, also if n n-step transitions lead to it.
-    The batches stay the same. Of a memory that does not count its draws, only the rows are looked at.
-    Where threads use the memory, hold its lock, as its methods do."""
+    A flat dict; what can't be known is NaN. Draws are counted since the memory was made or
+    loaded; where `watched_every` is above 1, on that share of the slots. The numbers of
+    episodes, `n_terminated` and `n_truncated`, count an end once, also if n n-step transitions
+    lead to it. The batches stay the same. Of a memory that does not count its draws, only the
+    rows are looked at. Where threads use the memory, hold its lock, as its methods do."""
     n, max_sz, used, counted = len(memory), memory.max_sz, memory.usage(), memory.draws is not None
     out: dict[str, Any] = dict(n=n, max_sz=max_sz, fill=n/max_sz, n_added=memory.n_added) | used
     out['stale_share'] = used['n_stale']/max(1, used['n_drawn'])

@@ -38,8 +38,9 @@ def _path_of(name):
     return next((o for o in files if o.is_file()), None)
 
 def _imported(text: str, folder: list[str]) -> Iterator[Path]:
-    """Yield the files of the modules that a source in a `folder` of the package imports. What its functions and
-    classes import is left out, since a kernel takes what stands in its module"""
+    """Yield the files of the modules that a source in a `folder` of the package imports. What
+    its functions and classes import is left out, since a kernel takes what stands in its
+    module"""
     inside = False
     for found in _LINE.finditer(text):
         if not found['indent']: inside = bool(found['block'])
@@ -107,8 +108,8 @@ _ROOM = 4 << 20                # bytes of all kernels, about
 
 @cache
 def kernel_folder() -> Path:
-    """Return the folder of compiled kernels, in `NUMBA_CACHE_DIR` or the user's cache; or a temporary one, if it
-    can't be written or somebody else may have"""
+    """Return the folder of compiled kernels, in `NUMBA_CACHE_DIR` or the user's cache; or a
+    temporary one, if it can't be written or somebody else may have"""
     base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else xdg_cache_home()/'fastrl_replay'
     folder = base/f'kernels-{package_key()}'
     try:

@@ -33,14 +33,15 @@ from .show import COLOUR, GREY, STYLE
 
 # %% ../nbs/2_learning/07_learner.ipynb #55c27226
 def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
-    """Return targets of Q(s, a): r + discount · Q_target(s′, a′), or r alone where the task terminated.
+    """Return targets of Q(s, a): r + discount · Q_target(s′, a′), or r alone where the task
+    terminated.
 
-    Float (bs,), no gradient. a′ is `model`'s choice (van Hasselt et al. 2016, *Deep Reinforcement
-    Learning with Double Q-learning*, equation 4), or `target`'s own with `double=False` (Mnih et
-    al. 2015, *Human-level control …*, algorithm 1). `discount` is the batch's column of that name
-    (n-step returns bring γᵐ), else `gamma`. Truncated transitions are bootstrapped. Where the next
-    states are a dict with an 'action_mask', a′ is legal; a `ValueError` if none is and the task
-    goes on."""
+    Float (bs,), no gradient. a′ is `model`'s choice (van Hasselt et al. 2016, *Deep
+    Reinforcement Learning with Double Q-learning*, equation 4), or `target`'s own with
+    `double=False` (Mnih et al. 2015, *Human-level control …*, algorithm 1). `discount` is the
+    batch's column of that name (n-step returns bring γᵐ), else `gamma`. Truncated transitions
+    are bootstrapped. Where the next states are a dict with an 'action_mask', a′ is legal; a
+    `ValueError` if none is and the task goes on."""
     return _targets(batch, _as_input(batch.next_state, target), model, target, gamma, double)
 
 def _targets(batch, states, model, target, gamma, double):
@@ -181,13 +182,14 @@ def q_network(
     hidden=128,         # units of the hidden layer
     seed=None,          # determines the first weights (None: torch's generator does)
 ) -> nn.Sequential:
-    """Return a network with one hidden layer, for `Box` observations of any shape or `Discrete` ones.
+    """Return a network with one hidden layer, for `Box` observations of any shape or `Discrete`
+    ones.
 
     Images (three axes, at least 8 pixels high and wide) first go through convolutions: from 36
     pixels on those of Mnih et al. 2015 (Methods; `hidden=512` there), else 16 of 3 × 3. Channels
-    are the shorter of the first and the last axis, the last if both are alike; uint8 is divided by
-    255. Other shapes are flattened. Of a dict of 'observation' and 'action_mask', the first is
-    used. A `TypeError` for other spaces."""
+    are the shorter of the first and the last axis, the last if both are alike; uint8 is divided
+    by 255. Other shapes are flattened. Of a dict of 'observation' and 'action_mask', the first
+    is used. A `TypeError` for other spaces."""
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None: torch.manual_seed(seed)
         first, n = _first_layers(observation_space)
@@ -419,7 +421,8 @@ class Learner(Training):
         self._graph = _Graph(self) if compile else None
 
     def fit(self, n_batches: int, watch: Callable[[Any], Any] | None = None) -> Self:
-        """Learn from the next `n_batches` batches, or until `watch(learner)` returns True after one.
+        """Learn from the next `n_batches` batches, or until `watch(learner)` returns True after
+        one.
 
         Raises a `ValueError` where the loader yields nothing, or `n_batches` is no count."""
         if not whole('n_batches', n_batches): return self
@@ -497,9 +500,11 @@ class Learner(Training):
         self.episodes.found = {(env, k): (n, r) for (env, k, n), r in found}
 
     def save(self, folder: Any, watch: Any = None, **notes: Any) -> int:
-        """Save the learner in `folder`, with its replay and its callback `watch` (a `BestWeights`), if any.
+        """Save the learner in `folder`, with its replay and its callback `watch` (a
+        `BestWeights`), if any.
 
-        All or nothing; `notes` are plain data of your own. Returns the number of bytes written."""
+        All or nothing; `notes` are plain data of your own. Returns the number of bytes
+        written."""
         state = dict(learner=self.state_dict(), best=None if watch is None else watch.state_dict(), notes=notes)
         replay = self.replay
         with nullcontext() if replay is None else replay.memory.lock:
@@ -507,7 +512,8 @@ class Learner(Training):
             return save_state(folder, state | more, 'learner', rows)
 
     def load(self, folder: Any, watch: Any = None) -> dict[str, Any]:
-        """Continue from what `save` wrote, with a model, a replay and a callback `watch` made in the same way.
+        """Continue from what `save` wrote, with a model, a replay and a callback `watch` made in
+        the same way.
 
         Returns the notes. A `CheckpointError` names the file that is missing or damaged, or says
         what differs; nothing has changed then."""
@@ -530,7 +536,8 @@ class Learner(Training):
 
 # %% ../nbs/2_learning/07_learner.ipynb #6eb62919
 class DQNLearner(Learner):
-    """A double DQN: a `Learner` whose `loss`, unless given, is `dqn_loss` with `gamma` and `double`.
+    """A double DQN: a `Learner` whose `loss`, unless given, is `dqn_loss` with `gamma` and
+    `double`.
 
     A batch needs state, action, reward, next_state and terminated. Masks: see `q_targets`."""
     def __init__(

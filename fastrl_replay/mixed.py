@@ -653,10 +653,10 @@ class MixedMemory(Routed):
             return all(o.check_valid() for o in self.memories)
 
     def health(self) -> Health:
-        """Return the shares asked and given, `scales`: of each memory its typical and largest reward,
-        the size of its states, and how many episodes terminated and were truncated; and `memories`:
-        the health of each. Its warnings are theirs, and where their rewards, states or ends show
-        that they cannot hold one task"""
+        """Return the shares asked and given, `scales`: of each memory its typical and largest
+        reward, the size of its states, and how many episodes terminated and were truncated; and
+        `memories`: the health of each. Its warnings are theirs, and where their rewards, states
+        or ends show that they cannot hold one task"""
         with self.lock:
             each, drawn = [o.health() for o in self.memories], sum(self.n_drawn)
             given = [n/max(1, drawn) for n in self.n_drawn]

@@ -36,8 +36,8 @@ def _check_space(name, space):
 def episode_steps(dataset: Any, step_type: Any) -> Iterator[Any]:
     """Yield each episode of a `MinariDataset` as a `step_type` of stacked arrays (T, …).
 
-    Fields that a data set doesn't have get their defaults. A `ValueError` or `TypeError` names the space, the field or
-    the episode that doesn't fit."""
+    Fields that a data set doesn't have get their defaults. A `ValueError` or `TypeError` names
+    the space, the field or the episode that doesn't fit."""
     more = getattr(step_type, '_field_defaults', {})
     unknown = [f for f in getattr(step_type, '_fields', [step_type]) if f not in _KNOWN and f not in more]
     if unknown: refuse('step_type', f'a NamedTuple of some of {_KNOWN}', unknown[0], 'give each other field a default')
@@ -115,8 +115,9 @@ def _buffers(memory, make):
                    terminations=rows.terminated.astype(bool), truncations=rows.truncated.astype(bool))
 
 def space_of(values: Any, counted: bool = True) -> gym.Space:
-    """Return a space for arrays (n, …) of rows, or dicts or tuples of arrays: all numbers of their dtype.
-    `counted`: `Discrete` for single whole numbers from 0 on, up to the largest in `values`"""
+    """Return a space for arrays (n, …) of rows, or dicts or tuples of arrays: all numbers of
+    their dtype. `counted`: `Discrete` for single whole numbers from 0 on, up to the largest in
+    `values`"""
     if isinstance(values, dict): return gym.spaces.Dict({str(k): space_of(v, counted) for k, v in values.items()})
     if isinstance(values, tuple): return gym.spaces.Tuple([space_of(v, counted) for v in values])
     shape, dtype = values.shape[1:], values.dtype

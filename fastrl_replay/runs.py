@@ -27,11 +27,11 @@ class BestWeights:
 
     `learn.fit(n, best)`, then `best.restore(learn)`. After every `every` batches the running
     average of the weights, over some 1/`average` batches (0: the weights themselves), plays
-    `episodes` greedy episodes. If their mean return is above the best score and at least `goal`, it
-    plays `confirm` more; the mean of all is the new score, if it is still higher. The fit ends
-    when the `score` is at least `goal` and the last `patience` evaluations (0: never) brought no
-    higher one. `history`: transitions stored and mean return, for each evaluation; of two rounds, the
-    mean of both, so that the weights kept are those of its highest."""
+    `episodes` greedy episodes. If their mean return is above the best score and at least `goal`,
+    it plays `confirm` more; the mean of all is the new score, if it is still higher. The fit
+    ends when the `score` is at least `goal` and the last `patience` evaluations (0: never)
+    brought no higher one. `history`: transitions stored and mean return, for each evaluation; of
+    two rounds, the mean of both, so that the weights kept are those of its highest."""
     def __init__(
         self, env_id,  # an id, a spec, or a function that makes an environment
         every=250,     # batches between two evaluations

@@ -26,9 +26,11 @@ class CheckpointError(ValueError):
     "A saved state that is missing, damaged, or of another kind. The message names the file."
 
 def to_plain(v: Any, put: Callable, where: str = 'state') -> Any:
-    """Return `v` (numbers, strings, None, lists, tuples, dicts, arrays, tensors, nested) as JSON can hold it.
+    """Return `v` (numbers, strings, None, lists, tuples, dicts, arrays, tensors, nested) as JSON
+    can hold it.
 
-    `put(array)` stores an array and returns its placeholder. A `TypeError` names a value that can't be saved."""
+    `put(array)` stores an array and returns its placeholder. A `TypeError` names a value that
+    can't be saved."""
     if isinstance(v, np.generic) and v.dtype.kind in 'biufc': return {'!scalar': put(np.asarray(v))}
     if v is None or isinstance(v, (bool, int, float, str)): return v
     if type(v) in (np.ndarray, np.memmap) and v.dtype.kind in 'biufc': return put(v)
@@ -45,8 +47,9 @@ def to_plain(v: Any, put: Callable, where: str = 'state') -> Any:
     return {'!pairs': [[to_plain(k, put, f'{where}, a key'), o] for k, o in parts.items()]}
 
 def check_plain(name: str, v: Any) -> Any:
-    """Return `v` if it is of numbers, strings, None, arrays and tensors, in lists, tuples and dicts: what
-    a state holds. A `TypeError` names anything else by its path, such as `also.optimizer.lr`"""
+    """Return `v` if it is of numbers, strings, None, arrays and tensors, in lists, tuples and
+    dicts: what a state holds. A `TypeError` names anything else by its path, such as
+    `also.optimizer.lr`"""
     kind = type(v)
     if kind in (list, tuple, dict, OrderedDict):
         for k, o in v.items() if isinstance(v, dict) else enumerate(v):
@@ -171,10 +174,12 @@ _locks: weakref.WeakSet = weakref.WeakSet()
 _lasting: weakref.WeakSet = weakref.WeakSet()      # those for which others in this process need not wait
 
 class Lock:
-    """A lock on a file or folder, of one process (`exclusive`) or of many, until `free` or the end of
-    this object or process; a forked child does not hold it. Waits and raises as `lock_file` does.
+    """A lock on a file or folder, of one process (`exclusive`) or of many, until `free` or the
+    end of this object or process; a forked child does not hold it. Waits and raises as
+    `lock_file` does.
 
-    `lasting`: a save or load in this process doesn't wait for it. `opener(path, flags)` opens the file."""
+    `lasting`: a save or load in this process doesn't wait for it. `opener(path, flags)` opens
+    the file."""
     fd: Any = None
     def __init__(self, path: Path, exclusive: bool, wait: float = 0., flags: int = os.O_RDONLY,
                  lasting: bool = False, opener: Callable[..., int] = os.open) -> None:
@@ -259,10 +264,10 @@ _NAME = re.compile(r'[0-9a-f]{16}-[0-9]{1,6}\.npy')
 class Rows:
     """The rows of a memory, for `save_state`: ids from `first_id` up to `n_added` (excluded).
 
-    `get(since)` returns the rows with ids ≥ `since`, a dict of arrays and plain values. `known`: the `n_added`
-    of each save that wrote or loaded these rows, by its token. `others`: the rows of further memories,
-    saved with these; of their pieces, `of_memory` says whose each is: 1, 2, … `needs`: which of the
-    `FEATURES` whoever reads them has to know"""
+    `get(since)` returns the rows with ids ≥ `since`, a dict of arrays and plain values. `known`:
+    the `n_added` of each save that wrote or loaded these rows, by its token. `others`: the rows
+    of further memories, saved with these; of their pieces, `of_memory` says whose each is: 1, 2,
+    … `needs`: which of the `FEATURES` whoever reads them has to know"""
     first_id: int
     n_added: int
     get: Callable[[int], dict[str, Any]]
@@ -432,7 +437,8 @@ class SavedState:
         "Return the state as it was given to `save_state`, with arrays of its own"
         return self._part(self._manifest['state'], mapped=False)
     def pieces(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows, oldest first, as `Rows.get` returned them, in read-only arrays; some may be before
-        `first_id`. Those of further memories follow, with their numbers, 1, 2, …, as `of_memory`"""
+        """Yield the rows, oldest first, as `Rows.get` returned them, in read-only arrays; some
+        may be before `first_id`. Those of further memories follow, with their numbers, 1, 2, …,
+        as `of_memory`"""
         for k, o in enumerate([self._manifest, *self._manifest.get('others', ())]):
             for part in o['pieces']: yield _of_memory(k, self._part(part, mapped=True))

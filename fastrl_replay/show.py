@@ -312,8 +312,8 @@ def _draw_panels(fig, panels, n_rows):
 
 def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: float = .99, shift: int = 0,
                   source: str = '') -> Any:
-    """See `ReplayMemory.show`, which holds the lock meanwhile. `shift`: what to add to the ids, for the copy of
-    a part of a memory; `source`: where its steps come from, for the title"""
+    """See `ReplayMemory.show`, which holds the lock meanwhile. `shift`: what to add to the ids,
+    for the copy of a part of a memory; `source`: where its steps come from, for the title"""
     import matplotlib.pyplot as plt
     with plt.rc_context(STYLE):
         rows, panels, lines, images = newest(memory, shift=shift), [], ['Nothing is stored yet.'], False
@@ -346,9 +346,9 @@ _SHOWN = 8
 
 @patch(nm='show')
 def _show_batch(self:Batch) -> Any:
-    """Return a figure of the first 8 rows. Of images, these with action, reward, weight and id; else the
-    numbers that differ. Of a `SequenceBatch`, the first 8 steps of the first sequence (with time
-    first, the first steps of 8)."""
+    """Return a figure of the first 8 rows. Of images, these with action, reward, weight and id;
+    else the numbers that differ. Of a `SequenceBatch`, the first 8 steps of the first sequence
+    (with time first, the first steps of 8)."""
     import matplotlib.pyplot as plt
     ids, weights = (None if o is None else o.cpu().numpy() for o in (self.ids, self.weights))
     known = {o.name: a for o, a in zip(self.layout.leaves, tree_leaves(tuple(self.numpy())))}
@@ -432,9 +432,9 @@ def _repr_html_(self:Batch) -> str: return batch_table(self)
 
 # %% ../nbs/5_looking/02_show.ipynb #52dcb52d
 class TensorBoardLog:
-    """A callback of `fit` that writes the learner's `progress()` to `folder`, for TensorBoard, every
-    `every` batches. `also`: another callback, whose answer is handed on. A `ModuleNotFoundError`
-    without tensorboard."""
+    """A callback of `fit` that writes the learner's `progress()` to `folder`, for TensorBoard,
+    every `every` batches. `also`: another callback, whose answer is handed on. A
+    `ModuleNotFoundError` without tensorboard."""
     def __init__(self, folder, every=100, also=None) -> None:
         number('TensorBoardLog: every', every, 1)
         with extra('TensorBoardLog', 'tensorboard'): from torch.utils.tensorboard import SummaryWriter

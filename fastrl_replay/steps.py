@@ -630,10 +630,11 @@ def ending_columns(column: Callable[[str], Any]) -> list[Any]:
     return [*found.values(), column('step_n') if counted else None]
 
 def goes_on(flagged, episode_n, discount, step_n) -> Any:
-    """Return whether an episode goes on from one row to the next of its stream (bool, or an array of bools).
+    """Return whether an episode goes on from one row to the next of its stream (bool, or an
+    array of bools).
 
-    `flagged`: is the first of the two terminated or truncated? The others are pairs, the value of
-    the first row and that of the next: two equal numbers where steps lack the field."""
+    `flagged`: is the first of the two terminated or truncated? The others are pairs, the value
+    of the first row and that of the next: two equal numbers where steps lack the field."""
     rises = (discount[1] > discount[0]) | (step_n[1] > step_n[0])
     return (episode_n[0]==episode_n[1]) & (rises | (flagged==0))
 

@@ -176,8 +176,9 @@ def _chunks(steps, streams, lacks):      # → by form: a chunk, its `streams` f
     found = dict(list=(steps, None, one), batch=(Batch.of_steps(steps), None, one), tensors=(tensors, None, each))
     if 'NumPy' not in lacks: found |= dict(arrays=(rows, None, each), dict=(rows._asdict(), None, each))
     if 'streams' in lacks: return found
-    return found | dict(columns=(Batch.of(rows), None, each), one=(rows, 'one', one), streams=(rows, streams, streams),
-                        own=(Batch.of(rows, streams=streams), None, streams), generator=((o for o in steps), None, one))
+    found |= dict(columns=(Batch.of(rows), None, each), streams=(rows, streams, streams),
+                  own=(Batch.of(rows, streams=streams), None, streams), generator=((o for o in steps), None, one))
+    return found if 'env_id' in rows._fields else found | dict(one=(rows, 'one', one))
 
 def _interrupted(call, line, *args):     # by a KeyboardInterrupt before line number `line` that runs in this package
     home = str(Path(str(sys.modules['fastrl_replay'].__file__)).parent)
@@ -349,10 +350,12 @@ class _MemoryCase:
         if ids: self.same_rows('fetch', memory.fetch([*ids]), ids)
 
 def check_memory(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
-    """Check a memory beside a naive one by random histories; return how often each operation was carried out.
+    """Check a memory beside a naive one by random histories; return how often each operation was
+    carried out.
 
-    `make(max_sz, step, folder)` makes one for steps like `step`, or opens the one in `folder`. What its kind lacks
-    (`LACKS`) is left out. An `AssertionError` tells the method, what was expected, what came, and after what"""
+    `make(max_sz, step, folder)` makes one for steps like `step`, or opens the one in `folder`.
+    What its kind lacks (`LACKS`) is left out. An `AssertionError` tells the method, what was
+    expected, what came, and after what"""
     spread: list[float] = []
     cases = [partial(_MemoryCase, make, kind, spread, 9) for kind in (SimpleStep, Transition, _TOLD)*3]
     counts = _run_histories(_MemoryCase.ways, cases, 40)
@@ -400,10 +403,12 @@ class _SamplerCase(_MemoryCase):
         return probs
 
 def check_sampler(make: Callable[[], Any], *, n: int = 2_000, seed: int = 0) -> dict[str, int]:
-    """Check a sampler in memories of 24 rows by random histories; return how often each operation was carried out.
+    """Check a sampler in memories of 24 rows by random histories; return how often each
+    operation was carried out.
 
-    `make()` returns a new one. Frequencies in `n` batches of one and `n`/4 of eight are compared with probabilities
-    (chi-square; one right sampler in a million fails). An `AssertionError` tells what `check_memory`'s does"""
+    `make()` returns a new one. Frequencies in `n` batches of one and `n`/4 of eight are compared
+    with probabilities (chi-square; one right sampler in a million fails). An `AssertionError`
+    tells what `check_memory`'s does"""
     begins = [partial(_SamplerCase, make, n, kept) for kept in (False, False, False, True)*2]
     counts = _run_histories(_SamplerCase.ways, begins, 40, seed)
     full = ['add']*3 + ['extend']*15 + ['update_priorities']*3
@@ -490,9 +495,11 @@ class _PipeCase:
         _expect(fits, 'load_state_dict', f'to go on with {shown(wanted[:1])}', rest[:1])
 
 def check_pipe(make: Callable[[Any], Any], *, exact: bool = True) -> dict[str, int]:
-    """Check a pipe, made by `make(source)` over steps, lists of steps, or `Batch`es; return how often what was checked.
+    """Check a pipe, made by `make(source)` over steps, lists of steps, or `Batch`es; return how
+    often what was checked.
 
-    A pipe with a memory may refuse a worker. `exact`: does a loaded one go on as the saved one, but for what waited?"""
+    A pipe with a memory may refuse a worker. `exact`: does a loaded one go on as the saved one,
+    but for what waited?"""
     found, _, failure = _run(partial(_PipeCase, make, exact), [(o, 0) for o in ('loops', 'copies', 'states')])
     if failure: raise AssertionError(failure)
     return dict(found)

@@ -182,7 +182,7 @@ def test_termination_stays_without_a_function_for_it():
 
 @pytest.mark.parametrize('image', [False, True])
 def test_on_disk_and_with_frames(tmp_path, image):
-    replay, twin = replay_of(World(4, image=image), 260, 200, path=tmp_path/'m')
+    replay, twin = replay_of(World(4, image=image), 260, 200, path=tmp_path/'m', dedup='large')
     replay.memory.episode_index().check_valid()
     assert image == ('stored once' in repr(replay.memory))
     replay.memory.close()

@@ -220,7 +220,7 @@ REFUSALS = [
     (lambda: memory().load_state_dict(3), TypeError,
      'state: expected a dict as from state_dict, got int 3'),
     (lambda: memory().load_state_dict({}), ValueError,
-     'state: expected format 3, got None'),
+     'state: expected format 4 or format 3, got None'),
     (lambda: ReplayMemory.open('/nowhere'), CheckpointError,
      '/nowhere: no such folder; there is no memory here'),
     # pipes
@@ -399,7 +399,8 @@ def test_an_error_of_others_is_about_what_stands_before_its_first_colon():
 
 # ---- where words stand
 
-LATER = ('frames', 'texts', 'texts_forgotten', 'planes', 'steps', 'faults', 'kills', 'interrupts', 'lasting', 'options', 'format', 'memory_protocol')      # files not gone through yet
+LATER = ('frames', 'texts', 'texts_forgotten', 'planes', 'steps', 'faults', 'kills', 'interrupts', 'lasting', 'options', 'format', 'memory_protocol', 'edges_of_lasting',
+         'injector', 'one_kernel', 'restored')      # files not gone through yet
 
 
 def literals(path):

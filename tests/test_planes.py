@@ -28,8 +28,9 @@ def test_an_estimate_by_a_step_is_what_a_full_memory_takes(kind, planes, last):
     steps = episodes(kind, planes, 900, 200, last=last)
     memory, told = ReplayMemory(600), ReplayMemory.estimate(steps[0], 600)
     for k in range(0, 900, 10): memory.extend(steps[k:k + 10])
-    frames = kind=='stack' and not (last and planes==3)                # three planes on the last axis are colours, by 'auto'
-    assert told.chosen==('frames' if frames else 'next_state') and told.planes==0
+    colours = last and planes==3                                       # three planes on the last axis are colours, by 'auto'
+    frames = kind=='stack' and not colours
+    assert told.chosen==('frames' if frames else 'plain' if colours else 'next_state') and told.planes==0
     assert 0.8*memory.nbytes < told.nbytes < 1.2*memory.nbytes and torch.equal(memory.recent(1).state, torch.from_numpy(steps[-1].state[None]))
 
 

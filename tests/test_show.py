@@ -462,7 +462,7 @@ def test_any_memory_of_the_protocol_can_be_shown():
 def test_sequences_and_frames():
     memory = ReplayMemory(500, Proportional(), sequence=Sequence(8, burn_in=2), seed=0)
     for k in range(700): memory.add(step(k, terminated=k % 31==30, step_n=k % 31, episode_n=k//31))
-    memory.sample(8).update_priorities(np.ones((8, 8)))
+    memory.sample(8).update_priorities(np.full((8, 8), 3.))
     assert not [o for o in memory.health()['warnings'] if 'effective' in o] and memory.health()['effective_share'] > .5
     fig = memory.show()
     assert {'priorities', 'priorities by age', 'draws by share of sequences (now)'} <= {ax.get_title() for ax in fig.get_axes()}

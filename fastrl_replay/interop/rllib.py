@@ -61,8 +61,8 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self.spaces: dict[str, Any] = {}
 
     def add(self, episodes: Any, weight: Any = None) -> None:
-        """Store the steps of a `SingleAgentEpisode`, or of a list of them. A `TypeError` for another kind
-        of episode, a `ValueError` for steps that don't fit"""
+        """Store the steps of a `SingleAgentEpisode`, or of a list of them. A `TypeError` for
+        another kind of episode, a `ValueError` for steps that don't fit"""
         leave_out('weight', weight, 'new steps get the largest priority', ValueError)
         episodes = force_list(episodes)
         for o in episodes: of_type('episodes', o, SingleAgentEpisode, 'SingleAgentEpisodes')
@@ -86,10 +86,12 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
                batch_length_T: int | None = None, n_step: Any = None, gamma: float = .99, beta: Any = None,
                include_infos: bool = False, include_extra_model_outputs: bool = False, to_numpy: bool = False,
                **kwargs: Any) -> list:
-        """Draw `num_items` (or `batch_size_B`) one-step episodes, with `weights` and `n_step` as model outputs.
+        """Draw `num_items` (or `batch_size_B`) one-step episodes, with `weights` and `n_step` as
+        model outputs.
 
-        `n_step`: of the returns, a number or a range of them (low, high). `beta` is the sampler's. A
-        `ValueError` for sequences, infos or other model outputs, which the memory doesn't store."""
+        `n_step`: of the returns, a number or a range of them (low, high). `beta` is the
+        sampler's. A `ValueError` for sequences, infos or other model outputs, which the memory
+        doesn't store."""
         asked = dict(batch_length_T=(batch_length_T or 1) > 1, include_infos=include_infos,
                      include_extra_model_outputs=include_extra_model_outputs)
         for name, given in asked.items():

@@ -92,9 +92,11 @@ def _column(field):
 
 # %% ../../nbs/6_elsewhere/01_sb3.ipynb #81ef066b
 class ReplayBuffer(buffers.ReplayBuffer):
-    """SB3's `ReplayBuffer` over a `ReplayMemory`, its `.memory`. The same seed gives the same batches.
+    """SB3's `ReplayBuffer` over a `ReplayMemory`, its `.memory`. The same seed gives the same
+    batches.
 
-    Observations may be shared with time limits too. Errors are SB3's in `add`, else the memory's."""
+    Observations may be shared with time limits too. Errors are SB3's in `add`, else the
+    memory's."""
     observations, next_observations = _column('state'), _column('next_state')
     actions, rewards = _column('action'), _column('reward')
     new_sampler: Any = SharedRandom       # makes the sampler of a new memory
@@ -367,8 +369,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 def _plain(o): return o.as_subclass(torch.Tensor) if o.__class__ is Targets else o
 
 class Targets(torch.Tensor):
-    """Rewards, and targets computed from them, of a batch that `feedback` drew. Where they are compared with a
-    prediction, `feedback` notes the TD errors, and the prediction's gradients are weighted"""
+    """Rewards, and targets computed from them, of a batch that `feedback` drew. Where they are
+    compared with a prediction, `feedback` notes the TD errors, and the prediction's gradients
+    are weighted"""
     feedback: Any
 
     @classmethod
@@ -387,8 +390,9 @@ class Targets(torch.Tensor):
         return made
 
 class Feedback:
-    """Stands in for a `PrioritizedReplayBuffer` in an algorithm's `train`: it weights the gradients of each batch, and
-    sends the batch's TD errors back when the next one is drawn, or by `send`"""
+    """Stands in for a `PrioritizedReplayBuffer` in an algorithm's `train`: it weights the
+    gradients of each batch, and sends the batch's TD errors back when the next one is drawn, or
+    by `send`"""
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
         self.samples: Any = None                        # drawn last
@@ -403,8 +407,9 @@ class Feedback:
         return self.samples._replace(rewards=rewards)
 
     def compare(self, target: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
-        """Note the TD errors of a prediction (bs, 1) or, if it is compared with all quantiles of a target, (bs, n, 1)
-        or (bs, critics, n, 1). Return the same prediction, with gradients that are multiplied by the weights"""
+        """Note the TD errors of a prediction (bs, 1) or, if it is compared with all quantiles of
+        a target, (bs, n, 1) or (bs, critics, n, 1). Return the same prediction, with gradients
+        that are multiplied by the weights"""
         constant = predicted.detach()
         errors, weights = target - constant, self.samples.weights
         if errors.ndim > 2:        # of quantiles: the errors of their means
@@ -424,14 +429,16 @@ class Feedback:
         self.samples, self.errors = None, []
 
 class Prioritized(OffPolicyAlgorithm):
-    """Before one of SB3's algorithms among the bases of a class, it makes it train by priorities, from a
-    `PrioritizedReplayBuffer`: `class PrioritizedTQC(Prioritized, TQC): pass`. Logged losses are not weighted"""
+    """Before one of SB3's algorithms among the bases of a class, it makes it train by
+    priorities, from a `PrioritizedReplayBuffer`: `class PrioritizedTQC(Prioritized, TQC): pass`.
+    Logged losses are not weighted"""
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **dict(replay_buffer_class=PrioritizedReplayBuffer) | kwargs)
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Make `gradient_steps` updates from batches of `batch_size`, with weights and TD errors; a `TypeError` for
-        a buffer without priorities, and for a loss that compares no targets"""
+        """Make `gradient_steps` updates from batches of `batch_size`, with weights and TD
+        errors; a `TypeError` for a buffer without priorities, and for a loss that compares no
+        targets"""
         buffer = of_type('replay_buffer_class', self.replay_buffer, PrioritizedReplayBuffer)
         self.replay_buffer = feedback = Feedback(buffer)        # type: ignore[assignment]
         try:

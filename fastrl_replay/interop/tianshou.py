@@ -76,9 +76,10 @@ def _refused(name):
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #47547938
 class VectorReplayBuffer(ReplayBufferManager):
-    """Tianshou's `VectorReplayBuffer` over one `ReplayMemory`, its `.memory`: each environment is a stream, each
-    index a slot. It holds `total_size` transitions, rounded up to a multiple of `buffer_num`, and draws by `sampler`
-    (None: `Uniform(replace=True)`). A `ValueError` names an option of Tianshou's buffer that isn't supported."""
+    """Tianshou's `VectorReplayBuffer` over one `ReplayMemory`, its `.memory`: each environment
+    is a stream, each index a slot. It holds `total_size` transitions, rounded up to a multiple
+    of `buffer_num`, and draws by `sampler` (None: `Uniform(replace=True)`). A `ValueError` names
+    an option of Tianshou's buffer that isn't supported."""
     weighted = False                                     # do algorithms send TD errors back?
     set_batch, set_array_at_key, dropnull = map(_refused, ('set_batch', 'set_array_at_key', 'dropnull'))
 
@@ -128,8 +129,8 @@ class VectorReplayBuffer(ReplayBufferManager):
         self.memory.correct(self._ids(running), 'truncated', True)
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer; `keep_statistics`: continue to count running episodes. A `ValueError` if
-        there are rows on disk"""
+        """Empty the buffer; `keep_statistics`: continue to count running episodes. A
+        `ValueError` if there are rows on disk"""
         kept = self._returns, self._lengths
         if len(self):
             where = self.memory.path
@@ -192,8 +193,8 @@ class VectorReplayBuffer(ReplayBufferManager):
     def _ids(self, slots): return ids_in(slots, self.memory.n_added, self.memory.max_sz)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the rows of an index, of a slice, or of an array of indices or bools; `[:]`: of all,
-        by environment and time. An `IndexError` for rows that aren't stored"""
+        """Return the rows of an index, of a slice, or of an array of indices or bools; `[:]`: of
+        all, by environment and time. An `IndexError` for rows that aren't stored"""
         if isinstance(index, slice):
             index = self.sample_indices(0) if index==slice(None) else np.arange(len(self))[index]
         slots = self._slots(index)
@@ -211,8 +212,8 @@ class VectorReplayBuffer(ReplayBufferManager):
         if layout is not None and _FIELDS.get(key, key) in layout.fields: return self.stored(key)
         raise AttributeError(f'{type(self).__name__} has no attribute {key!r}; its rows are in its .memory')
     def stored(self, key: str) -> Any:
-        """Return a column of all rows, (maxsize, …): of `rew` and flags a view, else a copy, with zeros
-        where nothing is stored"""
+        """Return a column of all rows, (maxsize, …): of `rew` and flags a view, else a copy,
+        with zeros where nothing is stored"""
         if key in ('rew', 'terminated', 'truncated'): return self.memory.column(key)
         rows = getattr(self.memory[:].numpy(), _FIELDS.get(key, key))
         whole = tree_map(partial(_padded, self.maxsize), rows)
@@ -239,8 +240,8 @@ class VectorReplayBuffer(ReplayBufferManager):
         return slots[~self._ended[slots]]
 
     def get_buffer_indices(self, start: int, stop: int) -> np.ndarray:
-        """Return the indices of an episode's rows from `start` to the last one before `stop`, in order.
-        A `ValueError` unless `start` and `stop - 1` are in one episode, in this order"""
+        """Return the indices of an episode's rows from `start` to the last one before `stop`, in
+        order. A `ValueError` unless `start` and `stop - 1` are in one episode, in this order"""
         last = int(self._ids(self._slots(stop - 1)))
         ids = self.memory.episode_ids(last)
         slots = ids[ids <= last] % self.maxsize

@@ -84,8 +84,9 @@ def as_tensordict(batch: Batch, **more: Any) -> TensorDict:
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #0cb185ca
 class TensorDictRows:
-    """The rows in a memory as TensorDicts, without transforms: what TorchRL's code reads as `storage`. A number, slice
-    or mask (bool[len]) counts slots; a tensor, array or list of numbers has ids"""
+    """The rows in a memory as TensorDicts, without transforms: what TorchRL's code reads as
+    `storage`. A number, slice or mask (bool[len]) counts slots; a tensor, array or list of
+    numbers has ids"""
     def __init__(self, memory: ReplayMemory) -> None: self.memory = memory
     def __len__(self) -> int: return len(self.memory)
     def __iter__(self) -> Iterator[TensorDict]:
@@ -126,9 +127,10 @@ class TensorDictRows:
 _DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
 
 class ReplayBuffer:
-    """The newest `max_sz` transitions of TensorDicts, for use in place of a `TensorDictReplayBuffer`. It draws
-    `batch_size` rows by `sampler` (None: `Uniform(replace=True)`). Its memory is `.memory`, whose steps have a field
-    for each entry: `observation`, `next_observation`, `action`, `reward`, `terminated`, `truncated`, …"""
+    """The newest `max_sz` transitions of TensorDicts, for use in place of a
+    `TensorDictReplayBuffer`. It draws `batch_size` rows by `sampler` (None:
+    `Uniform(replace=True)`). Its memory is `.memory`, whose steps have a field for each entry:
+    `observation`, `next_observation`, `action`, `reward`, `terminated`, `truncated`, …"""
     def __init__(
         self, max_sz: int, batch_size: int | None = None, sampler: Any = None,
         *, priority_key: str = 'td_error',  # the entry of TD errors
@@ -152,16 +154,16 @@ class ReplayBuffer:
         self.memory = ReplayMemory(max_sz, Uniform(replace=True) if sampler is None else sampler, **options)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all rows. The random numbers, the batches counted and ids go on; `empty_write_count`: `write_count`
-        begins again at 0"""
+        """Remove all rows. The random numbers, the batches counted and ids go on;
+        `empty_write_count`: `write_count` begins again at 0"""
         self.memory.clear()
         if empty_write_count: self._written = -self.memory.n_added
         self._drawn.clear()
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> 'ReplayBuffer':
-        """Apply `transform`, one of TorchRL's or any function of a TensorDict that returns one, to what is read, after
-        those appended before, and its method `inv`, if it has one, to what is written; `invert`: the other way
-        round. Transforms are not saved"""
+        """Apply `transform`, one of TorchRL's or any function of a TensorDict that returns one,
+        to what is read, after those appended before, and its method `inv`, if it has one, to
+        what is written; `invert`: the other way round. Transforms are not saved"""
         if not callable(transform):
             refuse('transform', "TorchRL's, or a function of a TensorDict", transform, error=TypeError)
         if isinstance(transform, torch.nn.Module): transform.eval()
@@ -181,17 +183,18 @@ class ReplayBuffer:
         return data
 
     def add(self, data: TensorDictBase) -> Any:
-        """Store one transition, of batch size (), and return its id; or one of each of several environments, of batch
-        size (n,), and return their ids (int64[n])"""
+        """Store one transition, of batch size (), and return its id; or one of each of several
+        environments, of batch size (n,), and return their ids (int64[n])"""
         if data.ndim: return self.extend(data, streams=np.arange(data.numel()))
         return int(self.extend(data.unsqueeze(0))[0])
 
     def extend(self, data: TensorDictBase, *, update_priority: bool | None = None, streams: Any = None) -> torch.Tensor:
         """Store all rows of a TensorDict of any batch size; return their ids (int64 tensor).
 
-        Rows of one trajectory, by `('collector', 'traj_ids')`, are a stream; else the last batch dimension is time.
-        `streams` (int64[n]) overrides that. TD errors under `priority_key` become priorities, unless `update_priority`
-        is False. A `TypeError` or `ValueError` names the entry that doesn't fit, and nothing is stored."""
+        Rows of one trajectory, by `('collector', 'traj_ids')`, are a stream; else the last batch
+        dimension is time. `streams` (int64[n]) overrides that. TD errors under `priority_key`
+        become priorities, unless `update_priority` is False. A `TypeError` or `ValueError` names
+        the entry that doesn't fit, and nothing is stored."""
         if not isinstance(data, TensorDictBase) or not data.ndim:
             refuse('data', 'a TensorDict with a batch size', typed(data), error=TypeError)
         if self.transforms: data = self._write(data)
@@ -207,8 +210,9 @@ class ReplayBuffer:
         return ids
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw a TensorDict of batch size (bs,), with `index` (ids), and importance weights as `_weight` and as
-        `priority_weight`, where TorchRL's losses look for them. `return_info`: return it and a dict of these"""
+        """Draw a TensorDict of batch size (bs,), with `index` (ids), and importance weights as
+        `_weight` and as `priority_weight`, where TorchRL's losses look for them. `return_info`:
+        return it and a dict of these"""
         n = self.batch_size if batch_size is None else batch_size
         if n is None: refuse('batch_size', 'one here or in the constructor', n)
         ahead = self.prefetch and n==self.batch_size
@@ -235,14 +239,16 @@ class ReplayBuffer:
     def __getstate__(self) -> dict[str, Any]: return self.__dict__ | dict(_drawn=deque(), _thread=None)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> int:
-        """Update the priorities of a sampled TensorDict's rows from its entry `priority_key`; return how many changed.
-        With a sampler without priorities nothing changes, and no such entry is needed"""
+        """Update the priorities of a sampled TensorDict's rows from its entry `priority_key`;
+        return how many changed. With a sampler without priorities nothing changes, and no such
+        entry is needed"""
         if not self.sampler.prioritized: return 0
         return self.update_priority(data['index'], data[self.priority_key])
 
     def update_priority(self, index: Any, priority: Any = None) -> int:
-        """Update priorities of the ids `index` from TD errors: one for all, or (n, …), the largest of each; return
-        how many changed. A TensorDict alone: as `update_tensordict_priority`"""
+        """Update priorities of the ids `index` from TD errors: one for all, or (n, …), the
+        largest of each; return how many changed. A TensorDict alone: as
+        `update_tensordict_priority`"""
         if priority is None:
             if isinstance(index, TensorDictBase): return self.update_tensordict_priority(index)
             refuse('priority', 'TD errors, or a TensorDict alone', priority, error=TypeError)

@@ -104,11 +104,13 @@ class DeviceDrawn:
 
     @alone
     def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> Any:
-        """Store a NamedTuple or dict of stacked tensors on the device: one row of each stream, in order,
-        or several time steps, the oldest first. Return ids (int64 array), or None where the device counts.
+        """Store a NamedTuple or dict of stacked tensors on the device: one row of each stream,
+        in order, or several time steps, the oldest first. Return ids (int64 array), or None
+        where the device counts.
 
-        A `Batch`, or a list of steps of one stream, is copied there. `priorities` (m,): on the device, finite,
-        ≥ 0. A `TypeError` or `ValueError` names what hasn't the right form, and nothing is stored"""
+        A `Batch`, or a list of steps of one stream, is copied there. `priorities` (m,): on the
+        device, finite, ≥ 0. A `TypeError` or `ValueError` names what hasn't the right form, and
+        nothing is stored"""
         leave_out('streams', streams, 'row i of a time step is of stream i on a device')
         chunk, n_envs = self._on_device(chunk)
         if not chunk or not len(tree_leaves(chunk)[0]): return np.empty(0, np.int64)
@@ -210,9 +212,10 @@ class DeviceDrawn:
 
     @alone
     def update_priorities(self, ids: Any, td_errors: Any) -> Any:
-        """Set p = |td| + eps for the rows `ids` (m,). Entries that are stale, unknown or not finite change
-        nothing and are counted in `n_stale`; of duplicates the last counts. Of sequences, `ids` and
-        `td_errors` are as in a `SequenceBatch`, of groups (k, bs). A `ValueError` for another number of errors"""
+        """Set p = |td| + eps for the rows `ids` (m,). Entries that are stale, unknown or not
+        finite change nothing and are counted in `n_stale`; of duplicates the last counts. Of
+        sequences, `ids` and `td_errors` are as in a `SequenceBatch`, of groups (k, bs). A
+        `ValueError` for another number of errors"""
         ids, td = (torch.as_tensor(o, device=self.device) for o in (ids, td_errors))
         if self.sequence is not None and ids.ndim==2: ids, td = self._of_windows(ids, td)
         if td.numel()!=ids.numel(): refuse('td_errors', f'one for each of {ids.numel()} rows', form(td))
@@ -271,8 +274,9 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
         number = np.append(0, self._ended(ids)[:-1].cumsum())  # of the episode
         return ids[number==number[ids==id]]
     def usage(self) -> dict[str, float]:
-        """Return what `ReplayMemory.usage` does; `n_unlike`: how often a next observation was given that
-        was not the stream's next one; `n_lost`: rows that may not be drawn, since `max_ends` is too small"""
+        """Return what `ReplayMemory.usage` does; `n_unlike`: how often a next observation was
+        given that was not the stream's next one; `n_lost`: rows that may not be drawn, since
+        `max_ends` is too small"""
         n, drawn, ring = self.n_added, int(self.sampler.n_drawn), self._ring
         return dict(nbytes=self.nbytes, bytes_each=self.nbytes/self.max_sz, n_drawn=drawn,
                     n_stale=int(self.n_stale), samples_per_insert=drawn/n if n else float('nan'),
@@ -289,8 +293,9 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
         return f'DeviceMemory({len(self):,} of {self.max_sz:,}{each} on {self.device}; {self.sampler.name}{rounded})'
     @staticmethod
     def estimate(step: Any, max_sz: int, **options: Any) -> Estimate:
-        """Return the bytes of `max_sz` rows of a step of stacked tensors, one of each stream: plain, with
-        next observations in full, and as they are kept. `options`: `next_of`, `max_ends`, `dtypes`"""
+        """Return the bytes of `max_sz` rows of a step of stacked tensors, one of each stream:
+        plain, with next observations in full, and as they are kept. `options`: `next_of`,
+        `max_ends`, `dtypes`"""
         layout, max_sz = Layout.of(first_row(step)), whole('max_sz', max_sz, 1)
         n_envs = len(layout.values(step)[0])
         ring = Ring(layout, -(-max_sz//n_envs)*n_envs, n_envs, 'meta', **options)
@@ -302,14 +307,16 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
 _OPTIONS = 'max_sz', 'n_envs', 'n_step', 'gamma', 'next_of', 'max_ends'
 
 class DeviceMemory(DeviceRead):
-    """The newest `max_sz` transitions of `n_envs` streams, with priorities, counters and random numbers,
-    on one torch device. `extend`, `sample` and `update_priorities` never wait for it, keep their shapes
-    and change tensors in place: they can be part of a compiled function or a CUDA graph. All else waits.
+    """The newest `max_sz` transitions of `n_envs` streams, with priorities, counters and random
+    numbers, on one torch device. `extend`, `sample` and `update_priorities` never wait for it,
+    keep their shapes and change tensors in place: they can be part of a compiled function or a
+    CUDA graph. All else waits.
 
-    Row `id` is in slot `id % max_sz`; the next row of its stream is `id + n_envs`. With `n_step` rewards
-    are added up when rows are drawn, which have a field `discount`: their flags, `next_state`, every
-    other `next_x` whose `x` is a field, and the fields in `next_of` are those of the last of up to
-    `n_step` rows, all else those of the first. With a `sequence` windows are drawn"""
+    Row `id` is in slot `id % max_sz`; the next row of its stream is `id + n_envs`. With `n_step`
+    rewards are added up when rows are drawn, which have a field `discount`: their flags,
+    `next_state`, every other `next_x` whose `x` is a field, and the fields in `next_of` are
+    those of the last of up to `n_step` rows, all else those of the first. With a `sequence`
+    windows are drawn"""
     def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory` has it')
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError('a DeviceMemory cannot be copied or pickled: save it, and load what was saved')
@@ -347,10 +354,10 @@ class DeviceMemory(DeviceRead):
 
     @classmethod
     def load(cls, folder: str | Path, *, device: Any, sampler: Any = None, **options: Any) -> Self:
-        """Return what a `DeviceMemory` or a `ReplayMemory` saved in `folder`, on a `device`. `options`: of
-        the new memory, in place of the saved ones. A `CheckpointError` names a file that is missing or
-        damaged; a `ValueError` says what else doesn't fit, such as streams that don't take turns. What was
-        saved with it is its attribute `also`"""
+        """Return what a `DeviceMemory` or a `ReplayMemory` saved in `folder`, on a `device`.
+        `options`: of the new memory, in place of the saved ones. A `CheckpointError` names a
+        file that is missing or damaged; a `ValueError` says what else doesn't fit, such as
+        streams that don't take turns. What was saved with it is its attribute `also`"""
         with SavedState(folder) as saved:
             with saved.sense('a memory'):
                 whole_state = saved.state()

@@ -22,8 +22,8 @@ _MIX = 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35        # of moremur
 _LOW = (1 << 53) - 1
 
 def uniforms(key: Tensor, n: int) -> Tensor:
-    """Return float64[n] in [0, 1): hashes of the counters from `key` (int64, no axes) on, the same on
-    every device. (Moremur, Evensen 2019, with arithmetic shifts: int64 has no others)"""
+    """Return float64[n] in [0, 1): hashes of the counters from `key` (int64, no axes) on, the
+    same on every device. (Moremur, Evensen 2019, with arithmetic shifts: int64 has no others)"""
     x = key + torch.arange(n, device=key.device)
     x = (x ^ (x >> 27))*_MIX[0]
     x = (x ^ (x >> 33))*_MIX[1]
@@ -50,8 +50,9 @@ class DeviceRng:
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #4e5b4fd2
 class Law:
-    """Who is drawn: all rows alike, with replacement, unless a derived class says otherwise. `first` and
-    `n` (int64, no axes): the oldest row that may be drawn, and how many were stored"""
+    """Who is drawn: all rows alike, with replacement, unless a derived class says otherwise.
+    `first` and `n` (int64, no axes): the oldest row that may be drawn, and how many were
+    stored"""
     living: Any = None           # nothing is ever dropped
     sequence: Any = None         # the `Sequence` whose starts are drawn
     largest: Any = None          # the largest priority so far
@@ -72,8 +73,8 @@ class Law:
     def enter(self, ids: Tensor, given: Any = None) -> None:
         "Note new rows (int64[m]); `given`: their priorities"
     def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
-        """Return ids and probabilities of `bs` rows (int64, float32). `lost`: may rows before `first` lie
-        in the ring?"""
+        """Return ids and probabilities of `bs` rows (int64, float32). `lost`: may rows before
+        `first` lie in the ring?"""
         size = (n - first).clamp(min=1)
         return self.ids(bs, first, size), size.reciprocal().expand(bs)
     def ids(self, bs: int, first: Tensor, size: Tensor) -> Tensor:
@@ -144,8 +145,9 @@ def _spread(bs):
     return a
 
 class ByMass(Law):
-    """P ∝ p^alpha, stratified, with replacement. `leaves` (float32): p^alpha by slot, 0 where nothing is
-    drawn; the last block is nobody's: a write for no row goes there. Sums are made at the draw, in float64"""
+    """P ∝ p^alpha, stratified, with replacement. `leaves` (float32): p^alpha by slot, 0 where
+    nothing is drawn; the last block is nobody's: a write for no row goes there. Sums are made at
+    the draw, in float64"""
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
         super().__init__(sampler, max_sz, rng)
         self.alpha, self.eps = (sampler.options().get(k, v) for k, v in (('alpha', 1.), ('eps', 0.)))
@@ -255,8 +257,8 @@ class ByStart(ByMass):
         self.fresh.index_copy_(0, ids % self.max_sz, fresh)
         if ring.flags: self.ended.copy_(ring.ended(ids))
     def learned(self, ids: Tensor) -> Tensor:
-        """Return which steps of windows (ids: int64[bs, length]; −1: padding) count for the loss (bool):
-        see `Sequence`"""
+        """Return which steps of windows (ids: int64[bs, length]; −1: padding) count for the loss
+        (bool): see `Sequence`"""
         there, steps = ids >= 0, torch.arange(ids.shape[1], device=self.device)
         late = steps >= self.sequence.burn_in
         if not self.sequence.known_starts: return there & late

@@ -31,8 +31,8 @@ def leaf_dtypes(layout: Layout, dtypes: Any = None) -> list[torch.dtype]:
     return found
 
 def next_leaves(layout: Layout, next_of: Any) -> dict[int, int]:
-    """Return, for each leaf that is not stored, the leaf of the stream's next row in which it is found.
-    `next_of`: {field: the field of which it is the next value}, or None"""
+    """Return, for each leaf that is not stored, the leaf of the stream's next row in which it is
+    found. `next_of`: {field: the field of which it is the next value}, or None"""
     pairs, found, trees = dict(next_of or {}), dict[int, int](), dict(zip(layout.fields, layout.trees))
     if pairs==NEXT_OF and not {*NEXT_OF, *NEXT_OF.values()} <= {*trees}: return {}     # the default
     for field, of in pairs.items():
@@ -52,11 +52,13 @@ def any_of(flags: list) -> Tensor:
     return functools.reduce(torch.logical_or, flags)
 
 class Ring:
-    """Rows of `n_envs` streams: row `id` is in slot `id % size`, the next of its stream is `id + n_envs`.
+    """Rows of `n_envs` streams: row `id` is in slot `id % size`, the next of its stream is `id +
+    n_envs`.
 
-    A next observation is not stored, but found: `after` says in which row of its column. That is the
-    next row's slot, where it waits for that row or, after the last step of an episode, one of `room`
-    places behind the ring. `first` is the oldest row whose next observation is known"""
+    A next observation is not stored, but found: `after` says in which row of its column. That is
+    the next row's slot, where it waits for that row or, after the last step of an episode, one
+    of `room` places behind the ring. `first` is the oldest row whose next observation is
+    known"""
     def __init__(self, layout: Layout, max_sz: int, n_envs: int, device: Any, next_of: Any = NEXT_OF,
                  max_ends: Any = None, dtypes: Any = None) -> None:
         self.layout, self.max_sz, self.n_envs, self.device = layout, max_sz, n_envs, device
@@ -154,8 +156,8 @@ def with_discount(layout: Layout) -> Layout:
     return Layout.as_is(made(*layout.example, np.float32(1)))
 
 def n_step_rows(ring: Ring, ids: Tensor, leaves: Any, n: int, gamma: float) -> list:
-    """Return rows, each of up to `n` of an episode: the sum of γᵏ r, γᵐ, `last_fields` and what `next_of`
-    finds from the last, all else from the first"""
+    """Return rows, each of up to `n` of an episode: the sum of γᵏ r, γᵐ, `last_fields` and what
+    `next_of` finds from the last, all else from the first"""
     at, mask = ring.ahead(ids, n)
     powers, m = gamma**torch.arange(n + 1, device=ring.device), mask.sum(1)
     stored, reward = [k for k in leaves if k < len(ring.columns)], ring.layout.leaf('reward')

@@ -84,8 +84,8 @@ def also_state(also: Any) -> dict[str, Any]:
     return dict(also=check_plain('also', of_type('also', also, dict, 'a dict of plain data')))
 
 def memory_like(make: Any, state: Any, saved: SavedState, sampler: Any = None, step: Any = None) -> Any:
-    """Return an empty memory, made by `make`, like the one whose `state` was `saved`; `sampler`, `step`: as of
-    `ReplayMemory.load`"""
+    """Return an empty memory, made by `make`, like the one whose `state` was `saved`; `sampler`,
+    `step`: as of `ReplayMemory.load`"""
     with saved.sense('a memory'): own = Options.from_plain(state)
     made = sampler_from(own.sampler, sampler)
     how = dict(dedup=own.dedup, codec=own.codec, max_draws=own.max_draws, windows=own.windows)
@@ -231,8 +231,8 @@ class Saved(Pruned, Savable):
             self._known.clear()                              # other rows than those that were saved
 
     def _layout_in(self, piece, dedup):
-        """The layout of rows saved with this `dedup`, and the options of a storage for them: with theirs, unless
-        this memory was told its own. A `ValueError` if it can't hold them"""
+        """The layout of rows saved with this `dedup`, and the options of a storage for them:
+        with theirs, unless this memory was told its own. A `ValueError` if it can't hold them"""
         layout, options = Layout.from_plain(piece['layout'], self.layout), self._options
         if self._settles: options = options | dict(dedup=as_kept(layout, dedup))
         check_stored_once(layout, piece, options)
@@ -336,21 +336,24 @@ class Saved(Pruned, Savable):
 
 # %% ../../nbs/3_lasting/20_kept.ipynb #d0000010
 class ReplayMemory(Saved):
-    """The newest `max_sz` transitions, and a sampler that draws batches; with a `sequence`, a `SequenceBatch`.
+    """The newest `max_sz` transitions, and a sampler that draws batches; with a `sequence`, a
+    `SequenceBatch`.
 
-    The layout of records is inferred from the first step, or given by `step` or `dtype`. With `dedup='auto'`
-    the observation decides what is stored once; None keeps plain records. `first_id ≤ id < n_added` are
-    the ids of what is stored; slot = id % max_sz. A field of strings may have 1,048,576 different
-    ones (and 64 MiB) in the rows that are stored; the others are forgotten.
+    The layout of records is inferred from the first step, or given by `step` or `dtype`. With
+    `dedup='auto'` the observation decides what is stored once; None keeps plain records.
+    `first_id ≤ id < n_added` are the ids of what is stored; slot = id % max_sz. A field of
+    strings may have 1,048,576 different ones (and 64 MiB) in the rows that are stored; the
+    others are forgotten.
 
     Any thread may call any method. A forked child can read a memory in RAM, not write to it.
 
     `path`: keep everything in files in that folder, new or reopened. A step whose `add` returned
     survives a kill of the process; `flush` waits until it is on the disk. A full disk is an
-    `OSError`, a second writer a `BlockingIOError` (on Windows, which has no such locks, a warning
-    says that none is noticed), a folder that holds other things a `FileExistsError`, a damaged one
-    a `CheckpointError`, an option that differs from the folder's a `ValueError`; but windows may be
-    set at any time: those of the folder are used, and if others are given, a warning says so."""
+    `OSError`, a second writer a `BlockingIOError` (on Windows, which has no such locks, a
+    warning says that none is noticed), a folder that holds other things a `FileExistsError`, a
+    damaged one a `CheckpointError`, an option that differs from the folder's a `ValueError`; but
+    windows may be set at any time: those of the folder are used, and if others are given, a
+    warning says so."""
     power_cut: Any = None    # a `PowerCut` if the computer restarted since the last write: what is certain to be intact
 
     def _begin(self, *made):
@@ -439,9 +442,9 @@ class ReplayMemory(Saved):
 
     @classmethod
     def open(cls, path: str | Path, sampler: Any = None, step: Any = None, seed: int | None = None) -> Self:
-        """Return the memory in the folder `path`, opened for writing, with its options. Pass a `sampler`
-        of your own again; `seed`: of the draws, if it was not closed. A `CheckpointError` if there is no
-        memory, or a damaged one"""
+        """Return the memory in the folder `path`, opened for writing, with its options. Pass a
+        `sampler` of your own again; `seed`: of the draws, if it was not closed. A
+        `CheckpointError` if there is no memory, or a damaged one"""
         room = MappedFolder(path, writable=False)
         try: there = options_in(room)
         finally: room.close()
@@ -461,7 +464,8 @@ class ReplayMemory(Saved):
         return load_minari(cls, dataset, step_type, **options)
 
     def to_minari(self, dataset_id: str, env: Any = None, **options: Any) -> Any:
-        """Write all that is stored as a new Minari data set, `dataset_id`; return its `MinariDataset`.
+        """Write all that is stored as a new Minari data set, `dataset_id`; return its
+        `MinariDataset`.
 
         Episodes are written in the order in which they begin, each as far as it is stored, with
         unchanged flags. `env` (or its id) gives the spaces; else they come from the layout.
@@ -476,8 +480,9 @@ class ReplayMemory(Saved):
         return View(path)
 
     def flush(self) -> None:
-        """Wait until everything on the disk survives a power cut too; without a `path`, do nothing. An
-        `OSError` if the folder was moved, replaced or removed: put it back, or save elsewhere"""
+        """Wait until everything on the disk survives a power cut too; without a `path`, do
+        nothing. An `OSError` if the folder was moved, replaced or removed: put it back, or save
+        elsewhere"""
         with self.lock:
             if not self._room.durable or self._storage is None: return
             self._catch_up()

@@ -87,14 +87,16 @@ class Options:
         names = ['max_sz', 'max_draws', 'sampler', 'windows'] + ['dedup', 'codec']*told
         return _listed({k: vars(self)[k] for k in names})
     def differences(self, saved: 'Options', told: bool = False) -> Iterator[Difference]:
-        """Yield each option that was saved with another value, by its path: `sampler.options.alpha`.
-        `told`: what is stored once is compared too, by its name; else the rows tell"""
+        """Yield each option that was saved with another value, by its path:
+        `sampler.options.alpha`. `told`: what is stored once is compared too, by its name; else
+        the rows tell"""
         for name, there, here in differences(saved._compared(told), self._compared(told)):
             if name=='windows' and not here and not there: continue       # {} is as good as None
             yield Difference(name, here, there)
     def contradictions(self, saved: 'Options', made: 'Options') -> Iterator[Difference]:
-        """Yield what was given again to open what was `saved`, and is another. Who says what was said
-        when it was `made` does not contradict what was set since; windows are never contradicted"""
+        """Yield what was given again to open what was `saved`, and is another. Who says what was
+        said when it was `made` does not contradict what was set since; windows are never
+        contradicted"""
         since = {o.name for o in self.differences(made, told=True)}
         for o in self.differences(saved, told=True):
             if o.name.startswith('windows'): continue

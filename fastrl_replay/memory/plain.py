@@ -54,8 +54,8 @@ class Lengths:
     "The numbers of rows of chunks that don't say whose each row is"
     before, last, uneven, told = 0, '', '', False
     def note(self, m: int, is_part: Callable[[], bool]) -> None:
-        """Note a chunk of `m` rows. `is_part()`: are these consecutive steps? Then the last of them may
-        be shorter, and counts only if another follows"""
+        """Note a chunk of `m` rows. `is_part()`: are these consecutive steps? Then the last of
+        them may be shorter, and counts only if another follows"""
         before, self.before = self.before, m
         self.uneven = self.uneven or self.last
         if not before or m==before or self.uneven: return
@@ -202,11 +202,12 @@ class Joined:
         return self._ask(operator.attrgetter('nbytes'), 0)
 
     def usage(self) -> dict[str, float]:
-        """Return `nbytes`, `bytes_each` of a transition (with its share of the frames), and, since
-        this memory was made: `n_drawn` rows of all batches, `samples_per_insert`, that is, rows
-        drawn for each transition stored (NaN if none was), and `n_stale`. They are saved with it.
-        `in_order`: are batches formed of rows that follow each other? (bool) Of a field of strings,
-        `n_texts`, how many different ones the rows have, and `most_texts`, how many they may have"""
+        """Return `nbytes`, `bytes_each` of a transition (with its share of the frames), and,
+        since this memory was made: `n_drawn` rows of all batches, `samples_per_insert`, that is,
+        rows drawn for each transition stored (NaN if none was), and `n_stale`. They are saved
+        with it. `in_order`: are batches formed of rows that follow each other? (bool) Of a field
+        of strings, `n_texts`, how many different ones the rows have, and `most_texts`, how many
+        they may have"""
         def room(storage): return storage.nbytes, bytes_each(storage), storage.n_added
         nbytes, each, n_added = self._ask(room, (0, 0., 0))
         n_drawn, new = self.draws.figures(n_added)
@@ -530,10 +531,12 @@ class PlainMemory(Drawn, Viewed):
         "Rows are about to change: whoever keeps something of them is to read them again"
 
     def episodes(self) -> Iterator[Batch]:
-        """Yield the whole episodes that are stored, each as a `Batch`, in the order of their ends.
+        """Yield the whole episodes that are stored, each as a `Batch`, in the order of their
+        ends.
 
-        Of each the first step is stored, and the last is terminated or truncated. A first step has
-        `step_n` 0. Without that field, the step before it in the stream must be stored, and ended."""
+        Of each the first step is stored, and the last is terminated or truncated. A first step
+        has `step_n` 0. Without that field, the step before it in the stream must be stored, and
+        ended."""
         with self.lock:
             ids = np.arange(self.first_id, self.n_added)
             if not len(ids): return
@@ -579,9 +582,9 @@ class PlainMemory(Drawn, Viewed):
     @staticmethod
     def estimate(env_or_step: Any, max_sz: int) -> Estimate:
         """Return the bytes of a memory of `max_sz` steps, as plain records and with shared parts
-        stored once. `env_or_step`: an example step, or an environment or a vector of them. Only a
-        step of an episode shows whether observations are stacks of frames or, for instance, colours;
-        without one, both figures are told"""
+        stored once. `env_or_step`: an example step, or an environment or a vector of them. Only
+        a step of an episode shows whether observations are stacks of frames or, for instance,
+        colours; without one, both figures are told"""
         example = example_step(env_or_step)
         return estimate(Layout.of(example), whole('max_sz', max_sz, 1), example)
 

@@ -98,12 +98,13 @@ class Pruned(Windowed):
     _drawn_counts: Any = None        # where the draws of all rows are counted, for `max_draws`
 
     def drop(self, ids: Any) -> int:
-        """Never draw the transitions `ids` (m,) again; return how many had not been dropped before.
+        """Never draw the transitions `ids` (m,) again; return how many had not been dropped
+        before.
 
-        They stay readable until they are overwritten, by transitions that are drawn as ever. `len`
-        counts them, sequences that hold one are not drawn, windows end before it, and priorities for them are
-        stale. A `ValueError` for an id that isn't stored, a `TypeError` for a sampler of your own
-        without a method `on_drop(slots)`; neither changes anything."""
+        They stay readable until they are overwritten, by transitions that are drawn as ever.
+        `len` counts them, sequences that hold one are not drawn, windows end before it, and
+        priorities for them are stale. A `ValueError` for an id that isn't stored, a `TypeError`
+        for a sampler of your own without a method `on_drop(slots)`; neither changes anything."""
         with self.lock:
             self._check_may_drop()
             slots = np.sort(self._slots(ids))
@@ -114,8 +115,9 @@ class Pruned(Windowed):
             if len(slots): self._drop(slots)
             return len(slots)
     def clear(self) -> None:
-        """Remove all that is stored. Ids go on: `first_id` becomes `n_added`; `len` is 0. Priorities seen,
-        schedules, generators and counters go on as well. A `TypeError` as from `drop`"""
+        """Remove all that is stored. Ids go on: `first_id` becomes `n_added`; `len` is 0.
+        Priorities seen, schedules, generators and counters go on as well. A `TypeError` as from
+        `drop`"""
         with self.lock:
             self._check_may_drop()
             if not len(self): return
@@ -128,11 +130,13 @@ class Pruned(Windowed):
             self._enter(storage)
 
     def where(self, field: str, test: Any) -> np.ndarray:
-        """Return ids of the stored transitions whose `field`, a number or string, passes a test, oldest first (int64).
+        """Return ids of the stored transitions whose `field`, a number or string, passes a test,
+        oldest first (int64).
 
-        `test`: a function of an array of these numbers or strings (n,) that returns n bools, or the one
-        to be equal to. Dropped transitions are found as well: they are stored. A `ValueError` or `TypeError`
-        names a field that is neither, or an answer that isn't n bools."""
+        `test`: a function of an array of these numbers or strings (n,) that returns n bools, or
+        the one to be equal to. Dropped transitions are found as well: they are stored. A
+        `ValueError` or `TypeError` names a field that is neither, or an answer that isn't n
+        bools."""
         with self.lock:
             ids, k = np.arange(self.first_id, self.n_added), self.layout and self.layout.leaf(field)
             texts, bits = k is not None and self.layout.leaves[k].text, None

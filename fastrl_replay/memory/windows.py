@@ -24,8 +24,9 @@ def _offsets(field, given, max_sz):
     return offsets
 
 def as_windows(given: Any, max_sz: int) -> dict[str, tuple[int, ...]] | None:
-    """Return the offsets of each field as tuples, or None; a `TypeError` or `ValueError` unless `given` is None or a
-    dict of whole numbers, which span no more rows than the `max_sz` of a memory"""
+    """Return the offsets of each field as tuples, or None; a `TypeError` or `ValueError` unless
+    `given` is None or a dict of whole numbers, which span no more rows than the `max_sz` of a
+    memory"""
     if given is None: return None
     of_type('windows', given, dict, "a dict such as {'action': range(8)}")
     return {field: _offsets(field, o, max_sz) for field, o in given.items()}

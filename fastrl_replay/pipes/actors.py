@@ -32,10 +32,12 @@ def _chunk(items, layout):
 
 def gather(items: Iterable[Any], size: int = 64, patience: float = math.inf,
            begin: Callable[[], Any] = lambda: None) -> Iterator[tuple[Batch, Any]]:
-    """Yield pairs of a chunk and what `begin()` returned before the first step of the chunk was made.
+    """Yield pairs of a chunk and what `begin()` returned before the first step of the chunk was
+    made.
 
-    A chunk has `size` rows or, with lists or batches in it, the first number beyond; fewer at the
-    end, before an error, and after `patience` seconds. All rows have the first one's layout."""
+    A chunk has `size` rows or, with lists or batches in it, the first number beyond; fewer at
+    the end, before an error, and after `patience` seconds. All rows have the first one's
+    layout."""
     waiting, n, layout = list[Any](), 0, None
     error, note, late = None, begin(), time.monotonic() + patience
     try:
@@ -248,9 +250,10 @@ def end_workers(workers: list[Worker], patience: float = 3.) -> None:
 _NEAR, _APART = 1 << 40, 0x9E3779B97F4A7C15     # streams that are counted; an odd number without a pattern
 
 def apart(streams: np.ndarray, first: int, place: int, n: int, number: int) -> np.ndarray:
-    """Return numbers of `streams` (int64[m]) that no other worker uses. Those from 0 on are counted:
-    (first + stream)·n + place, as of worker `place` of `n`. The others, such as hashed ids, may be
-    anywhere in 64 bits already: they are moved by a distance of their own for each process `number`"""
+    """Return numbers of `streams` (int64[m]) that no other worker uses. Those from 0 on are
+    counted: (first + stream)·n + place, as of worker `place` of `n`. The others, such as hashed
+    ids, may be anywhere in 64 bits already: they are moved by a distance of their own for each
+    process `number`"""
     far = streams.view(np.uint64) + np.uint64((number + 1)*_APART % 2**64)
     return np.where((streams >= 0) & (streams < _NEAR), (streams + first)*n + place, far.view(np.int64))
 
@@ -306,16 +309,17 @@ class _Crew(dict):
 
 @datapipe('actors')
 class Actors(IterDataPipe):
-    """Everything upstream runs in `num_workers` processes (0: in this one); their steps arrive in `Batch`es.
+    """Everything upstream runs in `num_workers` processes (0: in this one); their steps arrive
+    in `Batch`es.
 
-    'spawn' and 'forkserver' import the pipe's classes and functions: define these in a module. With
-    `restart`, a worker that died, got stuck or raised an error after its first chunk is replaced. With
-    `in_order`, the same seeds give the same steps in the same order.
+    'spawn' and 'forkserver' import the pipe's classes and functions: define these in a module.
+    With `restart`, a worker that died, got stuck or raised an error after its first chunk is
+    replaced. With `in_order`, the same seeds give the same steps in the same order.
 
     Streams of different workers have different `env_id`s, and processes different `proc_id`s. An
-    `ActorError` says what a worker raised or how it died. It ends all workers, as `close()` does;
-    iterating again starts new ones with new streams. Raises a `ValueError` for a wrong argument
-    and if a memory is upstream, because every worker would get a copy."""
+    `ActorError` says what a worker raised or how it died. It ends all workers, as `close()`
+    does; iterating again starts new ones with new streams. Raises a `ValueError` for a wrong
+    argument and if a memory is upstream, because every worker would get a copy."""
     of_source = 'state'
     def __init__(
         self, source_datapipe: Any,   # what the workers run; it holds no memory

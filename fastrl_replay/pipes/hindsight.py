@@ -39,11 +39,12 @@ def _check_windows(fields):
 def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: Callable[..., Any],
             compute_terminated: Callable[..., Any] | None = None, goal: str = 'desired_goal',
             achieved: str = 'achieved_goal') -> HindsightBatch:
-    """Give `rows` (int64[m]) of a batch other `goals` (m, …). This changes its columns: `goal` in `state`
-    and `next_state`, `reward` and, with `compute_terminated`, `terminated`.
+    """Give `rows` (int64[m]) of a batch other `goals` (m, …). This changes its columns: `goal`
+    in `state` and `next_state`, `reward` and, with `compute_terminated`, `terminated`.
 
-    The functions get the achieved goals (m, …) of `next_state`, the goals, and an empty info. If one doesn't
-    return m finite numbers, or for flags m times 0 or 1, a `ValueError` names it and nothing is changed."""
+    The functions get the achieved goals (m, …) of `next_state`, the goals, and an empty info. If
+    one doesn't return m finite numbers, or for flags m times 0 or 1, a `ValueError` names it and
+    nothing is changed."""
     _check_windows(batch.is_pad or ())
     at = {o.path: a for o, a in zip(batch.layout.leaves, batch.arrays())}
     m, reached, flags = len(rows), at['next_state', achieved][rows], np.zeros(len(batch), bool)
@@ -68,13 +69,14 @@ class Indexed(Memory[Batch], Protocol):
 
 @datapipe('hindsight_replay')
 class HindsightReplay(ExperienceReplay):
-    """`ExperienceReplay` of steps with goals. In each batch round(bs·k/(k+1)) random rows get another
-    goal (Andrychowicz et al. 2017, sections 3.2 and 4.5); `batch.relabelled` says which.
+    """`ExperienceReplay` of steps with goals. In each batch round(bs·k/(k+1)) random rows get
+    another goal (Andrychowicz et al. 2017, sections 3.2 and 4.5); `batch.relabelled` says which.
 
-    The goal is one achieved in `next_state` at a stored step of the same episode; `strategy`: from
-    the row itself on ('future'), the last ('final'), any ('episode'). `state` and `next_state`
-    are dicts with the parts `goal` and `achieved`. `compute_reward(achieved, desired, info)` gets
-    arrays (m, …) and an empty dict, and returns m rewards; `compute_terminated` returns m flags.
+    The goal is one achieved in `next_state` at a stored step of the same episode; `strategy`:
+    from the row itself on ('future'), the last ('final'), any ('episode'). `state` and
+    `next_state` are dicts with the parts `goal` and `achieved`. `compute_reward(achieved,
+    desired, info)` gets arrays (m, …) and an empty dict, and returns m rewards;
+    `compute_terminated` returns m flags.
 
     Raises `ValueError` for steps without goals, n-step transitions, or wrong answers of the two
     functions, and `TypeError` for a memory without `episode_index`."""

@@ -139,6 +139,8 @@ class _StepWindows:
         self.powers, self.gaps, self.joins = powers, gaps, joins
         self.open: dict[int, list[Any]] = {}      # stream → steps
         self.wait = 0                             # steps that pass before a join is compared again
+    def __setstate__(self, state):
+        vars(self).update(dict(joins=_Joins(), wait=0) | state)       # of a version that did not count joins
 
     def add(self, step, stream=0, at=None):
         "Add a step to its stream (`env_id`, else `stream`); return the transitions it completes"
@@ -262,6 +264,9 @@ class _RowWindows:
         self.waiting, self.wait = np.empty(0, np.int64), 0       # chunks that pass before joins are compared again
         self.layout: Any = None
         self.streams: Any = None
+    def __setstate__(self, state):
+        vars(self).update(dict(joins=_Joins(), wait=0) | state)       # of a version that did not count joins
+        if self.layout is not None: self.pairs = _compared(self.layout)
     def __len__(self): return len(self.waiting)
     def drop(self): self.waiting = self.waiting[:0]
     def begin(self, layout):
@@ -396,25 +401,26 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
 # %% ../../nbs/2_learning/03_n_step.ipynb #2620e1fe
 @datapipe('n_step')
 class NStep(IterDataPipe):
-    """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the episode's
-    end, `discount` = γᵐ; `terminated`, `truncated`, `next_state` and every other field `next_x`
-    whose `x` is a field come from the last of them, all else from the first (Sutton & Barto 2018,
-    section 7.1).
+    """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the
+    episode's end, `discount` = γᵐ; `terminated`, `truncated`, `next_state` and every other field
+    `next_x` whose `x` is a field come from the last of them, all else from the first (Sutton &
+    Barto 2018, section 7.1).
 
-    Every tail is yielded, at termination and at truncation. Streams (`env_id`) never mix; without
-    it, steps and lists of steps are one stream in the order of time, and the rows of a `Batch`
-    belong to `batch.streams`, or to one stream each. Steps yield steps, lists lists, and `Batch`es
-    `Batch`es. A window that is open when the source ends waits for the next iteration. Sums are
-    float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a truncation;
-    where gaps close more than a tenth of the windows, a `UserWarning` names possible causes, once. So
-    does one where more than a tenth of the joined steps do not begin where the step before has
-    ended, as those of several environments in one stream: the first 200 joins are compared, then
-    a part of them.
+    Every tail is yielded, at termination and at truncation. Streams (`env_id`) never mix;
+    without it, steps and lists of steps are one stream in the order of time, and the rows of a
+    `Batch` belong to `batch.streams`, or to one stream each. Steps yield steps, lists lists, and
+    `Batch`es `Batch`es. A window that is open when the source ends waits for the next iteration.
+    Sums are float64; a `Batch` holds them as float32. A gap in `step_n` or `episode_n` is a
+    truncation; where gaps close more than a tenth of the windows, a `UserWarning` names possible
+    causes, once. So does one where more than a tenth of the joined steps do not begin where the
+    step before has ended, as those of several environments in one stream: the first 200 joins
+    are compared, then a part of them.
 
     In a loop of your own it needs no source: `push` takes what the loop has made, `flush` closes
     what is open.
 
-    Raises `ValueError` for n < 1, gamma outside [0, 1], steps that lack a field; or `TypeError`."""
+    Raises `ValueError` for n < 1, gamma outside [0, 1], steps that lack a field; or
+    `TypeError`."""
     of_source = 'state'
     def __init__(
         self, source_datapipe: Any = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)

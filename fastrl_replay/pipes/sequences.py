@@ -21,11 +21,12 @@ _INSTEAD = dict(
 
 @datapipe('sequence_replay')
 class SequenceReplay(ExperienceReplay):
-    """`ExperienceReplay` whose batches are sequences of `length` steps (a `SequenceBatch`), which begin
-    every `stride` steps (None: length − burn_in) of an episode (Kapturowski et al. 2019, section 3).
+    """`ExperienceReplay` whose batches are sequences of `length` steps (a `SequenceBatch`),
+    which begin every `stride` steps (None: length − burn_in) of an episode (Kapturowski et al.
+    2019, section 3).
 
-    `min_sz` counts steps. Batches that are due before there are enough sequences are skipped. The rest: as in
-    `ExperienceReplay`, and, of sequences, in `Sequence`."""
+    `min_sz` counts steps. Batches that are due before there are enough sequences are skipped.
+    The rest: as in `ExperienceReplay`, and, of sequences, in `Sequence`."""
     def __init__(
         self, source_datapipe: Any,
         bs: int,                           # sequences in a batch

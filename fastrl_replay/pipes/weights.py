@@ -42,11 +42,13 @@ def matching(model: torch.nn.Module, plan: list[str]) -> list[torch.Tensor]:
     return [t.detach() for t in _tensors(model).values()]
 
 class SharedParams:
-    """The parameters and buffers of `model`, in memory shared by this process and those it starts.
+    """The parameters and buffers of `model`, in memory shared by this process and those it
+    starts.
 
-    One process publishes, any number pull. `version` counts publications; the constructor's is 0.
-    `n_steps` counts the steps of all actors. The object can be passed only to a process that is being started
-    (fork, spawn or forkserver): other copies would never change, so pickling raises a `RuntimeError`."""
+    One process publishes, any number pull. `version` counts publications; the constructor's is
+    0. `n_steps` counts the steps of all actors. The object can be passed only to a process that
+    is being started (fork, spawn or forkserver): other copies would never change, so pickling
+    raises a `RuntimeError`."""
     def __init__(self, model: torch.nn.Module) -> None:
         nbytes = _FRONT + sum(map(_padded, _tensors(model).values()))
         self._attach(plan_of(model), torch.zeros(nbytes, dtype=torch.uint8).share_memory_())
@@ -77,7 +79,8 @@ class SharedParams:
         return self.version
 
     def pull(self, model: torch.nn.Module, have: int = -1, tries: int = 8) -> int:
-        """Copy the newest weights into `model`, in place, on any device, unless `have` is their version.
+        """Copy the newest weights into `model`, in place, on any device, unless `have` is their
+        version.
 
         Returns the version that `model` then has. Never waits: if publications interfere `tries`
         times, `model` stays unchanged. Raises a `ValueError` as `publish` does."""
@@ -112,12 +115,14 @@ class SharedParams:
 
 # %% ../../nbs/4_processes/02_weights.ipynb #e5ea8cbc
 class SharedAgent:
-    """`agent`, acting with the weights that another process publishes in `shared` (a `SharedParams`, a `RayParams`).
+    """`agent`, acting with the weights that another process publishes in `shared` (a
+    `SharedParams`, a `RayParams`).
 
-    Weights are pulled every `every` states and when a chunk begins; `version` is the one in use. The
-    model is a copy of `agent.model` on `device`, in evaluation mode. If the agent has `n_steps`, as
-    `EpsilonGreedy` has, that becomes the number of steps of all actors. Other attributes are the
-    agent's. Raises a `TypeError` for an agent without a torch module as its `model`."""
+    Weights are pulled every `every` states and when a chunk begins; `version` is the one in use.
+    The model is a copy of `agent.model` on `device`, in evaluation mode. If the agent has
+    `n_steps`, as `EpsilonGreedy` has, that becomes the number of steps of all actors. Other
+    attributes are the agent's. Raises a `TypeError` for an agent without a torch module as its
+    `model`."""
     def __init__(
         self, agent: Any,     # acts by a torch module, its `model`; it is copied
         shared: Any,          # a `SharedParams` or `RayParams`

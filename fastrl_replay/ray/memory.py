@@ -54,9 +54,9 @@ class Dealer:
         self.begun: dict[int, tuple[int, int]] = {}    # stream: shard, rows of its episode there
 
     def deal(self, streams: np.ndarray, ends: np.ndarray, among: Any = None, most: float = np.inf) -> np.ndarray:
-        """Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an episode's
-        last; `among`: the shards to choose from (None: all known), which take on what was begun
-        elsewhere; `most`: rows for which a shard has room"""
+        """Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an
+        episode's last; `among`: the shards to choose from (None: all known), which take on what
+        was begun elsewhere; `most`: rows for which a shard has room"""
         if len(self.begun) > 1 << 16: self.begun.clear()
         found, dealt = [], self.dealt
         among = list(dealt if among is None else among)
@@ -483,9 +483,9 @@ class Stored(Drawn, Parted):
             k = whole('k', k, 1, info.fill, 'that many are stored')
             return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
     def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield what was stored since, in parts: how many transitions are stored by now (int64[m]), and the rows.
-        `seen`, by shard number, says how far it is known, and is brought up to date. What is overwritten or lost
-        meanwhile is left out"""
+        """Yield what was stored since, in parts: how many transitions are stored by now
+        (int64[m]), and the rows. `seen`, by shard number, says how far it is known, and is
+        brought up to date. What is overwritten or lost meanwhile is left out"""
         self.refresh()
         for info in [o.info for o in self.places if o.live]:
             for a in range(max(info.first_id, seen.get(info.number, 0)), info.n_added, 4096):
@@ -533,10 +533,11 @@ class Saved(Stored):
                     dealer=self._dealer.get_state([o.k for o in there]))
 
     def restore(self, folder: str | Path) -> Any:
-        """Continue with what `save` wrote; returns the notes. A memory of as many and as large shards has the same
-        ids and draws the same. Any other has to be empty, and have room (else a `ValueError`): it gets all rows with
-        their priorities under new ids, while those shards are started once more beside it. After another error what
-        the memory holds is undefined: load again"""
+        """Continue with what `save` wrote; returns the notes. A memory of as many and as large
+        shards has the same ids and draws the same. Any other has to be empty, and have room
+        (else a `ValueError`): it gets all rows with their priorities under new ids, while those
+        shards are started once more beside it. After another error what the memory holds is
+        undefined: load again"""
         with self.lock, SavedState(folder, 'ray memory'):
             state = self.check_options(folder)
             if self.n_shards: self._pattern(state['each']).warn(_pattern(state))   # or a shard does
@@ -553,8 +554,9 @@ class Saved(Stored):
             return state['notes']
 
     def check_options(self, folder: str | Path) -> dict[str, Any]:
-        """Return what the save in `folder` says of the whole; the `ValueError` with which `restore` would
-        refuse what a memory of other options saved, by their name, in all shards before one changes"""
+        """Return what the save in `folder` says of the whole; the `ValueError` with which
+        `restore` would refuse what a memory of other options saved, by their name, in all shards
+        before one changes"""
         with self.lock:
             state, there = _state_in(folder), self._all()
             with naming(Path(folder)/MANIFEST, 'not the state of a memory'):
@@ -584,8 +586,9 @@ class Saved(Stored):
             return other.n_stale
 
     def _copy(self, other, full):
-        """Store what the `full` shards of `other` hold: episodes stay together unless a shard is full, and what is
-        older there is stored earlier here. Ids are new: the numbers of these shards follow all of `other`'s"""
+        """Store what the `full` shards of `other` hold: episodes stay together unless a shard is
+        full, and what is older there is stored earlier here. Ids are new: the numbers of these
+        shards follow all of `other`'s"""
         held = [o.handle.get(o.handle.send('held'), 10*self.timeout) for o in full]
         if not held: return
         ids, first = (np.concatenate([h[k] | o.info.number << SHIFT for h, o in zip(held, full)]) for k in (0, 1))
@@ -610,9 +613,10 @@ class Saved(Stored):
         n_drawn = sum(o.info.n_drawn for o in self.places)
         return dict(n_drawn=n_drawn, n_stale=self.n_stale, samples_per_insert=n_drawn/max(1, self.known_added))
     def stats(self) -> dict[str, Any]:
-        """Return figures by shard, as lists: an `Info`'s, `pids`, `live`, `retired`, and `silent`: the seconds since it
-        was lost. Of a shard that doesn't answer they are those last known, without rows that were stored since: a
-        `RuntimeWarning` says so, once for each loss, and `flush` waits for it"""
+        """Return figures by shard, as lists: an `Info`'s, `pids`, `live`, `retired`, and
+        `silent`: the seconds since it was lost. Of a shard that doesn't answer they are those
+        last known, without rows that were stored since: a `RuntimeWarning` says so, once for
+        each loss, and `flush` waits for it"""
         self._count()
         there, now = [o for o in self.places if not o.dropped], time.monotonic()
         found: dict[str, Any] = {k: [getattr(o.info, k) for o in there] for k in (*Info._fields, 'fill')}
@@ -666,16 +670,16 @@ def _folders_in(folder):
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b871
 class RayMemory(Saved):
-    """A `ReplayMemory` of `max_sz` transitions in `shards` Ray actors. `shards=0`: the same in this
-    process, without Ray; so are several shards with `place='here'`.
+    """A `ReplayMemory` of `max_sz` transitions in `shards` Ray actors. `shards=0`: the same in
+    this process, without Ray; so are several shards with `place='here'`.
 
-    Ids are `shard number << 44 | id in the shard`, so `n_added` is a count. `sampler`: a pattern,
-    of which each shard has a copy; one that ranks all transitions is refused, unless
-    `rank='shard'`. Nothing waits longer than `timeout` seconds, but for what starts: five
-    times as long, where it has room. If a shard is lost, 'go_on' draws from
-    the others until it is replaced, 'wait' waits for it as long, 'raise' raises `ShardLost`. All ends
-    with this process, at the latest half a minute after it was killed, unless another client is
-    attached. What is `detached` stays until `attach(name).close(everything=True)`."""
+    Ids are `shard number << 44 | id in the shard`, so `n_added` is a count. `sampler`: a
+    pattern, of which each shard has a copy; one that ranks all transitions is refused, unless
+    `rank='shard'`. Nothing waits longer than `timeout` seconds, but for what starts: five times
+    as long, where it has room. If a shard is lost, 'go_on' draws from the others until it is
+    replaced, 'wait' waits for it as long, 'raise' raises `ShardLost`. All ends with this
+    process, at the latest half a minute after it was killed, unless another client is attached.
+    What is `detached` stays until `attach(name).close(everything=True)`."""
     def __init__(
         self, shards: int = 4,    # Ray actors that hold it (0: this process does)
         max_sz: int = 100_000,    # transitions in all shards together
@@ -730,9 +734,9 @@ class RayMemory(Saved):
 
     @classmethod
     def load(cls, folder: str | Path, sampler: Any = None, step: Any = None, **options: Any) -> 'RayMemory':
-        """Return the memory saved in `folder`, in new shards. `options`: those of `RayMemory`; `shards` and `max_sz`
-        are those that were saved, unless given: see `restore`. A `CheckpointError` names the file that is missing or
-        damaged"""
+        """Return the memory saved in `folder`, in new shards. `options`: those of `RayMemory`;
+        `shards` and `max_sz` are those that were saved, unless given: see `restore`. A
+        `CheckpointError` names the file that is missing or damaged"""
         state = _state_in(folder)
         n, made = state['n'], sampler_from(dict(state['sampler']), sampler)
         if n > 1 and not state['shards']: options.setdefault('place', 'here')
@@ -749,8 +753,9 @@ class RayMemory(Saved):
         return self._held()
     @property
     def n_added(self) -> int:
-        """How many transitions were ever stored, also in shards that are gone: a count. Of a shard that doesn't answer
-        as many as were last known, and a `RuntimeWarning` says so: see `stats`"""
+        """How many transitions were ever stored, also in shards that are gone: a count. Of a
+        shard that doesn't answer as many as were last known, and a `RuntimeWarning` says so: see
+        `stats`"""
         self._count()
         return self.known_added
     @property
@@ -782,8 +787,9 @@ class RayMemory(Saved):
         return f'RayMemory({self._held():,} of {self.max_sz:,}; {where}; {self.sampler.kind})'
 
 def open_directory(made: dict[str, Any], new: bool = False) -> RemoteActor:
-    """Return the directory `made` so, started if there is none, on the head node; a `ValueError` if it
-    is to be `new` and the name is taken. It needs no CPU, which a head node need not have"""
+    """Return the directory `made` so, started if there is none, on the head node; a `ValueError`
+    if it is to be `new` and the name is taken. It needs no CPU, which a head node need not
+    have"""
     ray, name = ray_library(), made['name']
     how = dict(name=name, namespace=NAMESPACE, lifetime='detached', num_cpus=0, max_restarts=-1, max_task_retries=-1)
     how |= dict(resources={'node:__internal_head__': 1e-3}, get_if_exists=not new)

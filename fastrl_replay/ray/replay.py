@@ -102,12 +102,12 @@ _Acting = namedtuple('_Acting', 'actor ready late run restarts')
 
 @datapipe('ray_actors')
 class RayActors(IterDataPipe):
-    """Everything upstream runs in `n` Ray actors, which push chunks of at most `chunk` rows to the
-    shards of the `.ray_replay` downstream, `in_flight` of them before they wait.
+    """Everything upstream runs in `n` Ray actors, which push chunks of at most `chunk` rows to
+    the shards of the `.ray_replay` downstream, `in_flight` of them before they wait.
 
-    The streams of an actor that replaces another are new ones. An `ActorError` says what an actor raised
-    or that it died too often; that, like `close()`, ends all of them. `n=0`, or iterating this pipe
-    itself: the steps pass through this process."""
+    The streams of an actor that replaces another are new ones. An `ActorError` says what an
+    actor raised or that it died too often; that, like `close()`, ends all of them. `n=0`, or
+    iterating this pipe itself: the steps pass through this process."""
     def __init__(
         self, source_datapipe: Any,  # what the actors run
         n: int = 1,                  # how many (0: this process runs it)
@@ -375,13 +375,14 @@ class Board(Leased):
         self.n_steps = n
 
 class RayParams(Telling):
-    """The parameters and buffers of `model` for actors on a Ray cluster: one process publishes, any
-    number pull. Give it to `SharedAgent` in place of a `SharedParams`, with an `every` of some 50
-    states, since a look at the board is a Ray call; it may be sent to any process of the
+    """The parameters and buffers of `model` for actors on a Ray cluster: one process publishes,
+    any number pull. Give it to `SharedAgent` in place of a `SharedParams`, with an `every` of
+    some 50 states, since a look at the board is a Ray call; it may be sent to any process of the
     cluster.
 
-    It ends with this process. If that is killed, it stays for as long as somebody pulls, and at least 25
-    seconds: the next learner finds it by `attach(name, model)`. What is `detached` stays until `close`."""
+    It ends with this process. If that is killed, it stays for as long as somebody pulls, and at
+    least 25 seconds: the next learner finds it by `attach(name, model)`. What is `detached`
+    stays until `close`."""
     def __init__(self, model: torch.nn.Module, name: str | None = None, timeout: float = 60.,
                  detached: bool = False) -> None:
         self.name, lease = f'params-{secrets.token_hex(8)}' if name is None else name, None if detached else LEASE
@@ -396,8 +397,9 @@ class RayParams(Telling):
         self._directory, self.plan, self.timeout, self.steps, self.known = board, plan, timeout, 0, (-1, 0)
     @classmethod
     def attach(cls, name: str, model: torch.nn.Module, timeout: float = 60.) -> 'RayParams':
-        """Return those called `name`, whose publisher is perhaps dead; `pull` gives the newest weights, and
-        `publish` continues from there. A `ValueError` if `model` has other tensors, a `ShardLost` if there is none"""
+        """Return those called `name`, whose publisher is perhaps dead; `pull` gives the newest
+        weights, and `publish` continues from there. A `ValueError` if `model` has other tensors,
+        a `ShardLost` if there is none"""
         made, board = cls.__new__(cls), named_actor(name, timeout)
         made.name = name
         made._begin(board, board.get(board.send('facts'), timeout), timeout)

@@ -90,8 +90,9 @@ class _Pickler(pickle.Pickler):
         return batch_from, (o.layout, columns_once(o), o.streams)
 
 def to_wire(value: Any) -> Any:
-    """Return what is sent for `value`: bytes or, for large arrays, a list of bytes and of arrays, which are not copied.
-    Of a `Batch` of large observations the columns are sent, and each frame once"""
+    """Return what is sent for `value`: bytes or, for large arrays, a list of bytes and of
+    arrays, which are not copied. Of a `Batch` of large observations the columns are sent, and
+    each frame once"""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
     parts = [file.getvalue(), *(np.frombuffer(o.raw(), np.uint8) for o in buffers)]
@@ -130,8 +131,8 @@ class LocalShard:
     def kill(self) -> None: "It ends with the last reference to it"
 
 class RemoteActor:
-    """An actor by its handle: `send` begins a call, `get` waits for its result. `as_bytes`: calls and answers of a
-    shard go as bytes, in half the time that Ray needs for objects"""
+    """An actor by its handle: `send` begins a call, `get` waits for its result. `as_bytes`:
+    calls and answers of a shard go as bytes, in half the time that Ray needs for objects"""
     def __init__(self, actor: Any, as_bytes: bool = False) -> None: self.actor, self.as_bytes = actor, as_bytes
     def send(self, method: str, *args: Any) -> Any:
         "Begin a call of a method of the actor"
@@ -307,8 +308,8 @@ class Shard(Leased):
         return wanted, self.ledger.known[key][2] if wanted > seq else -1, self.info()
 
     def room(self, key: int, m: int) -> float:
-        """Return 0 if `m` rows of pusher `key` fit below the cap; else after how many seconds it is to ask again:
-        all that wait ask a hundred times a second together"""
+        """Return 0 if `m` rows of pusher `key` fit below the cap; else after how many seconds it
+        is to ask again: all that wait ask a hundred times a second together"""
         now = time.monotonic()
         self.waiting = {k: t for k, t in self.waiting.items() if now - t < 10} | {key: now}
         if self.memory.n_added + m > self.cap: return .01*len(self.waiting)
@@ -330,9 +331,10 @@ class Shard(Leased):
               fields: Any = None, n_asked: int = 0) -> tuple[Info, Any]:
         """Apply `updates` (ids, TD errors), then draw `counts[k]` rows for each batch k.
 
-        Returns an `Info` as it was at the draw, and (ids, probs, rows), where more rows may follow those that are
-        meant; None if the shard holds too few, how many priorities changed if nothing was to be drawn. `largest`: the
-        largest priority seen anywhere; `cap`: limited pushers keep `n_added` below; `n_asked`: batches asked for"""
+        Returns an `Info` as it was at the draw, and (ids, probs, rows), where more rows may
+        follow those that are meant; None if the shard holds too few, how many priorities changed
+        if nothing was to be drawn. `largest`: the largest priority seen anywhere; `cap`: limited
+        pushers keep `n_added` below; `n_asked`: batches asked for"""
         m, self.n_asked = self.memory, max(self.n_asked, n_asked)
         if cap is not None and not self.retired: self.cap = cap
         with m.lock:
@@ -371,9 +373,9 @@ class Shard(Leased):
         super()._look()
 
     def save(self, folder: str | Path, before: str | Path | None = None) -> int:
-        """Save the memory and, as what it has `also`, its number and the ledger in the new `folder`; returns the
-        bytes written. `before`: the folder of an earlier save, which stays as it is; what it holds is linked and
-        not written again"""
+        """Save the memory and, as what it has `also`, its number and the ledger in the new
+        `folder`; returns the bytes written. `before`: the folder of an earlier save, which stays
+        as it is; what it holds is linked and not written again"""
         with suppress(OSError):                  # where the disk has no links, all is written again
             if before is not None: shutil.copytree(before, folder, copy_function=os.link)
         return self.memory.save(folder, dict(ledger=self.ledger.get_state(), number=self.number))
@@ -395,8 +397,9 @@ class Shard(Leased):
         return self.info()
 
     def held(self) -> tuple[np.ndarray, ...]:
-        """Return of all rows, oldest first: ids, the first row of each one's episode, when that came (from 0, the
-        oldest row, to 1), and priorities (float64[n]; none of samplers that have none)"""
+        """Return of all rows, oldest first: ids, the first row of each one's episode, when that
+        came (from 0, the oldest row, to 1), and priorities (float64[n]; none of samplers that
+        have none)"""
         m, sampler, names = self.memory, self.memory.sampler, {*self.memory.layout.fields}
         ids = np.arange(m.first_id, m.n_added)
         before = m.previous(ids, 'episode_n' in names or {'terminated', 'truncated'} <= names)
@@ -541,9 +544,9 @@ class Directory(Leased):
         return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(own, soft=False)
 
     def find(self, k: int) -> tuple[int, Any, Any]:
-        """Return number and handle of the shard in place `k`, which is started again if it died, and its `Info` once
-        it answers (else None). No handle: it was dropped. A `ShardLost` says why it can't be started, or
-        that it died `RESTARTS` times in a row"""
+        """Return number and handle of the shard in place `k`, which is started again if it died,
+        and its `Info` once it answers (else None). No handle: it was dropped. A `ShardLost` says
+        why it can't be started, or that it died `RESTARTS` times in a row"""
         seat, info = self.seats[k], None
         if seat.handle is None: return seat.number, None, None
         if seat.probe is None: seat.probe = seat.handle.send('info')
@@ -584,9 +587,9 @@ class Directory(Leased):
         "Pusher `number` has left"
         for o in self.seats: o.pushers.pop(number, None)
     def move(self, k: int, number: int, rows: int = 0) -> int:
-        """Return the place where pusher `number`, which is at `k` and has sent `rows` there, goes on:
-        another one if that takes no steps, if others have fewer pushers, or if it is the turn of one
-        that has none"""
+        """Return the place where pusher `number`, which is at `k` and has sent `rows` there,
+        goes on: another one if that takes no steps, if others have fewer pushers, or if it is
+        the turn of one that has none"""
         self.release(number)
         now = time.monotonic()
         for o in self.seats: o.pushers = {p: t for p, t in o.pushers.items() if now - t < SILENT}

@@ -86,9 +86,9 @@ def mass_left(places, sums, n_left, newest, max_sz, n, horizon, floor):
 
 @kernel(error_model='numpy')
 def draw_left(slots, probs, weights, words, listed, places, left, tries, newest, max_sz, n, horizon, floor):
-    """Draw each of `slots` by the same law from those `listed`, which have a place ≥ 0 and the mass
-    `left`: from the whole line or uniformly from the list, hundreds at a time, of which about one in
-    `tries`/`left` may be drawn"""
+    """Draw each of `slots` by the same law from those `listed`, which have a place ≥ 0 and the
+    mass `left`: from the whole line or uniformly from the list, hundreds at a time, of which
+    about one in `tries`/`left` may be drawn"""
     m, total, flat = weights_in(n, horizon, floor)
     end, each, state = (2*horizon + 1 - 2*m)**2, 1/floor if floor > 0 else 0., load(words)
     found, ages, got = np.empty(512, np.int64), np.empty(512), 0
@@ -126,8 +126,9 @@ def draw_left(slots, probs, weights, words, listed, places, left, tries, newest,
 
 # %% ../../nbs/3_lasting/10_age.ipynb #ffa3a5d0
 class AgeWeighted(Latest):
-    """P ∝ max(floor, 1 − age/horizon), age in transitions, 0 for the newest; with replacement, weights
-    one (*sample weight decay*, Wu et al. 2026). A `ValueError` names an option that is out of range"""
+    """P ∝ max(floor, 1 − age/horizon), age in transitions, 0 for the newest; with replacement,
+    weights one (*sample weight decay*, Wu et al. 2026). A `ValueError` names an option that is
+    out of range"""
     horizon: float
     floor: float
     sums: Any = None  # of blocks of slots, once some may not be drawn: see `count_again`

@@ -44,9 +44,11 @@ _FOUR = np.uint64(4)
 
 @kernel(error_model='numpy')
 def write_ids(tree, lows, ids, lines, values, first_id, n_added, least, eps, alpha):
-    """Write p = max(|value|, least) + eps for the living `ids`; return how many distinct ids, stale entries.
+    """Write p = max(|value|, least) + eps for the living `ids`; return how many distinct ids,
+    stale entries.
 
-    Of duplicates the last counts. Bad input: (−1, 0), no change. Scratch: `lines` int64[k], `values` float64[2k]."""
+    Of duplicates the last counts. Bad input: (−1, 0), no change. Scratch: `lines` int64[k],
+    `values` float64[2k]."""
     first, capacity, largest = np.int64(tree[0, FIRST]), np.int64(tree[0, CAPACITY]), tree[0, LARGEST]
     k, fine, living, distinct, start = ids.shape[0], True, 0, 0, n_added - n_added % capacity
     for i in range(k):

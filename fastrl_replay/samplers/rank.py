@@ -179,10 +179,11 @@ def insert_or_remove(keys, slots, table, directory, b, slot, inserts):
 
 @kernel
 def change(keys, slots, table, directory, changed, wanted, fresh, kept=None):
-    """Give the slots `changed` (int64[k]) the keys `wanted` (int64[k], below 0), and new births if `fresh`.
+    """Give the slots `changed` (int64[k]) the keys `wanted` (int64[k], below 0), and new births
+    if `fresh`.
 
-    The last of duplicates counts. `kept` (float64[8 + slots]) receives the largest priority seen,
-    then those of the slots. Returns how many distinct slots there are."""
+    The last of duplicates counts. `kept` (float64[8 + slots]) receives the largest priority
+    seen, then those of the slots. Returns how many distinct slots there are."""
     k, flat, distinct = changed.shape[0], table.reshape(-1), 0
     for i in range(k): prefetch(flat, 2*changed[i])
     before, births, blocks = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int64)
@@ -312,7 +313,8 @@ def keys_of(priorities):
 
 # %% ../../nbs/3_lasting/08_rank.ipynb #3ed8377a
 class RankBased(Prioritized):
-    """P(i) = rank(i)^-alpha / Σ rank^-alpha, rank 1 the largest |TD error|; Schaul et al. 2016, 3.3.
+    """P(i) = rank(i)^-alpha / Σ rank^-alpha, rank 1 the largest |TD error|; Schaul et al. 2016,
+    3.3.
 
     Ranks are always exact, ties broken by age, the older first; draws are stratified. A
     `ValueError` names an option that is out of range."""

@@ -152,7 +152,8 @@ def find_block(flat, targets, slots):
 
 @inlined
 def find(flat, targets, slots):
-    """Fill `slots` (int64[bs]) with those whose stretches of the line hold the `targets` (float64[bs], in [0, sum]).
+    """Fill `slots` (int64[bs]) with those whose stretches of the line hold the `targets`
+    (float64[bs], in [0, sum]).
 
     `flat` is the tree in one dimension. The targets are overwritten with the leaves found."""
     for at in range(0, slots.shape[0], 256): find_block(flat, targets[at:at + 256], slots[at:at + 256])

@@ -48,8 +48,9 @@ def bytes_for(layout: Layout, max_sz: int, tables: Any) -> int:
 _COLOURS = 3          # planes that are rather colours than a stack, until steps show it
 
 def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
-    """Return the `Estimate` for a layout; without stacks, the figures are those of the plainer kind.
-    What is stored by frames costs that much only if the `example` step shows a stack that slides"""
+    """Return the `Estimate` for a layout; without stacks, the figures are those of the plainer
+    kind. What is stored by frames costs that much only if the `example` step shows a stack that
+    slides"""
     once, frames, auto = (shared_pairs(layout, o) for o in ('next_state', 'frames', 'auto'))
     kinds = dict(plain=(), next_state=once, frames=frames)
     nbytes = {k: bytes_for(layout, max_sz, tables_for(layout, o)) for k, o in kinds.items()}
@@ -63,8 +64,8 @@ def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
     return Estimate(max_sz, **nbytes, chosen=chosen, planes=unsure)
 
 def example_step(env_or_step: Any) -> Any:
-    """Return a step as it is, or a `SimpleStep` of an environment (or a vector of them), which doesn't
-    move; else raise a `TypeError`"""
+    """Return a step as it is, or a `SimpleStep` of an environment (or a vector of them), which
+    doesn't move; else raise a `TypeError`"""
     if is_step(env_or_step): return env_or_step
     names = 'observation_space', 'action_space'
     spaces: Any = [getattr(env_or_step, f'single_{o}', None) or getattr(env_or_step, o, None) for o in names]
@@ -104,10 +105,12 @@ def settled(layout: Layout, dedup: str | None, codec: str | None = None) -> str 
     return 'large' if codec or interned(layout) else None
 
 def storage_for(layout, max_sz, dedup='auto', codec=None, room=None, example=None) -> Records:
-    """Return `Records` for steps of `layout`, with a table for observations that are stored once.
+    """Return `Records` for steps of `layout`, with a table for observations that are stored
+    once.
 
-    `room`: a `Ram` (if None) or a `MappedFolder`; `example`: a step, which may show that planes are no stack.
-    Raises `ValueError` for options that don't suit the layout, `MemoryError` if it would not fit."""
+    `room`: a `Ram` (if None) or a `MappedFolder`; `example`: a step, which may show that planes
+    are no stack. Raises `ValueError` for options that don't suit the layout, `MemoryError` if it
+    would not fit."""
     room = Ram() if room is None else room
     check_storage_options(dedup, codec, room.durable)
     frames = tables_for(layout, interned(layout, settled(layout, dedup, codec)), codec, example)

@@ -170,8 +170,9 @@ def _lay_out(tables):
 
 @_kernel
 def enter_rows(columns, tables, phases, known, n_added, first_id, across):
-    """Enter the rows up to id `n_added`. `columns`: how far before each row its predecessor in the stream
-    is, and what decides whether an episode goes on; `phases`, `known` and `across`: see `Episodes`"""
+    """Enter the rows up to id `n_added`. `columns`: how far before each row its predecessor in
+    the stream is, and what decides whether an episode goes on; `phases`, `known` and `across`:
+    see `Episodes`"""
     while tables[4][SEEN]!=n_added or tables[4][FIRST]!=first_id:
         _enter(columns, tables, phases, known, n_added, first_id, across)
         if tables[4][SEEN] < n_added: _lay_out(tables)
@@ -203,8 +204,9 @@ def _ring_of(tables, e):
 
 @_kernel
 def _look_around(tables, slots, offsets, found, is_pad):
-    """Write the slots of the steps `offsets` places later into `found` (int64[m, k]): beyond what is stored of an
-    episode its first or last step, and True into `is_pad`. Each pass prefetches what the next one reads"""
+    """Write the slots of the steps `offsets` places later into `found` (int64[m, k]): beyond
+    what is stored of an episode its first or last step, and True into `is_pad`. Each pass
+    prefetches what the next one reads"""
     rows, episodes, _, places, _, _ = tables
     for begin in range(0, len(slots), _AT_ONCE):
         part = slots[begin:begin + _AT_ONCE]
@@ -246,12 +248,14 @@ def column_of(storage: Any, field: str) -> Any:
     return found
 
 class Episodes:
-    """The episodes in a `storage`. It finds any step of one in O(1), in about 16 bytes a row; the caller holds the
-    memory's lock. A flag that is changed in the storage is not noticed: make another index then.
+    """The episodes in a `storage`. It finds any step of one in O(1), in about 16 bytes a row;
+    the caller holds the memory's lock. A flag that is changed in the storage is not noticed:
+    make another index then.
 
-    `across_episodes`: take all rows of a stream for one episode. `phases` (int32[max_sz, k]): in its first
-    column, for ids below `known`, how many steps of the episode came before a row, if they are gone (below
-    0: what `~` makes of that). The last table says of each slot: did its row follow an episode's last step?"""
+    `across_episodes`: take all rows of a stream for one episode. `phases` (int32[max_sz, k]): in
+    its first column, for ids below `known`, how many steps of the episode came before a row, if
+    they are gone (below 0: what `~` makes of that). The last table says of each slot: did its
+    row follow an episode's last step?"""
     def __init__(self, storage: Any, across_episodes: bool = False, phases: Any = None,
                  known: int = 0) -> None:
         self.storage, max_sz, self._known = storage, storage.max_sz, known
@@ -291,8 +295,9 @@ class Episodes:
         _look(tables, slots, offsets, self._counts[SEEN], found)
         return found
     def around(self, slots: np.ndarray, offsets: np.ndarray, found: np.ndarray, is_pad: np.ndarray) -> None:
-        """Write into `found` (int64[m, k]) the slots of the steps `offsets` (int64[k]) places later in the
-        episodes, or of the first or last step that is stored of one; `is_pad` (bool[m, k]): is it such a one?"""
+        """Write into `found` (int64[m, k]) the slots of the steps `offsets` (int64[k]) places
+        later in the episodes, or of the first or last step that is stored of one; `is_pad`
+        (bool[m, k]): is it such a one?"""
         _look_around(self.catch_up(), slots, offsets, found, is_pad)
     def counts(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         "Return how many stored steps of their episodes come before and after these (int64[m] each)"
@@ -305,9 +310,9 @@ class Episodes:
         before, after = self.counts(slots)
         return self.window(slots, np.arange(-before[0], after[0] + 1))[0]
     def begins(self, slot: int) -> bool:
-        """Does the episode begin with the row in a slot, its first stored one? `step_n` tells, or else
-        the row before it in the stream, if that is stored and ended an episode. False also where
-        nothing tells it"""
+        """Does the episode begin with the row in a slot, its first stored one? `step_n` tells,
+        or else the row before it in the stream, if that is stored and ended an episode. False
+        also where nothing tells it"""
         self.catch_up()
         step_n = self.storage.numbers('step_n')
         if step_n is not None: return bool(step_n[slot]==0)
@@ -315,9 +320,10 @@ class Episodes:
         at = before % self.storage.max_sz
         return bool(before >= 0 and (self.columns[1][at] or self.columns[2][at]))
     def choose(self, slots: np.ndarray, strategy: str, rng: Any, living: Any = None) -> np.ndarray:
-        """Return the id of a step of the episode of each (int64[m]): with equal probability one from the row
-        itself on ('future') or any stored one ('episode'), or the last ('final'). `living`: of the steps that it
-        holds (a `Living`; None: of all); where there is none, the row itself"""
+        """Return the id of a step of the episode of each (int64[m]): with equal probability one
+        from the row itself on ('future') or any stored one ('episode'), or the last ('final').
+        `living`: of the steps that it holds (a `Living`; None: of all); where there is none, the
+        row itself"""
         tables, found = self.catch_up(), np.empty(len(slots), np.int64)
         _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], found)
         gone = () if living is None else np.flatnonzero(~living.holds(found % self.storage.max_sz))

@@ -46,9 +46,9 @@ def _pair(leaf, state, next_state, dedup):
     return Interned(state, next_state, 1 if axis is None else leaf.shape[axis], axis==-1)
 
 def slides(layout: Layout, pair: Interned, example: Any) -> bool | None:
-    """Is the `pair` of an example step seen to be a stack of frames, some of which the next observation
-    has as well? None: that can't be told, without an example, where nothing moves, or of several steps
-    in one"""
+    """Is the `pair` of an example step seen to be a stack of frames, some of which the next
+    observation has as well? None: that can't be told, without an example, where nothing moves,
+    or of several steps in one"""
     if example is None or pair.stack==1: return None
     leaves, values = layout.leaves, layout.values(example)
     a, b = (np.moveaxis(encode(leaves[k], values[k]), -1 if pair.last else 0, 0) for k in pair[:2])
@@ -67,11 +67,13 @@ def shared_pairs(layout, dedup):
     return tuple(found)
 
 def interned(layout, dedup='auto') -> tuple:
-    """Return the leaves that are stored once: a tuple of `Interned`, empty where records stay plain.
+    """Return the leaves that are stored once: a tuple of `Interned`, empty where records stay
+    plain.
 
-    `dedup`: 'large': observations of more than 512 bytes, by frames where the shape looks like a stack (three planes
-    on the last axis are colours); 'auto': the same if one of them is a stack, or has 4 kB, else none; 'frames',
-    'next_state': any size; None: none. Raises a `ValueError` if a step has no such observations."""
+    `dedup`: 'large': observations of more than 512 bytes, by frames where the shape looks like a
+    stack (three planes on the last axis are colours); 'auto': the same if one of them is a
+    stack, or has 4 kB, else none; 'frames', 'next_state': any size; None: none. Raises a
+    `ValueError` if a step has no such observations."""
     found = shared_pairs(layout, dedup)
     if dedup in (None, 'auto', 'large'): return found
     if not found: raise ValueError(f'dedup={dedup!r}: expected fields such as state and next_state, got {layout}')
@@ -151,10 +153,11 @@ def _new_number(prints, counts, free, print_):
 
 @kernel
 def intern_rows(frames, prints, counts, free, words, at, states, next_states, back, first, numbers):
-    """Store new frames of `states` and `next_states` (m, stack, words), and the numbers of all in `numbers`.
+    """Store new frames of `states` and `next_states` (m, stack, words), and the numbers of all
+    in `numbers`.
 
-    These (int32[m, 2·stack]) are for the records from id `first` on, which are not yet in `words`.
-    `back` (int32[m]): the distances to the previous records of the streams."""
+    These (int32[m, 2·stack]) are for the records from id `first` on, which are not yet in
+    `words`. `back` (int32[m]): the distances to the previous records of the streams."""
     m, S = states.shape[:2]
     near = np.zeros(4*S + 2*_LOOK_BACK, np.int32)
     for i in range(m):
@@ -188,8 +191,9 @@ def free_frames(words, columns, counts, free):
 def gather_stacks(frames, n, numbers, factors, out):
     """Copy frames to a column (m, words) whose stacks are along the last axis, pixel by pixel.
 
-    `numbers` (int64[m, stack]): those of the frames, from 0 on (−1: zeros). With `factors`, a pixel's stack is one
-    word, in which frame k is multiplied by `factors[k]`. Returns False if a number is not below `n`."""
+    `numbers` (int64[m, stack]): those of the frames, from 0 on (−1: zeros). With `factors`, a
+    pixel's stack is one word, in which frame k is multiplied by `factors[k]`. Returns False if a
+    number is not below `n`."""
     S, W = np.uint64(numbers.shape[1]), np.uint64(frames.shape[1])
     for i in range(len(numbers)):
         row = out[i]
@@ -242,8 +246,9 @@ class FrameColumns:
         raise RuntimeError(f'{self.leaf.name}: a record is damaged: it refers to a frame that is not there')
 
     def once(self, columns, back) -> tuple:
-        """Return the frames (k, words) of two columns, each once, and their numbers (int32[m, 2·stack]), for rows
-        that are not to be stored here. `back` (int32[m]): as in `intern_rows`"""
+        """Return the frames (k, words) of two columns, each once, and their numbers (int32[m,
+        2·stack]), for rows that are not to be stored here. `back` (int32[m]): as in
+        `intern_rows`"""
         planes, counts = [self.planes(c) for c in columns], np.zeros(2, np.int64)
         most, words = 2*planes[0][..., 0].size, np.zeros((len(back) + 1, 1), np.int32)
         frames, prints = np.empty((most, planes[0].shape[2]), self.unit), np.zeros(most, np.uint64)
@@ -265,7 +270,7 @@ class FrameColumns:
 @functools.lru_cache(64)
 def of_frames(layout) -> list[FrameColumns]:
     "Return the columns of this layout that consist of large frames, in pairs"
-    return [FrameColumns(layout, o) for o in interned(layout)]
+    return [FrameColumns(layout, o) for o in interned(layout, 'large')]
 def columns_once(batch: Batch) -> list[np.ndarray]:
     "Return the columns of a batch; in place of two that consist of frames, these, each once, and their numbers"
     columns, links = list(batch.arrays()), np.zeros((len(batch), 2), np.int32)
@@ -313,14 +318,14 @@ _KNOWN = 12        # more bytes for each frame: fingerprint, entry in the list o
 _ENOUGH = 256      # rows after which their frames tell whether they slide
 
 def _room(pair, max_sz, stacked=True):
-    """Return how many frames `max_sz` records (and a piece of a chunk) hold at most, and usually: one
-    more with each row or, where they are not `stacked`, a whole observation"""
+    """Return how many frames `max_sz` records (and a piece of a chunk) hold at most, and
+    usually: one more with each row or, where they are not `stacked`, a whole observation"""
     most, new = 2*pair.stack*(max_sz + min(max_sz, PIECE)), 1 if stacked else pair.stack
     return most, min(most, new*(max_sz + max_sz//32) + 2*pair.stack)
 
 class FrameTable(FrameColumns):
-    """A `Table` of the frames of one kind of observation, each stored once: number k in row k − 1. Is
-    it `stacked`, one new frame a row? `known`: is that certain?"""
+    """A `Table` of the frames of one kind of observation, each stored once: number k in row k −
+    1. Is it `stacked`, one new frame a row? `known`: is that certain?"""
     codec: str|None = None
     def __init__(self, layout: Layout, pair: Interned, example: Any = None) -> None:
         super().__init__(layout, pair)

@@ -106,7 +106,8 @@ class PowerCut(NamedTuple):
 class Checksums:
     """What the rows of a storage were like at the last flush: `runs` of ids [first, end, crc32].
 
-    About `PARTS` runs cover the ring; `rows` has `max_sz`, `first_id`, `n_added`, `checksum(first, end)`."""
+    About `PARTS` runs cover the ring; `rows` has `max_sz`, `first_id`, `n_added`,
+    `checksum(first, end)`."""
     PARTS = 1024
     def __init__(self, runs=()) -> None:
         self.runs = [[int(o) for o in (a, b, crc)] for a, b, crc in runs]
@@ -469,8 +470,8 @@ class MappedFolder(NotedFolder):
         return Journal(self.allocate('journal', rows*size), rows)
 
     def flush(self, rows=None, closing=False):
-        """Wait until all is on the disk, and record that. `rows`: as in `Checksums`; `closing`: nothing is
-        stored after this"""
+        """Wait until all is on the disk, and record that. `rows`: as in `Checksums`; `closing`:
+        nothing is stored after this"""
         if self.description is None: return
         self.check_place()
         if rows is not None: self.checksums.update(rows)
@@ -502,8 +503,9 @@ class MappedFolder(NotedFolder):
 
 # %% ../../nbs/3_lasting/06_mapped.ipynb #a046d46b
 class DroppedIds:
-    """A file that says of each slot which row in it was dropped, by its id + 1; what replaces that row has another id.
-    The rows of a call are noted below zero, and counted from one moment on"""
+    """A file that says of each slot which row in it was dropped, by its id + 1; what replaces
+    that row has another id. The rows of a call are noted below zero, and counted from one moment
+    on"""
     def __init__(self, raw): self._state, self._ids = raw.view(np.int64)[:1], raw.view(np.int64)[1:]
     def note(self, ids):
         "Note that the rows `ids` (int64[m]) were dropped: all of them or, if the process is killed, none"
@@ -590,8 +592,8 @@ class View:
             if len(batch) or not len(self): return batch       # else all were overwritten meanwhile
 
     def sample(self, bs, seed=None) -> Batch:
-        """Draw `bs` transitions uniformly, or fewer if some are overwritten meanwhile, none that was dropped; a
-        `ValueError` if there are none"""
+        """Draw `bs` transitions uniformly, or fewer if some are overwritten meanwhile, none that
+        was dropped; a `ValueError` if there are none"""
         ids = np.arange(self.first_id, self.n_added)
         ids = ids[~self.dropped(ids)]
         if not len(ids): raise ValueError(f'{self.path}: the memory is empty, nothing to sample')

@@ -64,7 +64,7 @@ def _copy_numbers(source, starts, now, m, begin, n, numbers, to):
             number = np.int64(source[a + j])
             numbers[to + i*n + j] = (number - 1) & 0xFFFFFFFF             # 0 is nobody's
 
-# %% ../../nbs/1_memory/06_request.ipynb #e98a19e7
+# %% ../../nbs/1_memory/06_request.ipynb #1230e563
 _AHEAD = 64      # rows between a prefetch and its use: to hide a miss, and to stay in the L2 cache
 _WIDTH = 8       # of a plan: at most 7 cache lines are prefetched, the processor continues
 
@@ -76,22 +76,24 @@ def _line_up(numbers, at, m, each, step, begin):
         for w in range(_u(each)): numbers[a + w] = numbers[b + w]
 
 @inlined
-def _look_ahead(words, numbers, at, a, b, size, lines, starts, then, n_rows, n_added):
+def _look_ahead(words, numbers, at, a, b, size, lines, starts, then, n_rows, n_added, newest):
     """Find the bytes at which rows `a` … `b` − 1 start, and prefetch them; their slots become ids.
     Return how many are to be zeros; −1 if there is no such row"""
-    first, newest, n_gone = lines[1], n_added % max(n_rows, 1), 0
-    for i in range(a, b):
-        number = numbers[_u(at + i)]
+    first, more, n_gone = lines[1], lines[0] > 1, 0
+    place, to = _u(at + a), _u(then)
+    for i in range(_u(b - a)):
+        number = numbers[place + i]
         if number >= n_rows: return -1
         if number < 0:
             n_gone += 1
-            starts[_u(then + i - a)] = _u(0)
+            starts[to + i] = _u(0)
             continue
         start = number*size
-        starts[_u(then + i - a)] = _u(start)
+        starts[to + i] = _u(start)
         prefetch(words, (start + first) >> 3)
-        for k in range(2, lines[0] + 1): prefetch(words, (start + lines[k]) >> 3)
-        if n_added: numbers[_u(at + i)] = n_added - newest + number - (0 if number < newest else n_rows)
+        if more:
+            for k in range(2, lines[0] + 1): prefetch(words, (start + lines[k]) >> 3)
+        if n_added: numbers[place + i] = n_added - newest + number - (0 if number < newest else n_rows)
     return n_gone
 
 @inlined
@@ -107,29 +109,32 @@ def _clear(out, numbers, at, a, b, leaves):
 
 @kernel
 def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_added: int) -> bool:
-    """Copy some of the `n_rows` rows in `source` (uint8) to columns in `out` (uint8), as a `plan`
-    says; return whether all are there. The number −1 makes a row of zeros; if `n_added` rows were
-    stored by now, the numbers of the first part are slots, and become ids.
+    """Copy some of the `n_rows` rows in `source` (uint8) to columns in `out` (uint8), as a
+    `plan` says; return whether all are there. The number −1 makes a row of zeros; if `n_added`
+    rows were stored by now, the numbers of the first part are slots, and become ids.
 
-    A plan (int64[·, 8]) has parts. Each begins with its lines, rows, the place of their numbers in
-    `out` and bytes from row to row (of windows also: rows around each, numbers of each, the place of
-    the first), and a line that says how many cache lines to prefetch, and which; of each leaf follow
-    bytes of a word (0: numbers of what rows share), first word in a row, words, first word in `out`"""
+    A plan (int64[·, 8]) has parts. Each begins with its lines, rows, the place of their numbers
+    in `out` and bytes from row to row (of windows also: rows around each, numbers of each, the
+    place of the first), and a line that says how many cache lines to prefetch, and which; of
+    each leaf follow bytes of a word (0: numbers of what rows share), first word in a row, words,
+    first word in `out`"""
     source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
     numbers, out4 = out.view(np.int64), out.view(np.uint32)
     starts, begin = np.empty(2*_AHEAD, np.uint64), 0      # of the rows copied now, of the next
+    newest = n_added % max(n_rows, 1)
     while begin < len(plan):
         head, lines = plan[begin], plan[begin + 1]
         end, m, at, size = begin + head[0], head[1], head[2], head[3]
         leaves = plan[begin + 2:end]
         if head[4]: _line_up(numbers, at, m, head[4], head[5], head[6])
         b = min(m, _AHEAD)
-        gone = _look_ahead(source8, numbers, at, 0, b, size, lines, starts, 0, n_rows, n_added)
+        gone = _look_ahead(source8, numbers, at, 0, b, size, lines, starts, 0, n_rows, n_added,
+                           newest)
         for a in range(0, m, _AHEAD):
             b, now = min(a + _AHEAD, m), a % (2*_AHEAD)
             c, then = min(b + _AHEAD, m), _AHEAD - now
             later = _look_ahead(source8, numbers, at, b, c, size, lines, starts, then, n_rows,
-                                n_added)
+                                n_added, newest)
             if gone < 0 or later < 0: return False
             for k in range(len(leaves)):
                 word, first, n = leaves[k, 0], leaves[k, 1], leaves[k, 2]
@@ -143,7 +148,7 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
         begin, n_added = end, 0
     return True
 
-# %% ../../nbs/1_memory/06_request.ipynb #3a86efa7
+# %% ../../nbs/1_memory/06_request.ipynb #dcceef10
 def windows_of(layout: Layout, length: int, skip: int = 0, fields: Any = None) -> Layout:
     """Return the layout of windows of `length` rows of `fields` (None: all), in place of the first
     `skip` axes"""
@@ -152,8 +157,8 @@ def windows_of(layout: Layout, length: int, skip: int = 0, fields: Any = None) -
     return same_layout(layout.step_type, layout.trees, leaves)
 
 def plan_of(head: tuple, leaves: list) -> list:
-    """Return a part of a plan: see `fetch`. `head`: rows, the place of their numbers, bytes from row
-    to row …; `leaves`: bytes of a word, first byte in a row, bytes, first byte in `out`"""
+    """Return a part of a plan: see `fetch`. `head`: rows, the place of their numbers, bytes from
+    row to row …; `leaves`: bytes of a word, first byte in a row, bytes, first byte in `out`"""
     touched = {64*k for _, begin, n, _ in leaves for k in range(begin//64, (begin + n - 1)//64 + 1)}
     ahead = sorted(touched)[:_WIDTH - 1]
     rows = [(2 + len(leaves), *head), (len(ahead), *ahead)]
@@ -234,8 +239,9 @@ class Request:
     """Memory for a batch of the rows of a `Form`. A sampler fills `slots` (int64; −1: a row of
     zeros), `probs` and `weights`; a storage copies the rows in these slots by the form's `plan`.
 
-    With windows around its rows, which all are there, it also copies the rows in the slots `around`
-    (int64[n, k], those of all `offsets` side by side); `is_pad` (bool[n, k]): which repeat another"""
+    With windows around its rows, which all are there, it also copies the rows in the slots
+    `around` (int64[n, k], those of all `offsets` side by side); `is_pad` (bool[n, k]): which
+    repeat another"""
     def __init__(self, form: Form, nbytes: int = 0) -> None:
         self.out = aligned(max(nbytes, form.nbytes))
         self.nbytes = len(self.out)

@@ -24,8 +24,9 @@ from .episodes import (
 @dataclass(frozen=True)
 class Sequence:
     """The sequences of a memory: `length` steps, the first `burn_in` of which only warm up a
-    recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps. At an episode's first
-    step the state is known: from there on all steps count, unless `learn_first` is False."""
+    recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps. At an episode's
+    first step the state is known: from there on all steps count, unless `learn_first` is
+    False."""
     length: int                     # steps in a sequence, burn-in included
     burn_in: int = 0                # the first of them, which only warm up a recurrent state
     stride: int | None = None       # from one start to the next (None: `length` − `burn_in`)
@@ -98,8 +99,9 @@ def close_up(rows, starts, n, holes, tree, lows, lines, kept, scale):
 @kernel(error_model='numpy')
 def enter_starts(columns, tables, step_n, options, rows, starts, n, tree, lows, kept, alpha, largest, begin, n_added,
                  first_id, known):
-    """Process the rows from `begin` on: of `n` starts some leave, others enter; return how many there are. Priorities
-    are the `largest`, or for ids below `known` those that were `kept`, as their phases were"""
+    """Process the rows from `begin` on: of `n` starts some leave, others enter; return how many
+    there are. Priorities are the `largest`, or for ids below `known` those that were `kept`, as
+    their phases were"""
     length, stride, pad, across, numbered, burn_in = options
     counted = across or not numbered                     # along the episode, or the stream
     enter_rows(columns, tables, rows, known if counted else 0, n_added, first_id, across)
@@ -159,9 +161,9 @@ def write_windows(tables, starts, places, slots):
 
 @kernel
 def mark_learned(rows, at, burn_in, first, learn):
-    """Write into `learn` (bool[bs, length]) which steps of windows, in slots or with ids `at` (−1: padding),
-    count for the loss: those after the burn-in, and from an episode's first step on, which is to be
-    looked for among the `first` steps"""
+    """Write into `learn` (bool[bs, length]) which steps of windows, in slots or with ids `at`
+    (−1: padding), count for the loss: those after the burn-in, and from an episode's first step
+    on, which is to be looked for among the `first` steps"""
     for i in range(len(at)):
         begin, k = burn_in, 0
         while k < min(first, begin):
@@ -171,8 +173,8 @@ def mark_learned(rows, at, burn_in, first, learn):
 
 @kernel
 def join_errors(learn, errors, eta):
-    """Return eta · max|δ| + (1 − eta) · mean|δ| of each row (float64[bs]) of `errors`, which are those of the
-    last steps of windows, over the steps that count (`learn`: bool[bs, length])"""
+    """Return eta · max|δ| + (1 − eta) · mean|δ| of each row (float64[bs]) of `errors`, which are
+    those of the last steps of windows, over the steps that count (`learn`: bool[bs, length])"""
     values, late = np.zeros(len(learn)), learn.shape[1] - errors.shape[1]
     for i in range(len(learn)):
         most, total, n = 0., 0., 0
@@ -284,9 +286,9 @@ class Starts(Sampler):
 class SequenceSampler(Starts):
     """Draws sequences by their starts, and keeps the exact set of starts that can be drawn.
 
-    `sampler`: how they are drawn, a `Uniform` or a `Proportional`. A start enters the set when its
-    window is complete, and leaves it when it is overwritten, or a row of its window is dropped; both
-    in O(1), amortised."""
+    `sampler`: how they are drawn, a `Uniform` or a `Proportional`. A start enters the set when
+    its window is complete, and leaves it when it is overwritten, or a row of its window is
+    dropped; both in O(1), amortised."""
     def enter(self, storage: Any, given: Any = None) -> None:
         "Process all rows that a storage has received"
         sampler, n_added, first = self.base_sampler, storage.n_added, storage.first_id
@@ -347,8 +349,8 @@ class SequenceSampler(Starts):
         return len(self) >= (1 if self.base_sampler.replace else bs)
 
     def draw_into(self, slots, probs, weights, rng):
-        """Draw into `slots` the slots of starts (int64[bs]) or of windows (int64[bs, length]; −1: padding), and
-        fill `probs` and `weights` (float32[bs])"""
+        """Draw into `slots` the slots of starts (int64[bs]) or of windows (int64[bs, length];
+        −1: padding), and fill `probs` and `weights` (float32[bs])"""
         bs = len(slots)
         if not bs or not self.can_draw(bs): self._refuse(bs)
         places, self.base_sampler.n_batches = np.empty(bs, np.int64), self.n_batches
@@ -357,9 +359,9 @@ class SequenceSampler(Starts):
         if slots.ndim==1: slots[:] = self.starts[places, 0]
         else: write_windows(self.episodes.tables, self.starts, places, slots)
     def learned(self, slots: np.ndarray, learn: np.ndarray) -> np.ndarray:
-        """Write into `learn` (bool[bs, length]), and return, which steps of windows in these `slots`, or
-        with these ids (int64[bs, length]; −1: padding), count for the loss: those after the burn-in,
-        and from an episode's first step on"""
+        """Write into `learn` (bool[bs, length]), and return, which steps of windows in these
+        `slots`, or with these ids (int64[bs, length]; −1: padding), count for the loss: those
+        after the burn-in, and from an episode's first step on"""
         o = self.sequence
         first = 0 if not o.known_starts else o.length if o.across_episodes else 1
         mark_learned(self.rows, slots, o.burn_in, first, learn)
@@ -391,10 +393,10 @@ class SequenceSampler(Starts):
         return slots[newest & (self.sequence.across_episodes | (episodes[:, ENDED]==0))]
 
     def update_ids(self, ids, td_errors, first_id, n_added):
-        """p = eta · max|δ| + (1 − eta) · mean|δ| over the steps of each sequence that count for the loss
-        (Kapturowski et al. 2019, section 2.3). `ids` (bs, length) or those of the starts (bs,);
-        `td_errors` (bs, length), (bs, length − burn_in), of the last steps, or (bs,). Return how many
-        changed, and how many were stale"""
+        """p = eta · max|δ| + (1 − eta) · mean|δ| over the steps of each sequence that count for
+        the loss (Kapturowski et al. 2019, section 2.3). `ids` (bs, length) or those of the
+        starts (bs,); `td_errors` (bs, length), (bs, length − burn_in), of the last steps, or
+        (bs,). Return how many changed, and how many were stale"""
         ids, td = self._answers(ids, td_errors)
         learn = np.ones(ids.shape, bool)
         if ids.shape[1] > 1: self.learned(ids, learn)

@@ -23,10 +23,11 @@ _VAIN = 20             # vain draws for each window of a batch, before all start
 _AT_ONCE = 1 << 20     # steps of windows that are looked at in one call
 
 class SequenceBatch(Batch):
-    """Windows of consecutive steps of a stream: columns of shape (bs, length, …). `mask` (bs, length)
-    is False where there is no step: columns are zeros and `ids` (bs, length) −1. `probs` and
-    `weights` are (bs,). The first `burn_in` steps only warm up a recurrent state. `learn` (bs, length)
-    says which steps count for the loss: those after the burn-in, and from an episode's first step on."""
+    """Windows of consecutive steps of a stream: columns of shape (bs, length, …). `mask` (bs,
+    length) is False where there is no step: columns are zeros and `ids` (bs, length) −1. `probs`
+    and `weights` are (bs,). The first `burn_in` steps only warm up a recurrent state. `learn`
+    (bs, length) says which steps count for the loss: those after the burn-in, and from an
+    episode's first step on."""
     _header: tuple = WINDOWED
     mask: Column[torch.Tensor] = Column()
     learn: Column[torch.Tensor] = Column()
@@ -50,9 +51,9 @@ class SequenceBatch(Batch):
         return made_of(type(self), self._kept() | more | dict(_n=len(columns[0]), _columns=columns))
 
     def update_priorities(self, td_errors: Any) -> int:
-        """Send TD errors back, of shape (bs, length) or (bs, length − burn_in), transposed if this batch is
-        `time_first`, or (bs,). Only those of steps that `learn` count. Return how many sequences got a new
-        priority"""
+        """Send TD errors back, of shape (bs, length) or (bs, length − burn_in), transposed if
+        this batch is `time_first`, or (bs,). Only those of steps that `learn` count. Return how
+        many sequences got a new priority"""
         turned = 'time_first' in self._extra and np.ndim(td_errors)==2
         return super().update_priorities(td_errors.T if turned else td_errors)
 
@@ -83,8 +84,8 @@ def _whole(episodes, slots, length, living):
     return ids, whole
 
 def window_starts(episodes: Episodes, length: int, living: Any = None) -> np.ndarray:
-    """Return all slots in which a window of `length` steps of one episode begins (int64[n]); `living`:
-    as in `draw_anywhere`"""
+    """Return all slots in which a window of `length` steps of one episode begins (int64[n]);
+    `living`: as in `draw_anywhere`"""
     storage = episodes.storage
     slots = np.arange(storage.first_id, storage.n_added) % storage.max_sz
     slots = slots[episodes.counts(slots)[1] >= length - 1]
@@ -93,9 +94,10 @@ def window_starts(episodes: Episodes, length: int, living: Any = None) -> np.nda
     return np.concatenate([o[_whole(episodes, o, length, living)[1]] for o in parts])
 
 def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, living: Any = None) -> SequenceBatch:
-    """Return `bs` windows of `length` steps of one episode each, which begin at any step with equal probability
-    (`probs` are NaN). Where hardly any step begins one, all that do are counted; a `ValueError` if there are none.
-    `living`: the slots whose rows may be drawn (a `Living`; None: all)"""
+    """Return `bs` windows of `length` steps of one episode each, which begin at any step with
+    equal probability (`probs` are NaN). Where hardly any step begins one, all that do are
+    counted; a `ValueError` if there are none. `living`: the slots whose rows may be drawn (a
+    `Living`; None: all)"""
     storage, found, vain = episodes.storage, np.empty((0, length), np.int64), 0
     n = storage.n_added - storage.first_id if living is None else living.n
     require(n, 'nothing to draw from: what was stored has been dropped or cleared')

@@ -30,8 +30,8 @@ def entries(raw: np.ndarray, start: int = 0) -> Any:
         yield text, start
 
 class TextList:
-    """Distinct strings in `raw` (uint8[n]), of which number i is the i-th, from 1 on. Each is preceded by its
-    length + 1 (uint32), which is written last; a 0 is the end"""
+    """Distinct strings in `raw` (uint8[n]), of which number i is the i-th, from 1 on. Each is
+    preceded by its length + 1 (uint32), which is written last; a 0 is the end"""
     def __init__(self, name: str, raw: np.ndarray) -> None:
         self.name, self.raw = name, raw
         self._begin()
@@ -76,8 +76,9 @@ _FEW = 1024            # strings that may come before those in use are counted a
 _FRONT = 16            # bytes before the second list: how often each was emptied (int64[2])
 
 class TextNumbers:
-    """The distinct strings of leaf `k` of a `layout`, in two `TextList`s: number i is that of the i-th of
-    the first, −i of the second. What no row refers to is forgotten; the limits are on what rows refer to"""
+    """The distinct strings of leaf `k` of a `layout`, in two `TextList`s: number i is that of
+    the i-th of the first, −i of the second. What no row refers to is forgotten; the limits are
+    on what rows refer to"""
     codec: str|None = None
     def __init__(self, layout: Layout, k: int) -> None:
         self.leaf, self.leaves, self.name = layout.leaves[k], (k,), f'texts.{k}'
