@@ -117,9 +117,9 @@ def counts_in(state: dict[str, Any], max_sz: int) -> np.ndarray | None:
     counts = array('state: drawn', state['drawn'], 'iu', (COUNTS + max_sz,))
     require((counts >= 0).all(), 'state: drawn: expected numbers ≥ 0')
     return counts
-def check_stored_once(layout: Layout, piece: dict[str, Any], options: dict[str, Any]) -> None:
-    "Raise a `ValueError` unless a memory with these `options` stores the same once as the saved rows of a `piece`"
-    own, frames = stored_once(layout, **options), piece.get('frames', {})
+def check_stored_once(storage: Any, piece: dict[str, Any]) -> None:
+    "Raise a `ValueError` unless a `storage` keeps the same once as the one whose saved rows are in `piece`"
+    own, frames = stored_once(storage), piece.get('frames', {})
     saved = {k: (o['stack'], o['codec']) for k, o in frames.items() if 'stack' in o}
     if own==saved: return
     expected = f'{own or "nothing"} stored once (leaf: stack and codec), as this memory has'
@@ -176,7 +176,10 @@ class Saved(Pruned, Savable):
         with self.lock:
             saved = Options.from_plain(state)
             self._made().check(saved)
-            if piece is not None: self._layout_in(piece, saved.dedup)
+            if piece is None: return
+            before = self._options
+            try: self._storage_for(piece, saved.dedup)
+            finally: self._options = before
     def _needs(self, layout=None):
         "What a reader of this memory has to know, which the format lacked when it was new"
         layout = self.layout if layout is None else layout
@@ -230,19 +233,19 @@ class Saved(Pruned, Savable):
             if self._storage is not None: self.draws.recall(counts, figures, self.n_added)
             self._known.clear()                              # other rows than those that were saved
 
-    def _layout_in(self, piece, dedup):
-        """The layout of rows saved with this `dedup`, and the options of a storage for them:
-        with theirs, unless this memory was told its own. A `ValueError` if it can't hold them"""
-        layout, options = Layout.from_plain(piece['layout'], self.layout), self._options
-        if self._settles: options = options | dict(dedup=as_kept(layout, dedup))
-        check_stored_once(layout, piece, options)
-        return layout, options
+    def _storage_for(self, piece, dedup):
+        """A new storage for rows saved with this `dedup`: kept as they were, unless this memory was
+        told how. A `ValueError` if it can't hold them"""
+        layout = Layout.from_plain(piece['layout'], self.layout)
+        if self._settles: self._options = self._options | dict(dedup=as_kept(layout, dedup))
+        storage = self._new_storage(layout, Ram())
+        check_stored_once(storage, piece)
+        return storage
     def _storage_of(self, pieces, dedup):
         pieces = iter(pieces)
         first = next(pieces, None)
         if first is None: return None
-        layout, self._options = self._layout_in(first, dedup)
-        storage = self._new_storage(layout, Ram())
+        storage = self._storage_for(first, dedup)
         storage.set_state(itertools.chain([first], pieces))
         return storage
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'check_fits', 'check_storage_options', 'as_kept',
-           'settled', 'storage_for', 'stored_once', 'tables_of', 'kept_how', 'texts_in', 'bytes_each']
+           'settled', 'storage_for', 'tables_of', 'stored_once', 'kept_how', 'texts_in', 'bytes_each']
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
 import copy
@@ -120,14 +120,13 @@ def storage_for(layout, max_sz, dedup='auto', codec=None, room=None, example=Non
     if not room.durable: check_fits(layout, max_sz, tables)
     return Records(max_sz, layout, room, tables)
 
-def stored_once(layout: Layout, dedup: str | None, codec: str | None) -> dict[str, tuple[int, str]]:
-    "Return what is stored once: by the number of the leaf, how many frames are stacked, and the codec"
-    tables = tables_for(layout, interned(layout, settled(layout, dedup, codec)), codec)
-    return {str(t.leaves[0]): (t.pair.stack, t.codec or '') for t in tables}
-
 def tables_of(storage: Any) -> list[Any]:
     "Return the tables of what a storage keeps once; another kind than `Records` has none"
     return [*storage.tables] if isinstance(storage, Records) else []
+def stored_once(storage: Any) -> dict[str, tuple[int, str]]:
+    "Return what a storage keeps once: by the number of the leaf, how many frames are stacked, and the codec"
+    found = [t for t in tables_of(storage) if isinstance(t, FrameTable)]
+    return {str(t.leaves[0]): (t.pair.stack, t.codec or '') for t in found}
 def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"
     tables = tables_of(storage)

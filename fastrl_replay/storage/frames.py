@@ -528,7 +528,8 @@ class PackedFrames(FrameTable):
         found, places = np.unique(np.concatenate(asked, axis=None), return_inverse=True)
         n_gone = int(np.count_nonzero(found < 0))
         if found[-1:].max(initial=0) >= self.used: self._refuse_number()
-        for numbers, own in zip(asked, np.split(places - n_gone, len(asked))): numbers[...] = own.reshape(numbers.shape)
+        ends = np.cumsum([o.size for o in asked])                # with windows, one leaf may ask for more
+        for numbers, own in zip(asked, np.split(places - n_gone, ends[:-1])): numbers[...] = own.reshape(numbers.shape)
         raw = np.frombuffer(bytearray().join(self._unpack(o) for o in found[n_gone:].tolist()), self.unit)
         frames = raw.reshape(-1, self.nbytes_each//self.unit.itemsize)
         self._fill(frames, len(frames), request, shared)
