@@ -93,6 +93,22 @@ def test_an_exception_at_every_line_of_a_write(sampler):
         assert k > 5
 
 
+@pytest.mark.parametrize('then', ['add', 'extend'])
+def test_an_interrupted_call_leaves_no_priorities_for_the_rows_that_follow_at_any_line(then):
+    "What was given for rows that never came in is forgotten"
+    line, kept, gone = 0, 0, 0
+    while True:
+        memory = ReplayMemory(9, Proportional(eps=0.), seed=0)
+        memory.extend([STEP, STEP])
+        if not interrupted(lambda o=memory: o.extend([STEP, STEP], [7., 8.]), line, PACKAGE, events=('line',), leave_out=RELEASES): break
+        n = memory.n_added
+        METHODS['add' if then=='add' else 'extend_a_list'](memory)
+        new = [1. if n==2 else 8.]*(memory.n_added - n)
+        assert memory.sampler.priorities.tolist()==[1., 1.] + [7., 8.]*(n==4) + new, f'line {line}'
+        line, kept, gone = line + 1, kept + (n==4), gone + (n==2)
+    assert gone > 20 and kept
+
+
 def test_links_in_a_circle_end():
     "Records whose links were damaged: a walk along them ends, and says nothing that is not so"
     def step(i): return SimpleStep(np.zeros(2, np.float32), 0, np.zeros(2, np.float32), step_n=i)

@@ -193,7 +193,7 @@ class Drawn(Joined):
         try:
             lock.acquire()
             storage = self._storage
-            if storage is None or priority is not None or self._sampler.max_lag is not None:
+            if storage is None or priority is not None or self._given is not None or self._sampler.max_lag is not None:
                 return self._add(step, priority)
             return storage.add(step)
         finally:
@@ -207,6 +207,7 @@ class Drawn(Joined):
             self._open(layout)
         storage = self._storage
         if priority is not None: self._expect(storage, as_priorities('priority', priority, 1))
+        elif self._given is not None: self._enter(storage)          # of a call that was interrupted
         id = storage.add(step)
         if priority is not None or self._is_late(storage): self._enter(storage)
         return id
@@ -229,6 +230,7 @@ class Drawn(Joined):
             rows = storage.accept(chunk, streams)
             m, lag = len(rows), self._sampler.max_lag
             if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
+            elif self._given is not None: self._enter(storage)      # of a call that was interrupted
             first = storage.put(rows) if not lag or m <= lag else self._put_parts(rows, lag)
             if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)
             return np.arange(first, first + m)
