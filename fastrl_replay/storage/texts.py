@@ -50,6 +50,7 @@ class TextTable:
     def _empty(self): self.texts, self.numbers, self.end = list[str](), dict[str, int](), 0
     def _read(self):
         "Read what was written since"
+        del self.texts[len(self.numbers):]        # of a reading that was interrupted
         for text, end in entries(self.raw, self.end):
             self.texts.append(text)
             self.numbers[text], self.end = len(self.texts), end
@@ -64,6 +65,8 @@ class TextTable:
         "Store what is new in a column; a `ValueError`, `MemoryError` or `OSError`, and no change, if that is too much"
         new = [o for o in dict.fromkeys(columns[0].tolist()) if o not in self.numbers]
         if not new: return
+        self._read()                              # what a call that was interrupted has written
+        new = [o for o in new if o not in self.numbers]
         found = [_entry(o) for o in new]
         upto = self.end + sum(4 + len(o) for o in found) + 4
         if len(self.texts) + len(new) > MOST_TEXTS:
@@ -113,5 +116,6 @@ class TextTable:
     def check_valid(self, references):
         "Raise an `AssertionError` unless the strings of all records are there, each once"
         self._check(references[0], AssertionError)
+        self._read()
         assert [o for o, _ in entries(self.raw)]==self.texts, f'{self.leaf.name}: the strings differ from those written'
         assert len(set(self.texts))==len(self.texts), f'{self.leaf.name}: a string is there twice'
