@@ -151,7 +151,7 @@ class _World:                            # endless steps of streams in any order
 LACKS: dict[str, str] = {    # by kind of memory: first names in the rows of *What works on which memory*
     'ReplayMemory': '', 'with a path': 'codec deepcopy',
     'RayMemory': 'RankBased AgeWeighted own sequence windows sample_sequences drop clear where max_draws episodes '
-                 'correct also state_dict deepcopy to_minari rank_replay sequence_replay hindsight_replay',
+                 'correct also state_dict deepcopy to_minari rank_replay sequence_replay hindsight_replay Ctrl',
     'MixedMemory': 'sample_sequences drop clear where recent episodes correct state_dict to_minari MixedMemory '
                    'hindsight_replay',
     'DeviceMemory': 'RankBased own windows sample_sequences str dedup codec drop clear where max_draws recent episodes '
@@ -194,8 +194,8 @@ def _interrupted(call, line, *args):     # by a KeyboardInterrupt before line nu
 # %% ../nbs/5_looking/07_testing.ipynb #c7c71843
 class _MemoryCase:
     ways = dict(add=4, extend=6, sample=6, update_priorities=4, next=2, episode=1, windows=2, drop=2, clear=1,
-                correct=1, save=1, state_dict=1, deepcopy=1, reopen=1, Ctrl=3, refuse=1)
-    reads = {*'update_priorities late sample windows next episode drop correct state_dict zeros'.split()}
+                correct=1, save=1, state_dict=1, deepcopy=1, reopen=1, Ctrl=6, refuse=1)
+    reads = {*'update_priorities late sample windows next episode drop correct save state_dict zeros'.split()}
     names: dict[str, str] = {}           # what a method is called where a part of a memory is checked
     def __init__(self, make, kind, spread, max_sz, folder):
         self.make, self.folder, self.spread, self.n_made = make, folder, spread, 0
@@ -321,11 +321,11 @@ class _MemoryCase:
         self.memory = self.new(again=True)
 
     def Ctrl(self, rng):
-        memory, naive, line, m = self.memory, self.naive, int(rng.integers(60)), int(rng.integers(1, 4))
+        memory, naive, line, m = self.memory, self.naive, int(500*rng.random()**2), int(rng.integers(1, 4))
         steps, p = self.world.steps(rng, m), None if rng.random() < .5 else torch.tensor(rng.choice([0., .5, 3.], m))
         _interrupted(memory.extend, line, steps, p)
         naive.extend(steps[:memory.n_added - naive.n_added], [0]*m, p)
-        if naive.living:
+        if naive.living and rng.random() < .5:
             ids, td = rng.choice(naive.living, 3).tolist(), rng.normal(size=3)
             _interrupted(memory.update_priorities, line, ids, td)
             memory.update_priorities(ids, td)
@@ -342,7 +342,7 @@ class _MemoryCase:
         ids, memory = self.naive.ids, self.memory
         found, wanted = (memory.first_id, memory.n_added, len(memory)), (ids.start, ids.stop, len(ids))
         _expect(found==wanted, 'first_id, n_added, len', wanted, found)
-        if 'check_valid' not in self.lacks: memory.check_valid()
+        if 'check_valid' not in self.lacks and ids.stop % 3==0: memory.check_valid()     # which lets rows enter
         if ids: self.same_rows('fetch', memory.fetch([*ids]), ids)
 
 def check_memory(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
@@ -351,8 +351,8 @@ def check_memory(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
     `make(max_sz, step, folder)` makes one for steps like `step`, or opens the one in `folder`. What its kind lacks
     (`LACKS`) is left out. An `AssertionError` tells the method, what was expected, what came, and after what"""
     spread: list[float] = []
-    cases = [partial(_MemoryCase, make, kind, spread, 9) for kind in (SimpleStep, Transition, _TOLD)*3]
-    counts = _run_histories(_MemoryCase.ways, cases, 40)
+    cases = [partial(_MemoryCase, make, kind, spread, 9) for kind in (SimpleStep, Transition, _TOLD)*5]
+    counts = _run_histories(_MemoryCase.ways, cases, 50)
     places = np.histogram(spread, 8, (0, 1))[0]
     if spread: _expect(not _too_far(places, np.full(8, len(spread)/8)), 'sample', 'rows as often as probable', places)
     return counts

@@ -67,11 +67,10 @@ def test_a_call_kills(tmp_path):
 
 
 def test_a_line_is_interrupted():
-    memory, line, seen = ReplayMemory(9, seed=0), 0, set()
+    memory, line = ReplayMemory(9, seed=0), 0
     memory.add(make_step('simple', 0))
     while interrupted(lambda: memory.add(make_step('simple', 0)), line, PACKAGE, events=('line',), leave_out=RELEASES):
-        seen.add(memory.n_added)
         line += 1
-    assert line > 5 and seen <= {1, 2} and memory.n_added >= 2 and memory.check_valid()
+    assert line > 5 and memory.n_added >= 2 and memory.check_valid()
     with pytest.raises(Stop): interrupted(lambda: (_ for _ in ()).throw(Stop), 10**6)
     assert not interrupted(lambda: None, 0)

@@ -2,6 +2,7 @@
 import random
 import signal
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -91,6 +92,47 @@ def test_an_exception_at_every_line_of_a_write(sampler):
             assert memory.check_valid(), f'line {k}'
             k += 1
         assert k > 5
+
+
+@pytest.mark.parametrize('then', ['add', 'extend'])
+def test_an_interrupted_call_leaves_no_priorities_for_the_rows_that_follow_at_any_line(then):
+    "What was given for rows that never came in is forgotten"
+    line, kept, gone = 0, 0, 0
+    while True:
+        memory = ReplayMemory(9, Proportional(eps=0.), seed=0)
+        memory.extend([STEP, STEP])
+        if not interrupted(lambda o=memory: o.extend([STEP, STEP], [7., 8.]), line, PACKAGE, events=('line',), leave_out=RELEASES): break
+        n = memory.n_added
+        METHODS['add' if then=='add' else 'extend_a_list'](memory)
+        new = [1. if n==2 else 8.]*(memory.n_added - n)
+        assert memory.sampler.priorities.tolist()==[1., 1.] + [7., 8.]*(n==4) + new, f'line {line}'
+        line, kept, gone = line + 1, kept + (n==4), gone + (n==2)
+    assert gone > 20 and kept
+
+
+class Told(NamedTuple):
+    state: float
+    word: str
+
+
+@pytest.mark.parametrize('durable', [False, True])
+def test_strings_are_whole_after_an_interrupt_at_any_line(durable, tmp_path):
+    "In the memory, when the same ones come again, and in what is saved"
+    first, then = [Told(0., 'a'), Told(1., 'b')], [Told(2., 'c'), Told(3., 'd'), Told(4., 'c'), Told(5., 'e')]
+    for line in range(0, 1000, 3 if durable else 1):
+        memory = ReplayMemory(20, seed=0, path=tmp_path/f'{line}' if durable else None)
+        memory.extend(first)
+        again = interrupted(lambda o=memory: o.extend(then), line, PACKAGE, events=('line',), leave_out=RELEASES)
+        assert memory.check_valid() and memory.n_added in (2, 6)
+        if memory.n_added==2: memory.extend(then)
+        memory.extend(then[::-1])
+        words = [o.word for o in first + then + then[::-1]]
+        assert memory.check_valid() and memory.recent(10).word==words, f'line {line}'
+        memory.save(tmp_path/'saved')
+        assert ReplayMemory.load(tmp_path/'saved').recent(10).word==words, f'line {line}'
+        memory.close()
+        if not again: break
+    assert line > 50
 
 
 def test_links_in_a_circle_end():

@@ -240,7 +240,7 @@ class Drawn(Joined):
         try:
             lock.acquire()
             storage = self._storage
-            if storage is None or priority is not None or self._sampler.max_lag is not None:
+            if storage is None or priority is not None or self._given is not None or self._sampler.max_lag is not None:
                 return self._add(step, priority)
             return storage.add(step)
         finally:
@@ -254,6 +254,7 @@ class Drawn(Joined):
             self._open(layout)
         storage = self._storage
         if priority is not None: self._expect(storage, as_priorities('priority', priority, 1))
+        elif self._given is not None: self._enter(storage)          # of a call that was interrupted
         id = storage.add(step)
         if priority is not None or self._is_late(storage): self._enter(storage)
         return id
@@ -277,6 +278,7 @@ class Drawn(Joined):
             rows = storage.accept(chunk, streams)
             m, lag = len(rows), self._sampler.max_lag
             if priorities is not None: self._expect(storage, as_priorities('priorities', priorities, m))
+            elif self._given is not None: self._enter(storage)      # of a call that was interrupted
             first = storage.put(rows) if not lag or m <= lag else self._put_parts(rows, lag)
             if streams is None: self._watch(chunk, m)
             if priorities is not None or lag is not None and self._is_late(storage): self._enter(storage)

@@ -42,6 +42,7 @@ class TextList:
         self.end = 0
     def read(self) -> None:
         "Read what was written since"
+        del self.texts[len(self.numbers):]        # of a reading that was interrupted
         for text, end in entries(self.raw, self.end):
             self.texts.append(text)
             self.numbers[text], self.end = len(self.texts), end
@@ -126,6 +127,7 @@ class TextNumbers:
     def accept(self, columns: Any) -> None:
         "Store what is new in a column; a `ValueError`, `MemoryError` or `OSError`, and no change, if that is too much"
         wanted = dict.fromkeys(columns[0].tolist())
+        if any(o not in self.lists[self.now].numbers for o in wanted): self.lists[self.now].read()   # after an interrupt
         own, n_new = self.lists[self.now], sum(o not in self.counted for o in wanted)
         found = [_entry(o) for o in wanted if o not in own.numbers]
         if not n_new and not found: return
@@ -260,6 +262,7 @@ class TextTable(TextNumbers):
         numbers, name = references[0], self.leaf.name
         assert not (np.diff(np.sign(numbers))!=0).sum() > 1, f'{name}: the rows of two lists are mixed'
         for o in self.lists:
+            o.read()
             assert [text for text, _ in entries(o.raw)]==o.texts, f'{name}: the strings differ from those written'
             assert len(set(o.texts))==len(o.texts), f'{name}: a string is there twice'
 
