@@ -301,7 +301,7 @@ class _MemoryCase:
         _expect(_bits(its)==_bits(mine), method, f'rows {mine and mine.ids} to be drawn again', its and its.ids)
         self.close()
         self.memory = other
-    def own_sampler(self): return _sampler_of(self.new()).inner
+    def own_sampler(self): return vars(self).get('fresh', lambda: _sampler_of(self.new()).inner)()
     def save(self, rng):
         self.memory.save(self.folder/'saved')
         more = {} if _sampler_of(self.memory).kind in LAWS else dict(sampler=self.own_sampler())
@@ -364,7 +364,7 @@ class _SamplerCase(_MemoryCase):
     ways = dict(add=3, extend=4, sample=6, update_priorities=4, late=2, drop=2, clear=1, save=2, state_dict=2, reopen=1)
     def __init__(self, make, n, kept, folder):
         def memory(max_sz, step, at): return ReplayMemory(max_sz, make(), step=step, seed=0, path=at if kept else None)
-        self.n = n
+        self.n, self.fresh = n, make
         super().__init__(memory, Transition, [], 24, folder)
     def late(self, rng):
         sampler, gone = self.memory.sampler, np.arange(self.naive.first_id)
