@@ -27,14 +27,14 @@ from .steps import SimpleStep, Transition, derived_type
 # %% ../nbs/5_looking/07_testing.ipynb #c7e62d0a
 def _expect(ok, method, expected, got):
     if not ok: raise AssertionError(f'{method}: expected {" ".join(str(expected).split())[:300]}, got {shown(got)}')
-def _bits(v):                            # anything as lists and bytes, which == compares to the bit
+def _bits(v):
     if isinstance(v, Batch): v = v.astuple(), v.ids, v.probs, v.weights
     if isinstance(v, dict): return {k: _bits(o) for k, o in v.items()}
     if isinstance(v, (tuple, list)): return [_bits(o) for o in v]
     if isinstance(v, torch.Tensor): v = v.detach().cpu().numpy()
     return [str(v.dtype), v.shape, v.tobytes()] if isinstance(v, (np.ndarray, np.generic)) else repr(v)
 
-def _run(begin, history):                # → how often which were carried out, how many were tried, how the last failed
+def _run(begin, history):
     counts, name, k = Counter[str](), '', 0
     with tempfile.TemporaryDirectory() as folder:
         case = begin(Path(folder))
@@ -52,8 +52,8 @@ def _run(begin, history):                # → how often which were carried out,
             return counts, k, f'{case.names.get(method, method)}:{rest}'
         finally: case.close()
 
-def _shrunk(begin, history, failure):    # → how a history fails of which nothing more can be left out
-    size = len(history)
+def _shrunk(begin, history, failure):
+    size = len(history)    # → how a history fails of which nothing more can be left out
     while size := min(size, len(history))//2:
         at = 0
         while at < len(history):
@@ -73,7 +73,7 @@ def _run_histories(ways, begins, n, seed=0):
         if failure: raise AssertionError(_shrunk(begin, history[:at], failure))
     return dict(counts)
 
-def _too_far(counts, wanted):            # than one time in a million? (chi-square; Wilson & Hilferty 1931)
+def _too_far(counts, wanted):
     counts, wanted = (np.append(o[wanted >= 5], o[wanted < 5].sum()) for o in (counts, wanted))  # rare ones together
     k = max(int(np.count_nonzero(wanted)) - 1, 1)
     return ((counts - wanted)**2/np.maximum(wanted, 1e-9)).sum() > k*(1 - 2/(9*k) + 4.75*(2/(9*k))**.5)**3
@@ -166,7 +166,7 @@ def _sampler_of(memory):
     return own.get(type(memory).__name__, lambda: memory.sampler)()
 
 def _pickled(o): return pickle.loads(pickle.dumps(o))
-def _chunks(steps, streams, lacks):      # → by form: a chunk, its `streams` for `extend`, the stream of each row
+def _chunks(steps, streams, lacks):
     one, each, columns = [0]*len(steps), range(len(steps)), map(list, zip(*steps))
     rows = type(steps[0])(*(v if isinstance(v[0], str) else np.stack(v) for v in columns))
     tensors = rows._make(v if isinstance(v, list) else torch.as_tensor(v) for v in rows)
@@ -177,9 +177,9 @@ def _chunks(steps, streams, lacks):      # → by form: a chunk, its `streams` f
                   own=(Batch.of(rows, streams=streams), None, streams), generator=((o for o in steps), None, one))
     return found if 'env_id' in rows._fields else found | dict(one=(rows, 'one', one))
 
-def _interrupted(call, line, *args):     # by a KeyboardInterrupt before line number `line` that runs in this package
+def _interrupted(call, line, *args):
     def trace(frame, event, arg):
-        nonlocal line
+        nonlocal line    # by a KeyboardInterrupt before line number `line` that runs in this package
         if not frame.f_code.co_filename.startswith(sys.modules['fastrl_replay'].__path__[0]): return None
         code = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         line -= event=='line' and 'release()' not in code and 'with self.lock' not in code     # they end within C

@@ -54,7 +54,8 @@ class Sequence:
         return plain if self.known_starts else {k: v for k, v in plain.items() if k!='learn_first'}
     @classmethod
     def of(cls, plain: dict[str, Any]) -> 'Sequence':
-        "Return what `to_plain` gave; without `learn_first`, as earlier versions wrote it, that is False"
+        """Return the `Sequence` of which `to_plain` gave `plain`; that of a version without `learn_first`
+        has a burn-in at the beginning of episodes, too"""
         return cls(**dict(learn_first=False) | plain)
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(vars(Sequence.of(state)))

@@ -127,7 +127,7 @@ class TextNumbers:
     def accept(self, columns: Any) -> None:
         "Store what is new in a column; a `ValueError`, `MemoryError` or `OSError`, and no change, if that is too much"
         wanted = dict.fromkeys(columns[0].tolist())
-        if any(o not in self.lists[self.now].numbers for o in wanted): self.lists[self.now].read()   # after an interrupt
+        if any(o not in self.lists[self.now].numbers for o in wanted): self.lists[self.now].read()   # interrupted?
         own, n_new = self.lists[self.now], sum(o not in self.counted for o in wanted)
         found = [_entry(o) for o in wanted if o not in own.numbers]
         if not n_new and not found: return
