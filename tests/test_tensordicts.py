@@ -310,7 +310,7 @@ def test_saved_and_continued(tmp_path):
 
 def test_large_observations_are_stored_once():
     buffer, n = ReplayBuffer(1000), 200
-    frames = torch.randint(255, (n + 1, 1, 40, 40), dtype=torch.uint8)
+    frames = torch.randint(255, (n + 1, 1, 64, 64), dtype=torch.uint8)
     buffer.extend(TensorDict(dict(pixels=frames[:-1], next=dict(pixels=frames[1:], reward=torch.zeros(n, 1))), [n]))
     assert 'each stored once' in repr(buffer.memory)
     found = buffer.sample(64)
