@@ -99,7 +99,7 @@ CALLS = {
     'storage.base': dict(
         find_place=lambda o: (np.full(8, -1), 60, 7), link=lambda o: (np.full(32, -1), 60, 8, np.zeros(4, np.int64), 0, np.zeros((4, 2), np.int32), 0,
                                                                        np.zeros((16, 2), np.int32), 0, 16),
-        to_ids=lambda o: (np.arange(4), 12, 8), follow_links=lambda o: (np.ones((16, 2), np.int32), np.arange(4), np.zeros((4, 2), np.int64), 9, 0, False)),
+        follow_links=lambda o: (np.ones((16, 2), np.int32), np.arange(4), np.zeros((4, 2), np.int64), 9, 0, False)),
     'storage.draw_counts': dict(watch_stride=lambda o: (50,), count_drawn=lambda o: (np.zeros(9, np.int64), np.arange(4), 9, 1, 9)),
     'storage.episodes': dict(
         place_of=lambda o: (o.tables, 3), slot_at=lambda o: (o.tables, o.tables[0][3, 0], 3), column_of=lambda o: (o.storage, 'reward'),
@@ -137,6 +137,13 @@ def given(o):
     known = dict.fromkeys(text.split(), 'x') | dict.fromkeys(number.split(), 3)
     lists = 'choices known names sent infos items states workers args fills masses steps_of returns losses shares columns leaves trees'
     known |= {k: [] for k in lists.split()}
+    plain = '''across alpha arr at at_link back begin beta birth births burn_in capacity changed count
+        counts drawn e ends errors eta example exponent factors first_id first_slot fitters floor free
+        fresh gone head holes horizon i inserts keys largest layouts learn least lines links
+        listed m marks mask mass message moves n_added n_left n_rows needs next_states numbers options
+        owed pair phases piece place places ranks room scale scales shift slot source stop
+        stream stride sums table targets tries wanted where word'''          # which functions refuse
+    known = dict.fromkeys(plain.split()) | known
     known |= dict(
         a=np.ones((2, 3)), also=None, bars={'rows': [1]}, batch=o.batch, bits=np.ones(2, np.uint16), bs=8, chunk=o.batch, codec=None, column=lambda k: None,
         compute_reward=lambda *k: np.zeros(8), data=b'x', dedup=None, device='cpu', dtype=torch.bfloat16, directory=None, discount=(1., 1.), env_or_step=o.step,
