@@ -222,6 +222,6 @@ def test_a_mixture_and_shards_count_through_a_load(tmp_path):
     shards.extend(steps(20))
     for _ in range(10): shards.sample(4)
     shards.save(tmp_path/'shards')
-    again = RayMemory.load(tmp_path/'shards')
+    again = RayMemory.load(tmp_path/'shards', place='here')
     assert again.usage()['samples_per_insert']==shards.usage()['samples_per_insert']==2
     for o in shards, again: o.close()
