@@ -52,6 +52,8 @@ def things(folder):
     return o
 
 
+PLAN = np.array([[3, 2, 0, 16, 0, 0, 0, 0], [1] + 7*[0], [8, 0, 2, 2, 0, 0, 0, 0]])       # two rows of two words behind their numbers
+
 CALLS = {
     'kernels': dict(
         njit=lambda o: (lambda x: x,), kernel=lambda o: (lambda x: x,), inlined=lambda o: (lambda x: x,), in_kernels=lambda o: (lambda x: x, lambda x: x),
@@ -103,21 +105,24 @@ CALLS = {
     'storage.draw_counts': dict(watch_stride=lambda o: (50,), count_drawn=lambda o: (np.zeros(9, np.int64), np.arange(4), 9, 1, 9)),
     'storage.episodes': dict(
         place_of=lambda o: (o.tables, 3), slot_at=lambda o: (o.tables, o.tables[0][3, 0], 3), column_of=lambda o: (o.storage, 'reward'),
-        enter_rows=lambda o: (o.episodes.columns, o.tables, np.zeros((50, 1), np.int32), 0, 40, 0)),
+        enter_rows=lambda o: (o.episodes.columns, o.tables, np.zeros((50, 1), np.int32), 0, 40, 0, False)),
     'storage.sequence_sampler': dict(
         put_leaf=lambda o: (o.tree.copy(), o.lows, np.zeros(9, np.int64), 3, 2., (.5, 1., 1.)),
         close_up=lambda o: (*o.starts, 4, np.zeros(0, np.int64), *o.priorities[:2], np.zeros(9, np.int64), o.priorities[2], (.6, 1., 1.)),
         enter_starts=lambda o: (*o.windows.columns, *o.starts, o.windows.base_sampler.size, *o.priorities, 40, 40, 0, 40),
         bar_starts=lambda o: (o.tables, *o.starts, o.windows.base_sampler.size, np.array([5]), 4, *o.priorities),
         write_windows=lambda o: (o.tables, o.starts[1], np.arange(2), np.zeros((2, 4), np.int64)),
-        join_errors=lambda o: (np.zeros((2, 4), np.int64), np.ones((2, 4)), .9),
+        mark_learned=lambda o: (o.tables[0], np.zeros((2, 4), np.int64), 1, 2, np.zeros((2, 4), bool)),
+        join_errors=lambda o: (np.ones((2, 4), bool), np.ones((2, 4)), .9),
         consistent=lambda o: (*o.starts, 40, o.windows.base_sampler.size, o.windows.sequence)),
     'storage.frames': dict(
         fingerprints=lambda o: (np.ones((3, 4), u64),),
         intern_rows=lambda o: (np.zeros((9, 4), u64), np.zeros(9, u64), np.zeros(2, np.int64), np.zeros(1, np.int32), np.zeros((2, 1), np.int32),
-                               np.zeros(3, np.int64), np.ones((1, 2, 4), u64), np.ones((1, 2, 4), u64), np.zeros(1, np.int32), 0),
+                               np.zeros(3, np.int64), np.ones((1, 2, 4), u64), np.ones((1, 2, 4), u64), np.zeros(1, np.int32), 0,
+                               np.zeros((1, 4), np.int32)),
         free_frames=lambda o: (np.ones((3, 2), np.int32), np.arange(2), np.array([3, 0]), np.zeros(9, np.int32)),
-        gather_frames=lambda o: (np.ones((3, 4), u64), 3, np.ones((2, 2), np.int32), np.empty(0, u64), False, np.zeros((2, 4), u64), np.zeros((2, 4), u64))),
+        gather_stacks=lambda o: (np.ones((3, 4), u64), 3, np.ones((2, 2), np.int64), np.empty(0, u64), np.zeros((2, 8), u64))),
+    'storage.request': dict(fetch=lambda o: (np.zeros(64, np.uint8), np.zeros(64, np.uint8), PLAN, 4, 4)),
     'interop.sb3': dict(keep_below=lambda o: (np.zeros(8, np.int64), 0, np.arange(4, dtype=u64), 3, 8)),
     'steps': dict(goes_on=lambda o: (False, (0, 0), (1., 1.), (0, 1))),
     'memory.pruned': dict(
@@ -141,7 +146,7 @@ def given(o):
         counts drawn e ends errors eta example exponent factors first_id first_slot fitters floor free
         fresh gone head holes horizon i inserts keys largest layouts learn least lines links
         listed m marks mask mass message moves n_added n_left n_rows needs next_states numbers options
-        owed pair phases piece place places ranks room scale scales shift slot source stop
+        owed own pair phases piece place places ranks room scale scales shift slot source stop
         stream stride sums table targets tries wanted where word'''          # which functions refuse
     known = dict.fromkeys(plain.split()) | known
     known |= dict(
