@@ -97,8 +97,8 @@ def stored_priorities(memory: Memory) -> tuple[np.ndarray, np.ndarray]:
     p = getattr(sampler, 'priorities', None)
     if not isinstance(p, np.ndarray) or not sampler.prioritized: p = np.empty(0)
     slots = np.arange(len(p)) if sampler.sequence is None else sampler.starts[:len(p), 0]
-    if sampler.living is not None and sampler.sequence is None:
-        drawn = sampler.living.holds(slots)
+    if sampler.sequence is None:
+        drawn = sampler.eligible.holds(slots)
         slots, p = slots[drawn], p[drawn]
     return ids_in(slots.astype(np.int64), memory.n_added, memory.max_sz), p
 

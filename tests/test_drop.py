@@ -321,14 +321,14 @@ def test_a_row_is_dropped_once_it_was_drawn_so_often(kind):
     memory, counts = filled(SAMPLERS[kind](), max_draws=3), np.zeros(400, int)
     for k in range(60):
         if k % 3==0: memory.extend([step(memory.n_added + i) for i in range(4)])
-        living = memory.sampler.living
+        any_gone = not memory.sampler.eligible.all
         if len(memory.sampler) < 5: continue
         before, ids = counts.copy(), memory.sample(5).ids.numpy()
         assert (before[ids] < 3).all(), 'drawn although it had been drawn three times'
         np.add.at(counts, ids, 1)
         stored = np.arange(memory.first_id, memory.n_added)
         assert memory.usage()['n_dropped'] == (counts[stored] >= 3).sum() and memory.check_valid()
-    assert counts.max() >= 3 and living is not None
+    assert counts.max() >= 3 and any_gone
 
 
 def test_each_row_of_a_sequence_is_counted():
@@ -395,7 +395,7 @@ def test_bad_ids_change_nothing():
     for bad, says in (([9], 'ids'), ([60], 'ids'), ([20, -1], 'ids')):
         with refused(says): memory.drop(bad)
     with refused('ids', TypeError, got='float64 of shape (1,)'): memory.drop([1.5])
-    assert memory.drop([]) == 0 and memory.sampler.living is None and memory.usage()['n_dropped'] == 0
+    assert memory.drop([]) == 0 and memory.sampler.eligible.all and memory.usage()['n_dropped'] == 0
     with refused('max_draws', got='0'): ReplayMemory(9, max_draws=0)
     memory.drop([20])
     for ids, td, says in (([20, 60], [1., 1.], 'ids'), ([20], [np.nan], 'td_errors'), ([20, 21], [1.], 'td_errors')):
@@ -411,7 +411,7 @@ def test_a_sampler_of_ones_own_without_on_drop_is_refused_by_name():
     memory = filled(Deaf())
     for call in (lambda: memory.drop([1]), memory.clear):
         with refused('sampler', TypeError): call()
-    assert memory.sampler.living is None and len(memory) == 40
+    assert memory.sampler.eligible.all and len(memory) == 40
     with refused('sampler', TypeError): ReplayMemory(9, Deaf(), max_draws=2)
 
 
@@ -491,7 +491,7 @@ def test_a_load_into_a_memory_on_disk_brings_what_was_dropped(tmp_path):
     memory.load_state_dict(source.state_dict())
     memory.close()
     memory = ReplayMemory.open(tmp_path/'m')
-    assert np.flatnonzero(~memory.sampler.living.holds(np.arange(40))).tolist() == list(range(10)) and memory.check_valid()
+    assert np.flatnonzero(~memory.sampler.eligible.holds(np.arange(40))).tolist() == list(range(10)) and memory.check_valid()
     memory.close()
 
 
@@ -549,8 +549,8 @@ def test_a_checkpoint_of_a_pipe_brings_what_was_dropped(tmp_path):
 
 def what_is_there(memory):
     "What was dropped, what is stored, and the priorities of those that may be drawn"
-    living, stored = memory.sampler.living, np.arange(memory.first_id, memory.n_added)
-    kept = stored if living is None else stored[living.holds(stored % memory.max_sz)]
+    stored = np.arange(memory.first_id, memory.n_added)
+    kept = stored[memory.sampler.eligible.holds(stored % memory.max_sz)]
     p = memory.sampler.priorities[kept % memory.max_sz].tolist() if isinstance(memory.sampler, Prioritized) else []
     return memory.first_id, memory.n_added, kept.tolist(), p
 

@@ -52,7 +52,7 @@ class SharedRandom(Uniform):
         mask = (1 << (n - 1).bit_length()) - 1
         if n==1: slots[:], k = 0, bs            # no choice: `randint` uses no random number
         while k < bs: k = keep_below(slots, k, words(bs - k), mask, n)
-        if self.living is not None: self.living.to_slots(slots)
+        self.eligible.to_slots(slots)
         probs.fill(1/n)
         weights.fill(1)
         self.n_batches += 1

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from ..checks import refuse, whole
 from ..samplers.age import AgeWeighted
+from ..samplers.eligible import Eligible
+from ..samplers.eligible import Eligible
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
 from ..schedules import ExponentialSchedule, LinearSchedule
@@ -53,7 +55,7 @@ class Law:
     """Who is drawn: all rows alike, with replacement, unless a derived class says otherwise.
     `first` and `n` (int64, no axes): the oldest row that may be drawn, and how many were
     stored"""
-    living: Any = None           # nothing is ever dropped
+    eligible = Eligible()        # all may be drawn: nothing is ever dropped
     sequence: Any = None         # the `Sequence` whose starts are drawn
     largest: Any = None          # the largest priority so far
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:

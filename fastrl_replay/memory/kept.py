@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from ..batch import convert
 from ..checks import Words, array, of_type, refuse, require, take, whole
-from .pruned import Living, Pruned
+from .pruned import Pruned
 from .options import Options, described, set_again
 from ..samplers.base import release
+from ..samplers.eligible import Eligible
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
 from ..saving import (
@@ -184,7 +185,7 @@ class Saved(Pruned, Savable):
         "What a reader of this memory has to know, which the format lacked when it was new"
         layout = self.layout if layout is None else layout
         used = dict(strings=layout is not None and layout.texts)
-        used['dropped rows'] = self._sampler.living is not None
+        used['dropped rows'] = not self._sampler.eligible.all
         return [*self._made().needs(), *(k for k, v in used.items() if v)]
 
     def _counters(self):
@@ -207,9 +208,9 @@ class Saved(Pruned, Savable):
         "Return what `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
         with self.lock:
             self._catch_up()
-            living = self._sampler.living
-            state = self._counters() | dict(sampler=self._sampler.get_state())
-            return (state if living is None else state | dict(living=living.to_plain())), self._rows()
+            state, living = self._counters(), self._sampler.eligible.to_plain()
+            if living is not None: state['living'] = living
+            return state | dict(sampler=self._sampler.get_state()), self._rows()
 
     def restore(self, state: dict[str, Any], pieces: Any) -> None:
         """Continue from what `saved` returned, and the pieces of its rows: all of it or, with a
@@ -229,7 +230,7 @@ class Saved(Pruned, Savable):
                 self._set_counters(before)
                 self._options = options
                 raise
-            self._given = self._leaving = None
+            self._given = None
             if self._storage is not None: self.draws.recall(counts, figures, self.n_added)
             self._known.clear()                              # other rows than those that were saved
 
@@ -252,28 +253,32 @@ class Saved(Pruned, Savable):
     def _adopt(self, storage, sampler, living=None):
         "Take over a storage, the state of a sampler, and what may be drawn: all or, with an error, nothing"
         own = self._sampler
-        before, before_living = own.get_state(), own.living
+        before, before_eligible = own.get_state(), own.eligible
         filled = 0 if storage is None else min(storage.n_added, self.max_sz)
         try:
-            own.living = None if living is None else self._living_of(storage, living)
+            own.eligible = self._eligible_of(storage, living)
             own.set_state(sampler)
             require(own.size==filled, f'state: the sampler has {own.size} slots, of {filled} filled')
             storage = self._placed(storage)
         except BaseException:
-            own.living = before_living
+            own.eligible = before_eligible
             own.set_state(before)
-            self._note_living(self._storage)
+            self._note_dropped(self._storage)
             raise
         own.n_entered = 0 if storage is None else storage.n_added
         self._take(storage)
-        self._note_living(storage)
-    def _living_of(self, storage, plain):
-        living, first, n = Living.of(self.max_sz, plain), storage.first_id, storage.n_added
-        fits = (ids_in(living.slots[:living.n], n, self.max_sz) >= first).all()
+        self._note_dropped(storage)
+    def _eligible_of(self, storage, plain):
+        eligible = Eligible.of(self.max_sz, plain)
+        if eligible.all: return eligible
+        fits = (ids_in(eligible.to_plain(), storage.n_added, self.max_sz) >= storage.first_id).all()
         require(fits, 'state: living: a slot may be drawn that holds nothing')
-        return living
-    def _note_living(self, storage):
+        return eligible
+    def _note_dropped(self, storage):
         "Note on the disk, if that is where the memory lies, which rows of a storage were dropped"
+        if storage is None or self._sampler.eligible.all: return
+        ids = np.arange(storage.first_id, storage.n_added)
+        self._room.note_dropped(self.max_sz, ids[~self._sampler.eligible.holds(ids % self.max_sz)])
     def _placed(self, storage):
         "A storage that was read, where it is to lie"
         return storage
@@ -414,17 +419,10 @@ class ReplayMemory(Saved):
         self._take(storage)
         dropped = self._room.dropped(self.max_sz)
         if dropped is not None or storage.first_id > max(0, storage.n_added - self.max_sz):
-            self._leaving = np.empty(0, np.int64) if dropped is None else dropped.ids_in(storage)
+            leaving = np.empty(0, np.int64) if dropped is None else dropped.ids_in(storage)
+            self._sampler.eligible.leaving = leaving
             self._leave(storage)
         return storage
-    def _note_dropped(self, ids):
-        self._room.need('dropped rows')
-        if self._room.durable: self._room.dropped(self.max_sz, make=True).note(ids)
-    def _note_living(self, storage):
-        living = self._sampler.living
-        if not self._room.durable or storage is None or living is None: return
-        ids = np.arange(storage.first_id, storage.n_added)
-        self._note_dropped(ids[~living.holds(ids % self.max_sz)])
     def _placed(self, storage):
         there = self._storage
         if not self._room.durable or storage is None and there is None: return storage

@@ -77,7 +77,7 @@ class Joined:
     path: Any = None                 # the folder in which it is kept, of a `ReplayMemory` on disk
     layout: Any = None               # the layout of the steps; None before the first
     max_draws: int | None            # a row that was drawn so often is dropped, by a `ReplayMemory`
-    _leave: Any                      # (storage): carries out what is `_leaving`
+    _leave: Any                      # (storage): drops the rows that are about to leave
     _drop_spent: Any                 # (slots): drops those of the rows just drawn that have reached `max_draws`
     _still_drawn: Any                # (ids, td_errors): those that are not of dropped rows
     _room: Any                       # where storage and sampler allocate their arrays
@@ -122,7 +122,6 @@ class Joined:
         self._lengths = Lengths()        # of the chunks that don't say whose each row is
         self._in_order = False           # are batches formed along the links? See `_follows`
         self._given: Any = None          # for rows that have not entered the sampler: first id, priorities
-        self._leaving: Any = None        # ids of rows that the sampler is not to draw any more
         self.max_draws = None
         self._ref = weakref.ref(self)    # which its batches get
         self._room = Ram()
@@ -160,7 +159,7 @@ class Joined:
     def _enter(self, storage):
         self._sampler.enter(storage, self._given)
         self._given = None
-        if self._leaving is not None: self._leave(storage)
+        if self._sampler.eligible.leaving is not None: self._leave(storage)
     def _catch_up(self):
         with self.lock:
             if self._storage is not None: self._enter(self._storage)
@@ -332,7 +331,7 @@ class Drawn(Joined):
             storage, sampler = self._storage, self._sampler
             if storage is None: storage = self._stocked()
             n_added = storage.n_added
-            if sampler.n_entered!=n_added or self._leaving is not None: self._enter(storage)
+            if sampler.n_entered!=n_added or sampler.eligible.leaving is not None: self._enter(storage)
             if sampler.sequence is not None:
                 leave_out('windows', windows, 'the columns of sequences are windows already', ValueError)
                 return self._counted(draw_sequences(storage, sampler, bs, self.rng, fields))
@@ -359,7 +358,7 @@ class Drawn(Joined):
         with self.lock:
             bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
             self._in_order = True
-            return self._counted(draw_anywhere(self._indexed(), bs, length, self.rng, self.sampler.living))
+            return self._counted(draw_anywhere(self._indexed(), bs, length, self.rng, self.sampler.eligible))
 
     def _indexed(self):
         if self._index is None: self._index = Episodes(self._stocked())
@@ -377,9 +376,9 @@ class Drawn(Joined):
             storage, first_id, n_added = self._storage, 0, 0
             if storage is not None:
                 first_id, n_added = storage.first_id, storage.n_added
-                late = self._given is not None or self._leaving is not None
+                late = self._given is not None or self._sampler.eligible.leaving is not None
                 if late or self._sampler.n_entered!=n_added: self._enter(storage)
-            if self._sampler.living is not None: ids, td_errors = self._still_drawn(ids, td_errors)
+            if not self._sampler.eligible.all: ids, td_errors = self._still_drawn(ids, td_errors)
             changed, n_stale = self._sampler.update_ids(ids, td_errors, first_id, n_added)
             self.n_stale += n_stale
             return changed

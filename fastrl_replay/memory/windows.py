@@ -63,14 +63,14 @@ class Windowed(PlainMemory):
     def _look_around(self, request):
         "Find the rows around those that were drawn"
         self._index.around(request.slots, request.offsets, request.around, request.is_pad)
-        if self._sampler.living is not None: self._end_at_dropped(request, self._sampler.living)
-    def _end_at_dropped(self, request, living):
+        if not self._sampler.eligible.all: self._end_at_dropped(request, self._sampler.eligible)
+    def _end_at_dropped(self, request, eligible):
         "Let windows end before rows that were dropped, as if these were not stored"
         least, most = min(0, request.offsets.min()), max(0, request.offsets.max())
         every, shape = np.arange(least, most + 1), (len(request.slots), most + 1 - least)
         slots, is_pad = np.empty(shape, np.int64), np.empty(shape, bool)
         self._index.around(request.slots, every, slots, is_pad)
-        gone = ~living.holds(slots)
+        gone = ~eligible.holds(slots)
         ends = np.where(gone & (every > 0), every, most + 1).min(1, keepdims=True) - 1
         begins = np.where(gone & (every < 0), every, least - 1).max(1, keepdims=True) + 1
         at = np.clip(request.offsets, begins, ends)

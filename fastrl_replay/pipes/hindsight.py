@@ -141,7 +141,7 @@ class HindsightReplay(ExperienceReplay):
             batch: Any = memory.sample(self.bs if bs is None else bs)
             rows = memory.rng.permutation(len(batch))[:round(len(batch)*self.k/(self.k + 1))]
             slots = batch.ids.numpy()[rows] % memory.max_sz
-            found = memory.episode_index().choose(slots, self.strategy, memory.rng, memory.sampler.living)
+            found = memory.episode_index().choose(slots, self.strategy, memory.rng, memory.sampler.eligible)
             goals = memory.fetch(found, ('next_state',)).next_state[self.achieved].numpy()
         batch = relabel(batch, rows, goals, self.compute_reward, self.compute_terminated, self.goal, self.achieved)
         return (batch, batch.idxs) if self.return_idxs else batch

@@ -43,7 +43,7 @@ def batches_due(n: int, min_sz: int, ratio: Fraction) -> int:
 def enough_left(memory: Memory[Any], bs: int, min_sz: int) -> bool:
     "Can a batch of `bs` be drawn, although some transitions were dropped, or all cleared (then: are `min_sz` stored)?"
     sampler = memory.sampler
-    if sampler.living is None: return True
+    if sampler.eligible.all: return True
     return len(memory) >= min(min_sz, memory.max_sz) and len(sampler) >= (1 if sampler.replace else bs)
 
 # %% ../../nbs/2_learning/04_replay.ipynb #1c5ded77

@@ -57,5 +57,5 @@ class SequenceReplay(ExperienceReplay):
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)
 
     def _can_draw(self):
-        full = self.memory.n_added >= self.memory.max_sz and self.memory.sampler.living is None    # so the draw raises
+        full = self.memory.n_added >= self.memory.max_sz and self.memory.sampler.eligible.all    # so the draw raises
         return full or super()._can_draw() and self.memory.sampler.can_draw(self.bs)

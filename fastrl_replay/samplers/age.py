@@ -146,35 +146,36 @@ class AgeWeighted(Latest):
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]), their `probs` (float32[bs]), `weights` with one, by `rng`; O(bs)"
-        n = self.size if self.living is None else self.living.n
+        n = self.eligible.among(self.size)
         if not n or not len(slots): self._refuse(len(slots))
-        if self.living is None:
+        if self.eligible.all:
             draw_aged(slots, probs, weights, words_of(rng), self.newest, n, self.horizon, self.floor)
         else: self._draw_left(slots, probs, weights, rng)
         self.n_batches += 1
 
     def _draw_left(self, slots, probs, weights, rng):
         "Draw by the law among those slots that may still be drawn"
-        living, law = self.living, (self.newest, self.max_sz, self.size, self.horizon, self.floor)
+        left_of, law = self.eligible, (self.newest, self.max_sz, self.size, self.horizon, self.floor)
+        n, places = left_of.among(self.size), left_of.places
         if self.sums is None: self.sums = np.ones((3, -(-self.max_sz//BLOCK)), np.int64)
-        count_again(living.places, self.sums)
-        left, tries = mass_left(living.places, self.sums, living.n, *law)
+        count_again(places, self.sums)
+        left, tries = mass_left(places, self.sums, n, *law)
         if tries < 64*left:
-            listed = living.slots[:living.n]
-            draw_left(slots, probs, weights, words_of(rng), listed, living.places, left, tries, *law)
+            listed = left_of.slots[:n]
+            draw_left(slots, probs, weights, words_of(rng), listed, places, left, tries, *law)
             return
-        listed = living.slots[:living.n].astype(np.int64)  # hardly any mass is left: O(n)
+        listed = left_of.slots[:n].astype(np.int64)  # hardly any mass is left: O(n)
         ages = (self.newest - listed) % self.max_sz
-        mass = np.maximum(self.floor, 1 - ages/self.horizon) if left > 0 else np.ones(living.n)
+        mass = np.maximum(self.floor, 1 - ages/self.horizon) if left > 0 else np.ones(n)
         below = np.cumsum(mass)
-        k = np.searchsorted(below, rng.random(len(slots))*below[-1], 'right').clip(0, living.n - 1)
+        k = np.searchsorted(below, rng.random(len(slots))*below[-1], 'right').clip(0, n - 1)
         slots[:], probs[:], weights[:] = listed[k], mass[k]/below[-1], 1
     def on_drop(self, slots: Any) -> None:
         "Count the blocks of `slots` again before the next draw"
         if self.sums is not None: self.sums[2, slots//BLOCK] = 1
-    def _revive(self, first_slot, m):
+    def _put_in(self, first_slot, m):
         if self.sums is not None: self.on_drop(np.arange(first_slot, first_slot + m) % self.max_sz)
-        super()._revive(first_slot, m)
-        if self.living is None: self.sums = None
+        super()._put_in(first_slot, m)
+        if self.eligible.all: self.sums = None
     def _drop_again(self): self.sums = None
     def _plain(self): return super()._plain() | dict(sums=None)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 import numpy as np
 from ..checks import Words, array, ids_of, number, refusal, refuse, shown, take, whole, within
+from .eligible import Eligible
 from ..schedules import schedule_from
 
 # %% ../../nbs/1_memory/11_samplers.ipynb #4a7ade4f
@@ -98,11 +99,11 @@ class Stateful:
     n_batches: int = 0                  # drawn so far
     arrays: tuple[str, ...] = ()        # attributes that `_new_arrays` makes; a copy makes its own
     kind = name = 'Sampler'             # of the class, in saved states; of the sampler, in messages
-    living: Any = None                  # the slots that may be drawn, once some may not: a `Living`
+    eligible: Eligible = Eligible()     # which slots may be drawn
     _beta: Any = None
     _entered: Any = (0,)                # a place for one number, which outlives the process on disk
     _reopened = False                   # are there arrays of an earlier process to recover from?
-    on_drop: Any = None                 # (slots): these won't be in `living` any more; None: no drop is allowed
+    on_drop: Any = None                 # (slots): these may not be drawn any more; None: no drop is allowed
 
     def __init_subclass__(cls) -> None: cls.kind = cls.name = cls.__name__
 
@@ -143,7 +144,8 @@ class Stateful:
         self._drop_again()
     def _drop_again(self):
         "After all slots were restored: leave out those that may not be drawn"
-        if self.living is not None: self.on_drop(self.living.gone(self.size))
+        gone = self.eligible.gone(self.size)
+        if len(gone): self.on_drop(gone)
 
     def _from_state(self, state):
         "Return the attributes that follow from a state, checked; nothing is changed yet"
@@ -169,7 +171,11 @@ class Stateful:
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         # a copy has arrays of its own in this process's memory, wherever the original's are
-        self._adopt(dict(_entered=[0]) | pickled['plain'])
+        plain = dict(_entered=[0]) | pickled['plain']
+        if 'living' in plain:              # pickled by version 0.1
+            living = plain.pop('living')
+            plain['eligible'] = Eligible.of(plain['max_sz'], living and living.to_plain())
+        self._adopt(plain)
         if not self.max_sz: return
         self._adopt(self._new_arrays(self.max_sz, None))
         if pickled['state'] is None: return
@@ -192,7 +198,7 @@ class Sampler(Stateful):
 
     def __len__(self) -> int:
         "The number of choices it draws from: filled slots that may be drawn, or complete sequences"
-        return self.size if self.living is None else self.living.n
+        return self.eligible.among(self.size)
     def __bool__(self) -> bool: return True
 
     def attach(self, max_sz: int, allocate: Callable[[str, int], Any]|None = None, counter: Any = None) -> None:
@@ -203,7 +209,8 @@ class Sampler(Stateful):
         max_sz = whole('max_sz', max_sz, 1)
         entered = [0] if counter is None else memoryview(counter)
         self._adopt(self._new_arrays(max_sz, allocate) |
-                    dict(size=0, max_sz=max_sz, _entered=entered, _reopened=allocate is not None))
+                    dict(size=0, max_sz=max_sz, eligible=Eligible(max_sz), _entered=entered,
+                         _reopened=allocate is not None))
 
     def _check_attached(self):
         if not self.max_sz: raise ValueError(f'this {self.name} serves no memory yet: call attach(max_sz) first')
@@ -224,7 +231,7 @@ class Sampler(Stateful):
         while begin < n:
             end = min(start if begin < start else n, begin + self.max_sz)
             p = None if begin < start or priorities is None else priorities[begin - start:end - start]
-            if self.living is not None: self._revive(begin % self.max_sz, end - begin)
+            self._put_in(begin % self.max_sz, end - begin)
             self.add_run(begin % self.max_sz, end - begin, p)
             self.n_entered = begin = end
         self.n_entered = n
@@ -233,10 +240,9 @@ class Sampler(Stateful):
         `n_entered` were added by an earlier process. Without arrays that outlived it, add all of
         them again"""
         self.add_run(first_id % self.max_sz, n_added - first_id)
-    def _revive(self, first_slot, m):
+    def _put_in(self, first_slot, m):
         "What is written to `m` slots from `first_slot` on (mod `max_sz`) may be drawn"
-        self.living.put_in(first_slot, m)
-        if self.living.n==self.max_sz: self.living = None
+        self.eligible.put_in(first_slot, m)
 
     def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
         "Add `m` slots from `first_slot` on (mod `max_sz`); `priorities`: as in `on_add`"
@@ -270,7 +276,7 @@ class Sampler(Stateful):
         beta = self._beta_now()
         if not len(self): self._refuse(len(slots))
         drawn, chances = checked_draw(self.name, self.draw(len(slots), rng), len(slots), self.size)
-        if self.living is not None and not self.living.holds(drawn).all():
+        if not self.eligible.holds(drawn).all():
             raise ValueError(f'{self.name}.draw: a slot was drawn that on_drop had said is not to be drawn')
         if beta is None: self._warn_once(chances)
         slots[:], probs[:] = drawn, chances
@@ -285,7 +291,7 @@ class Sampler(Stateful):
     def _refuse(self, bs):
         "Raise the `ValueError` that says why no batch of `bs` can be drawn"
         if bs < 1: raise ValueError(f'bs: expected at least 1, got {bs}')
-        why = 'the memory is empty' if self.living is None else 'what was stored has been dropped or cleared'
+        why = 'the memory is empty' if self.eligible.all else 'what was stored has been dropped or cleared'
         raise ValueError(f'nothing to draw from: {why} (a batch of {bs} was requested)')
 
     def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:

@@ -44,7 +44,7 @@ class Combined(Latest):
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]), `probs` (1 for the newest, 1/(n−1) for the others), `weights` with 1, by `rng`"
         super().draw_into(slots, probs, weights, rng)
-        newest = self.newest if self.living is None else self.living.last(self.newest, self.size)
+        newest = self.eligible.last(self.newest, self.size)
         if not (slots==newest).any(): slots[int(below(words_of(rng), np.uint64(len(slots))))] = newest
         probs[:] = np.where(slots==newest, 1., 1/max(len(self) - 1, 1))
     def options(self) -> dict[str, Any]: return {}
@@ -77,7 +77,7 @@ class ERE(Latest):
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/window, `weights` with 1, by `rng`"
         if not len(slots) or not len(self): self._refuse(len(slots))
-        recent = None if self.living is None else self._recent()
+        recent = None if self.eligible.all else self._recent()
         n = self.window if recent is None else len(recent)
         draw_repeating(slots, probs, weights, words_of(rng), n)                 # ages, 0 the newest
         slots[:] = (self.newest - slots) % self.size if recent is None else recent[slots]
@@ -85,5 +85,5 @@ class ERE(Latest):
     def _recent(self):
         "The slots of the window that may be drawn, or the newest of all that may; O(window)"
         slots = (self.newest - np.arange(self.window)) % self.size
-        slots = slots[self.living.holds(slots)]
-        return slots if len(slots) else np.array([self.living.last(self.newest, self.size)])
+        slots = slots[self.eligible.holds(slots)]
+        return slots if len(slots) else np.array([self.eligible.last(self.newest, self.size)])

@@ -186,13 +186,12 @@ class Proportional(Prioritized):
     def on_drop(self, slots: Any) -> None: zero_leaves(self.tree, self.lows, slots.copy())
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        bs, living = len(slots), self.living
-        n = self.size if living is None else living.n
+        n, bs = self.eligible.among(self.size), len(slots)
         if not n or not bs: self._refuse(bs)
         beta = self._beta_now() or 0.
         if len(self.lines) < bs: self._make_scratch(bs)
         draw_proportional(slots, probs, weights, words_of(rng), self.flat, self.lows, self.values, n, beta)
-        if living is not None and not self.mass(): living.to_slots(slots)       # drawn uniformly, by places
+        if not self.eligible.all and not self.mass(): self.eligible.to_slots(slots)  # drawn uniformly, by places
         self.n_batches += 1
 
     def _make_scratch(self, k):
@@ -233,7 +232,7 @@ class Proportional(Prioritized):
         tree, twin = self.tree, new_tree(self.max_sz)
         lows = NO_LOWS if self.lows is NO_LOWS else new_lows(twin)
         lay_down(twin, lows, self.priorities, self.largest, self._alpha)
-        if self.living is not None: zero_leaves(twin, lows, self.living.gone(self.size))
+        zero_leaves(twin, lows, self.eligible.gone(self.size))
         assert tree.ctypes.data % 64==0, 'the tree is not aligned'
         assert (tree >= 0).all() and tree[0, ROOT] < np.inf, 'a node is negative or not finite'
         assert tree.shape==twin.shape and (tree==twin).all(), 'a leaf or a node is not what the priorities make it'

@@ -394,8 +394,7 @@ class RankBased(Prioritized):
         return write_ids(*self.blocks, self.own, ids, values, first_id, n_added, fresh)
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        living = self.living
-        n = self.size if living is None else living.n
+        n = self.eligible.among(self.size)
         if not n or not len(slots): self._refuse(len(slots))
         beta = self._beta_now() or 0.
         own = self.slots, self.directory, self.cumulated, n, self._alpha

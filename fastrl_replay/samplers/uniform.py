@@ -79,19 +79,18 @@ class Uniform(Sampler):
 
     def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/n, `weights` with one, by `rng`; O(bs)"
-        living, bs = self.living, len(slots)
-        n = self.size if living is None else living.n
+        n, bs = self.eligible.among(self.size), len(slots)
         if not bs or n < (1 if self.replace else bs): self._refuse(bs)
         if self.replace: draw_repeating(slots, probs, weights, words_of(rng), n)
         else: draw_distinct(slots, probs, weights, words_of(rng), n, self.marks)
-        if living is not None: living.to_slots(slots)
+        self.eligible.to_slots(slots)
         self.n_batches += 1
     def on_drop(self, slots: Any) -> None:
         "Nothing to note: `draw_into` draws among the slots that are left"
 
     def _refuse(self, bs):
         if bs < 1 or not len(self): super()._refuse(bs)
-        there = 'in the memory' if self.living is None else 'that were not dropped'
+        there = 'in the memory' if self.eligible.all else 'that were not dropped'
         raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {len(self)} transitions '
                          f'{there}: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
     def options(self) -> dict[str, Any]: return dict(replace=self.replace)

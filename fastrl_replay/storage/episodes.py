@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from ..checks import refuse
 from ..kernels import ids_in, inlined, kernel, prefetch
+from ..samplers.eligible import Eligible
 from ..samplers.rng import below_of, load, words_of
 from ..steps import ending_columns, goes_on
 
@@ -319,20 +320,19 @@ class Episodes:
         before = self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
         at = before % self.storage.max_sz
         return bool(before >= 0 and (self.columns[1][at] or self.columns[2][at]))
-    def choose(self, slots: np.ndarray, strategy: str, rng: Any, living: Any = None) -> np.ndarray:
+    def choose(self, slots: np.ndarray, strategy: str, rng: Any, eligible: Eligible = Eligible()) -> np.ndarray:
         """Return the id of a step of the episode of each (int64[m]): with equal probability one
         from the row itself on ('future') or any stored one ('episode'), or the last ('final').
-        `living`: of the steps that it holds (a `Living`; None: of all); where there is none, the
-        row itself"""
+        It is one of those that are `eligible` for a draw; where there is none, the row itself"""
         tables, found = self.catch_up(), np.empty(len(slots), np.int64)
         _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], found)
-        gone = () if living is None else np.flatnonzero(~living.holds(found % self.storage.max_sz))
-        for i in gone: found[i] = self._choose_living(slots[i], strategy, rng, living)
+        gone = np.flatnonzero(~eligible.holds(found % self.storage.max_sz))
+        for i in gone: found[i] = self._choose_again(slots[i], strategy, rng, eligible)
         return found
-    def _choose_living(self, slot, strategy, rng, living):
+    def _choose_again(self, slot, strategy, rng, eligible):
         "The id of one of the steps that may be chosen, of which the first choice was not one; O(its episode)"
         own, ids = ids_in(slot, self.storage.n_added, self.storage.max_sz), self.ids_of(slot)
-        ids = ids[living.holds(ids % self.storage.max_sz)]
+        ids = ids[eligible.holds(ids % self.storage.max_sz)]
         if strategy=='future': ids = ids[np.searchsorted(ids, own):]
         if not len(ids): return own
         return ids[-1] if strategy=='final' else ids[int(rng.integers(len(ids)))]

@@ -438,6 +438,10 @@ class MappedFolder(NotedFolder):
         self._dropped = DroppedIds(self.allocate('dropped', nbytes))
         if self.writable: self._dropped.recover()
         return self._dropped
+    def note_dropped(self, max_sz: int, ids: np.ndarray) -> None:
+        "Note that the rows `ids` of a memory were dropped; with none, make room for such a note"
+        self.need('dropped rows')           # whoever does not know them would draw these again
+        self.dropped(max_sz, make=True).note(ids)
     def late(self, name: str, nbytes: int, make: bool = False) -> np.ndarray | None:
         "Return the bytes of a file that is made when it is needed, as `allocate` with `grow`; None: there is none"
         path = self.path/f'{name}.map'

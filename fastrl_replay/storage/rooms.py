@@ -75,6 +75,8 @@ class Ram:
         "Main memory doesn't outlive the process, and needs no journal"
     def need(self, feature) -> None:
         "Nobody else reads what lies here"
+    def note_dropped(self, max_sz: int, ids: np.ndarray) -> None:
+        "Nobody else draws from what lies here"
     def flush(self):
         "There is nothing to wait for"
     def close(self):

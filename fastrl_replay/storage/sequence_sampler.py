@@ -298,7 +298,7 @@ class SequenceSampler(Starts):
         if self.episodes is None: self._begin(storage)
         begin, known = (self.n_entered, self.n_entered) if self.known is None else (0, self.known)
         begin, (tree, lows, alpha, largest) = max(begin, first), self._priorities()
-        if self.living is not None and begin < n_added: self._revive(begin % self.max_sz, n_added - begin)
+        if begin < n_added: self._put_in(begin % self.max_sz, n_added - begin)
         sampler.size = enter_starts(*self.columns, self.rows, self.starts, sampler.size, tree, lows, self.kept, alpha,
                                     largest, begin, n_added, first, known)
         self.known, self.n_entered = None, n_added

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from ..checks import require
 from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, constant_result, made_of
+from ..samplers.eligible import Eligible
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
 from .episodes import Episodes
@@ -76,42 +77,41 @@ def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fi
     sampler.learned(request.slots, request.learn)
     return read_windows(storage, request, sampler.sequence.burn_in)
 
-def _whole(episodes, slots, length, living):
+def _whole(episodes, slots, length, eligible):
     "Return the ids of the windows that begin in `slots` (int64[m, length]), and which may be drawn (bool[m])"
     ids = episodes.window(slots, range(length))
     whole = ids[:, -1] >= 0
-    if living is not None: whole &= living.holds(ids % episodes.storage.max_sz).all(1)
-    return ids, whole
+    return ids, whole & eligible.holds(ids % episodes.storage.max_sz).all(1)
 
-def window_starts(episodes: Episodes, length: int, living: Any = None) -> np.ndarray:
+def window_starts(episodes: Episodes, length: int, eligible: Eligible = Eligible()) -> np.ndarray:
     """Return all slots in which a window of `length` steps of one episode begins (int64[n]);
-    `living`: as in `draw_anywhere`"""
+    `eligible`: as in `draw_anywhere`"""
     storage = episodes.storage
     slots = np.arange(storage.first_id, storage.n_added) % storage.max_sz
     slots = slots[episodes.counts(slots)[1] >= length - 1]
-    if living is None or not len(slots): return slots
+    if eligible.all or not len(slots): return slots
     parts = np.array_split(slots, -(-len(slots)*length//_AT_ONCE))
-    return np.concatenate([o[_whole(episodes, o, length, living)[1]] for o in parts])
+    return np.concatenate([o[_whole(episodes, o, length, eligible)[1]] for o in parts])
 
-def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, living: Any = None) -> SequenceBatch:
+def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any,
+                  eligible: Eligible = Eligible()) -> SequenceBatch:
     """Return `bs` windows of `length` steps of one episode each, which begin at any step with
     equal probability (`probs` are NaN). Where hardly any step begins one, all that do are
-    counted; a `ValueError` if there are none. `living`: the slots whose rows may be drawn (a
-    `Living`; None: all)"""
+    counted; a `ValueError` if there are none. `eligible`: the slots whose rows may be drawn"""
     storage, found, vain = episodes.storage, np.empty((0, length), np.int64), 0
-    n = storage.n_added - storage.first_id if living is None else living.n
+    n = eligible.among(storage.n_added - storage.first_id)
     require(n, 'nothing to draw from: what was stored has been dropped or cleared')
     while len(found) < bs and vain <= _VAIN*bs:
         first = rng.integers(n, size=bs)
-        if living is not None: living.to_slots(first)
-        ids, whole = _whole(episodes, first, length, living)
+        eligible.to_slots(first)
+        ids, whole = _whole(episodes, first, length, eligible)
         found, vain = np.concatenate([found, ids[whole]]), vain + bs - int(whole.sum())
     if len(found) < bs:
-        starts = window_starts(episodes, length, living)
+        starts = window_starts(episodes, length, eligible)
         require(len(starts), f'length: a window of {length} steps of one episode begins at 0 of the {n} '
                              'steps that may be drawn; take a smaller length, or drop fewer')
         chosen = starts[rng.integers(len(starts), size=bs - len(found))]
-        found = np.concatenate([found, _whole(episodes, chosen, length, None)[0]])
+        found = np.concatenate([found, _whole(episodes, chosen, length, eligible)[0]])
     request = storage.ask(bs, header=WINDOWED, length=length)
     request.slots[:], request.probs[:], request.weights[:] = found[:bs] % storage.max_sz, np.nan, 1
     request.learn[:] = True
