@@ -200,7 +200,7 @@ def _panels_of_draws(memory, health):
         if known.any(): yield 'priorities', partial(_priorities, p=p[known], fresh=fresh)
     if len(weights) and np.ptp(weights) and health['beta'] > 0:
         yield 'importance weights', partial(_weights, weights=weights, beta=health['beta'])
-    if health['n_drawn']: yield 'times sampled', partial(_times, memory=memory)
+    if memory.draws.n_rows: yield 'times sampled', partial(_times, memory=memory)
 
 # %% ../nbs/5_looking/02_show.ipynb #7c1bc30c
 def image_leaf(layout) -> str | None:

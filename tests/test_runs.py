@@ -198,7 +198,8 @@ def test_the_picture_agrees_with_the_text(where, n, tmp_path):
     figure = picture(tmp_path/where)
     words = '\n'.join(words_in(figure))
     assert f': {min(n, 100)} of 100 {share}' in words and f'ids {first:,} to {n - 1:,};' in words
-    assert 'times sampled' not in words and 'samples per insert' not in words      # nothing was, since it was opened
+    assert 'times sampled' not in words                        # nothing was, since it was opened; of the draws before, their number is saved
+    assert ('samples per insert' in words)==(where=='saved')
     ids = [int(x) for ax in figure.get_axes() if ax.get_xlabel()=='id of the last step' for x in ax.lines[0].get_xdata()]
     assert ids and min(ids) >= first and max(ids) <= n - 1
     assert ('30 batches' in words)==('30 batches' in said['sampler'])

@@ -10,6 +10,7 @@ __all__ = ['SHIFT', 'shares', 'systematic', 'Dealer', 'DrawRequest', 'Shards', '
 import atexit, copy, functools, importlib, secrets, shutil, threading, time, warnings, weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from inspect import signature
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -699,6 +700,8 @@ class RayMemory(Saved):
         one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         one_of('place', place, ('SPREAD', 'DEFAULT', 'here'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
+        known = signature(ReplayMemory).parameters
+        for k in options.keys() - {*known, 'closed'}: refuse(k, 'an option of `RayMemory`', options[k], error=TypeError)
         leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
         each, closed = -(-whole('max_sz', max_sz, 1)//max(1, n)), options.pop('closed', False)
         # raises at once what every shard would raise
