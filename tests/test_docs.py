@@ -605,6 +605,12 @@ def test_methods_with_examples_come_first(pages):
     assert row[:3] == ['add', 'extend', 'sample'] and row.index('save') < row.index('n_added')
 
 
+def test_a_page_of_a_name_says_once_what_it_is(pages):
+    for name in 'ReplayMemory', 'ActorError', 'as_node':
+        first, said = (re.sub(r'\W', '', o) for o in (inspect.getdoc(getattr(everything, name))[:40], words(main_of(pages[f'reference/{name}.html']))))
+        assert said.count(first) == 1, name
+
+
 def test_options_of_a_command_are_not_broken():
     assert finish.with_whole_options('<code>a --b-c d</code>') == '<code>a <span class="whole">--b-c</span> d</code>'
     assert finish.with_whole_options('<code>--force</code>') == '<code class="whole">--force</code>'

@@ -132,6 +132,14 @@ def with_whole_options(page):
     return COMMAND.sub(lambda m: re.sub(r'(?<=\s)--[\w-]{1,22}', r'<span class="whole">\g<0></span>', m[0]), page)
 
 
+SUBTITLE = re.compile(r'<div><div class="description">.*?</div></div>', re.S)
+
+
+def without_subtitle(page):
+    "A page of a name without what is below its title: the first sentence of its description, which follows"
+    return SUBTITLE.sub('', page, count=1)
+
+
 CONTENTS = re.compile(r'<nav id="TOC".*?</nav>', re.S)
 
 
@@ -289,6 +297,7 @@ def finish(site, sources, ref, groups, root, url=''):
         name = p.relative_to(site).as_posix().removesuffix('.html')
         page = with_source(p.read_text(encoding='utf-8'), p, sources.get(name), root)
         if name.startswith(('reference/', examples.PAGE)): page = with_breaks(with_short_contents(page))
+        if re.fullmatch(r'reference/(?!index)\w+', name): page = without_subtitle(page)
         page = with_whole_options(wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p)))
         p.write_text(with_address(page, name, url.rstrip('/')), encoding='utf-8')
     lighten(site)
