@@ -35,6 +35,7 @@ from fastrl_replay.storage.sequence_sampler import Sequence
 
 MAX_SZ, LENGTH, STREAM = 400, 12, 12 << 28         # rows; steps of an episode; serials of stream k begin at k·STREAM
 PATIENCE = 60                                      # seconds that a child may take
+M_ARENA_MAX = -8                                   # of malloc.h
 STARVED = re.compile('dropped|there are 0 complete')             # said where nothing may be drawn
 
 
@@ -569,6 +570,11 @@ class Soak:
             self.memory.close()
 
 
+def share_arena():
+    "Let all threads that come take memory from one arena: else each leaves holes in one of its own, and the level creeps up"
+    choose = getattr(ctypes.CDLL(None), 'mallopt', None)           # of Linux
+    if choose is not None: choose(M_ARENA_MAX, 1)
+
 def level():
     "Bytes of memory in use, without those that only wait in the allocator for their next use, and open descriptors"
     gc.collect()
@@ -580,6 +586,7 @@ def level():
 
 def soak(seconds, seed=0, kinds=tuple(KINDS), at_once=4, say=lambda text: None):
     "Rounds of some kinds at once, for so many seconds in all; return how often each was done with each kind, and the levels after each round"
+    share_arena()
     rng, begin, levels = random.Random(seed), time.monotonic(), []
     counts: dict[str, Counter] = {kind: Counter() for kind in kinds}
     rounds, order = max(-(-len(kinds)//at_once), round(seconds/20)), []

@@ -234,8 +234,8 @@ def test_a_view_that_opens_while_a_list_begins_anew(few, tmp_path, monkeypatch):
             while len(table(memory).lists)==1 or table(memory).emptied[0]==before:
                 memory.add(told(k))
                 k += 1
-            for k in range(k, k + 20): memory.add(told(k))
-            k += 1
+            for i in range(k, k + 20): memory.add(told(i))
+            k += 20
         write_until_emptied()
         while not table(memory).now:
             memory.add(told(k))
