@@ -390,8 +390,9 @@ class DeviceMemory(DeviceRead):
         were not so"""
         own, formed = state.get('device', {}), self._formed()
         known = [k for k in formed if k in own and (k!='gamma' or self.n_step > 1)]
-        for name, there, here in differences(*({k: o[k] for k in known} for o in (own, formed))):
-            refuse(name, f'{here!r}, as this memory has', there, _HINT)
+        there, here = ({k: o[k] for k in known} for o in (own, formed))
+        for name, its, mine in differences(there, here):
+            refuse(name, f'{mine!r}, as this memory has', its, _HINT)
         self._continue(state, pieces)
     def _continue(self, state, pieces):
         "`restore`, whatever is formed of the rows"
