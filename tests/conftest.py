@@ -34,7 +34,7 @@ GROUPS = dict(
         test_upstream.py test_n_step_joins.py test_next_fields.py test_far_streams.py
         test_members.py test_texts_forgotten.py test_planes.py test_streams_torn.py
         test_messages.py test_ray_figures.py
-        test_edges_of_lasting.py test_restored.py test_format.py test_pickles.py
+        test_edges_of_lasting.py test_restored.py test_device_restored.py test_format.py test_pickles.py
         test_one_kernel.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py test_injector.py test_kit.py test_kit_finds.py'),
