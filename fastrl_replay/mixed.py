@@ -682,7 +682,7 @@ class MixedMemory(Routed):
             found, sizes = self.health(), [len(o) for o in self.memories]
             bars = {'transitions': sizes, 'share of the rows drawn': found['shares_drawn'],
                     'drawn for each stored': [a/max(1, m) for a, m in zip(self.n_drawn, sizes)]}
-        title = source + '\n'.join(found['warnings'] or [repr(self)])
+        title = source + '\n'.join(found['warnings'] or [f'memory {k}: {o!r}' for k, o in enumerate(self.memories)])
         from fastrl_replay.show import bars_figure
         figure = bars_figure('memory', list(range(len(sizes))), bars, title)
         for k, share in enumerate(found['shares']): figure.axes[1].hlines(share, k - .4, k + .4, 'k', ':')

@@ -34,12 +34,12 @@ GROUPS = dict(
         test_upstream.py test_n_step_joins.py test_next_fields.py test_far_streams.py
         test_members.py test_texts_forgotten.py test_planes.py test_streams_torn.py
         test_messages.py test_ray_figures.py
-        test_edges_of_lasting.py test_restored.py test_format.py test_pickles.py
+        test_edges_of_lasting.py test_restored.py test_device_restored.py test_format.py test_pickles.py
         test_one_kernel.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py test_injector.py test_kit.py test_kit_finds.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
-        'test_notebooks.py test_quality.py test_floors.py test_groups.py test_readme.py'),
+        'test_notebooks.py test_prose.py test_quality.py test_floors.py test_groups.py test_readme.py'),
     static=Group('make test-all', 'type checkers, linters, the files of the repository', 'test_types.py test_repository.py test_quality.py::test_ruff*'),
     site=Group('make test-all', 'the site, also in a browser, and its drawings', 'test_docs.py test_drawings.py'),
     commands=Group('make test-all', 'training runs from the command line, killed, resumed and drawn',

@@ -282,3 +282,17 @@ def test_health_of_a_device():
         health = memory.health()
         assert (health['unlearned_share'] < .1 and health['idle_windows_share']==0)==learn_first
         assert any('no step that counts' in o for o in health['warnings'])!=learn_first
+
+
+@pytest.mark.parametrize('name,turned', [('batch_sequences', False), ('batch_time_first', True)])
+def test_a_batch_pickled_before_there_was_learn_tells_what_was_meant(name, turned):
+    "Steps after the burn-in count, at the beginning of an episode, too"
+    batch = pickle.loads((Path(__file__).parent/'data'/'pickles'/f'{name}.pkl').read_bytes())
+    burn_in = batch.burn_in
+    def wanted(batch, turned):
+        mask = batch.mask.T if turned else batch.mask
+        late = mask & (torch.arange(mask.shape[1]) >= burn_in)
+        return late.T if turned else late
+    assert burn_in > 0 and wanted(batch, turned).any() and not wanted(batch, turned).all()
+    for made in (batch, pickle.loads(pickle.dumps(batch)), batch.to('cpu'), copy.copy(batch)): assert torch.equal(made.learn, wanted(batch, turned))
+    if not turned: assert torch.equal(batch.time_first().learn, wanted(batch, False).T)

@@ -566,6 +566,57 @@ def test_tables_of_two_or_three_columns_fit_a_phone(visited):
     assert not {page: tables for page, (*_, tables) in visited.items() if tables}
 
 
+WITHOUT_SHADOW = """Array.from(document.querySelectorAll("main pre, main table, main p:has(> math[display=block])")).filter(o =>
+    o.scrollWidth > o.clientWidth + 1 && ["auto", "scroll"].includes(getComputedStyle(o).overflowX)
+    && (getComputedStyle(o).backgroundImage.match(/linear-gradient/g) || []).length < 2).map(o => o.outerHTML.slice(0, 120))"""
+
+
+@pytest.mark.parametrize('page', ['start/compared.html', 'memory/proportional.html', 'reference/ReplayMemory.html', 'start/first_run.html'])
+def test_what_scrolls_on_a_phone_has_a_shadow_at_its_side(browser, server, page):
+    browser.size(PHONE, mobile=True)
+    browser.open(server.url + page)
+    assert not browser.eval(WITHOUT_SHADOW)
+
+
+def test_on_a_phone_the_names_of_rows_stay_in_sight(browser, server):
+    "Of a table of many columns, which is pushed aside with a finger"
+    browser.size(PHONE, mobile=True)
+    browser.open(server.url + 'start/compared.html')
+    table = 'Array.from(document.querySelectorAll("main table")).find(o => o.rows[0].cells.length > 5)'
+    browser.eval(f'({table}).scrollLeft = 200')
+    lefts = browser.eval(f'[({table}).scrollLeft, ...[0, 1].map(k => ({table}).rows[2].cells[k].getBoundingClientRect().left - ({table}).getBoundingClientRect().left)]')
+    assert lefts[0] == 200 and abs(lefts[1]) < 2 and lefts[2] < 0
+
+
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_breadcrumbs_are_in_line_with_the_heading_and_have_no_ground(browser, server, scheme):
+    browser.size(1280)
+    browser.open(server.url + 'memory/proportional.html')
+    browser.eval(f'document.documentElement.classList.contains("quarto-{scheme}") || smalldocsToggleScheme()')
+    read = """(o => [o.getBoundingClientRect().left + parseFloat(getComputedStyle(o).paddingLeft), getComputedStyle(o).backgroundColor,
+        document.querySelector("main h1").getBoundingClientRect().left])(document.querySelector("main .breadcrumb"))"""
+    left, ground, heading = browser.eval(read)
+    browser.eval('localStorage.clear()')
+    assert abs(left - heading) < 1 and ground == 'rgba(0, 0, 0, 0)'
+
+
+def test_methods_with_examples_come_first(pages):
+    row = words(re.search(r'<p>Methods: (.*?)</p>', pages['reference/ReplayMemory.html'], re.S)[1]).split(' · ')
+    assert row[:3] == ['add', 'extend', 'sample'] and row.index('save') < row.index('n_added')
+
+
+def test_a_page_of_a_name_says_once_what_it_is(pages):
+    for name in 'ReplayMemory', 'ActorError', 'as_node':
+        first, said = (re.sub(r'\W', '', o) for o in (inspect.getdoc(getattr(everything, name))[:40], words(main_of(pages[f'reference/{name}.html']))))
+        assert said.count(first) == 1, name
+
+
+def test_options_of_a_command_are_not_broken():
+    assert finish.with_whole_options('<code>a --b-c d</code>') == '<code>a <span class="whole">--b-c</span> d</code>'
+    assert finish.with_whole_options('<code>--force</code>') == '<code class="whole">--force</code>'
+    for o in '<pre><code>a --b</code></pre>', '<code>a -- b</code>', '<code>a\n --b</code>': assert finish.with_whole_options(o) == o
+
+
 @pytest.mark.parametrize('width', [PHONE, 1280])
 @pytest.mark.parametrize('start,query,wanted', [('index.html', 'importance weights', ''), ('tutorials/taxi.html', 'ReplayMemory', 'reference/ReplayMemory.html'),
                                                 ('memory/steps.html', 'Blind Cliffwalk', 'tutorials/blind_cliffwalk.html')])

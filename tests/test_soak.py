@@ -16,7 +16,10 @@ def test_everything_at_once(pytestconfig, capsys):
         with capsys.disabled(): print(text, flush=True)
     seconds = pytestconfig.getoption('--soak')
     counts, levels = soak(seconds, say=say if seconds > 20 else lambda text: None)
-    assert {'write', 'draw', 'look', 'keep', 'copy', 'fork', 'fork 0'} <= counts.keys(), counts
+    if seconds > 20: say(counts)
+    done = set().union(*counts.values())
+    assert {'write', 'draw', 'look', 'keep', 'copy', 'fork', 'fork 0', 'drop', 'correct', 'mix'} <= done, counts
+    assert all(o['draw'] for o in counts.values()), counts
     nbytes, descriptors = zip(*levels)
     assert descriptors[-1]==descriptors[0], f'open descriptors after each round: {descriptors}'
     quarter = len(levels)//4

@@ -220,3 +220,32 @@ def test_a_batch_of_strings_that_are_gone_stays(few):
     wanted = [f'task {k}' for k in batch.ids.tolist()]
     for k in range(20, 300): memory.add(told(k))
     assert batch.task==wanted and ReplayMemory(9).extend(batch).tolist()==[*range(6)] and Batch.concat([batch, batch]).task==wanted*2
+
+
+def test_a_view_that_opens_while_a_list_begins_anew(few, tmp_path, monkeypatch):
+    "Between a view's reading the first list and its looking which lists were emptied, that list is emptied and written again"
+    with ReplayMemory(20, path=tmp_path/'there') as memory:
+        memory.add(told(0))
+        k = 1
+        def write_until_emptied():
+            "Go on until the first list is begun anew and twenty rows refer to it"
+            nonlocal k
+            before = table(memory).emptied[0] if len(table(memory).lists) > 1 else 0
+            while len(table(memory).lists)==1 or table(memory).emptied[0]==before:
+                memory.add(told(k))
+                k += 1
+            for i in range(k, k + 20): memory.add(told(i))
+            k += 20
+        write_until_emptied()
+        while not table(memory).now:
+            memory.add(told(k))
+            k += 1
+        find, times = texts.TextNumbers._find_second, []
+        def late(self, make=False):
+            if not self.room.writable and not times:
+                times.append(k)
+                write_until_emptied()
+            find(self, make)
+        monkeypatch.setattr(texts.TextNumbers, '_find_second', late)
+        with ReplayMemory.peek(tmp_path/'there') as view:
+            assert times and view.recent(20).task==[f'task {o}' for o in range(k - 20, k)]

@@ -15,6 +15,7 @@ from fastrl_replay.pipes.base import IterDataPipe, sources_of, state_upstream, u
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.pipes.stepper import GymStepper
+from fastrl_replay.ray.replay import RayReplay
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.steps import SimpleStep
 from refusals import refused
@@ -359,3 +360,33 @@ def test_beyond_actors(num_workers, tmp_path):
 def test_hindsight_finds_n_step_beyond_any_pipe():
     from fastrl_replay.pipes.hindsight import HindsightReplay
     with refused('hindsight'): HindsightReplay(Clip(n_steps(Counting())), lambda *_: 0.)
+
+
+# ---- a memory in shards
+
+def in_shards(source): return RayReplay(source, 0, 2, 1000, min_sz=4, steps_per_batch=None if source is None else 1, seed=0)
+
+def test_a_replay_in_shards_saves_what_is_iterated_beside_it(tmp_path):
+    def make(): return in_shards(Clip(Turns([Clip(NStep(Mean(Counting(k)), 3, .5)) for k in (0, 1)])))
+    replay = make()
+    run(replay, 21)
+    counters = [o for o in upstream(replay) if isinstance(o, (Counting, Mean))]
+    wanted = [(type(o).__name__, o.n if isinstance(o, Counting) else o.total) for o in counters]
+    with pytest.warns(UserWarning, match=words('it is named', name='Clip')): replay.save(tmp_path)
+    again = make().load(tmp_path)
+    assert kept(again)==wanted and len(wanted)==4 and again.n_batches==21
+    run(again, 30)
+    rows = again.memory.fetch(range(again.memory.n_added))
+    keys = list(zip(rows.env_id.tolist(), rows.episode_n.tolist(), rows.step_n.tolist()))
+    assert len(set(keys))==len(keys)
+    for e in (0, 1):
+        mine = sorted(5*episode + k for env_id, episode, k in keys if env_id==e)
+        assert mine==list(range(len(mine))), 'a step was lost'
+
+def test_a_replay_in_shards_refuses_other_pipes_and_changes_nothing(tmp_path):
+    replay = in_shards(NStep(Counting(), 3, .5))
+    run(replay, 9)
+    replay.save(tmp_path)
+    for other in (in_shards(Mean(Counting())), in_shards(NStep(NStep(Counting(), 3, .5), 1, .5)), in_shards(None), in_shards(NStep(Counting(), 2, .5))):
+        with pytest.raises((CheckpointError, ValueError)): other.load(tmp_path)
+        assert other.n_batches==0 and other.memory.n_added==0 and all(n==0 for _, n in kept(other))

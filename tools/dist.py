@@ -4,7 +4,7 @@ What is checked: the two are whole and have valid metadata; the version is every
 along that is not the library's. Then the wheel is installed, with all that it asks for, into an empty environment,
 where a run uses the library with nothing of the checkout in sight; and the source archive in its place.
 
-    python tools/dist.py --notes 0.1.0      prints what CHANGELOG.md says of this version, and does nothing else
+    python tools/dist.py --notes 0.2.0      prints what CHANGELOG.md says of this version, and does nothing else
 """
 import argparse, os, re, shutil, subprocess, sys, tarfile, tempfile, zipfile
 from pathlib import Path

@@ -114,20 +114,30 @@ def with_source(page, path, source, root):
     return SOURCE.sub(rf'<a href="{copy.name}" download>\1{", with its data" if data else ""}</a>', page)
 
 
-LONG_NAME = re.compile(r'(?:<h1 class="title">|class="nav-page-text">)fastrl_replay\.[\w.]+')
+LONG_NAME = re.compile(r'(<h1 class="title">|class="nav-page-text">|<h[23][^>]*>)((?:fastrl_replay|[A-Z]\w*)\.[\w.]+)')
 
 
 def with_breaks(page):
-    "A page whose long names of modules may be broken after a dot"
-    return LONG_NAME.sub(lambda m: m[0].replace('.', '.<wbr>'), page)
+    "A page whose long names of modules and methods may be broken after a dot"
+    return LONG_NAME.sub(lambda m: m[1] + m[2].replace('.', '.<wbr>'), page)
 
 
 OPTION = re.compile(r'<code>(--?[\w-]{1,22})</code>')
+COMMAND = re.compile(r'(?<!<pre>)<code>[^<\n]* --[^<\n]*</code>')
 
 
 def with_whole_options(page):
-    "A page whose short options of a command, such as --force, are not broken at their hyphens"
-    return OPTION.sub(r'<code class="whole">\1</code>', page)
+    "A page whose options of a command, such as --force, are not broken at their hyphens"
+    page = OPTION.sub(r'<code class="whole">\1</code>', page)
+    return COMMAND.sub(lambda m: re.sub(r'(?<=\s)--[\w-]{1,22}', r'<span class="whole">\g<0></span>', m[0]), page)
+
+
+SUBTITLE = re.compile(r'<div><div class="description">.*?</div></div>', re.S)
+
+
+def without_subtitle(page):
+    "A page of a name without what is below its title: the first sentence of its description, which follows"
+    return SUBTITLE.sub('', page, count=1)
 
 
 CONTENTS = re.compile(r'<nav id="TOC".*?</nav>', re.S)
@@ -287,6 +297,7 @@ def finish(site, sources, ref, groups, root, url=''):
         name = p.relative_to(site).as_posix().removesuffix('.html')
         page = with_source(p.read_text(encoding='utf-8'), p, sources.get(name), root)
         if name.startswith(('reference/', examples.PAGE)): page = with_breaks(with_short_contents(page))
+        if re.fullmatch(r'reference/(?!index)\w+', name): page = without_subtitle(page)
         page = with_whole_options(wrapped(with_pictures(with_drawings(own_maths(reachable(page)), p), p)))
         p.write_text(with_address(page, name, url.rstrip('/')), encoding='utf-8')
     lighten(site)

@@ -233,6 +233,7 @@ class Reference:
         for name, module in self.modules.items(): self.by_module[name] = [*self._entries(name, module)]
         self._settle()
         for name, example in (examples or {}).items(): self._show(name, example)
+        self._sort_methods([*(examples or {})])
 
     def _load(self):
         "All modules first: some add methods to the classes of others"
@@ -293,6 +294,12 @@ class Reference:
         entry = self.find(name)
         if entry: entry.example = example
         elif not name.startswith((*self.left_out,)): raise ValueError(f'an example of {name}, which is no public name')
+
+    def _sort_methods(self, shown):
+        "What has an example comes first among the methods of a class, in the order of the examples"
+        first = {name: k for k, name in enumerate(shown)}
+        for entries in self.by_module.values():
+            for e in entries: e.methods.sort(key=lambda m: first.get(m.name, len(first)))
 
     def public_modules(self):
         return [m for m, entries in self.by_module.items() if any(map(self.is_public, entries))]

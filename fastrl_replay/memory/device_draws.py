@@ -6,14 +6,13 @@
 __all__ = ['BLOCK', 'uniforms', 'DeviceRng', 'Law', 'Distinct', 'ByAge', 'ByMass', 'ByStart', 'scheduled', 'law_of']
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #242dfb73
-import math
+import copy, math
 from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
 from ..checks import refuse, whole
 from ..samplers.age import AgeWeighted
-from ..samplers.eligible import Eligible
 from ..samplers.eligible import Eligible
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
@@ -70,6 +69,11 @@ class Law:
         return int(self.drawn)
     @n_batches.setter
     def n_batches(self, n: int) -> None: self.drawn.fill_(n)
+    def as_sampler(self) -> Any:
+        "Return a sampler of the kind that was given, with the beta of now"
+        made = copy.deepcopy(self.given)
+        made.beta = self.beta
+        return made
 
     def open(self, ring: Any) -> None: "Serve a `Ring`"
     def enter(self, ids: Tensor, given: Any = None) -> None:

@@ -8,7 +8,7 @@ __all__ = ['Living', 'Pruned']
 # %% ../../nbs/3_lasting/18_dropped.ipynb #0b684454
 from typing import Any
 import numpy as np
-from ..checks import Words, form, ids_of, refuse, require, shown, values_of, whole
+from ..checks import Words, form, ids_of, refuse, shown, values_of, whole
 from ..kernels import ids_in
 from .windows import Windowed
 from ..samplers.base import as_errors, check_answers

@@ -20,7 +20,7 @@ from ..memory import DeviceMemory, ReplayMemory
 from ..protocol import Lasting, Memory, as_memory
 from ..show import replay_table
 from .base import (IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state,
-                                      refuse_worker, sources_of, state_upstream, upstream)
+                                      read_waiting, refuse_worker, sources_of, state_upstream, upstream)
 from .loader import make_loader
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
@@ -96,8 +96,8 @@ def _sources_by_name(pipe):
 def _windows(replay, saved=None):
     "The n-step pipes upstream of a replay, the nearest first; those of which a `saved` state tells"
     older = saved is not None and 'upstream' not in saved    # it knows of pipes in `source_datapipe` only
-    found = _sources_by_name(replay) if older else sources_of(replay).whole
-    return [o for o in found if hasattr(o, 'take_waiting')]
+    if not older: return sources_of(replay).windows
+    return [o for o in _sources_by_name(replay) if hasattr(o, 'take_waiting')]
 
 def _kept_upstream(replay):
     "The steps that wait in n-step windows, and the names of all pipes"
@@ -111,8 +111,6 @@ def _described(replay, own):
 
 def _check_saved(replay, state):
     "Raise a `CheckpointError` if the pipeline in `state` is made differently from this one"
-    n_saved, n_here = len(state['waiting']), len(_windows(replay, state))
-    require(n_saved==n_here, f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}', CheckpointError)
     sources_of(replay).matched(state['pipe']['source'])
     disk, memory = state.get('disk'), as_memory(replay.memory, Lasting, _NOT_KEPT)
     how = 'path: the replay was saved with its memory'
@@ -274,8 +272,8 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def restore(self, state: dict[str, Any], pieces: Any = ()) -> None:
         "Continue from the `state` and the `pieces` that `saved` returned: all of it or, with an error, nothing"
         with self.memory.lock:
+            taken = read_waiting(_windows(self, state), state['waiting'])
             _check_saved(self, state)
-            taken = [(o, o.read_waiting(w)) for o, w in zip(_windows(self, state), state['waiting'])]
             memory, disk = self.memory, state.get('disk')
             n_stale = int(disk['n_stale']) if disk else 0
             if not disk:

@@ -15,8 +15,8 @@ from ..checks import Words, refuse, take, whole
 from ..batch import Batch, as_chunk, stream_numbers
 from ..memory import ReplayMemory
 from ..pipes.actors import ActorError, Task, apart, check_upstream, renumbered
-from ..pipes.base import (IterDataPipe, Resumable, become_actor, datapipe, pickled_state,
-                                      refuse_worker, upstream)
+from ..pipes.base import (IterDataPipe, Resumable, Upstream, become_actor, datapipe, pickled_state,
+                                      read_waiting, refuse_worker, sources_of, upstream)
 from ..pipes.replay import ExperienceReplay, batches_due, refuse_options, saved_bs
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
@@ -325,23 +325,35 @@ class RayReplay(ExperienceReplay):
         self.memory.retire_shard(k, **kw)
 
     def save(self, folder: Any) -> int:
-        """Save the memory and this pipe in `folder`; returns the bytes written. Actors may push
-        meanwhile. Batches drawn ahead are dropped, so that this replay continues as the loaded one
-        does."""
+        """Save the memory, this pipe, and what is upstream if it is iterated here, in `folder`;
+        returns the bytes written. Actors may push meanwhile. Batches drawn ahead are dropped, so
+        that this replay continues as the loaded one does."""
         while self._asked: self.memory.take(self._asked.popleft()[0])
         self._ready.clear()
-        return self.memory.save(folder, dict(n_batches=self.n_batches, bs=self.bs))
+        found = self._here()
+        found.warn()
+        kept = dict(source=found.state(), waiting=[o.waiting() for o in found.windows])
+        return self.memory.save(folder, dict(n_batches=self.n_batches, bs=self.bs) | kept)
+    def _here(self):
+        "The pipes upstream that run in this process: none, where actors or other programs make the steps"
+        return Upstream(None) if self.pushed else sources_of(self)
     def load(self, folder: Any) -> 'RayReplay':
         """Continue with what `save` wrote, in the shards there are; the actors begin new episodes.
-        What a replay with other options saved is refused by their name, and nothing changes"""
+        What a replay with other options, or other pipes upstream, saved is refused by their name,
+        and nothing changes"""
         notes = self.memory.check_options(folder)['notes']
         other = Words('what a RayMemory saved')
         if not isinstance(notes, dict): refuse('folder', 'what a RayReplay saved', other)
         n_batches = whole('n_batches', *take(notes, 'n_batches'))
+        found, source, waiting = self._here(), notes.get('source'), notes.get('waiting')
+        found.matched(source)
+        taken = [] if waiting is None else read_waiting(found.windows, waiting)
         bs = saved_bs(self.bs, notes.get('bs', self.bs))
         if self._actors is not None: self._actors.close()
         for ahead in (self._asked, self._ready): ahead.clear()
         self.memory.restore(folder)
+        found.load(source)
+        for pipe, items in taken: pipe.take_waiting(items)
         self.n_batches, self.bs = n_batches, bs
         return self
     def close(self, everything: bool = False) -> None:

@@ -112,7 +112,7 @@ class TextNumbers:
         raw = self.room.late(f'{self.name}.1', _FRONT + BYTES, make)
         if raw is None: return
         self.emptied = raw[:_FRONT].view(np.int64)
-        self._seen = self.emptied.copy()
+        self._seen = np.array([-1, self.emptied[1]])     # the first may have begun anew since it was read
         self.lists.append(TextList(f'{self.name}.1', raw[_FRONT:]))
     def _look_again(self):
         "Read what another process has written since"
