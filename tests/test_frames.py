@@ -455,7 +455,7 @@ def test_wrong_options_say_what_is_wrong(monkeypatch):
 
 # --- bytes --------------------------------------------------------------------------------------------------------------
 def test_an_estimate_is_what_is_allocated():
-    for shape, chosen in (((4, 84, 84), 'frames'), ((6000,), 'next_state'), ((4,), 'plain')):
+    for shape, chosen in (((4, 84, 84), 'frames'), ((16_000,), 'next_state'), ((4,), 'plain')):
         s = np.zeros(shape, np.uint8)
         step = SimpleStep(s, 0, s)
         for max_sz in (1, 100, 12_345):
