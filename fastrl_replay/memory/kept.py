@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['also_state', 'memory_like', 'Savable', 'figures_in', 'counts_in', 'check_stored_once', 'needs_of', 'living_in',
-           'as_tensors', 'as_arrays', 'kept_state', 'options_in', 'options_at', 'check_agrees', 'Saved', 'ReplayMemory']
+           'as_tensors', 'as_arrays', 'kept_state', 'options_in', 'description_of', 'options_at', 'check_agrees',
+           'Saved', 'ReplayMemory']
 
 # %% ../../nbs/3_lasting/20_kept.ipynb #d0000007
 import copy, itertools, os, threading, time, weakref
@@ -165,6 +166,12 @@ def options_in(room: MappedFolder, kept: Any = None) -> Options:
     with naming(room.path/STATE/MANIFEST, 'not the state of a memory'):
         later = dict(sampler=kept.get('sampler', options.sampler), windows=kept.get('windows'))
         return Options.from_plain(options.to_plain() | later)
+def description_of(options: Options, layout: Layout, needs: list[str]) -> dict[str, Any]:
+    "Return what a folder says of a memory, which `options_in` reads"
+    plain = options.to_plain() | dict(needs=needs)
+    own = {k: plain[k] for k in ('max_sz', 'sampler')} | dict(layout=layout.to_plain())
+    more = {k: plain[k] for k in ('max_draws', 'windows', 'needs') if plain.get(k)}
+    return own | dict(dedup=plain['dedup']) | more
 def options_at(path: str | Path) -> Options:
     "Return the options of the memory in the folder `path`; a `CheckpointError` if there is none"
     room = MappedFolder(path, writable=False)
@@ -441,10 +448,7 @@ class ReplayMemory(Saved):
     def _describe(self, layout):
         "Note in a new folder what it holds"
         if self._room.description is not None: return
-        plain = self._made().to_plain() | dict(needs=self._needs(layout))
-        own = {k: plain[k] for k in ('max_sz', 'sampler')} | dict(layout=layout.to_plain())
-        more = {k: plain[k] for k in ('max_draws', 'windows', 'needs') if plain.get(k)}
-        self._room.describe(own | dict(dedup=plain['dedup']) | more)
+        self._room.describe(description_of(self._made(), layout, self._needs(layout)))
 
 
     @classmethod

@@ -14,7 +14,7 @@ import numpy as np
 from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
 from ..saving import CheckpointError, naming
-from ..steps import Layout, StepFitter, encode, same_layout
+from ..steps import Layout, StepFitter, same_layout
 from .base import Accepted, Streams, follow_links
 from .request import Request, Requests, fetch
 from .rooms import Ram
