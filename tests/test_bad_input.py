@@ -69,7 +69,7 @@ class unchanged:
     def __exit__(self, kind, e, tb):
         assert kind is not None, f'no error: expected one about {self.what}'
         if not issubclass(kind, self.error): return False
-        assert any(o in str(e) for o in self.what.split('|')), f'{kind.__name__} does not name {self.what!r}: {e}'
+        assert named(e) in self.what.split('|'), f'{kind.__name__} is not about {self.what!r}, but {named(e)!r}: {e}'
         assert len(str(e).split('\nThis exception is thrown by')[0]) < 500, f'not readable: {e}'          # torch adds that
         assert state(self.memory)==self.before, 'the memory has changed'
         self.memory.check_valid()
@@ -226,7 +226,7 @@ def test_a_bad_chunk_of_stacked_arrays(memory, case):
     with unchanged(memory, BAD, field): memory.extend(bad)
     with unchanged(memory, BAD, field): memory.extend(bad, np.ones(4))
     try: batch = Batch.of(bad)
-    except BAD as e: assert field in str(e)
+    except BAD as e: assert named(e)==field
     else:
         with unchanged(memory, BAD, field): memory.extend(batch)
 
