@@ -12,6 +12,7 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from twins import named
+from refusals import named as argument_of
 from refusals import refused
 from words import WORDS
 
@@ -69,7 +70,7 @@ class unchanged:
     def __exit__(self, kind, e, tb):
         assert kind is not None, f'no error: expected one about {self.what}'
         if not issubclass(kind, self.error): return False
-        assert named(e) in self.what.split('|'), f'{kind.__name__} is not about {self.what!r}, but {named(e)!r}: {e}'
+        assert any(o in argument_of(e) for o in self.what.split('|')), f'{kind.__name__} is not about {self.what!r}, but {argument_of(e)!r}: {e}'
         assert len(str(e).split('\nThis exception is thrown by')[0]) < 500, f'not readable: {e}'          # torch adds that
         assert state(self.memory)==self.before, 'the memory has changed'
         self.memory.check_valid()
@@ -194,7 +195,7 @@ def test_what_is_no_chunk(memory, what):
 def test_chunks_of_another_step_type(memory):
     other = Other(*stacked())
     for chunk in (other, Batch.of(other), [Other(*step())]):
-        with unchanged(memory, TypeError, 'Step'): memory.extend(chunk)
+        with unchanged(memory, TypeError, 'step'): memory.extend(chunk)
 
 
 CHUNKS = {
@@ -222,11 +223,11 @@ def test_a_bad_chunk_of_stacked_arrays(memory, case):
     field, changed = CHUNKS[case]
     bad = stacked()._replace(**changed)
     # which of two lengths is the wrong one nobody can know
-    field = 'expected' if case=='first field short' else field
+    field = 'obs|action' if case=='first field short' else field
     with unchanged(memory, BAD, field): memory.extend(bad)
     with unchanged(memory, BAD, field): memory.extend(bad, np.ones(4))
     try: batch = Batch.of(bad)
-    except BAD as e: assert named(e)==field
+    except BAD as e: assert any(o in argument_of(e) for o in field.split('|'))
     else:
         with unchanged(memory, BAD, field): memory.extend(batch)
 
@@ -332,7 +333,7 @@ def test_an_empty_memory(sampler):
         for ids in ([0], [-1]):
             with unchanged(memory, ValueError, 'ids'): memory.fetch(ids)
             with unchanged(memory, ValueError, 'ids'): memory.update_priorities(ids, [1.])
-        with unchanged(memory, ValueError, '0'): memory.recent(1)
+        with unchanged(memory, ValueError, 'k|ids'): memory.recent(1)
         with pytest.raises(IndexError): memory[0]
 
 
@@ -380,7 +381,7 @@ def test_an_example_step_that_can_not_be_one():
     for bad in ('f4', np.dtype('f4')):
         with refused('dtype', BAD, got="dtype('float32')"): ReplayMemory(4, dtype=bad)
     memory = ReplayMemory(4, dtype=np.dtype([('obs', 'f4'), ('action', 'i4')]), seed=0)
-    with unchanged(memory, BAD, 'obs'): memory.add(step())
+    with unchanged(memory, BAD, 'dtype'): memory.add(step())
 
 
 class TestAnOwnSamplerThatIsWrong:
@@ -477,7 +478,7 @@ def test_a_bad_chunk_from_streams_never_seen(case, sampler):
     new = good._replace(env_id=np.arange(70, 74))
     for _ in range(2):
         [field] = FLAT[case]
-        with unchanged(memory, BAD, 'expected' if 'first field' in case else field): memory.extend(new._replace(**FLAT[case]))
+        with unchanged(memory, BAD, 'state|action' if 'first field' in case else field): memory.extend(new._replace(**FLAT[case]))
         assert len(memory.extend(good))==4 and memory.check_valid()          # the good one still goes in
         assert memory.recent(4).state[:, 0].tolist()==[50., 51., 52., 53.]
     with unchanged(memory, BAD, field): memory.extend([flat(1, env_id=80), flat(2, env_id=81, **{field: 'nonsense'})])
