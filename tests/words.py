@@ -82,6 +82,8 @@ WORDS = {
     'the order of fields': 'next_state: expected .*, as in state, got .* order in {name}',
     'each field in order': r'next_state: expected float32\[4\], as in state, got float32; cast it, or name the fields, whose order in SimpleStep is {order}',
     'the second of two': '^step 1 of 2: ',
+    'it has gone': 'is not in the memory',
+    'it was interrupted': 'interrupted',
     'meanwhile gone': 'is not in the memory|nothing to draw',
     # what check_valid finds
     'below no draws': 'state: drawn: expected numbers ≥ 0',
