@@ -177,8 +177,8 @@ def test_two_sizes_by_turns_do_not_cut_columns_again(small, monkeypatch):
 def shared(memory): return [str(t) for t in memory._storage.tables if t.references[0].dtype==np.int32 and 'strings' not in str(t)]
 
 
-@pytest.mark.parametrize('width, wide', [(4, False), (256, False), (1100, False), (3071, False), (3072, True), (4000, True)])
-def test_observations_below_12_kb_stay_in_their_records(width, wide):
+@pytest.mark.parametrize('width, wide', [(4, False), (256, False), (1000, False), (1023, False), (1024, True), (1100, True)])
+def test_observations_below_4_kb_stay_in_their_records(width, wide):
     memory = ReplayMemory(20, seed=0)
     memory.extend(told(5, width))
     assert bool(shared(memory))==wide and ('state by states' in repr(memory))==wide
@@ -187,7 +187,7 @@ def test_observations_below_12_kb_stay_in_their_records(width, wide):
     assert shared(again)==shared(memory) and np.array_equal(again.recent(5).state, memory.recent(5).state)
 
 
-def test_a_stack_is_shared_below_12_kb():
+def test_a_stack_is_shared_below_4_kb():
     obs = np.zeros((4, 12, 12), np.uint8)
     memory = ReplayMemory(20)
     memory.add(Transition(obs, 0, 0., obs, False, False))

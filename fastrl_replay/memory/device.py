@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, constant_result, first_row
-from ..checks import Words, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
+from ..checks import Words, differences, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
 from .kept import ReplayMemory, Savable
+from .options import Options, described
 from .plain import Viewed
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
@@ -305,6 +306,14 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
 
 # %% ../../nbs/4_processes/11_device.ipynb #edf0a088
 _OPTIONS = 'max_sz', 'n_envs', 'n_step', 'gamma', 'next_of', 'max_ends'
+_INSTEAD = 'load what was saved as a ReplayMemory'
+_HINT = 'make this memory alike, or load what was saved as a memory of its own'
+
+def _saved_options(state):
+    "The `Options` in the state of any memory, if a `DeviceMemory` can go on with them; a `ValueError` names what not"
+    saved = Options.from_plain(state | dict(max_sz=state.get('device', state)['max_sz']))
+    if saved.windows: refuse('windows', 'none, as a DeviceMemory draws rows alone', saved.windows, _INSTEAD)
+    return saved
 
 class DeviceMemory(DeviceRead):
     """The newest `max_sz` transitions of `n_envs` streams, with priorities, counters and random
@@ -326,7 +335,7 @@ class DeviceMemory(DeviceRead):
         "Return a copy, in RAM, of all that may be drawn, with the same ids and priorities"
         first, n, law, p, pieces = self.first_id, self.n_added, self.sampler, None, []
         max_sz = self.max_sz if first==max(0, n - self.max_sz) else n - first  # what was lost stays behind
-        host = ReplayMemory(max_sz, copy.deepcopy(law.given), dedup=None, seed=self.rng.get_state()[0] & 2**63 - 1)
+        host = ReplayMemory(max_sz, law.as_sampler(), dedup=None, seed=self.rng.get_state()[0] & 2**63 - 1)
         sampler: Any = host.sampler
         if law.prioritized:
             sampler.note_largest(float(law.largest))
@@ -345,10 +354,13 @@ class DeviceMemory(DeviceRead):
         "Return what `save_state` needs: the state and the `Rows` of a `snapshot`, and what only the device has"
         state, rows = self.snapshot().saved()
         own = dict(tensors={k: v.cpu() for k, v in self.sampler.tensors().items()},
-                   n_unlike=int(self._ring.n_unlike) if self._ring else 0,
-                   sequence=None if self.sequence is None else self.sequence.to_plain(),
-                   dtypes={k: str(v)[6:] for k, v in (self.dtypes or {}).items()})
-        return state | dict(device=own | {k: getattr(self, k) for k in _OPTIONS}), rows
+                   n_unlike=int(self._ring.n_unlike) if self._ring else 0)
+        return state | dict(device=own | self._formed() | {k: getattr(self, k) for k in _OPTIONS}), rows
+    def _formed(self):
+        "The options by which batches are formed of the rows stored, as plain data"
+        return dict(n_step=self.n_step, gamma=self.gamma,
+                    sequence=None if self.sequence is None else self.sequence.to_plain(),
+                    dtypes={k: str(v)[6:] for k, v in (self.dtypes or {}).items()})
     def flush(self) -> None:
         "Return at once: there is nothing on the disk to wait for"
 
@@ -366,19 +378,38 @@ class DeviceMemory(DeviceRead):
                 known = {k: own[k] for k in _OPTIONS if k in own}
                 known['dtypes'] = {k: getattr(torch, v) for k, v in own.get('dtypes', {}).items()} or None
                 if own.get('sequence'): known['sequence'] = Sequence.of(own['sequence'])
+                _saved_options(state)
             memory = cls(sampler=sampler_from(state['sampler'], sampler), device=device, **known | options)
-            with saved.sense('a memory of streams that take turns'): memory.restore(state, saved.pieces())
+            with saved.sense('a memory of streams that take turns'): memory._continue(state, saved.pieces())
         memory.also = whole_state.get('also')
         return memory
     @alone
     def restore(self, state: dict[str, Any], pieces: Any) -> None:
-        "Continue from what `saved` returned, also of a `ReplayMemory`, or raise a `ValueError`"
-        own, law, sampler = state.get('device', {}), self.sampler, state['sampler']
-        there, mine = (own.get('max_sz', state['max_sz']), sampler['kind']), (self.max_sz, law.kind)
-        if there!=mine: refuse('state', f'{mine[0]} rows drawn by {mine[1]}', there)
-        host = ReplayMemory(state['max_sz'], sampler_from(sampler), **state['options'])
+        """Continue from what `saved` returned, also of a `ReplayMemory`, or raise a `ValueError`
+        that names what differs. Alpha and beta are as they were saved, and a warning says if they
+        were not so"""
+        own, formed = state.get('device', {}), self._formed()
+        known = [k for k in formed if k in own and (k!='gamma' or self.n_step > 1)]
+        there, here = ({k: o[k] for k in known} for o in (own, formed))
+        for name, its, mine in differences(there, here):
+            refuse(name, f'{mine!r}, as this memory has', its, _HINT)
+        self._continue(state, pieces)
+    def _continue(self, state, pieces):
+        "`restore`, whatever is formed of the rows"
+        own, sampler, saved = state.get('device', {}), state['sampler'], _saved_options(state)
+        mine = Options(self.max_sz, described(self.sampler.as_sampler()))
+        mine.check(saved)
+        law, given = self.sampler, sampler_from(sampler)
+        if [*mine.differences(saved)]: law = law_of(given, self.max_sz, self.rng, self.sequence)
+        host = ReplayMemory(state['max_sz'], copy.deepcopy(given), **state['options'])
         host.restore(state, pieces)
-        if host.n_added: self._take(self._ring_for(host, own.get('n_envs') or self.n_envs))
+        n_dropped = host.usage()['n_dropped']
+        if n_dropped: refuse('state', 'rows that may all be drawn', Words(f'{n_dropped} that were dropped'), _INSTEAD)
+        ring = self._ring_for(host, own.get('n_envs') or self.n_envs) if host.n_added else self._ring
+        mine.warn(saved)
+        if law is not self.sampler and ring is self._ring is not None: law.open(ring)
+        self.sampler = law
+        if ring: self._take(ring)
         if self._ring: self._fill(host, own.get('n_unlike', 0))
         self._count, law.n_batches = host.n_added, sampler['n_batches']
         if law.prioritized:

@@ -24,7 +24,7 @@ from .records import PIECE, SCRATCH
 from .rooms import check_free
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
-_WIDE, _LARGE = 512, 12_288      # bytes of observations: see `interned`
+_WIDE, _LARGE = 512, 4096      # bytes of observations: see `interned`
 
 class Interned(NamedTuple):
     "Two leaves, `state` and `next_state` by their indices, that are stored as frame numbers"
@@ -72,7 +72,7 @@ def interned(layout, dedup='auto') -> tuple:
 
     `dedup`: 'large': observations of more than 512 bytes, by frames where the shape looks like a
     stack (three planes on the last axis are colours); 'auto': the same if one of them is a
-    stack, or has 12 kB, else none; 'frames', 'next_state': any size; None: none. Raises a
+    stack, or has 4 kB, else none; 'frames', 'next_state': any size; None: none. Raises a
     `ValueError` if a step has no such observations."""
     found = shared_pairs(layout, dedup)
     if dedup in (None, 'auto', 'large'): return found

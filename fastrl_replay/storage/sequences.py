@@ -14,7 +14,7 @@ from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, constant_
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
 from .episodes import Episodes
-from .request import windows_of
+from .request import Request, windows_of
 
 
 # %% ../../nbs/3_lasting/14_sequence_batch.ipynb #7fd67a6b
@@ -74,17 +74,17 @@ def _turned(of_type, n): return batch_type(of_type, windows_of(of_type._layout, 
 
 
 # %% ../../nbs/3_lasting/14_sequence_batch.ipynb #ddc865ec
-def read_windows(storage: Any, request: Any, burn_in: int = 0) -> SequenceBatch:
+def read_windows(storage: Any, request: Request, burn_in: int = 0) -> SequenceBatch:
     "Return a batch of the windows in the slots (int64[bs, length]; −1: padding) of a request of a `storage`"
     return as_kind(storage.read(request), SequenceBatch, burn_in=burn_in)
 
-def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> SequenceBatch:
-    "Return a batch of the `bs` sequences that the sampler of a memory draws"
+def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> Request:
+    "Return a request for the `bs` sequences that the sampler of a memory draws"
     if sampler.episodes is None: sampler.enter(storage)           # after a load
     request = storage.ask(bs, fields, WINDOWED, sampler.sequence.length)
     sampler.draw_into(request.slots, request.probs, request.weights, rng)
     sampler.learned(request.slots, request.learn)
-    return read_windows(storage, request, sampler.sequence.burn_in)
+    return request
 
 def _whole(episodes, slots, length, living):
     "Return the ids of the windows that begin in `slots` (int64[m, length]), and which may be drawn (bool[m])"
@@ -103,8 +103,8 @@ def window_starts(episodes: Episodes, length: int, living: Any = None) -> np.nda
     parts = np.array_split(slots, -(-len(slots)*length//_AT_ONCE))
     return np.concatenate([o[_whole(episodes, o, length, living)[1]] for o in parts])
 
-def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, living: Any = None) -> SequenceBatch:
-    """Return `bs` windows of `length` steps of one episode each, which begin at any step with
+def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, living: Any = None) -> Request:
+    """Return a request for `bs` windows of `length` steps of one episode each, which begin at any step with
     equal probability (`probs` are NaN). Where hardly any step begins one, all that do are
     counted; a `ValueError` if there are none. `living`: the slots whose rows may be drawn (a
     `Living`; None: all)"""
@@ -125,5 +125,5 @@ def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, living: An
     request = storage.ask(bs, header=WINDOWED, length=length)
     request.slots[:], request.probs[:], request.weights[:] = found[:bs] % storage.max_sz, np.nan, 1
     request.learn[:] = True
-    return read_windows(storage, request)
+    return request
 
