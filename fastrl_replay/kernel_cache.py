@@ -6,7 +6,7 @@
 __all__ = ['source_key', 'package_key', 'kernel_folder', 'cached']
 
 # %% ../nbs/3_lasting/05_kernel_cache.ipynb #400043ea
-import atexit, hashlib, os, re, shutil, signal, stat, sys, tempfile, threading
+import atexit, hashlib, os, re, shutil, signal, stat, sys, tempfile, threading, time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -104,6 +104,14 @@ def _doubts(folder):
         for name in (*folders, *files):
             with suppress(FileNotFoundError): yield _doubt(Path(where, name), others)    # another process removed it
 
+_UNUSED = 30*86_400            # seconds after which kernels that no process has begun with are removed
+
+def _sweep(folder, names):
+    "Remove kernels that no process has begun with for a month; one that still runs with them makes the folder anew"
+    for old in folder.glob(names + '-' + '[0-9a-f]'*12):
+        with suppress(OSError):
+            if old.lstat().st_mtime < time.time() - _UNUSED: shutil.rmtree(old, ignore_errors=True)
+
 _ROOM = 4 << 20                # bytes of all kernels, about
 
 @cache
@@ -119,6 +127,8 @@ def kernel_folder() -> Path:
             with tempfile.TemporaryFile(dir=folder, buffering=0) as file:    # is there room, too?
                 if hasattr(os, 'posix_fallocate'): os.posix_fallocate(file.fileno(), 0, _ROOM)     # writes nothing
                 else: file.write(bytes(_ROOM))
+            os.utime(folder)
+            for where, names in ((base, 'kernels'), (folder, '*')): _sweep(where, names)
             return folder
     except OSError as e: why = f'{base} is not writable ({e.strerror})'
     folder = Path(tempfile.mkdtemp(prefix='fastrl_replay-'))
@@ -169,7 +179,10 @@ def cached(function: Any, **options: Any) -> Any:
     # Numba knows a notebook's cell by its text alone, not by what it calls: compile it each time
     path = Path(function.__code__.co_filename)
     in_file, before = path.is_file(), _config.CACHE_DIR
-    if in_file: _config.CACHE_DIR = str(kernel_folder()/f'{path.stem}-{source_key(path)}')
+    if in_file:
+        folder = kernel_folder()/f'{path.stem}-{source_key(path)}'
+        with suppress(OSError): os.utime(folder)           # it is in use, if it is there
+        _config.CACHE_DIR = str(folder)
     try: compiled = _njit(cache=in_file, **options)(function)
     finally: _config.CACHE_DIR = before
     if isinstance(compiled, Dispatcher):                   # where Numba is switched off, it is the function

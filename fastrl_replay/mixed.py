@@ -22,7 +22,7 @@ from .memory.plain import Parted
 from .memory.kept import also_state, memory_like
 from .protocol import Lasting, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
-from .samplers.eligible import Eligible
+from .samplers.eligible import ALL, Eligible
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
 from .schedules import schedule_from, schedule_state, value_at
@@ -89,7 +89,7 @@ class Shares:
     def __repr__(self) -> str: return repr(self.given)
 
 # %% ../nbs/3_lasting/21_mixed.ipynb #e100000e
-_ALL, _NONE = Eligible(), Eligible.of(1, [])
+_NONE = Eligible.of(1, [])
 
 class Mixture:
     "Stands where a memory has its sampler: how a `MixedMemory` draws"
@@ -137,7 +137,7 @@ class Mixture:
     @property
     def eligible(self) -> Eligible:
         "All or, where a memory that has a share has nothing to draw, none; then a pipe waits"
-        return _ALL if len(self) else _NONE
+        return ALL if len(self) else _NONE
     def __repr__(self) -> str:
         return f'{self.name}, shares {self.shares!r}: {self.n_batches:,} batches drawn'
 

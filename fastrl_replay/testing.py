@@ -25,8 +25,9 @@ from .schedules import value_at
 from .steps import SimpleStep, Transition, derived_type
 
 # %% ../nbs/5_looking/07_testing.ipynb #c7e62d0a
-def _expect(ok, method, expected, got):
-    if not ok: raise AssertionError(f'{method}: expected {" ".join(str(expected).split())[:300]}, got {shown(got)}')
+def _expect(ok, method, expected, got, *values):     # `values` in the {} of `expected`: written out only where it fails
+    words = '' if ok else expected.format(*values) if values else str(expected)
+    if not ok: raise AssertionError(f'{method}: expected {" ".join(words.split())[:300]}, got {shown(got)}')
 def _bits(v):
     if isinstance(v, Batch): v = v.astuple(), v.ids, v.probs, v.weights
     if isinstance(v, dict): return {k: _bits(o) for k, o in v.items()}
@@ -169,11 +170,12 @@ def _pickled(o): return pickle.loads(pickle.dumps(o))
 def _chunks(steps, streams, lacks):
     one, each, columns = [0]*len(steps), range(len(steps)), map(list, zip(*steps))
     rows = type(steps[0])(*(v if isinstance(v[0], str) else np.stack(v) for v in columns))
+    own = None if len(steps)==3 or 'env_id' in rows._fields or 'streams' in lacks else np.arange(len(steps))
     tensors = rows._make(v if isinstance(v, list) else torch.as_tensor(v) for v in rows)
-    found = dict(list=(steps, None, one), batch=(Batch.of_steps(steps), None, one), tensors=(tensors, None, each))
-    if 'NumPy' not in lacks: found |= dict(arrays=(rows, None, each), dict=(rows._asdict(), None, each))
+    found = dict(list=(steps, None, one), batch=(Batch.of_steps(steps), None, one), tensors=(tensors, own, each))
+    if 'NumPy' not in lacks: found |= dict(arrays=(rows, own, each), dict=(rows._asdict(), own, each))
     if 'streams' in lacks: return found
-    found |= dict(columns=(Batch.of(rows), None, each), streams=(rows, streams, streams),
+    found |= dict(columns=(Batch.of(rows), own, each), streams=(rows, streams, streams),
                   own=(Batch.of(rows, streams=streams), None, streams), generator=((o for o in steps), None, one))
     return found if 'env_id' in rows._fields else found | dict(one=(rows, 'one', one))
 
@@ -216,8 +218,7 @@ class _MemoryCase:
 
     def add(self, rng):
         step, p, n = self.world.step(rng), rng.choice([None, 0., .5, 3.]), self.naive.n_added
-        id = self.memory.add(step, p)
-        _expect(id==n, 'add', f'id {n}', id)
+        _expect((id := self.memory.add(step, p))==n, 'add', f'id {n}', id)
         self.naive.extend([step], [0], None if p is None else [p])
     def extend(self, rng):
         n, m = self.naive.n_added, int(rng.integers(1, 25 if rng.random() < .15 else 6))
@@ -245,14 +246,14 @@ class _MemoryCase:
         batch = self.memory.sample(bs, **kw)
         ids, probs, weights = batch.ids.tolist(), *(np.asarray(o, np.float64) for o in (batch.probs, batch.weights))
         fits = len(ids)==bs and {*ids} <= {*naive.living} and (sampler.replace or len({*ids})==bs)
-        _expect(fits, 'sample', f'{bs} of the rows {naive.living}' + ', none twice'*(not sampler.replace), ids)
+        _expect(fits, 'sample', '{} of the rows {}' + ', none twice'*(not sampler.replace), ids, bs, naive.living)
         _expect(((probs > 0) & (probs < 1.0001)).all(), 'sample', 'probabilities above 0, at most 1', probs)
         in_memory = chances and sampler.options().get('normalize')=='memory'
         wanted = ((min(p for p in (chances or {}).values() if p) if in_memory else probs.min())/probs)**beta
-        _expect(np.allclose(weights, wanted, 1e-4), 'sample', f'weights {wanted} of probabilities {probs}', weights)
+        _expect(np.allclose(weights, wanted, 1e-4), 'sample', 'weights {} of probabilities {}', weights, wanted, probs)
         if not chances: return batch
         wanted = np.array([chances[i] for i in ids])
-        _expect(np.allclose(probs, wanted, 1e-5), 'sample', f'probabilities {wanted} of rows {ids}', probs)
+        _expect(np.allclose(probs, wanted, 1e-5), 'sample', 'probabilities {} of rows {}', probs, wanted, ids)
         ends = dict(zip(chances, np.cumsum([*chances.values()])))
         if ends[naive.living[-1]] < 1.0001: self.spread += [ends[i] - rng.random()*chances[i] for i in ids]   # uniform
         return batch
@@ -263,19 +264,18 @@ class _MemoryCase:
             ids, pads = ([[o[k] for o in row] for row in found] for k in (0, 1))
             wanted = np.array([self.naive.column(field, row) for row in ids])
             same = batch.is_pad[field].tolist()==pads and np.array_equal(batch[field], wanted)
-            _expect(same, 'sample(windows=…)', f'{field} of rows {ids} around {batch.ids.tolist()}', batch[field])
+            _expect(same, 'sample(windows=…)', '{} of rows {} around {}', batch[field], field, ids, batch.ids.tolist())
     def same_rows(self, method, batch, ids):
-        _expect(batch.ids.tolist()==[*ids], method, f'rows {[*ids]}', batch.ids.tolist())
+        _expect(batch.ids.tolist()==[*ids], method, 'rows {}', batch.ids.tolist(), [*ids])
         for field in self.world.kind._fields:
             got, wanted = batch[field], self.naive.column(field, ids)
-            same = got==wanted if field=='word' else np.array_equal(got, wanted)
-            _expect(same, method, f'{field} {wanted} of rows {[*ids]}', got)
+            _expect(np.array_equal(got, wanted), method, '{} {} of rows {}', got, field, wanted, [*ids])
     def next(self, rng):
         ids = [*self.naive.ids]
         for (method, by), within in product((('previous', -1), ('next', 1)), (False, True)):
             got = getattr(self.memory, method)(ids, within).tolist()
             wanted = [self.naive.beside(i, by, within) for i in ids]
-            _expect(got==wanted, method, f'{wanted} beside {ids}, within_episode={within}', got)
+            _expect(got==wanted, method, '{} beside {}, within_episode={}', got, wanted, ids, within)
     def episode(self, rng):
         ids = [id := int(rng.choice(self.naive.ids))]
         while (i := self.naive.beside(ids[0], -1, True)) >= 0: ids.insert(0, i)
@@ -383,7 +383,7 @@ class _SamplerCase(_MemoryCase):
             batch = self.memory.sample(bs, ('action',))
             slots, chances = batch.idxs.numpy(), batch.probs.numpy()
             known = np.where(probs[slots] > 0, probs[slots], chances)
-            _expect(np.allclose(known, chances, 1e-5), 'draw', f'probabilities {known} as before', chances)
+            _expect(np.allclose(known, chances, 1e-5), 'draw', 'probabilities {} as before', chances, known)
             probs[slots] = chances
             np.add.at(counts, slots, 1)
             sampler.set_state(copy.deepcopy(state))

@@ -32,6 +32,7 @@ from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.storage.sequence_sampler import Sequence
+from words import WORDS
 
 MAX_SZ, LENGTH, STREAM = 400, 12, 12 << 28         # rows; steps of an episode; serials of stream k begin at k·STREAM
 PATIENCE = 60                                      # seconds that a child may take
@@ -534,10 +535,10 @@ class Soak:
             else: work(stream, rng)
             self.recheck(held)
         except RuntimeError as e:
-            if self.closing and 'closed' in str(e): return True
+            if self.closing and re.search(WORDS['closed'], str(e)): return True
             raise
         except ValueError as e:
-            if 'is not in the memory' not in str(e): raise        # else it was overwritten meanwhile
+            if not re.search(WORDS['it has gone'], str(e)): raise        # else it was overwritten meanwhile
         return False
 
     def start(self, seconds, seed):

@@ -12,6 +12,7 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from twins import named
+from refusals import named as argument_of
 from refusals import refused
 from words import WORDS
 
@@ -69,7 +70,7 @@ class unchanged:
     def __exit__(self, kind, e, tb):
         assert kind is not None, f'no error: expected one about {self.what}'
         if not issubclass(kind, self.error): return False
-        assert any(o in str(e) for o in self.what.split('|')), f'{kind.__name__} does not name {self.what!r}: {e}'
+        assert any(o in argument_of(e) for o in self.what.split('|')), f'{kind.__name__} is not about {self.what!r}, but {argument_of(e)!r}: {e}'
         assert len(str(e).split('\nThis exception is thrown by')[0]) < 500, f'not readable: {e}'          # torch adds that
         assert state(self.memory)==self.before, 'the memory has changed'
         self.memory.check_valid()
@@ -194,7 +195,7 @@ def test_what_is_no_chunk(memory, what):
 def test_chunks_of_another_step_type(memory):
     other = Other(*stacked())
     for chunk in (other, Batch.of(other), [Other(*step())]):
-        with unchanged(memory, TypeError, 'Step'): memory.extend(chunk)
+        with unchanged(memory, TypeError, 'step'): memory.extend(chunk)
 
 
 CHUNKS = {
@@ -222,11 +223,11 @@ def test_a_bad_chunk_of_stacked_arrays(memory, case):
     field, changed = CHUNKS[case]
     bad = stacked()._replace(**changed)
     # which of two lengths is the wrong one nobody can know
-    field = 'expected' if case=='first field short' else field
+    field = 'obs|action' if case=='first field short' else field
     with unchanged(memory, BAD, field): memory.extend(bad)
     with unchanged(memory, BAD, field): memory.extend(bad, np.ones(4))
     try: batch = Batch.of(bad)
-    except BAD as e: assert field in str(e)
+    except BAD as e: assert any(o in argument_of(e) for o in field.split('|'))
     else:
         with unchanged(memory, BAD, field): memory.extend(batch)
 
@@ -297,11 +298,11 @@ def test_ids_that_are_no_whole_numbers(memory, ids):
 
 def test_what_is_gone_or_more_than_there_is(memory):
     for id in (0, 3):
-        with unchanged(memory, ValueError, str(id)): memory.fetch([5, id])
-        with unchanged(memory, ValueError, str(id)): memory.episode(id)
-    with unchanged(memory, ValueError, '11'): memory.recent(11)
+        with unchanged(memory, ValueError, 'ids'): memory.fetch([5, id])
+        with unchanged(memory, ValueError, 'ids'): memory.episode(id)
+    with unchanged(memory, ValueError, 'k'): memory.recent(11)
     for k in (0, -1, 1.5, None, 'all', 2**40):
-        with unchanged(memory, BAD, 'k:'): memory.recent(k)
+        with unchanged(memory, BAD, 'k'): memory.recent(k)
     for k in (10, -11, 10**9):
         with pytest.raises(IndexError): memory[k]
     for k in ('obs', 1.5, None):
@@ -328,11 +329,11 @@ def test_unknown_fields(memory):
 @pytest.mark.parametrize('sampler', [Uniform, lambda: Uniform(True), Proportional])
 def test_an_empty_memory(sampler):
     for memory in (ReplayMemory(4, sampler(), seed=0), ReplayMemory(4, sampler(), step=step(), seed=0)):
-        with unchanged(memory, ValueError, 'empty'): memory.sample(1)
+        with unchanged(memory, ValueError, 'empty|nothing to draw from'): memory.sample(1)
         for ids in ([0], [-1]):
             with unchanged(memory, ValueError, 'ids'): memory.fetch(ids)
             with unchanged(memory, ValueError, 'ids'): memory.update_priorities(ids, [1.])
-        with unchanged(memory, ValueError, '0'): memory.recent(1)
+        with unchanged(memory, ValueError, 'k|ids'): memory.recent(1)
         with pytest.raises(IndexError): memory[0]
 
 
@@ -380,7 +381,7 @@ def test_an_example_step_that_can_not_be_one():
     for bad in ('f4', np.dtype('f4')):
         with refused('dtype', BAD, got="dtype('float32')"): ReplayMemory(4, dtype=bad)
     memory = ReplayMemory(4, dtype=np.dtype([('obs', 'f4'), ('action', 'i4')]), seed=0)
-    with unchanged(memory, BAD, 'obs'): memory.add(step())
+    with unchanged(memory, BAD, 'dtype'): memory.add(step())
 
 
 class TestAnOwnSamplerThatIsWrong:
@@ -444,7 +445,7 @@ class TestReplay:
         replay = ExperienceReplay([], bs=2, seed=0, freeze_memory=True)
         with unchanged(replay.memory, RuntimeError, 'frozen'): replay.add(step())
         with unchanged(replay.memory, RuntimeError, 'frozen'): replay.extend([step()])
-        with unchanged(replay.memory, ValueError, 'empty'): next(iter(replay))
+        with unchanged(replay.memory, ValueError, 'empty|nothing to draw from'): next(iter(replay))
 
     def test_loader_options_that_can_not_be(self):
         replay = ExperienceReplay([], bs=2, seed=0)
@@ -477,7 +478,7 @@ def test_a_bad_chunk_from_streams_never_seen(case, sampler):
     new = good._replace(env_id=np.arange(70, 74))
     for _ in range(2):
         [field] = FLAT[case]
-        with unchanged(memory, BAD, 'expected' if 'first field' in case else field): memory.extend(new._replace(**FLAT[case]))
+        with unchanged(memory, BAD, 'state|action' if 'first field' in case else field): memory.extend(new._replace(**FLAT[case]))
         assert len(memory.extend(good))==4 and memory.check_valid()          # the good one still goes in
         assert memory.recent(4).state[:, 0].tolist()==[50., 51., 52., 53.]
     with unchanged(memory, BAD, field): memory.extend([flat(1, env_id=80), flat(2, env_id=81, **{field: 'nonsense'})])

@@ -341,6 +341,14 @@ def test_each_row_of_a_sequence_is_counted():
     assert memory.usage()['n_dropped'] == len(ids) and memory.drop(ids) == 0
 
 
+def test_padding_of_sequences_is_not_counted():
+    memory = ReplayMemory(30, sequence=Sequence(4, stride=3), max_draws=2, seed=0)
+    for k in range(30): memory.add(SimpleStep(np.float32([k]), 0, np.float32([k + 1]), k % 6==5))
+    batch = memory.sample(8)
+    assert not batch.mask.all() and memory.usage()['n_drawn']==int(batch.mask.sum())
+    assert memory.drop([0])==1 and memory.check_valid()
+
+
 @pytest.mark.parametrize('way', ['save', 'state_dict', 'deepcopy', 'path'])
 def test_draws_are_counted_on_elsewhere(way, tmp_path):
     memory = filled(Uniform(), n=8, max_sz=8, max_draws=2, path=tmp_path/'m' if way=='path' else None)

@@ -15,6 +15,8 @@ from fastrl_replay.ray import RayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.saving import FEATURES, CheckpointError, manifest_bytes, read_manifest
 from data.make_pickles import plain, simple, spoken
+from refusals import refused
+from words import words
 
 def filled(step=plain, n=30, **options):
     memory = ReplayMemory(20, seed=1, **options)
@@ -105,12 +107,12 @@ def test_a_need_that_nobody_knows_is_refused_by_name(kind, tmp_path):
     forge(tmp_path/'folder'/'memory.json', add_need)
     for load in (lambda: ReplayMemory.load(tmp_path/'saved'), lambda: ReplayMemory.open(tmp_path/'folder'), lambda: ReplayMemory.peek(tmp_path/'folder'),
                  lambda: ReplayMemory(20, path=tmp_path/'folder')):
-        with pytest.raises(CheckpointError, match=r'json: needs: .* does not know time travel.*newer version'): load()
+        with pytest.raises(CheckpointError, match=words('an unknown need', name='json', need='time travel')): load()
     fresh, state = filled(n=3), memory.state_dict()
-    with pytest.raises(ValueError, match='state: needs: .* time travel'): fresh.load_state_dict(state | dict(format=4, needs=['time travel']))
-    for needs in (None, 3, [], 'windows', [3]):
-        with pytest.raises(ValueError, match='needs'): fresh.load_state_dict(state | dict(format=4, needs=needs))
-    with pytest.raises(ValueError, match='format'): fresh.load_state_dict(state | dict(format=5))
+    with pytest.raises(ValueError, match=words('an unknown need', name='state', need='time travel')): fresh.load_state_dict(state | dict(format=4, needs=['time travel']))
+    for needs, what in ((None, 'no list of needs'), (3, 'no list of needs'), ([], 'no list of needs'), ('windows', 'no list of needs'), ([3], 'an unknown need')):
+        with pytest.raises(ValueError, match=words(what, name='state', need=3)): fresh.load_state_dict(state | dict(format=4, needs=needs))
+    with refused('state', expected='format 4 or format 3', got='5'): fresh.load_state_dict(state | dict(format=5))
     assert fresh.n_added==3
 
 
@@ -119,7 +121,7 @@ def test_number_4_without_needs_is_refused(tmp_path):
     path = tmp_path/'manifest.json'
     body = path.read_bytes().partition(b'\n')[2]
     path.write_bytes(b'{"format":4,"crc32":"%08x"}\n%b' % (zlib.crc32(body), body))
-    with pytest.raises(CheckpointError, match='needs'): ReplayMemory.load(tmp_path)
+    with pytest.raises(CheckpointError, match=words('a key is missing', name='manifest.json', key='needs')): ReplayMemory.load(tmp_path)
 
 
 def test_a_folder_needs_more_from_the_moment_that_it_uses_more(tmp_path):

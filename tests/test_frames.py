@@ -18,6 +18,7 @@ from fastrl_replay.storage.frames import interned, stack_axis
 from harness import seen, through_torch
 from twins import Twin, column_bytes, read, stacked
 from refusals import refused
+from words import WORDS, words
 
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
@@ -378,18 +379,18 @@ def test_a_damaged_record_is_noticed_and_nothing_crashes():
         storage = damaged()
         storage.records['next_state'][5, 1] = number
         with refused('state', RuntimeError): recent(storage, 40)
-        with pytest.raises(AssertionError, match='lacks a frame'): storage.check_valid()
+        with pytest.raises(AssertionError, match=WORDS['a missing frame']): storage.check_valid()
         storage.add(World(1).step())
     storage = damaged()
     assert held(storage) < storage.tables[0].used
     storage.records['state'][5, 0] = storage.tables[0].free[0]
-    with pytest.raises(AssertionError, match='free number is held'): storage.check_valid()
+    with pytest.raises(AssertionError, match=WORDS['a free number is held']): storage.check_valid()
     storage = damaged()
     storage.tables[0].frames[:storage.tables[0].used] ^= 1
-    with pytest.raises(AssertionError, match='damaged'): storage.check_valid()
+    with pytest.raises(AssertionError, match=WORDS['a damaged frame']): storage.check_valid()
     storage = damaged()
     storage.tables[0].counts[1] += 1
-    with pytest.raises(AssertionError, match='free number'): storage.check_valid()
+    with pytest.raises(AssertionError, match=WORDS['a free number is held']): storage.check_valid()
     storage = damaged(codec='lz4')
     storage.tables[0].packed = [o[:-1] for o in storage.tables[0].packed]
     with refused('state'): recent(storage, 40)
@@ -448,14 +449,14 @@ def test_wrong_options_say_what_is_wrong(monkeypatch):
                                 (dict(dedup='next_state'), Only(image.state), 'dedup')):
         with refused(said): storage_for(Layout.of(step), 10, **options)
     for options in (('x', None), (['auto'], None), ('auto', 'zip'), (None, 'lz4'), ('auto', 'lz4', True)):
-        with pytest.raises(ValueError, match='dedup|codec'): check_storage_options(*options)
+        with refused('codec' if len(options) > 2 or options[1]=='zip' or options[0] is None else 'dedup'): check_storage_options(*options)
     monkeypatch.setitem(__import__('sys').modules, 'lz4.block', None)
-    with pytest.raises(ImportError, match=r'\[lz4\]'): check_storage_options('auto', 'lz4')
+    with pytest.raises(ImportError, match=words('the package lz4')): check_storage_options('auto', 'lz4')
 
 
 # --- bytes --------------------------------------------------------------------------------------------------------------
 def test_an_estimate_is_what_is_allocated():
-    for shape, chosen in (((4, 84, 84), 'frames'), ((6000,), 'next_state'), ((4,), 'plain')):
+    for shape, chosen in (((4, 84, 84), 'frames'), ((16_000,), 'next_state'), ((4,), 'plain')):
         s = np.zeros(shape, np.uint8)
         step = SimpleStep(s, 0, s)
         for max_sz in (1, 100, 12_345):
@@ -590,7 +591,7 @@ def test_a_damaged_state_is_refused_and_nothing_crashes(codec):
 # --- memories -----------------------------------------------------------------------------------------------------------
 def test_wrong_options_are_refused_before_the_first_step():
     for options in (dict(dedup='x'), dict(codec='zip'), dict(codec='lz4', dedup=None), dict(codec='lz4', path='nowhere')):
-        with pytest.raises(ValueError, match='dedup|codec'): ReplayMemory(10, **options)
+        with refused(next(iter(options))): ReplayMemory(10, **options)
     step = example(4, np.float32)
     for options, said in ((dict(dedup='frames'), 'dedup'), (dict(codec='lz4'), 'codec')):
         with refused(said): ReplayMemory(10, step=step, **options)

@@ -8,6 +8,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from faults import PACKAGE, RELEASES, Calls, Injected, Stop, interrupted, kill
 from killing import make_step
+from words import words
 
 
 def write(path):
@@ -35,7 +36,7 @@ def test_one_call_fails_before_or_after_its_work(tmp_path, monkeypatch, error):
             folder = tmp_path/f'{after}{fail}'
             with monkeypatch.context() as patch:
                 calls = Calls(patch, fail, after, error, names=('mkdir', 'replace', 'unlink'), methods=())
-                with pytest.raises(error, match=f'{name}, call {fail}'): write(folder)
+                with pytest.raises(error, match=words('an injected failure', name=name, call=fail)): write(folder)
             assert calls.made[fail]==name and len(calls.made)==fail + 1
             there = folder.exists() and sorted(o.name for o in folder.iterdir())
             assert there==([False, ['a'], ['b']], [[], ['b'], []])[after][fail]

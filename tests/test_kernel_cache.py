@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import numba
 import numpy as np
@@ -141,3 +142,30 @@ def test_a_notebooks_cell_is_compiled_each_time():
     thrice.__code__ = thrice.__code__.replace(co_filename='/tmp/ipykernel_1/123.py')
     compiled = cached(thrice)
     assert compiled(14) == 42 and compiled.stats.cache_path is None
+
+
+def test_what_nobody_has_begun_with_for_a_month_is_removed(package):
+    "Of other versions and of other sources; what is in use, younger, or not ours stays"
+    cache = package.folder.parent/'cache'
+    ids, n = package(MEMORY).rsplit(' ', 1)
+    [ours] = cache.glob('kernels-*')
+    used = {o.name for o in ours.iterdir()}
+    old, young, strange = 'kernels-0123456789ab', 'kernels-ba9876543210', 'kernels-of-others'
+    for name in (old, young, strange, f'{ours.name}/rng-0123456789ab', f'{ours.name}/rng-ba9876543210'):
+        (cache/name).mkdir()
+        (cache/name/'kernel.nbi').write_bytes(b'x')
+        days = 31 if not name.endswith('ba9876543210') else 29
+        os.utime(cache/name, (0, time.time() - days*86_400))
+    os.utime(ours, (0, 0))
+    package('import fastrl_replay.memory')
+    assert {o.name for o in cache.glob('kernels-*')} == {ours.name, young, strange}
+    assert {o.name for o in ours.iterdir()} == used | {'rng-ba9876543210'}
+    assert min(o.stat().st_mtime for o in [ours]) > time.time() - 86_400
+    assert package(MEMORY) == f'{ids} 0'
+
+
+def test_a_process_whose_kernels_were_removed_goes_on(package):
+    "It has some in memory, and compiles the others into a new folder"
+    remove = "import shutil\nfrom fastrl_replay.kernel_cache import kernel_folder\nshutil.rmtree(kernel_folder())\n"
+    assert package(MEMORY + remove + MEMORY + "memory.update_priorities([19], [1.]), memory.next([18]), memory.sample_sequences(2, 3)\n").count(' ') > 2
+    assert int(package(MEMORY).rsplit(' ', 1)[1]) > 3

@@ -13,6 +13,7 @@ import pytest
 
 from fastrl_replay.memory import ReplayMemory
 from killing import KINDS, SAMPLERS, KillTwin, is_whole, make_step, open_memory, plan
+from words import WORDS, words
 
 
 @pytest.fixture(scope='module')
@@ -134,16 +135,16 @@ def test_the_check_sees_what_is_wrong(tmp_path):
         return memory, twin
     memory, twin = fresh('a')
     twin.n += 1
-    with pytest.raises(AssertionError, match='expected 401'): check(memory, twin, None, 'transition')
+    with pytest.raises(AssertionError, match=words('another number', n=401)): check(memory, twin, None, 'transition')
     memory, twin = fresh('b')
     stored(memory)['state'][7, 3] += 1
-    with pytest.raises(AssertionError, match='torn'): check(memory, twin, None, 'transition')
+    with pytest.raises(AssertionError, match=WORDS['a torn row']): check(memory, twin, None, 'transition')
     memory, twin = fresh('c')
     memory.update_priorities([350], [77.])
-    with pytest.raises(AssertionError, match='step 350 has priority 77.5'): check(memory, twin, None, 'transition')
+    with pytest.raises(AssertionError, match=words('another priority', id=350, p=77.5)): check(memory, twin, None, 'transition')
     memory, twin = fresh('d')
     stored(memory)['_next'][399 % 300] = 1
-    with pytest.raises(AssertionError, match='link'): check(memory, twin, None, 'transition')
+    with pytest.raises(AssertionError, match=WORDS['wrong links']): check(memory, twin, None, 'transition')
     memory, twin = fresh('e', 'frames')
     for file in Path(memory.path).glob('frames*.map'): np.memmap(file, np.uint8, 'r+')[:100_000] += 1
-    with pytest.raises(AssertionError, match='frame is damaged'): check(memory, twin, None, 'frames')
+    with pytest.raises(AssertionError, match=WORDS['a damaged frame']): check(memory, twin, None, 'frames')

@@ -77,7 +77,7 @@ def test_every_storage(make):
     assert {'zeros', 'next', 'sample', 'correct', 'save', 'state_dict'} <= {*found}
 
 
-@pytest.mark.xfail(strict=True, reason='an interrupt between the lines of Ring.write leaves its counters apart')
+@pytest.mark.xfail(strict=True, reason='an interrupt between the lines of Ring.write leaves its counters apart, as the page of what works where says')
 def test_a_memory_on_a_device_survives_an_interrupt(monkeypatch):
     "The one thing of the kit that it is spared"
     monkeypatch.setitem(LACKS, 'DeviceMemory', LACKS['DeviceMemory'].replace('Ctrl', ''))

@@ -36,7 +36,7 @@ class Right:
     def chances(self):
         mass = self.p.copy()
         mass[[*self.gone]] = 0
-        return mass/mass.sum()
+        return mass/max(mass.sum(), 1e-9)
     def draw(self, bs, rng):
         p = self.chances()
         slots = rng.choice(len(p), bs, p=p)

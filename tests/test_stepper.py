@@ -459,7 +459,7 @@ def envpools():
 
 
 @pytest.mark.parametrize('limit', [12, 500])
-@pytest.mark.parametrize('make', envpools())
+@pytest.mark.parametrize('make', [*envpools()])
 def test_envpools(make, limit):
     agents = [None, lambda states: (states[:, 2] + .5*states[:, 3] > 0).astype(np.int32)]
     for agent in agents:

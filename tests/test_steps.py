@@ -112,7 +112,8 @@ REFUSED = [None, b'a', object(), {1, 2}, np.datetime64('2020'), np.array(['a']),
 
 @pytest.mark.parametrize('value', REFUSED, ids=named)
 def test_what_is_no_value_of_a_field(value):
-    with pytest.raises((ValueError, TypeError), match='x'): Layout.of(Only(value))
+    with pytest.raises((ValueError, TypeError)) as caught: Layout.of(Only(value))
+    assert caught.value.argument.split('.')[0]=='x'
 
 
 @pytest.mark.parametrize('tensor', [torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, dtype=torch.complex64).conj().imag, torch.ones(2).requires_grad_() * 2,
@@ -120,7 +121,7 @@ def test_what_is_no_value_of_a_field(value):
                                     torch.ones(4)[::2]], ids=['conj', 'negative bit', 'grad', 'transposed', 'expanded', 'sparse', 'meta', 'strided'])
 def test_tensors_of_all_sorts_are_stored_as_they_are_or_refused(tensor):
     try: layout = Layout.of(Only(tensor))
-    except (ValueError, TypeError) as e: assert 'x' in str(e) and (tensor.is_sparse or tensor.is_meta)
+    except (ValueError, TypeError) as e: assert e.argument=='x' and (tensor.is_sparse or tensor.is_meta)
     else: np.testing.assert_array_equal(encode(layout.leaves[0], tensor), tensor.detach().resolve_conj().resolve_neg().numpy())
 
 

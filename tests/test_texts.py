@@ -13,8 +13,10 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.actors import Actors
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.ray import RayMemory
+from fastrl_replay.saving import CheckpointError
 from fastrl_replay.storage import texts
 from refusals import refused
+from words import words
 
 
 class Told(NamedTuple):
@@ -217,7 +219,7 @@ def test_a_damaged_table_is_named(tmp_path):
     raw = np.memmap(tmp_path/'there'/'texts.6.map', np.uint8, 'r+')
     raw[:4] = 0
     raw.flush()
-    with pytest.raises(Exception, match='refers to a string that is not there'): ReplayMemory.open(tmp_path/'there')
+    with pytest.raises(CheckpointError, match=words('a string that is not there')): ReplayMemory.open(tmp_path/'there')
 
 
 def test_health_pictures_and_words_of_a_memory_with_strings():

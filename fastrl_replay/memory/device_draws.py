@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from ..checks import refuse, whole
 from ..samplers.age import AgeWeighted
-from ..samplers.eligible import Eligible
+from ..samplers.eligible import ALL
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
 from ..schedules import ExponentialSchedule, LinearSchedule
@@ -54,7 +54,7 @@ class Law:
     """Who is drawn: all rows alike, with replacement, unless a derived class says otherwise.
     `first` and `n` (int64, no axes): the oldest row that may be drawn, and how many were
     stored"""
-    eligible = Eligible()        # all may be drawn: nothing is ever dropped
+    eligible = ALL               # all may be drawn: nothing is ever dropped
     sequence: Any = None         # the `Sequence` whose starts are drawn
     largest: Any = None          # the largest priority so far
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:

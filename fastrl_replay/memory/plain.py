@@ -27,7 +27,7 @@ from ..storage.draw_counts import DrawCounts
 from ..storage.choice import (
     Estimate, bytes_each, check_storage_options, estimate, example_step, kept_how, settled, storage_for, texts_in)
 from ..storage.episodes import ENDINGS, Episodes
-from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences
+from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences, read_windows
 
 # %% ../../nbs/1_memory/17_memory.ipynb #77ab4af5
 _AT_ONCE = 65_536                  # rows that are read in one call
@@ -334,7 +334,8 @@ class Drawn(Joined):
             if sampler.n_entered!=n_added or sampler.eligible.leaving is not None: self._enter(storage)
             if sampler.sequence is not None:
                 leave_out('windows', windows, 'the columns of sequences are windows already', ValueError)
-                return self._counted(draw_sequences(storage, sampler, bs, self.rng, fields))
+                request = draw_sequences(storage, sampler, bs, self.rng, fields)
+                return self._read_windows(request, sampler.sequence.burn_in)
             if windows is None and self._windows is None: request = storage.ask(bs, fields)
             else: request = self._ask_around(bs, fields, windows)
             sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
@@ -344,12 +345,12 @@ class Drawn(Joined):
             return came_from(storage.read(request), self._ref)
     def _ask_around(self, bs, fields, windows): return self._checked_windows(windows)
     def _look_around(self, request): "Find the rows around those drawn, in a memory that draws these, too"
-    def _counted(self, batch):
-        "A batch of sequences, after its draw has been counted"
-        slots = batch.ids.numpy()[batch.mask.numpy()] % self.max_sz
+    def _read_windows(self, request, burn_in):
+        "The batch of the windows in the slots of a request, which are counted as drawn"
+        slots = request.slots.reshape(-1)
         self.draws.count(slots, self.n_added)
-        if self.max_draws is not None: self._drop_spent(slots)
-        return came_from(batch, self._ref)
+        if self.max_draws is not None: self._drop_spent(slots[slots >= 0])
+        return came_from(read_windows(self._storage, request, burn_in), self._ref)
 
     def sample_sequences(self, bs: int, length: int) -> Batch:
         """Return a `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn
@@ -358,7 +359,8 @@ class Drawn(Joined):
         with self.lock:
             bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
             self._in_order = True
-            return self._counted(draw_anywhere(self._indexed(), bs, length, self.rng, self.sampler.eligible))
+            request = draw_anywhere(self._indexed(), bs, length, self.rng, self.sampler.eligible)
+            return self._read_windows(request, burn_in=0)
 
     def _indexed(self):
         if self._index is None: self._index = Episodes(self._stocked())

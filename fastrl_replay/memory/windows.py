@@ -16,7 +16,8 @@ from .plain import PlainMemory
 def _offsets(field, given, max_sz):
     "The offsets of a field as a tuple of ints"
     name = f'windows[{field!r}]'
-    if not isinstance(given, range): given = ids_of(name, given).tolist()
+    plain = isinstance(given, (range, tuple)) and {*map(type, given)}=={int}
+    if not plain: given = ids_of(name, given).tolist()
     offsets = tuple(given)
     if not offsets: refuse(name, 'one offset or more', given, 'leave the field out, to read its rows alone')
     reach = max(0, *offsets) - min(0, *offsets) + 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 import numpy as np
 from ..checks import Words, array, ids_of, number, refusal, refuse, shown, take, whole, within
-from .eligible import Eligible
+from .eligible import ALL, Eligible
 from ..schedules import schedule_from
 
 # %% ../../nbs/1_memory/11_samplers.ipynb #4a7ade4f
@@ -99,7 +99,7 @@ class Stateful:
     n_batches: int = 0                  # drawn so far
     arrays: tuple[str, ...] = ()        # attributes that `_new_arrays` makes; a copy makes its own
     kind = name = 'Sampler'             # of the class, in saved states; of the sampler, in messages
-    eligible: Eligible = Eligible()     # which slots may be drawn
+    eligible: Eligible = ALL            # which slots may be drawn
     _beta: Any = None
     _entered: Any = (0,)                # a place for one number, which outlives the process on disk
     _reopened = False                   # are there arrays of an earlier process to recover from?

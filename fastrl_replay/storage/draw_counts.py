@@ -46,12 +46,15 @@ def _evict(counts, n, stride, max_sz):
 
 @kernel
 def count_drawn(counts, slots, n, stride, max_sz):
-    "Count a draw of the rows `slots` (int64[m]), made when `n` rows had been added"
+    "Count a draw of the rows `slots` (int64[m]; −1: none), made when `n` rows had been added"
     if counts[SEEN] < n: _evict(counts, n, stride, max_sz)
-    counts[ROWS] += len(slots)
+    n_rows = 0
     for slot in slots:
+        if slot < 0: continue
+        n_rows += 1
         place = np.uint32(slot) // np.uint32(stride)
         if place*np.uint32(stride) == slot: counts[COUNTS + place] += 1
+    counts[ROWS] += n_rows
 
 # %% ../../nbs/1_memory/15_draw_counts.ipynb #1e8a96c5
 def without_rows(counts: np.ndarray) -> np.ndarray:

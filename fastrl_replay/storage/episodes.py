@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ..checks import refuse
 from ..kernels import ids_in, inlined, kernel, prefetch
-from ..samplers.eligible import Eligible
+from ..samplers.eligible import ALL, Eligible
 from ..samplers.rng import below_of, load, words_of
 from ..steps import ending_columns, goes_on
 
@@ -320,7 +320,7 @@ class Episodes:
         before = self.storage.follow(np.array([slot]), 2, back=True)[0, 1]
         at = before % self.storage.max_sz
         return bool(before >= 0 and (self.columns[1][at] or self.columns[2][at]))
-    def choose(self, slots: np.ndarray, strategy: str, rng: Any, eligible: Eligible = Eligible()) -> np.ndarray:
+    def choose(self, slots: np.ndarray, strategy: str, rng: Any, eligible: Eligible = ALL) -> np.ndarray:
         """Return the id of a step of the episode of each (int64[m]): with equal probability one
         from the row itself on ('future') or any stored one ('episode'), or the last ('final').
         It is one of those that are `eligible` for a draw; where there is none, the row itself"""

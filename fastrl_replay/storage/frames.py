@@ -312,7 +312,7 @@ class Table(Protocol):
     def set_state(self, state) -> None: "Store what a state holds; `recover` follows"
     def check_valid(self, references) -> None: "An `AssertionError` unless all that these refer to is there, unchanged"
 
-# %% ../../nbs/3_lasting/01_frames.ipynb #8267af31
+# %% ../../nbs/3_lasting/01_frames.ipynb #8267af32
 _KNOWN = 12        # more bytes for each frame: fingerprint, entry in the list of free numbers
 
 _ENOUGH = 256      # rows after which their frames tell whether they slide
@@ -323,6 +323,7 @@ def _room(pair, max_sz, stacked=True):
     most, new = 2*pair.stack*(max_sz + min(max_sz, PIECE)), 1 if stacked else pair.stack
     return most, min(most, new*(max_sz + max_sz//32) + 2*pair.stack)
 
+# %% ../../nbs/3_lasting/01_frames.ipynb #8267af31
 class FrameTable(FrameColumns):
     """A `Table` of the frames of one kind of observation, each stored once: number k in row k −
     1. Is it `stacked`, one new frame a row? `known`: is that certain?"""
@@ -352,6 +353,7 @@ class FrameTable(FrameColumns):
         self.name, self.known = f'frames.{self.pair.state}', self.known or len(records) < _ENOUGH
         self._numbers = np.zeros((1, 2*S), np.int32)           # of the row that is being added
         self._halves = [self._numbers[0, :S], self._numbers[0, S:]]
+        self._row_shape = 1, S, self.nbytes_each//self.unit.itemsize
         self._allocate()
     def _allocate(self):
         "Allocate what is expected, and reserve address space for the worst case"
@@ -408,7 +410,7 @@ class FrameTable(FrameColumns):
         return self._halves
     def _row(self, v):
         if self.pair.last: return self.planes(v[None])
-        return np.ascontiguousarray(v).reshape(1, self.pair.stack, -1).view(self.unit)
+        return np.ndarray(self._row_shape, self.unit, np.ascontiguousarray(v))
     def _intern(self, states, next_states, back, first, numbers):
         known = self.prints, self.counts, self.free
         intern_rows(self.frames, *known, self.words, self.at, states, next_states, back, first, numbers)

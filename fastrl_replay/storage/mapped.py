@@ -325,6 +325,16 @@ class NotedFolder(OwnFolder):
         if ids is None: self.checksums, self.flushed = Checksums(), self.flushed._replace(n_added=0, first_id=0)
         if ids is None or self.checksums.drop(ids): self._note(self.flushed, closed=False)
 
+    def memory(self):
+        "Return the description of a memory, checked: `max_sz`, `sampler`, `layout`, `dedup`"
+        with naming(self.path/self.DESCRIPTION, 'this does not describe a memory'):
+            there: Any = self.description
+            whole('max_sz', there['max_sz'], 1)
+            take(there['sampler'], 'kind', 'options')
+            Layout.from_plain(there['layout'])
+            check_storage_options(there['dedup'], None)
+        return there
+
 # %% ../../nbs/3_lasting/06_mapped.ipynb #f3e13cfb
 class MappedFolder(NotedFolder):
     """Memory-mapped files in the folder `path`, for one writer, or (`writable=False`) for a reader.
@@ -412,16 +422,6 @@ class MappedFolder(NotedFolder):
         if there is None or feature in there.get('needs', ()): return
         self.check_place()
         self._write(there | dict(needs=[*there.get('needs', ()), feature]))
-
-    def memory(self):
-        "Return the description of a memory, checked: `max_sz`, `sampler`, `layout`, `dedup`"
-        with naming(self.path/self.DESCRIPTION, 'this does not describe a memory'):
-            there: Any = self.description
-            whole('max_sz', there['max_sz'], 1)
-            take(there['sampler'], 'kind', 'options')
-            Layout.from_plain(there['layout'])
-            check_storage_options(there['dedup'], None)
-        return there
 
     @property
     def counters(self):

@@ -14,7 +14,7 @@ import numpy as np
 from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
 from ..saving import CheckpointError, naming
-from ..steps import Layout, StepFitter, encode, same_layout
+from ..steps import Layout, StepFitter, same_layout
 from .base import Accepted, Streams, follow_links
 from .request import Request, Requests, fetch
 from .rooms import Ram
@@ -311,14 +311,13 @@ class Writer(Ring):
         return columns
     def _referring(self, step):
         "The values of a step, with references in place of what the tables keep"
-        self._ensure(1)
-        values, n, leaves = self.layout.values(step), self.n_added, self.layout.leaves
-        stream = 0 if self.key is None else int(encode(leaves[self.key], values[self.key]))
+        values, n, fitters = self.layout.values(step), self._count[N_ADDED], self.layout.fitters
+        for t in self.tables: t.ensure(1, min(n, self.max_sz))
+        stream = 0 if self.key is None else int(fitters[self.key].array(values[self.key]))
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
-        fitters = self.layout.fitters
         for t in self.tables:
-            own = [fitters[k].array(values[k]) for k in t.leaves]
-            for k, v in zip(t.leaves, t.refer_step(own, self._back, n)): values[k] = v
+            own = t.refer_step([fitters[k].array(values[k]) for k in t.leaves], self._back, n)
+            for k, v in zip(t.leaves, own): values[k] = v
         return values
 
     def _references(self, table, slots): return [self.fields[k][slots] for k in table.leaves]

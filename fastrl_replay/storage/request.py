@@ -19,7 +19,7 @@ from ..steps import Layout, same_layout
 _u = np.uint64
 _ONE, _TWO, _THREE, _FOUR = (np.uint64(k) for k in (1, 2, 3, 4))
 
-@inlined
+@inlined(forceinline=True)
 def _copy_four(source, a, out, b):
     "Copy four words; all are read before one is written, which a processor then does at once"
     first = source[a]
@@ -31,7 +31,7 @@ def _copy_four(source, a, out, b):
     out[b + _TWO] = third
     out[b + _THREE] = fourth
 
-@inlined
+@inlined(forceinline=True)
 def _copy(source, shift, starts, now, m, begin, n, out, to):
     "Copy `n` words from word `begin` of `m` rows that start at these bytes to word `to` of `out`"
     begin, n, to, shift, now = _u(begin), _u(n), _u(to), _u(shift), _u(now)
@@ -54,7 +54,7 @@ def _copy(source, shift, starts, now, m, begin, n, out, to):
                 for j in range(_u(0), n - _FOUR, _FOUR): _copy_four(source, a + j, out, b + j)
                 _copy_four(source, a + n - _FOUR, out, b + n - _FOUR)       # again the last, up to the end
 
-@inlined
+@inlined(forceinline=True)
 def _copy_numbers(source, starts, now, m, begin, n, numbers, to):
     "The same of the numbers of what rows share, from 1 on (int32), as those of its rows, from 0 on"
     begin, n, to, now = _u(begin), _u(n), _u(to), _u(now)
@@ -68,14 +68,14 @@ def _copy_numbers(source, starts, now, m, begin, n, numbers, to):
 _AHEAD = 64      # rows between a prefetch and its use: to hide a miss, and to stay in the L2 cache
 _WIDTH = 8       # of a plan: at most 7 cache lines are prefetched, the processor continues
 
-@inlined
+@inlined(forceinline=True)
 def _line_up(numbers, at, m, each, step, begin):
     "Put the numbers of windows one after the other: `each` of every `step` from `begin` on"
     for i in range(_u(m//each)):
         a, b = _u(at) + i*_u(each), _u(begin) + i*_u(step)
         for w in range(_u(each)): numbers[a + w] = numbers[b + w]
 
-@inlined
+@inlined(forceinline=True)
 def _look_ahead(words, numbers, at, a, b, size, lines, starts, then, n_rows, n_added, newest):
     """Find the bytes at which rows `a` … `b` − 1 start, and prefetch them; their slots become ids.
     Return how many are to be zeros; −1 if there is no such row"""

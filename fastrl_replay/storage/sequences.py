@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from ..checks import require
 from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, constant_result, made_of
-from ..samplers.eligible import Eligible
+from ..samplers.eligible import ALL, Eligible
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
 from .episodes import Episodes
-from .request import windows_of
+from .request import Request, windows_of
 
 
 # %% ../../nbs/3_lasting/14_sequence_batch.ipynb #7fd67a6b
@@ -75,17 +75,17 @@ def _turned(of_type, n): return batch_type(of_type, windows_of(of_type._layout, 
 
 
 # %% ../../nbs/3_lasting/14_sequence_batch.ipynb #ddc865ec
-def read_windows(storage: Any, request: Any, burn_in: int = 0) -> SequenceBatch:
+def read_windows(storage: Any, request: Request, burn_in: int = 0) -> SequenceBatch:
     "Return a batch of the windows in the slots (int64[bs, length]; −1: padding) of a request of a `storage`"
     return as_kind(storage.read(request), SequenceBatch, burn_in=burn_in)
 
-def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> SequenceBatch:
-    "Return a batch of the `bs` sequences that the sampler of a memory draws"
+def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> Request:
+    "Return a request for the `bs` sequences that the sampler of a memory draws"
     if sampler.episodes is None: sampler.enter(storage)           # after a load
     request = storage.ask(bs, fields, WINDOWED, sampler.sequence.length)
     sampler.draw_into(request.slots, request.probs, request.weights, rng)
     sampler.learned(request.slots, request.learn)
-    return read_windows(storage, request, sampler.sequence.burn_in)
+    return request
 
 def _whole(episodes, slots, length, eligible):
     "Return the ids of the windows that begin in `slots` (int64[m, length]), and which may be drawn (bool[m])"
@@ -93,7 +93,7 @@ def _whole(episodes, slots, length, eligible):
     whole = ids[:, -1] >= 0
     return ids, whole & eligible.holds(ids % episodes.storage.max_sz).all(1)
 
-def window_starts(episodes: Episodes, length: int, eligible: Eligible = Eligible()) -> np.ndarray:
+def window_starts(episodes: Episodes, length: int, eligible: Eligible = ALL) -> np.ndarray:
     """Return all slots in which a window of `length` steps of one episode begins (int64[n]);
     `eligible`: as in `draw_anywhere`"""
     storage = episodes.storage
@@ -103,9 +103,8 @@ def window_starts(episodes: Episodes, length: int, eligible: Eligible = Eligible
     parts = np.array_split(slots, -(-len(slots)*length//_AT_ONCE))
     return np.concatenate([o[_whole(episodes, o, length, eligible)[1]] for o in parts])
 
-def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any,
-                  eligible: Eligible = Eligible()) -> SequenceBatch:
-    """Return `bs` windows of `length` steps of one episode each, which begin at any step with
+def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, eligible: Eligible = ALL) -> Request:
+    """Return a request for `bs` windows of `length` steps of one episode each, which begin at any step with
     equal probability (`probs` are NaN). Where hardly any step begins one, all that do are
     counted; a `ValueError` if there are none. `eligible`: the slots whose rows may be drawn"""
     storage, found, vain = episodes.storage, np.empty((0, length), np.int64), 0
@@ -125,5 +124,5 @@ def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any,
     request = storage.ask(bs, header=WINDOWED, length=length)
     request.slots[:], request.probs[:], request.weights[:] = found[:bs] % storage.max_sz, np.nan, 1
     request.learn[:] = True
-    return read_windows(storage, request)
+    return request
 
