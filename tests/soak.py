@@ -249,8 +249,8 @@ class Soak:
         self.check_gone(memory, gone, whole and not self.closing)
 
     def check_priorities(self, memory, rows):
-        slots, living = rows.ids.numpy() % MAX_SZ, memory.sampler.living
-        drawn = np.ones(len(slots), bool) if living is None else living.holds(slots)
+        slots = rows.ids.numpy() % MAX_SZ
+        drawn = memory.sampler.eligible.holds(slots)
         p = memory.sampler.priorities[slots]
         if not np.allclose(p[drawn], priority_of(rows.serial.numpy())[drawn], rtol=1e-5):
             raise Wrong(f'{self.kind}: priorities of other rows')
