@@ -146,7 +146,7 @@ def given(o):
         counts drawn e ends errors eta example exponent factors first_id first_slot fitters floor free
         fresh gone head holes horizon i inserts keys largest layouts learn least lines links
         listed m marks mask mass message moves n_added n_left n_rows needs next_states numbers options
-        owed own pair phases piece place places ranks room scale scales shift slot source stop
+        owed own drops pair phases piece pipes place places ranks room scale scales shift slot source stop
         stream stride sums table targets tries wanted where word'''          # which functions refuse
     known = dict.fromkeys(plain.split()) | known
     known |= dict(
