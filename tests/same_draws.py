@@ -38,7 +38,12 @@ class Deliberate(NamedTuple):
     follows: bool = False        # does all that comes later in such a history follow from it?
 
 
-DELIBERATE: tuple[Deliberate, ...] = ()
+DELIBERATE: tuple[Deliberate, ...] = (
+    Deliberate('*', '*', 'n_drawn', 'draws are counted since a memory was made, through saves and copies'),
+    Deliberate('*', 'slots', '*', 'memory[k] is slot k, and empty slots are left out, where it was the k-th that is filled'),
+    Deliberate('*', 'whole', '*', 'episodes() leaves out those whose first step may be missing'),
+    Deliberate('*sequences*', 'sample', '*', 'a last window that is not longer than its burn-in cannot be drawn', follows=True),
+    Deliberate('pipe_sequences', 'more', '*', 'a last window that is not longer than its burn-in cannot be drawn', follows=True))
 "Who changes what is drawn or stored on purpose, adds a line; it goes when BASE has the change, too"
 
 

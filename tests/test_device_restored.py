@@ -19,6 +19,7 @@ from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
 from harness import seen
+from words import WORDS
 
 pytestmark = pytest.mark.filterwarnings('ignore:device')
 
@@ -112,11 +113,11 @@ def test_dropped_rows_never_come_back_on_a_device(tmp_path):
     host.drop([3, 7])
     refused(by_restore, host, filled(9, Proportional()), 'rows that may all be drawn, got 2 that were dropped', tmp_path)
     host.save(tmp_path)
-    with pytest.raises(ValueError, match='dropped'): DeviceMemory.load(tmp_path, device='cpu')
+    with pytest.raises(ValueError, match=WORDS['dropped rows for a device']): DeviceMemory.load(tmp_path, device='cpu')
 
 def test_windows_are_refused_where_a_device_loads_a_folder(tmp_path):
     on_host(windows={'reward': (-1, 0)}).save(tmp_path)
-    with pytest.raises(ValueError, match='windows'): DeviceMemory.load(tmp_path, device='cpu')
+    with pytest.raises(ValueError, match=WORDS['windows for a device']): DeviceMemory.load(tmp_path, device='cpu')
 
 
 def said(move, saved, here, folder):

@@ -19,6 +19,7 @@ from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.offline import by_episodes
 from fastrl_replay.protocol import Lasting, Memory, as_memory, members
 from fastrl_replay.ray import RayMemory
+from fastrl_replay.samplers.eligible import ALL
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay.show import memory_figure, memory_table
 from fastrl_replay.steps import Layout
@@ -33,7 +34,7 @@ class NaiveMemory:
     draws = layout = None
     def __init__(self, max_sz, seed=None):
         self.max_sz, self.rng, self.lock = max_sz, Rng(seed), threading.RLock()
-        self.sampler = SimpleNamespace(prioritized=False, beta=None, n_batches=0, sequence=None, living=None, name='all alike')
+        self.sampler = SimpleNamespace(prioritized=False, beta=None, n_batches=0, sequence=None, eligible=ALL, name='all alike')
         self.rows, self.before, self.after, self.newest = {}, {}, {}, {}
         self.n_added = self.n_drawn = self.n_stale = 0
 

@@ -16,6 +16,8 @@ WORDS = {
     'no window': 'length: a window of {length} steps of one episode begins at 0 of the {n} steps .*smaller length',
     'a share of an empty memory': 'memory {k} is empty, and its share of a batch is {share}: store steps in it, or set its share to 0',
     'a share of what cannot be drawn': 'memory {k} has nothing that may be drawn yet, and its share of a batch is {share}',
+    'dropped rows for a device': 'state: expected rows that may all be drawn, got 2 that were dropped',
+    'windows for a device': 'windows: expected none, as a DeviceMemory draws rows alone, got',
     # samplers
     'at least one': 'at least 1',
     'no index': 'interpreted as an integer',
