@@ -25,8 +25,8 @@ from .schedules import value_at
 from .steps import SimpleStep, Transition, derived_type
 
 # %% ../nbs/5_looking/07_testing.ipynb #c7e62d0a
-def _expect(ok, method, expected, got, *values):     # `values` in the {} of `expected`: written out only where it fails
-    words = '' if ok else expected.format(*values) if values else str(expected)
+def _expect(ok, method, expected, got, *values):
+    words = '' if ok else expected.format(*values) if values else str(expected)     # written out only where it fails
     if not ok: raise AssertionError(f'{method}: expected {" ".join(words.split())[:300]}, got {shown(got)}')
 def _bits(v):
     if isinstance(v, Batch): v = v.astuple(), v.ids, v.probs, v.weights
