@@ -326,8 +326,9 @@ class Episodes:
         It is one of those that are `eligible` for a draw; where there is none, the row itself"""
         tables, found = self.catch_up(), np.empty(len(slots), np.int64)
         _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], found)
-        gone = np.flatnonzero(~eligible.holds(found % self.storage.max_sz))
-        for i in gone: found[i] = self._choose_again(slots[i], strategy, rng, eligible)
+        if eligible.all: return found
+        for i in np.flatnonzero(~eligible.holds(found % self.storage.max_sz)):
+            found[i] = self._choose_again(slots[i], strategy, rng, eligible)
         return found
     def _choose_again(self, slot, strategy, rng, eligible):
         "The id of one of the steps that may be chosen, of which the first choice was not one; O(its episode)"

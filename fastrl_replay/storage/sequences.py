@@ -91,7 +91,8 @@ def _whole(episodes, slots, length, eligible):
     "Return the ids of the windows that begin in `slots` (int64[m, length]), and which may be drawn (bool[m])"
     ids = episodes.window(slots, range(length))
     whole = ids[:, -1] >= 0
-    return ids, whole & eligible.holds(ids % episodes.storage.max_sz).all(1)
+    if not eligible.all: whole &= eligible.holds(ids % episodes.storage.max_sz).all(1)
+    return ids, whole
 
 def window_starts(episodes: Episodes, length: int, eligible: Eligible = ALL) -> np.ndarray:
     """Return all slots in which a window of `length` steps of one episode begins (int64[n]);
