@@ -18,7 +18,7 @@ from ..checks import Words, differences, form, leave_out, number, of_type, refus
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
 from .kept import ReplayMemory, Savable
-from .options import Options, described
+from .options import Options, described, refuse_other
 from .plain import Viewed
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
@@ -307,7 +307,6 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
 # %% ../../nbs/4_processes/11_device.ipynb #edf0a088
 _OPTIONS = 'max_sz', 'n_envs', 'n_step', 'gamma', 'next_of', 'max_ends'
 _INSTEAD = 'load what was saved as a ReplayMemory'
-_HINT = 'make this memory alike, or load what was saved as a memory of its own'
 
 def _saved_options(state):
     "The `Options` in the state of any memory, if a `DeviceMemory` can go on with them; a `ValueError` names what not"
@@ -391,8 +390,7 @@ class DeviceMemory(DeviceRead):
         own, formed = state.get('device', {}), self._formed()
         known = [k for k in formed if k in own and (k!='gamma' or self.n_step > 1)]
         there, here = ({k: o[k] for k in known} for o in (own, formed))
-        for name, its, mine in differences(there, here):
-            refuse(name, f'{mine!r}, as this memory has', its, _HINT)
+        for name, its, mine in differences(there, here): refuse_other(name, mine, its)
         self._continue(state, pieces)
     def _continue(self, state, pieces):
         "`restore`, whatever is formed of the rows"
