@@ -7,6 +7,8 @@ import warnings
 import numpy as np
 import pytest
 
+import restoring
+
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.memory.options import Options, described
 from fastrl_replay.mixed import MixedMemory
@@ -19,11 +21,11 @@ from fastrl_replay.samplers.own import KINDS
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.saving import CheckpointError
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
 from harness import seen
+from restoring import by_pipe, by_restore, made_by, said
 from refusals import about, refused
 from words import words
 
@@ -35,17 +37,8 @@ def filled(n=30, max_sz=20, sampler=None, **options):
     memory.extend([step(k) for k in range(n)])
     return memory
 
-def piped(memory): return ExperienceReplay([], bs=4, memory=memory)
-
-
 # Each form of a state: it goes from one memory into another that was made before
 def by_dict(a, b, folder): b.load_state_dict(a.state_dict())
-def by_restore(a, b, folder):
-    state, rows = a.saved()
-    b.restore(state, rows.pieces())
-def by_pipe(a, b, folder):
-    piped(a).save(folder)
-    piped(b).load(folder)
 def by_mixture(a, b, folder):
     "The first of the two members fits"
     def mixed(memory): return MixedMemory([filled(), memory], seed=3)
@@ -56,18 +49,11 @@ def by_mixture(a, b, folder):
 FORMS = dict(dict=by_dict, restore=by_restore, pipe=by_pipe, mixture=by_mixture)
 
 
-def now(memory): return seen(memory.state_dict())
+def now(memory):
+    assert memory.check_valid()
+    return seen(memory.state_dict())
 
-def stays(move, saved, here, argument, folder):
-    "Refused by name, with a memory as it was; a pipe says in which file, and why"
-    before = now(here)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')         # nothing is said before it is refused
-        with refused(argument):
-            try: move(saved, here, folder)
-            except CheckpointError as e: raise e.__cause__ from None
-    assert now(here)==before and here.check_valid()
-
+def stays(move, saved, here, argument, folder): restoring.stays(move, saved, here, argument, folder, now)
 
 OTHERS = dict(
     size=(dict(max_sz=20), dict(max_sz=21), 'max_sz'),
@@ -86,11 +72,7 @@ OTHERS = dict(
 @pytest.mark.parametrize('other', OTHERS)
 def test_another_memory_is_refused_by_name_before_anything_changes(form, other, tmp_path):
     saved, here, named = OTHERS[other]
-    def made(options, n):
-        options = dict(options)
-        sampler = options.pop('sampler', None)
-        return filled(n, sampler=sampler and sampler(), **options)
-    stays(FORMS[form], made(saved, 30), made(here, 25), named, tmp_path)
+    stays(FORMS[form], made_by(filled, saved, 30), made_by(filled, here, 25), named, tmp_path)
 
 
 @pytest.mark.parametrize('form', ['dict', 'restore', 'pipe'])
@@ -99,12 +81,6 @@ def test_other_sequences_are_refused_by_name(form, tmp_path):
     stays(FORMS[form], filled(sequence=Sequence(4)), here, 'sampler.options.sequence.burn_in', tmp_path)
     stays(FORMS[form], filled(), here, 'sampler.kind', tmp_path/'rows')
 
-
-def said(move, saved, here, folder):
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter('always')
-        move(saved, here, folder)
-    return [str(o.message) for o in found]
 
 @pytest.mark.parametrize('form', FORMS)
 def test_what_may_be_set_at_any_time_is_restored_and_told_once(form, tmp_path):
