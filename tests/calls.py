@@ -144,7 +144,7 @@ def given(o):
     known |= {k: [] for k in lists.split()}
     plain = '''across alpha arr at at_link back begin beta birth births burn_in capacity changed count
         counts drawn e ends errors eta example exponent factors first_id first_slot fitters floor free
-        fresh gone head holes horizon i inserts keys largest layouts learn least lines links
+        fresh gone head here holes horizon i inserts keys largest layouts learn least lines links
         listed m marks mask mass message moves n_added n_left n_rows needs next_states numbers options
         owed own drops pair phases piece pipes place places ranks room scale scales shift slot source stop
         stream stride sums table targets tries wanted where word'''          # which functions refuse
