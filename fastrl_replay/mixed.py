@@ -18,8 +18,8 @@ from .checks import Words, array, ids_of, is_number, of_type, placed, refuse, re
 from .health import Health, scale_of, unlike_members
 from .kernels import inlined, kernel
 from .memory import ReplayMemory
-from .memory.plain import Parted
-from .memory.kept import also_state, memory_like
+from .memory.parts import memory_like
+from .memory.replay_memory import SeveralMemories, also_state
 from .protocol import Lasting, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible
@@ -443,9 +443,9 @@ def _steps_of(layout, windowed):
     return same_layout(layout.step_type, layout.trees, leaves)
 
 # %% ../nbs/3_lasting/22_mixed.ipynb #e1000015
-class Routed(Mixed, Parted):
+class Routed(Mixed, SeveralMemories):
     "What goes to the first memory, and what goes to a memory by an id"
-    _shift = SHIFT
+    shift = SHIFT
     @property
     def layout(self) -> Layout | None:
         "The `Layout` of the first memory's steps"
@@ -516,7 +516,7 @@ class Routed(Mixed, Parted):
             [(k, _, [own])] = self._of_each(ids_of('id', [id]))
             rows = self.memories[k].episode(own)
             return self._joined({k: rows}, np.arange(len(rows)))
-    def _asked(self, ids, question):
+    def asked(self, ids, question):
         for k, at, own in self._of_each(ids):
             name, *args = question(own)
             yield at, k, getattr(self.memories[k], name)(*args)
@@ -667,7 +667,7 @@ class MixedMemory(Routed):
                        n_batches=self.sampler.n_batches, shares=[*self.sampler.shares_now],
                        shares_drawn=given, **self.usage())
             said = [f'memory {k}: {text}' for k, o in enumerate(each) for text in o['warnings']]
-            scales = [None if isinstance(o, Parted) else scale_of(o) for o in self.memories]    # shards: no order
+            scales = [None if isinstance(o, SeveralMemories) else scale_of(o) for o in self.memories]
             told = [None if o is None else o.summary() for o in scales]
             return Health(out, scales=told, memories=each, warnings=said + unlike_members(scales))
 

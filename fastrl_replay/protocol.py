@@ -15,11 +15,16 @@ B = TypeVar('B', covariant=True)
 
 class Memory(Protocol, Generic[B]):
     "What pipes, learners, checks and pictures use of a memory, which returns batches of class `B`"
-    max_sz: int                  # how many transitions it has room for
-    layout: Any                  # the `Layout` of its steps; None before the first
-    lock: Any                    # a reentrant lock: who holds it is alone
-    rng: Any                     # the `Rng` of what is random here
-    draws: Any                   # the `DrawCounts` of its transitions; None: they are counted elsewhere
+    @property
+    def max_sz(self) -> int: "How many transitions it has room for"
+    @property
+    def layout(self) -> Any: "The `Layout` of its steps; None before the first"
+    @property
+    def lock(self) -> Any: "A reentrant lock: who holds it is alone"
+    @property
+    def rng(self) -> Any: "The `Rng` of what is random here"
+    @property
+    def draws(self) -> Any: "The `DrawCounts` of its transitions; None: they are counted elsewhere"
     @property
     def n_added(self) -> int: "How many transitions were ever stored"
     @property
@@ -51,8 +56,10 @@ class Memory(Protocol, Generic[B]):
 
 class Lasting(Memory[B], Protocol):
     "A memory that a pipe can save and restore with itself"
-    n_stale: int
-    path: Any                    # the folder in which it lies all the time, or None
+    @property
+    def n_stale(self) -> int: "How many priorities came too late"
+    @property
+    def path(self) -> Any: "The folder in which it lies all the time, or None"
     def flush(self) -> None: "Wait until everything on the disk survives a power cut"
     def saved(self) -> tuple[dict[str, Any], Any]: "Return its state without rows, and the `Rows`"
     def restore(self, state: dict[str, Any], pieces: Any) -> None: "Continue from these, or raise and change nothing"

@@ -31,7 +31,7 @@ def things(folder):
     o.steps = [SimpleStep([float(k), 1.], k % 2, [k + 1., 1.], reward=1., step_n=k % 10, terminated=k % 10 == 9) for k in range(40)]
     o.memory = ReplayMemory(50, proportional.Proportional(), seed=0)
     o.memory.extend(o.steps)
-    o.batch, o.storage, o.layout = o.memory.sample(8), o.memory._storage, o.memory.layout
+    o.batch, o.storage, o.layout = o.memory.sample(8), o.memory._shelf.storage, o.memory.layout
     o.words = rng.Rng(0).words
     o.state = tuple(o.words)
     o.tree, o.lows = sum_tree.new_tree(16), sum_tree.NO_LOWS

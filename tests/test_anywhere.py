@@ -9,7 +9,7 @@ from words import WORDS, words
 
 
 def played(n, length, streams=1, **kw):
-    "Episodes of `length` steps in streams that take turns"
+    "EpisodeIndex of `length` steps in streams that take turns"
     memory = ReplayMemory(n, **kw)
     memory.extend([SimpleStep(k, 0, k, k//streams % length==length - 1, False, 0., 0., k % streams, 0, k//streams % length, k//streams//length)
                    for k in range(n)])

@@ -10,7 +10,7 @@ from fastrl_replay.steps import SimpleStep, Transition
 
 
 class World:
-    "Episodes of random lengths in several streams; each row says which episode, and which of its steps, it is"
+    "EpisodeIndex of random lengths in several streams; each row says which episode, and which of its steps, it is"
     def __init__(self, streams, numbered, seed=0):
         self.rng, self.numbered, self.at, self.n = np.random.default_rng(seed), numbered, [(e, 0) for e in range(streams)], streams
     def step(self, e):

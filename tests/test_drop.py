@@ -622,11 +622,11 @@ def test_an_exception_at_any_line_leaves_the_state_before_or_after(kind, disk, t
 def test_a_forked_child_may_not_drop_and_draws_no_dropped_row():
     memory = filled(Proportional())
     memory.drop(np.arange(30))
-    memory._read_only = 'made before this process was forked'
+    memory._guard.read_only = 'made before this process was forked'
     for call in (lambda: memory.drop([35]), memory.clear):
         with pytest.raises(RuntimeError, match=WORDS['forked']): call()
     assert (memory.sample(50).ids >= 30).all()
-    memory._read_only = ''
+    memory._guard.read_only = ''
     memory.close()
     with pytest.raises(RuntimeError, match=WORDS['closed']): memory.drop([1])
     with pytest.raises(RuntimeError, match=WORDS['closed']): memory.clear()
@@ -656,11 +656,6 @@ def test_a_folder_of_an_earlier_version_gets_its_file_with_the_first_drop(tmp_pa
 def test_a_memory_of_shards_refuses_max_draws_by_name():
     from fastrl_replay.ray import RayMemory
     with refused('max_draws', TypeError, got='2'): RayMemory(0, 100, max_draws=2)
-
-
-def test_a_part_one_memory_refuses_max_draws_by_name():
-    from fastrl_replay.memory.plain import PlainMemory
-    with refused('max_draws', TypeError, got='2'): PlainMemory(100, max_draws=2)
 
 
 def test_threads_that_add_drop_clear_and_draw():

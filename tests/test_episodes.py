@@ -92,7 +92,7 @@ def test_flags_that_are_no_numbers_are_refused():
     "A memory that an early version saved may have them"
     memory, odd = ReplayMemory(10), Transition(0., 0, 0., 0., np.zeros(2, bool), False)
     with refused('terminated', got='(2,)'): memory.add(odd)
-    memory._open(Layout.as_is(odd))
+    memory._parts.open(Layout.as_is(odd))
     for _ in range(2): memory.add(odd)
     for ask in (lambda: memory.episode(0), lambda: memory.next([0], within_episode=True), lambda: memory.sample_sequences(1, 2)):
         with refused('terminated'): ask()

@@ -8,7 +8,7 @@ import pytest
 
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.rng import Rng
-from fastrl_replay.storage.episodes import RINGS, USED, Episodes
+from fastrl_replay.storage.episodes import RINGS, USED, EpisodeIndex
 from words import WORDS
 
 
@@ -43,7 +43,7 @@ N, GAMMA = 3, .9
 
 
 class World:
-    "Episodes of random lengths in streams; it knows of each row whose episode it belongs to"
+    "EpisodeIndex of random lengths in streams; it knows of each row whose episode it belongs to"
     def __init__(self, seed, kind, mean=12., leave=.0):
         self.rng, self.kind, self.mean, self.leave = np.random.default_rng(seed), kind, mean, leave
         self.left, self.rows, self.newest, self.episodes = {}, [], {}, 0
@@ -108,7 +108,7 @@ def test_the_index_knows_what_the_twin_knows(kind, pattern):
             m = int(rng.choice([1, 2, 30, max_sz, 2*max_sz + 3]))
             streams = PATTERNS[pattern](m, rng)
             memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
-            if index is None: index, along = Episodes(memory._storage), Episodes(memory._storage, across_episodes=True)
+            if index is None: index, along = EpisodeIndex(memory._shelf.storage), EpisodeIndex(memory._shelf.storage, across_episodes=True)
             if rng.random() < .4: continue                   # the index lags behind, also by more than the memory holds
             check(index, world)
             check(along, world, across=True)
@@ -118,7 +118,7 @@ def test_streams_that_grow_shrink_and_vanish():
     "Each dominates for a while and then trickles, so that rings double, are released, and run out"
     rng, world, memory = np.random.default_rng(0), World(0, Flagged, 30.), ReplayMemory(500)
     memory.extend([world.row(0)], streams=np.zeros(1, int))
-    index, used, laid_out = Episodes(memory._storage), 0, 0
+    index, used, laid_out = EpisodeIndex(memory._shelf.storage), 0, 0
     for k in range(160):
         m, busy = int(rng.integers(1, 90)), k//8
         streams = np.where(rng.random(m) < .93, busy, rng.integers(0, busy + 1, m))
@@ -135,7 +135,7 @@ def test_a_ring_that_doubles_moves_one_place_a_row():
     "Between two doublings, the old ring is still read, and released in time"
     memory, world = ReplayMemory(2000), World(0, Flagged, 1e9)
     memory.add(world.row(0))
-    index = Episodes(memory._storage)
+    index = EpisodeIndex(memory._shelf.storage)
     for k in range(1, 300):
         memory.add(world.row(0))
         slots = np.arange(k + 1)
@@ -149,7 +149,7 @@ def test_rows_that_come_after_billions_of_steps():
     memory, world = ReplayMemory(40), World(0, Flagged, 1e9)
     phases = np.full((40, 2), 2**31 - 30, np.int32)
     for _ in range(20): memory.add(world.row(0))
-    index = Episodes(memory._storage, phases=phases, known=20)
+    index = EpisodeIndex(memory._shelf.storage, phases=phases, known=20)
     index.catch_up()
     for _ in range(6):
         for _ in range(15): memory.add(world.row(0))
@@ -160,8 +160,8 @@ def test_an_interrupted_write_is_left_out():
     "Rows are gone, and what was to overwrite them is not there"
     memory, world = ReplayMemory(50), World(0, Flagged, 20.)
     memory.extend([world.row(0) for _ in range(80)])
-    storage = memory._storage
-    index = Episodes(storage)
+    storage = memory._shelf.storage
+    index = EpisodeIndex(storage)
     check(index, world)
     storage._count[1] += 3                       # first_id was published
     storage.unsettled = True
@@ -180,7 +180,7 @@ def test_a_slow_stream_goes_on_after_its_predecessor_is_gone():
         def add(stream, end=False): memory.extend([Flagged(0, end, False)], streams=np.array([stream]))
         for _ in range(3): add(1)
         add(1, flagged)
-        index = Episodes(memory._storage)
+        index = EpisodeIndex(memory._shelf.storage)
         index.catch_up()
         for _ in range(8): add(0)
         index.catch_up()
@@ -263,7 +263,7 @@ def test_a_storage_without_distances_is_asked_for_them(kind, pattern):
     for _ in range(12):
         streams = PATTERNS[pattern](int(rng.choice([1, 20, 100])), rng)
         memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
-        index = index or Episodes(Plain(memory._storage))
+        index = index or EpisodeIndex(Plain(memory._shelf.storage))
         if rng.random() < .7: check(index, world)
 
 
@@ -272,6 +272,6 @@ def test_whole_episodes_of_a_storage_without_distances():
     memory, found = ReplayMemory(10), []
     for k in range(14):
         memory.add(Flagged(k, k % 4==3, False))
-        if k in (3, 13): found.append([Episodes(o).begins(s) for o in (memory._storage, Plain(memory._storage)) for s in (0, 4, 8)])
+        if k in (3, 13): found.append([EpisodeIndex(o).begins(s) for o in (memory._shelf.storage, Plain(memory._shelf.storage)) for s in (0, 4, 8)])
     assert found[1][2] and found[1][5]
     assert not any(found[0]) and not found[1][1] and not found[1][4]   # nothing before id 0 is known; the row before id 4 is gone

@@ -153,7 +153,7 @@ def test_n_step_returns_end_where_a_number_says_so():
 def earlier(flags, max_sz=20, **options):
     "A memory as an earlier version made it: flags of the first step's type"
     memory = ReplayMemory(max_sz, seed=0, **options)
-    memory._open(Layout.as_is(step(**flags)))
+    memory._parts.open(Layout.as_is(step(**flags)))
     for k in range(25): memory.add(step(action=k, **{f: type(v)(k % 2) for f, v in flags.items()}))
     return memory
 
@@ -260,7 +260,7 @@ def test_states_that_are_alike_are_stored():
 def test_a_memory_saved_with_unlike_states_loads(tmp_path):
     odd = step(next_state=np.zeros(2, np.uint8))
     memory = ReplayMemory(10, path=tmp_path/'m')
-    memory._open(Layout.as_is(odd))
+    memory._parts.open(Layout.as_is(odd))
     for k in range(15): memory.add(odd._replace(action=k))
     state = memory.state_dict()
     memory.save(tmp_path/'s')

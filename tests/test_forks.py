@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from fastrl_replay.memory import kept as memory_module
+from fastrl_replay.memory import forks
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.samplers.proportional import Proportional
@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fo
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     "On a busy machine a fork may wait for longer than a second"
-    monkeypatch.setattr(memory_module, '_PATIENCE', 60.)
-    monkeypatch.setattr(memory_module, '_IN_ALL', 60.)
+    monkeypatch.setattr(forks, 'PATIENCE', 60.)
+    monkeypatch.setattr(forks, 'IN_ALL', 60.)
 
 
 def step_of(k): return SimpleStep(np.full(4, k, np.float32), 0, np.full(4, k + 1, np.float32), k % 7==6, False, reward=k, env_id=0)
@@ -210,7 +210,7 @@ def test_a_fork_waits_until_a_write_is_complete():
 
 def test_a_memory_that_stays_busy_cannot_be_used_in_a_child(monkeypatch):
     "The others can; and in the parent it is as before"
-    monkeypatch.setattr(memory_module, '_PATIENCE', .2)
+    monkeypatch.setattr(forks, 'PATIENCE', .2)
     memories = [filled() for _ in range(5)]
     ready, go = threading.Event(), threading.Event()
     def hold():
@@ -236,8 +236,8 @@ def test_a_memory_that_stays_busy_cannot_be_used_in_a_child(monkeypatch):
 
 
 def test_many_busy_memories_do_not_hold_a_fork_up(monkeypatch):
-    monkeypatch.setattr(memory_module, '_PATIENCE', .2)
-    monkeypatch.setattr(memory_module, '_IN_ALL', .5)
+    monkeypatch.setattr(forks, 'PATIENCE', .2)
+    monkeypatch.setattr(forks, 'IN_ALL', .5)
     memories = [filled() for _ in range(30)]
     ready, go = threading.Event(), threading.Event()
     def hold():
@@ -376,7 +376,7 @@ def test_a_memory_on_disk_is_not_waited_for(tmp_path):
     took = time.monotonic() - begun
     go.set()
     thread.join()
-    assert all('in another process' in o for o in said[:2]) and took < memory_module._PATIENCE
+    assert all('in another process' in o for o in said[:2]) and took < forks.PATIENCE
     memory.close()
 
 

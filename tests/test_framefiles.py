@@ -254,8 +254,8 @@ def test_a_frame_that_changed_since_the_flush_is_noticed_by_the_checksums(tmp_pa
     "Even if its fingerprint is not known yet"
     memory = filled(tmp_path, 45)
     memory.flush()
-    [table] = memory._storage.tables
-    records = memory._storage.records
+    [table] = memory._shelf.storage.tables
+    records = memory._shelf.storage.records
     table.frames[np.setdiff1d(records['next_state'], records['state'])[0] - 1] ^= 1      # a frame that is in no state
     table.prints[:] = 0
     with pytest.raises(AssertionError, match=WORDS['damaged rows']): memory.check_valid()

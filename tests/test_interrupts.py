@@ -141,7 +141,7 @@ def test_links_in_a_circle_end():
     for prev, after in ((0, 0), (-1, -1), (1, -5), (2**31 - 1, 2**31 - 1), (-2**31, -2**31)):
         memory = ReplayMemory(16, seed=0)
         memory.extend([step(i) for i in range(16)])
-        memory._storage.records['_prev'], memory._storage.records['_next'] = prev, after
+        memory._shelf.storage.records['_prev'], memory._shelf.storage.records['_next'] = prev, after
         assert 1 <= len(memory.episode(8)) <= 16
         assert len(memory.next(range(16)))==16
         with pytest.raises(AssertionError): memory.check_valid()

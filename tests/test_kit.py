@@ -10,7 +10,6 @@ from fastrl_replay.all import (
     ERE, LAP, Actors, AgeWeighted, Combined, DeviceMemory, ExperienceReplay, GymStepper, HindsightReplay, LinearSchedule,
     MixedMemory, NStep, PrioritizedReplay, Proportional, RankBased, RankReplay, RayActors, RayReplay, ReplayMemory,
     SequenceReplay, SimpleStep, Uniform)
-from fastrl_replay.memory.plain import PlainMemory
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import Layout
 from fastrl_replay.storage.choice import storage_for
@@ -136,7 +135,7 @@ def test_there_is_a_law_for_each_sampler_and_a_word_for_each_memory():
 
 
 def test_a_memory_of_an_unknown_kind_is_asked_for_what_the_protocol_names():
-    class Other(PlainMemory): pass
+    class Other(ReplayMemory): pass
     found = check_memory(lambda n, step, folder: Other(n, step=step, seed=0))
     assert {'add', 'extend', 'sample', 'next', 'episode'} <= {*found} and not {'save', 'drop', 'windows', 'correct', 'Ctrl'} & {*found}
 

@@ -156,7 +156,7 @@ def test_the_child_of_a_killed_writer_does_not_hold_its_lock(kind, tmp_path):
 def test_after_close_nothing_is_held(kind, tmp_path):
     "Neither by the memory nor by its sampler, batches, and views that are still there"
     memory = remember(kind, tmp_path)
-    sampler, batch, room = memory.sampler, memory.sample(4), memory._room
+    sampler, batch, room = memory.sampler, memory.sample(4), memory._shelf.room
     rows = seen(batch)
     with ReplayMemory.peek(tmp_path) as view: view.recent(), view.priorities([15])
     assert len(held(tmp_path)) > 3

@@ -118,7 +118,7 @@ def test_a_step_that_is_refused_leaves_the_table_as_it_was():
 # --- links that an earlier version lost ------------------------------------------------------------------------------
 def lose_links(memory, rng):
     "What filling the table in mid-chunk did: rows say that none follows, though the next one leads back to them"
-    links = memory._storage.links
+    links = memory._shelf.storage.links
     at = np.flatnonzero(links[:, 1])
     at = rng.permutation(at)[:len(at)//2 + 1]
     links[at, 1] = 0

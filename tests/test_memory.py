@@ -296,7 +296,7 @@ def test_streams_that_are_over_are_forgotten():
     for i in range(0, 1000, 4): many.extend([step(i + k) for k in range(4)])
     for memory in (one, many):
         memory.check_valid()
-        assert memory._storage.streams.table.nbytes < 10_000
+        assert memory._shelf.storage.streams.table.nbytes < 10_000
 
 
 def test_a_memory_copies_at_once_and_hands_out_nothing_of_its_own():

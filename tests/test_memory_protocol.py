@@ -14,7 +14,6 @@ import torch
 from fastrl_replay.all import ExperienceReplay, Learner, Proportional, ReplayMemory, SimpleStep
 from fastrl_replay.batch import Batch, as_chunk, came_from, chunk_columns, chunk_streams
 from fastrl_replay.health import memory_health
-from fastrl_replay.memory.plain import PlainMemory
 from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.offline import by_episodes
 from fastrl_replay.protocol import Lasting, Memory, as_memory, members
@@ -120,7 +119,6 @@ def mixed(*memories, seed):
 
 
 KINDS = dict(naive=lambda seed: NaiveMemory(MAX_SZ, seed), uniform=lambda seed: ReplayMemory(MAX_SZ, seed=seed),
-             plain=lambda seed: PlainMemory(MAX_SZ, seed=seed),
              proportional=lambda seed: ReplayMemory(MAX_SZ, Proportional(), seed=seed),
              one_shard=lambda seed: RayMemory(0, MAX_SZ, seed=seed),
              three_shards=lambda seed: RayMemory(3, MAX_SZ, Proportional(), place='here', seed=seed),

@@ -18,7 +18,6 @@ from fastrl_replay.all import (
     ERE, AgeWeighted, DeviceMemory, EpsilonGreedy, ExperienceReplay, GymStepper, HindsightReplay, LinearSchedule, MixedMemory, NStep,
     PrioritizedReplay, Proportional, RankBased, ReplayMemory, Sequence, SequenceReplay, SimpleStep, Transition, Uniform)
 from fastrl_replay.checks import Words, placed, refusal, refuse, require
-from fastrl_replay.memory.plain import PlainMemory
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.saving import CheckpointError
 from refusals import about, named, refused
@@ -94,12 +93,6 @@ REFUSALS = [
      "windows['action']: expected one offset or more, got []; leave the field out, to read its rows alone"),
     (lambda: ReplayMemory(10, windows={'speed': [0]}).add(step()), ValueError,
      "windows: no field 'speed'; there are ('state', 'action', 'reward', 'next_state', 'terminated', 'truncated')"),
-    (lambda: PlainMemory(10, path='somewhere'), TypeError,
-     'path: this memory lies in RAM, a ReplayMemory may lie in a folder; leave it out'),
-    (lambda: PlainMemory(10, max_draws=2), TypeError,
-     'max_draws: this memory drops no rows, a ReplayMemory does; leave it out'),
-    (lambda: PlainMemory(10, windows={'action': [0]}), TypeError,
-     'windows: this memory draws rows alone, a ReplayMemory also those around them; leave it out'),
     (lambda: Sequence(4, burn_in=4), ValueError,
      'burn_in: expected less than the length of 4, got 4'),
     (lambda: Uniform('yes'), TypeError,

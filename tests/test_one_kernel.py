@@ -67,9 +67,9 @@ def test_rows_of_any_layout(seed):
 def test_a_slot_that_is_not_there():
     memory = ReplayMemory(8, seed=0)
     memory.extend(Transition(np.zeros((8, 3), np.float32), np.arange(8), np.ones(8), np.zeros((8, 3), np.float32), np.zeros(8, bool), np.zeros(8, bool)))
-    asked = memory._storage.ask(3, header=FETCHED)
+    asked = memory._shelf.storage.ask(3, header=FETCHED)
     asked.slots[:] = 0, 8, 1
-    with pytest.raises(IndexError, match=words('slots within', n=8)): memory._storage.read(asked)
+    with pytest.raises(IndexError, match=words('slots within', n=8)): memory._shelf.storage.read(asked)
 
 
 class Compiled(event.Listener):
@@ -157,13 +157,13 @@ def test_fetches_of_many_sizes_keep_few_bytes(small):
         assert len(rows)==n and rows.action.tolist()==list(range(n))
         if held is not None: assert held.action.tolist()==list(range(len(held)))
         held = rows
-    kept = small._storage._requests
+    kept = small._shelf.storage._requests
     assert kept.nbytes < 8e6 and len(kept._pools) <= kept.KINDS
 
 
 def test_more_kinds_than_are_kept(small):
     for length in range(1, 200): small.sample(3, windows={'action': range(length)})
-    kept = small._storage._requests
+    kept = small._shelf.storage._requests
     assert len(kept._pools) <= kept.KINDS and len(kept._forms) <= 2*kept.KINDS + 1
 
 
@@ -174,7 +174,7 @@ def test_two_sizes_by_turns_do_not_cut_columns_again(small, monkeypatch):
 
 
 # --- what 'auto' shares -----------------------------------------------------------------------------------------------
-def shared(memory): return [str(t) for t in memory._storage.tables if t.references[0].dtype==np.int32 and 'strings' not in str(t)]
+def shared(memory): return [str(t) for t in memory._shelf.storage.tables if t.references[0].dtype==np.int32 and 'strings' not in str(t)]
 
 
 @pytest.mark.parametrize('width, wide', [(4, False), (256, False), (1000, False), (1023, False), (1024, True), (1100, True)])

@@ -105,7 +105,7 @@ def test_a_memory_that_was_told_nothing_takes_what_was_saved(form, tmp_path):
 def test_a_load_and_a_copy_have_the_options_that_were_saved(tmp_path):
     memory = filled(sampler=Proportional(alpha=.9), windows={'reward': (-1, 0)}, max_draws=4)
     memory.save(tmp_path)
-    for made in (ReplayMemory.load(tmp_path), copy.deepcopy(memory)): assert made._made()==memory._made()
+    for made in (ReplayMemory.load(tmp_path), copy.deepcopy(memory)): assert made._parts.options()==memory._parts.options()
     with pytest.raises(ValueError, match=words('another option', name='alpha', values='0.9, got 0.8')): ReplayMemory.load(tmp_path, sampler=Proportional(alpha=.8))
 
 
@@ -211,18 +211,18 @@ def test_a_ray_replay_compares_before_it_replaces(tmp_path):
 def test_options_are_plain_and_come_back():
     for memory in (filled(), filled(sampler=RankBased(beta=LinearSchedule(0., 1., 5))), filled(sequence=Sequence(4, 1), sampler=Proportional()),
                    filled(windows={'reward': range(3)}, max_draws=2, dedup='next_state')):
-        mine = memory._made()
+        mine = memory._parts.options()
         for plain in (mine.to_plain(), memory.saved()[0]):
             again = Options.from_plain(plain)
             assert [*mine.differences(again)]==[] and again.max_draws==mine.max_draws and again.dedup==mine.dedup
-    assert filled(sequence=Sequence(4, 1))._made().sequence['length']==4 and filled()._made().sequence=={}
+    assert filled(sequence=Sequence(4, 1))._parts.options().sequence['length']==4 and filled()._parts.options().sequence=={}
 
 @pytest.mark.parametrize('forged, argument, got', [
     (dict(windows=3), 'windows', 'int 3'), (dict(windows={'reward': 'x'}), "windows['reward']", "str 'x'"), (dict(windows={'reward': []}), "windows['reward']", '[]'),
     (dict(max_draws=0), 'max_draws', '0'), (dict(max_draws='a'), 'max_draws', "'a'"), (dict(max_sz=-1), 'max_sz', '-1'), (dict(sampler=4), 'state', 'int 4'),
     (dict(sampler=dict(kind='Uniform')), 'state', None), (dict(sampler=dict(kind='Uniform', options=[])), 'state', 'list []')])
 def test_forged_options_are_named(forged, argument, got):
-    with refused(argument, (TypeError, ValueError), got=got): Options.from_plain(filled()._made().to_plain() | forged)
+    with refused(argument, (TypeError, ValueError), got=got): Options.from_plain(filled()._parts.options().to_plain() | forged)
 
 def test_every_option_of_every_sampler_is_one_or_the_other():
     "Told explicitly, it is refused; with its default, the saved one is taken"

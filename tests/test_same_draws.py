@@ -7,7 +7,7 @@ import pytest
 
 import fastrl_replay
 import fastrl_replay.all as fr
-from fastrl_replay.memory.kept import Saved
+from fastrl_replay.memory.parts import Parts
 from histories import KINDS
 from same_draws import Deliberate, Told, chosen, compare, difference, main, record, report
 from words import WORDS
@@ -56,8 +56,8 @@ def test_priorities_that_are_slightly_off_are_found(monkeypatch):
 
 
 def test_a_counter_that_a_save_forgets_is_found(monkeypatch):
-    counters = Saved._counters
-    plant = lambda: monkeypatch.setattr(Saved, '_counters', lambda self: counters(self) | dict(n_stale=0))
+    counters = Parts._counters
+    plant = lambda: monkeypatch.setattr(Parts, '_counters', lambda self: counters(self) | dict(n_stale=0))
     differs, _ = found('proportional', 6, plant=plant)
     assert {o.part for o in differs}=={'n_stale'}
 

@@ -121,7 +121,7 @@ def test_on_disk_a_string_is_there_before_the_step_that_uses_it(tmp_path):
         if k % 9: continue
         shutil.copytree(tmp_path/'there', tmp_path/str(k))
         raw = np.memmap(tmp_path/str(k)/'texts.6.map', np.uint8, 'r+')
-        raw[memory._storage.tables[0].end + 4:][:50] = 7                      # half an entry: its length is not there yet
+        raw[memory._shelf.storage.tables[0].end + 4:][:50] = 7                      # half an entry: its length is not there yet
         raw.flush()
         with ReplayMemory.open(tmp_path/str(k)) as again:
             assert again.recent(len(memory)).task==memory.recent(len(memory)).task
@@ -205,7 +205,7 @@ def test_too_many_different_strings_are_refused_in_words(monkeypatch, tmp_path):
             with refused('task', got='one more'): go()
         assert memory.n_added==10 and memory.add(told(10, 'number 9'))==10 and memory.check_valid()
         monkeypatch.setattr(texts, 'MOST_TEXTS', 100)
-        monkeypatch.setattr(texts, 'BYTES', memory._storage.tables[0].end + 50)
+        monkeypatch.setattr(texts, 'BYTES', memory._shelf.storage.tables[0].end + 50)
         with refused('task', got='more'): memory.add(told(11, 'y'*99))
         assert memory.n_added==11
         monkeypatch.undo()

@@ -29,7 +29,7 @@ class Told(NamedTuple):
     where: Any = ''
 
 def told(k, task=None, where='here'): return Told(np.float32([k]), k, 0., np.float32([k + 1]), k % 9==8, False, f'task {k}' if task is None else task, where)
-def table(memory, k=0): return memory._storage.tables[k]
+def table(memory, k=0): return memory._shelf.storage.tables[k]
 
 @pytest.fixture
 def few(monkeypatch):

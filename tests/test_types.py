@@ -63,7 +63,7 @@ reveal_type(sequences)
 reveal_type(steps.sequence_replay(bs=8, max_sz=1_000, length=8))
 reveal_type(memory.n_added)
 '''
-REVEALED = ['memory.kept.ReplayMemory', 'memory.kept.ReplayMemory', 'batch.Batch', 'pipes.stepper.GymStepper', 'pipes.n_step.NStep',
+REVEALED = ['memory.replay_memory.ReplayMemory', 'memory.replay_memory.ReplayMemory', 'batch.Batch', 'pipes.stepper.GymStepper', 'pipes.n_step.NStep',
             'pipes.replay.PrioritizedReplay', 'pipes.replay.ExperienceReplay', 'pipes.sequences.SequenceReplay', 'pipes.sequences.SequenceReplay', 'int']
 
 
@@ -118,7 +118,7 @@ MISUSE = {
     'ReplayMemory(10).smaple(3)': '"ReplayMemory" has no attribute "smaple"',
     'ReplayMemory()': 'Missing positional argument',
     'ReplayMemory(10).sample(3).ids.summ()': 'Item "Tensor" of "Tensor | None" has no attribute "summ"',
-    'from fastrl_replay.memory.plain import Batch': 'does not explicitly export attribute "Batch"',
+    'from fastrl_replay.memory.shelf import Batch': 'does not explicitly export attribute "Batch"',
     'def f(x): return x': 'Function is missing a type annotation',
 }
 

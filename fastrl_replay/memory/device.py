@@ -17,9 +17,8 @@ from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, constant_re
 from ..checks import Words, differences, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
-from .kept import ReplayMemory, Savable
 from .options import Options, described, refuse_other
-from .plain import Viewed
+from .replay_memory import MemoryBase, ReplayMemory
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState
@@ -230,7 +229,7 @@ class DeviceDrawn:
     def _updated(self, ids, td): self.sampler.update(ids, td, self._ring.begin(), self._ring.n)
 
 # %% ../../nbs/4_processes/11_device.ipynb #621c9422
-class DeviceRead(DeviceDrawn, Viewed, Savable):
+class DeviceRead(DeviceDrawn, MemoryBase):
     "What can be read of it from the host. All of this waits for the device"
     def __len__(self) -> int: return self.n_added - self.first_id
     @property
@@ -256,6 +255,14 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
         at = torch.from_numpy(stored_ids(ids, self.first_id, self.n_added)).to(self.device)
         leaves, layout = columns_of(self.layout, fields)
         return came_from(Batch.of_tensors(layout, self._ring.read(at, leaves), ids=at, max_sz=self.max_sz), self._ref)
+    @alone
+    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
+        "Return ids of the steps before `ids` in their streams, or `within_episode` (int64 array); −1: none is stored"
+        return self._beside(ids, -1, within_episode)
+    @alone
+    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
+        "Return ids of the steps after `ids` in their streams, or `within_episode` (int64 array); −1: there is none yet"
+        return self._beside(ids, 1, within_episode)
     def _beside(self, ids, by, within_episode):
         first, n = self.first_id, self.n_added
         if not len(ids := stored_ids(ids, first, n)): return ids

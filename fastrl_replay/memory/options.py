@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, NamedTuple, NoReturn
 from ..checks import Words, differences, refuse, take, whole
-from .windows import as_windows
+from .around import as_windows
 from ..samplers.own import KINDS
 from ..schedules import schedule_from
 

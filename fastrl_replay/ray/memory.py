@@ -26,7 +26,7 @@ from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..memory import ReplayMemory
 from ..memory.options import Options, described, set_again
-from ..memory.plain import Parted
+from ..memory.replay_memory import SeveralMemories
 from ..saving import MANIFEST, CheckpointError, SavedState, naming, save_state
 from ..schedules import value_at
 from ..show import bars_figure
@@ -375,9 +375,9 @@ class Drawn(Counted):
         with self.lock: return self.take(self.ask(1, whole('bs', bs, 1), None if fields is None else tuple(fields)))[0]
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a5
-class Stored(Drawn, Parted):
+class Stored(Drawn, SeveralMemories):
     "Steps and priorities go to their shards, and rows come from there"
-    _shift = SHIFT
+    shift = SHIFT
     def add(self, step: Any, priority: float | None = None) -> int:
         "As `ReplayMemory.add`"
         return int(self.extend([step], None if priority is None else [priority])[0])
@@ -444,7 +444,7 @@ class Stored(Drawn, Parted):
             living = [{*own[own >= o.info.first_id].tolist()} for o, own, _ in parts]
             return self.sampler.prioritized*sum(map(len, living))
 
-    def _asked(self, ids, question):
+    def asked(self, ids, question):
         """Of each shard among the ids: where its own are, its number, what its memory answers to
         the `question` (of its own ids: a method, its arguments); waits for those that come back"""
         whose, limit = ids >> SHIFT, time.monotonic() + self.timeout
@@ -465,13 +465,13 @@ class Stored(Drawn, Parted):
             ids, fields = ids_of('ids', ids), None if fields is None else tuple(fields)
             if self._find_layout() is None: raise ValueError('ids: the memory is empty')
             request = self._request(len(ids), fields, FETCHED)
-            for to, _, rows in self._asked(ids, lambda own: ('fetch', own, fields)):
+            for to, _, rows in self.asked(ids, lambda own: ('fetch', own, fields)):
                 for out, column in zip(request.leaves, rows.arrays()): out[to] = column
             request.slots[:] = ids
             return request.batch()
     def episode_ids(self, id: int) -> np.ndarray:
         "As `ReplayMemory.episode_ids`"
-        [(_, number, own)] = self._asked(ids_of('id', [id]), lambda o: ('episode_ids', o.item()))
+        [(_, number, own)] = self.asked(ids_of('id', [id]), lambda o: ('episode_ids', o.item()))
         return own | number << SHIFT
 
     def recent(self, k: int, fields: Any = None) -> Batch:

@@ -400,7 +400,8 @@ class Shard(Leased):
         """Return of all rows, oldest first: ids, the first row of each one's episode, when that
         came (from 0, the oldest row, to 1), and priorities (float64[n]; none of samplers that
         have none)"""
-        m, sampler, names = self.memory, self.memory.sampler, {*self.memory.layout.fields}
+        m, sampler, layout = self.memory, self.memory.sampler, self.memory.layout
+        names = set() if layout is None else {*layout.fields}
         ids = np.arange(m.first_id, m.n_added)
         before = m.previous(ids, 'episode_n' in names or {'terminated', 'truncated'} <= names)
         first = np.where(before < 0, ids, before) - m.first_id

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'EPISODE', 'PLACE', 'LENGTH', 'GONE', 'STREAM', 'BEGIN', 'ENDED', 'START', 'ROOM', 'N_ROWS', 'N_GONE',
            'OLD', 'LIMIT', 'EPISODES', 'FREE_EPISODES', 'STREAMS', 'FREE_STREAMS', 'USED', 'SEEN', 'FIRST', 'SINCE',
-           'RINGS', 'STRATEGIES', 'place_of', 'slot_at', 'enter_rows', 'column_of', 'Episodes']
+           'RINGS', 'STRATEGIES', 'place_of', 'slot_at', 'enter_rows', 'column_of', 'EpisodeIndex']
 
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e9150004
 from functools import partial
@@ -173,7 +173,7 @@ def _lay_out(tables):
 def enter_rows(columns, tables, phases, known, n_added, first_id, across):
     """Enter the rows up to id `n_added`. `columns`: how far before each row its predecessor in
     the stream is, and what decides whether an episode goes on; `phases`, `known` and `across`:
-    see `Episodes`"""
+    see `EpisodeIndex`"""
     while tables[4][SEEN]!=n_added or tables[4][FIRST]!=first_id:
         _enter(columns, tables, phases, known, n_added, first_id, across)
         if tables[4][SEEN] < n_added: _lay_out(tables)
@@ -248,7 +248,7 @@ def column_of(storage: Any, field: str) -> Any:
     if found is None and there: refuse(field, 'one number a step', storage.layout)
     return found
 
-class Episodes:
+class EpisodeIndex:
     """The episodes in a `storage`. It finds any step of one in O(1), in about 16 bytes a row;
     the caller holds the memory's lock. A flag that is changed in the storage is not noticed:
     make another index then.

@@ -139,7 +139,7 @@ class Ring:
         for piece in pieces:
             self._check_piece(piece, n)
             clears = piece['since']==self.n_added==piece['n_added']
-            if self.room.durable and n is None and not clears:
+            if n is None and not clears:
                 self._count[LOADING] = 1
                 self.room.forget()
             oldest = piece['since'] if n is None else oldest
@@ -177,11 +177,11 @@ class Ring:
         assert not wrong.any(), f'the links of row {ids[wrong][0]} do not follow its stream'
         newest, known = (np.array(o.known(first)).tolist() for o in (streams, self.streams))
         assert newest==known, 'the newest record of a stream is not in its table'
-        if self.room.durable: self.room.checksums.check(self)
+        self.room.check(self)
         return True
     def flush(self) -> None:
         "Wait until everything is on the disk, if that is where the rows are"
-        if self.room.durable: self.room.flush(self)
+        self.room.flush(self)
     def close(self) -> None:
         "Release the arrays; nothing can be read or written afterwards"
         kept = {k: self.__dict__[k] for k in self._kept}

@@ -8,6 +8,7 @@ __all__ = ['free_memory', 'check_free', 'fresh_pages', 'Ram']
 # %% ../../nbs/3_lasting/04_rooms.ipynb #d184d912
 import mmap
 from pathlib import Path
+from typing import Any
 import numpy as np
 from ..batch import aligned
 from ..steps import readable
@@ -50,6 +51,8 @@ def fresh_pages(nbytes: int, reserve: bool = True) -> np.ndarray:
 class Ram:
     "Allocates main memory for storages and samplers. A `MappedFolder` has the same methods"
     durable, writable = False, True
+    path = power_cut = description = None
+    files: tuple = ()
     def __init__(self) -> None: self._upto: dict = {}
     @property
     def counters(self) -> np.ndarray:
@@ -71,13 +74,25 @@ class Ram:
         check_free(name, upto - before)
         self._upto[name] = upto
 
+    def attach(self, sampler: Any, max_sz: int) -> None:
+        "Let a sampler serve a memory of `max_sz` slots, with arrays of its own"
+        sampler.attach(max_sz)
+    def draw_counts(self, n: int) -> np.ndarray:
+        "Return `n` counters (int64), zeros"
+        return np.zeros(n, np.int64)
     def journal(self, size, max_sz) -> None:
         "Main memory doesn't outlive the process, and needs no journal"
     def need(self, feature) -> None:
         "Nobody else reads what lies here"
     def note_dropped(self, max_sz: int, ids: np.ndarray) -> None:
         "Nobody else draws from what lies here"
-    def flush(self):
+    def dropped(self, max_sz: int, make: bool = False) -> None:
+        "Nothing outlives the process that dropped it"
+    def forget(self, ids: np.ndarray | None = None) -> None:
+        "No checksums are kept of what lies here"
+    def check(self, rows: Any) -> None:
+        "Nothing is known of what `rows` were like"
+    def flush(self, rows: Any = None, closing: bool = False) -> None:
         "There is nothing to wait for"
     def close(self):
         "There is nothing to close"

@@ -18,7 +18,7 @@ from ..samplers.proportional import Proportional
 from ..samplers.sum_tree import FIRST, NO_LOWS, power, resum_many
 from ..samplers.uniform import Uniform
 from .episodes import (
-    BEGIN, ENDED, EPISODE, GONE, LENGTH, N_ROWS, STREAM, Episodes, column_of, enter_rows, place_of, slot_at)
+    BEGIN, ENDED, EPISODE, GONE, LENGTH, N_ROWS, STREAM, EpisodeIndex, column_of, enter_rows, place_of, slot_at)
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #cd487e0a
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class SequenceSampler(Starts):
             state = self.base_sampler.get_state() | dict(size=0)
             self.base_sampler.set_state(state | dict(priorities=np.empty(0)) if self.prioritized else state)
             self._keep_phases(self.n_entered)
-        self.episodes, self.ends_early = Episodes(storage, o.across_episodes, self.rows), False
+        self.episodes, self.ends_early = EpisodeIndex(storage, o.across_episodes, self.rows), False
         columns, step_n = self.episodes.columns, column_of(storage, 'step_n')
         pad, burn_in = o.pad and not o.across_episodes, o.burn_in if o.known_starts else 0
         options = o.length, o.stride, pad, o.across_episodes, step_n is not None, burn_in

@@ -14,7 +14,7 @@ from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, constant_
 from ..samplers.eligible import ALL, Eligible
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
-from .episodes import Episodes
+from .episodes import EpisodeIndex
 from .request import Request, windows_of
 
 
@@ -94,7 +94,7 @@ def _whole(episodes, slots, length, eligible):
     if not eligible.all: whole &= eligible.holds(ids % episodes.storage.max_sz).all(1)
     return ids, whole
 
-def window_starts(episodes: Episodes, length: int, eligible: Eligible = ALL) -> np.ndarray:
+def window_starts(episodes: EpisodeIndex, length: int, eligible: Eligible = ALL) -> np.ndarray:
     """Return all slots in which a window of `length` steps of one episode begins (int64[n]);
     `eligible`: as in `draw_anywhere`"""
     storage = episodes.storage
@@ -104,7 +104,7 @@ def window_starts(episodes: Episodes, length: int, eligible: Eligible = ALL) -> 
     parts = np.array_split(slots, -(-len(slots)*length//_AT_ONCE))
     return np.concatenate([o[_whole(episodes, o, length, eligible)[1]] for o in parts])
 
-def draw_anywhere(episodes: Episodes, bs: int, length: int, rng: Any, eligible: Eligible = ALL) -> Request:
+def draw_anywhere(episodes: EpisodeIndex, bs: int, length: int, rng: Any, eligible: Eligible = ALL) -> Request:
     """Return a request for `bs` windows of `length` steps of one episode each, which begin at any step with
     equal probability (`probs` are NaN). Where hardly any step begins one, all that do are
     counted; a `ValueError` if there are none. `eligible`: the slots whose rows may be drawn"""
