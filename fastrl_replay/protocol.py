@@ -56,8 +56,7 @@ class Memory(Protocol, Generic[B]):
 
 class Lasting(Memory[B], Protocol):
     "A memory that a pipe can save and restore with itself"
-    @property
-    def n_stale(self) -> int: "How many priorities came too late"
+    n_stale: int                 # how many priorities came too late
     @property
     def path(self) -> Any: "The folder in which it lies all the time, or None"
     def flush(self) -> None: "Wait until everything on the disk survives a power cut"

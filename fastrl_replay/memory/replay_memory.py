@@ -297,7 +297,6 @@ class ReplayMemory(Readable, Persistent):
     damaged one a `CheckpointError`, an option that differs from the folder's a `ValueError`; but
     windows may be set at any time: those of the folder are used, and if others are given, a
     warning says so."""
-    rng: Rng                             # the random numbers of all draws
     max_draws: int | None                # a row that was drawn so often is dropped
     path: Path | None                    # the folder in which it is kept
     power_cut: Any                       # a `PowerCut`: what is certain, if the computer was restarted
@@ -328,7 +327,7 @@ class ReplayMemory(Readable, Persistent):
     def _consist_of(self, parts):
         shelf, chooser = parts.shelf, parts.chooser
         self._parts, self._shelf, self._chooser, self._around = parts, shelf, chooser, parts.around
-        self.max_sz, self.rng, self.max_draws = shelf.max_sz, chooser.rng, chooser.max_draws
+        self.max_sz, self.max_draws = shelf.max_sz, chooser.max_draws
         self.path, self.power_cut = shelf.room.path, shelf.room.power_cut
         self.lock = threading.RLock()
         self._guard = parts.guard
@@ -515,6 +514,12 @@ class ReplayMemory(Readable, Persistent):
     @windows.setter
     def windows(self, given: dict[str, Any] | None) -> None: self._around.set(given)
     @property
+    def rng(self) -> Rng:
+        "The random numbers of all draws"
+        return self._chooser.rng
+    @rng.setter
+    def rng(self, rng: Rng) -> None: self._chooser.rng = rng
+    @property
     def draws(self) -> DrawCounts:
         "How often each transition was drawn"
         return self._chooser.draws
@@ -522,6 +527,8 @@ class ReplayMemory(Readable, Persistent):
     def n_stale(self) -> int:
         "Priority updates that came too late and were dropped"
         return self._chooser.n_stale
+    @n_stale.setter
+    def n_stale(self, n: int) -> None: self._chooser.n_stale = n
     def __len__(self) -> int: return len(self._shelf)
     @property
     def n_added(self) -> int:
