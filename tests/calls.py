@@ -99,8 +99,9 @@ CALLS = {
         as_priorities=lambda o: ('priorities', np.ones(4), 4), as_slots=lambda o: (np.arange(4),), check_answers=lambda o: ('td_errors', np.arange(4), np.ones(4), 9),
         check_beta=lambda o: (.4,), checked_draw=lambda o: ('sampler', (np.arange(4), np.ones(4)/4), 4, 16), resolve=lambda o: (np.arange(4), np.ones(4), 0, 9, 16)),
     'storage.base': dict(
-        find_place=lambda o: (np.full(8, -1), 60, 7), link=lambda o: (np.full(32, -1), 60, 8, np.zeros(4, np.int64), 0, np.zeros((4, 2), np.int32), 0,
-                                                                       np.zeros((16, 2), np.int32), 0, 16),
+        first_place=lambda o: (np.zeros(8, np.int64), 60, 7), find_place=lambda o: (np.zeros(8, np.int64), 60, 7),
+        move_streams=lambda o: (np.ones(8, np.int64), np.zeros(16, np.int64), 60, 1),
+        link=lambda o: (np.zeros(2, np.int64), np.zeros(32, np.int64), 60, 8, np.arange(4), 0, np.zeros((4, 2), np.int32), 0, np.zeros((16, 2), np.int32), 0, 16),
         follow_links=lambda o: (np.ones((16, 2), np.int32), np.arange(4), np.zeros((4, 2), np.int64), 9, 0, False)),
     'storage.draw_counts': dict(watch_stride=lambda o: (50,), count_drawn=lambda o: (np.zeros(9, np.int64), np.arange(4), 9, 1, 9)),
     'storage.episodes': dict(
