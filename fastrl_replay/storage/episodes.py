@@ -236,8 +236,12 @@ def _look_around(tables, slots, offsets, held, found, is_pad):
                 first, last = max(first, here + least), min(last, here + most)
                 first, last = _ends_eligible(tables, e, first, here, last, held)
             for k in range(np.uint64(len(offsets))):
-                place = max(first, min(last, here + offsets[k]))
-                pads[k], to[k] = place!=here + offsets[k], begins + place
+                by = max(first - here, min(last - here, offsets[k]))
+                pads[k] = by!=offsets[k]
+                to[k] = begins + here + by
+            if begins + max(first, here + least) >= limit:         # no row is in the old ring
+                for k in range(np.uint64(len(offsets))): to[k] = places[np.uint64(start + (to[k] & mask))]
+                continue
             for k in range(np.uint64(len(offsets))):
                 at = start + (to[k] & mask) if to[k] >= limit else old + (to[k] & half)
                 to[k] = places[np.uint64(at)]
