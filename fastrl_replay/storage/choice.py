@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'check_fits', 'check_storage_options', 'as_kept',
-           'settled', 'storage_for', 'tables_of', 'stored_once', 'kept_how', 'texts_in', 'bytes_each']
+           'settled', 'storage_for', 'tables_of', 'stored_once', 'kept_how', 'strings_in', 'texts_in', 'bytes_each']
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
 import copy
