@@ -140,7 +140,9 @@ class Eligible:
         return np.array([np.bincount(at, minlength=n), np.bincount(at, slots, n)], np.int64)
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if not self.all: self._list(self.slots[:self.count[0]])         # version 0.1 knew no blocks
+        if self.all: return
+        self.max_sz = len(self.places)             # neither this nor blocks were known to version 0.1
+        self._list(self.slots[:self.count[0]])
 
     def to_plain(self) -> np.ndarray | None:
         "Return the list, in its order (int32[n]); None: there is none"
