@@ -65,7 +65,8 @@ def draw_recent(slots, words, newest, window, size, listed, places, blocks):
         begin += size
         n += count_between(places, blocks, begin, size)[0]
     for i in range(len(slots) if n else 0):
-        slot, tries, fits = 0, 0, False
+        slot: Any = 0
+        tries, fits = 0, False
         while not fits and tries < _TRIES:
             tries += 1
             if len(listed) < window:

@@ -270,7 +270,9 @@ def _any_eligible(tables, e, least, held, slot, state):
 def _choose(tables, slots, strategy, words, n_added, held, found):
     """Write ids of steps that may be drawn: one that may not is drawn again, as often as there are
     steps, and only then are all looked at"""
-    state, known, last = load(words), 0, -1
+    state = load(words)
+    known: Any = 0                       # the last episode of which the last step that is left was looked for
+    last: Any = -1
     for i, slot in enumerate(slots):
         e, least = np.int64(tables[0][slot, EPISODE]), place_of(tables, slot)
         if strategy==1: least = tables[1][e, LENGTH] - 1

@@ -231,12 +231,10 @@ class Writer(Ring):
         values = self._step.fit(step)
         count, streams, max_sz = self._count, self.streams, self.max_sz
         n, first, stream = count[N_ADDED], count[FIRST_ID], 0 if self.key is None else int(values[self._key_at])
-        cells, at = streams.near_view, stream
-        is_near = 0 <= stream < max_sz
+        cells, at, is_near = streams.near_view, stream, 0 <= stream < max_sz
         if not is_near:
-            cells, at = streams.view, streams.places.get(stream)
-            if at is None: at = streams.find(stream)
-            at += 1
+            found = streams.places.get(stream)
+            cells, at = streams.view, 1 + (streams.find(stream) if found is None else found)
         newest = cells[at] - 1
         back = n - newest if newest >= 0 and n - newest < max_sz else 0
         try: data = self._pack(back, 0, stream, *values) if self.key is None else self._pack(back, 0, *values)
