@@ -158,13 +158,11 @@ class Streams:
 
     def link(self, streams: np.ndarray, links: np.ndarray, at_link: int, ring: np.ndarray, n: int, max_sz: int) -> None:
         "Link the rows from `n` on, which are of these `streams` (int64[m]): see the kernel `link`"
-        at = self._link(streams, 0, links, at_link, ring, n, max_sz)
+        where = links, at_link, ring, n, max_sz
+        at, self.room = link(self.near, self.table, self.shift, self.room, streams, 0, *where)
         while at < len(streams):
             self.make_room(n - max_sz)            # what is before that can't be linked to any more
-            at = self._link(streams, at, links, at_link, ring, n, max_sz)
-    def _link(self, streams, begin, *where):
-        at, self.room = link(self.near, self.table, self.shift, self.room, streams, begin, *where)
-        return at
+            at, self.room = link(self.near, self.table, self.shift, self.room, streams, at, *where)
 
 # %% ../../nbs/1_memory/07_storage.ipynb #c1c8405b
 @kernel
