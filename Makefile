@@ -77,7 +77,7 @@ dist: $(READY)  ## build dist/ with a wheel and a source archive, check both, an
 bench: $(PEERS)  ## measure against other replay buffers: all figures in runs/bench/results.csv, and a plot
 	@mkdir -p runs/bench
 	@$(BIN)/python benchmarks/compare.py --out runs/bench
-	@for f in draw insert priority sequences hindsight cold frames disk stepper actors updates loops tensordicts sb3 cluster; do \
+	@for f in draw insert growth priority sequences hindsight cold frames disk stepper actors updates loops tensordicts sb3 cluster; do \
 	  echo "== benchmarks/$$f.py"; BENCH_CSV=runs/bench/results.csv $(BIN)/python benchmarks/$$f.py || exit 1; done
 
 # What is stored is not run again: interrupt it, and start it again another night

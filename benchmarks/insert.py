@@ -1,7 +1,7 @@
 """Steps in, compared with Stable-Baselines3 and cpprb: `python benchmarks/insert.py [--rows N]`
 
-One step and 64 steps at once in every dtype that is accepted, 512 steps in a list, and all rows in one call. Stable-Baselines3
-stores with its default handling of time limits. The small memories have wrapped around before the clock starts, so that no page is
+One step, and 1, 8 and 64 steps at once in every dtype that is accepted, 512 steps in a list, steps of 256 and 10,000 floats, and all
+rows in one call. Stable-Baselines3 stores with its default handling of time limits, and does not look at what it is given. The small memories have wrapped around before the clock starts, so that no page is
 touched for the first time while it runs.
 """
 import cpprb
@@ -15,16 +15,17 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.steps import Transition
 
-ROWS, ENVS, MANY = 50_000, 64, 512
+ROWS, ENVS, MANY = 50_000, (1, 8, 64), 512
+WIDE = {256: 20_000, 10_000: 3000}              # floats of an observation: rows
 
 
-def peer(n_envs):
+def peer(n_envs, width=4, rows=ROWS):
     "Stable-Baselines3's `add` of `n_envs` transitions, wrapped around"
-    buffer = ReplayBuffer(ROWS, gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), n_envs=n_envs)
-    o = np.zeros((n_envs, 4), np.float32)
+    buffer = ReplayBuffer(rows, gym.spaces.Box(-1, 1, (width,)), gym.spaces.Discrete(2), n_envs=n_envs)
+    o = np.zeros((n_envs, width), np.float32)
     infos = [{} for _ in range(n_envs)]
-    args = o, o + 1, np.zeros(n_envs, np.int64), np.ones(n_envs, np.float32), np.zeros(n_envs, bool), infos
-    for _ in range(ROWS // n_envs + 1): buffer.add(*args)
+    args = o, o + 1, np.zeros(n_envs, np.int64), np.ones(n_envs), np.zeros(n_envs, bool), infos
+    for _ in range(rows // n_envs + 1): buffer.add(*args)
     return repeat(buffer.add, *args)
 
 
@@ -70,18 +71,41 @@ def bulk(rng, rows):
     beside(f'{rows:,} rows in one call', cases, 'cpprb')
 
 
+def at_once(rng, n):
+    "`n` transitions at once"
+    arrays = stacked(rng, n)
+    arrays['as stored, a Batch'] = chunk = Batch.of(arrays['as stored'])
+    memory = filled(chunk)
+    cases = {'Stable-Baselines3': (peer(n), 1000)} | {k: (repeat(memory.extend, v), 1000) for k, v in arrays.items()}
+    beside(f'{n} at once', cases, 'Stable-Baselines3')
+
+
+def wide(rng, width, rows):
+    "One step of many floats, with the next state stored once, if it is large, and in full"
+    s, t = rng.random((2, width), np.float32)
+    step = Transition(s, 1, 1., t, False, False)
+    columns = {'state': {'shape': width}, 'action': {'dtype': np.int64}, 'reward': {}, 'next_state': {'shape': width}} | \
+        {f: {'dtype': bool} for f in ('terminated', 'truncated')}
+    buffer, cases = cpprb.ReplayBuffer(rows, columns), {'Stable-Baselines3': (peer(1, width, rows), 300)}
+    cases['cpprb'] = repeat(buffer.add, **step._asdict()), 300
+    for name, dedup in {'ours': 'auto', 'ours, in full': None}.items():
+        memory = ReplayMemory(rows, dedup=dedup)
+        for k in range(rows + 1): memory.add(step._replace(state=s + k, next_state=s + k + 1))
+        cases[name] = repeat(memory.add, step), 300
+    for _ in range(rows + 1): buffer.add(**step._asdict())
+    beside(f'One step of {width:,} floats', cases, 'Stable-Baselines3')
+
+
 def main():
     "Measure and print"
     rows = begin()
     rng = np.random.default_rng(0)
-    steps, arrays = single(rng), stacked(rng, ENVS)
-    chunk = Batch.of(arrays['as stored'])
-    one, many, memory = peer(1), peer(ENVS), filled(chunk)
+    steps = single(rng)
+    one, memory = peer(1), filled(Batch.of(stacked(rng, 64)['as stored']))
     beside('One step', {'Stable-Baselines3': (one, 2000)} | {k: (repeat(memory.add, v), 2000) for k, v in steps.items()},
            'Stable-Baselines3')
-    arrays['as stored, a Batch'] = chunk
-    beside(f'{ENVS} at once', {'Stable-Baselines3': (many, 1000)} | {k: (repeat(memory.extend, v), 1000) for k, v in arrays.items()},
-           'Stable-Baselines3')
+    for n in ENVS: at_once(rng, n)
+    for width, some in WIDE.items(): wide(rng, width, some)
     listed = [steps['Python numbers']]*MANY
     beside(f'{MANY} in a list', {'Stable-Baselines3, one': (one, 2000), 'ours': (repeat(memory.extend, listed), 20)},
            'Stable-Baselines3, one', MANY)

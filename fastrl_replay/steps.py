@@ -277,7 +277,7 @@ class Fitter:
         "Return an array of `m` values that numpy can assign to this leaf's column without loss"
         if v.__class__ is not np.ndarray or v.shape!=(m,) + self.shape: return encode(self.leaf, v, (m,))
         if v.dtype in self.dtypes: return v
-        small = self.leaf.loose and v.dtype==np.float64 and v.ndim==1 and np.vdot(v, v) < 1e76    # fits float32
+        small = self.leaf.loose and v.dtype==np.float64 and v.ndim==1 and v.dot(v) < 1e76    # fits float32
         return v if small else encode(self.leaf, v, (m,))
 
 def fit_columns(fitters: list[Fitter], values: list, m: int) -> list[np.ndarray]:

@@ -88,8 +88,7 @@ CALLS = {
         write_ids=lambda o: (*o.blocks, np.zeros(24), np.arange(2), np.ones(2), 0, 16, True)),
     'samplers.age': dict(
         age_at=lambda o: (1., 16, 8, 20., 25., 0.), weights_in=lambda o: (16, 20., .1), draw_aged=lambda o: (o.slots, o.probs, o.weights, o.words, 3, 16, 20., .1),
-        count_again=lambda o: (np.arange(16), np.ones((3, 1), np.int64)), count_between=lambda o: (np.arange(16), np.array([[16], [120], [0]]), 2, 7),
-        mass_left=lambda o: (np.arange(16), np.array([[16], [120], [0]]), 16, 15, 16, 16, 20., .1),
+        mass_left=lambda o: (np.arange(16), np.array([[16], [120]]), 16, 15, 16, 16, 20., .1),
         draw_left=lambda o: (o.slots, o.probs, o.weights, o.words, np.arange(16), np.arange(16), 10., 16., 15, 16, 16, 20., .1)),
     'samplers.uniform': dict(
         draw_repeating=lambda o: (o.slots, o.probs, o.weights, o.words, 16), draw_distinct=lambda o: (o.slots, o.probs, o.weights, o.words, 16, np.zeros(1, u64)),
@@ -99,8 +98,9 @@ CALLS = {
         as_priorities=lambda o: ('priorities', np.ones(4), 4), as_slots=lambda o: (np.arange(4),), check_answers=lambda o: ('td_errors', np.arange(4), np.ones(4), 9),
         check_beta=lambda o: (.4,), checked_draw=lambda o: ('sampler', (np.arange(4), np.ones(4)/4), 4, 16), resolve=lambda o: (np.arange(4), np.ones(4), 0, 9, 16)),
     'storage.base': dict(
-        find_place=lambda o: (np.full(8, -1), 60, 7), link=lambda o: (np.full(32, -1), 60, 8, np.zeros(4, np.int64), 0, np.zeros((4, 2), np.int32), 0,
-                                                                       np.zeros((16, 2), np.int32), 0, 16),
+        first_place=lambda o: (np.zeros(8, np.int64), 60, 7), find_place=lambda o: (np.zeros(8, np.int64), 60, 7),
+        move_streams=lambda o: (np.ones(8, np.int64), np.zeros(16, np.int64), 60, 1),
+        link=lambda o: (np.zeros(2, np.int64), np.zeros(32, np.int64), 60, 8, np.arange(4), 0, np.zeros((4, 2), np.int32), 0, np.zeros((16, 2), np.int32), 0, 16),
         follow_links=lambda o: (np.ones((16, 2), np.int32), np.arange(4), np.zeros((4, 2), np.int64), 9, 0, False)),
     'storage.draw_counts': dict(watch_stride=lambda o: (50,), count_drawn=lambda o: (np.zeros(9, np.int64), np.arange(4), 9, 1, 9)),
     'storage.episodes': dict(
@@ -126,8 +126,11 @@ CALLS = {
     'interop.sb3': dict(keep_below=lambda o: (np.zeros(8, np.int64), 0, np.arange(4, dtype=u64), 3, 8)),
     'steps': dict(goes_on=lambda o: (False, (0, 0), (1., 1.), (0, 1))),
     'samplers.eligible': dict(
-        take_out=lambda o: (np.arange(8), np.arange(8), np.array([8]), np.array([3])), put_in=lambda o: (np.arange(8), np.full(8, -1), np.array([0]), 6, 4),
-        look_up=lambda o: (np.arange(8), np.arange(3)), last_before=lambda o: (np.arange(8), 3, 8)),
+        take_out=lambda o: (np.arange(8), np.arange(8), np.array([8]), np.array([[8], [28]]), np.array([3])), put_in=lambda o: (np.arange(8), np.full(8, -1), np.array([0]), np.zeros((2, 1), np.int64), 6, 4),
+        look_up=lambda o: (np.arange(8), np.arange(3)), last_before=lambda o: (np.arange(8), np.array([[8], [28]]), 3, 8), may_draw=lambda o: (np.arange(8), 3),
+        count_between=lambda o: (np.arange(16), np.array([[16], [120]]), 2, 7), nth_from=lambda o: (np.arange(16), np.array([[16], [120]]), 2, 7)),
+    'samplers.more': dict(
+        draw_recent=lambda o: (o.slots, o.words, 15, 9, 16, np.arange(8), np.r_[np.arange(8), np.full(8, -1)], np.array([[8], [28]]))),
     'mixed': dict(
         dealt=lambda o: (8, np.array([.5, .5]), np.zeros(2)), scattered=lambda o: (o.words, np.array([2, 3])), common_fields=lambda o: ([o.layout],),
         move_rows=lambda o: (np.zeros(64, np.uint8), np.zeros(64, np.uint8), np.array([[0, 0, 1, 8]]), np.arange(4), np.zeros(8, np.int64), 1)),

@@ -39,6 +39,7 @@ class Deliberate(NamedTuple):
 
 
 DELIBERATE: tuple[Deliberate, ...] = (
+    Deliberate('ere*', '*', '*', 'once rows were dropped, ERE draws again what may not be drawn, and lists nothing', follows=True),
     Deliberate('*', '*', 'n_drawn', 'draws are counted since a memory was made, through saves and copies'),
     Deliberate('*', 'slots', '*', 'memory[k] is slot k, and empty slots are left out, where it was the k-th that is filled'),
     Deliberate('*', 'whole', '*', 'episodes() leaves out those whose first step may be missing'),

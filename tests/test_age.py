@@ -160,7 +160,7 @@ def test_age_weighted_draws_what_is_left_by_its_law(horizon, floor, gone):
         assert counts.sum() == 100_000 and chi2(counts, p*100_000) < limit(max(len(p) - 1, 1)) and memory.check_valid()
         memory.extend([Rows(memory.n_added + k) for k in range(137)])
     memory.extend([Rows(k) for k in range(max_sz)])                       # all that was dropped is overwritten
-    assert memory.sampler.eligible.all and memory.sampler.sums is None
+    assert memory.sampler.eligible.all
     memory.clear()
     with pytest.raises(ValueError, match=WORDS['all is gone']): memory.sample(1)
     memory.add(Rows(1))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.samplers.eligible import Eligible
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay.storage.episodes import RINGS, USED, EpisodeIndex
 from words import WORDS
@@ -96,6 +97,45 @@ def check(index, world, across=False):
     for id, o in zip(np.repeat(ids, 3).tolist(), index.choose(slots, 'future', rng).tolist()): assert o in where[id][0] and o >= id
     for id, o in zip(np.repeat(ids, 3).tolist(), index.choose(slots, 'episode', rng).tolist()): assert o in where[id][0]
     assert index.choose(ids % max_sz, 'final', rng).tolist()==[where[o][0][-1] for o in ids.tolist()]
+    for share in (0., .5, .97): check_left(index, where, ids, max_sz, np.random.default_rng(n).random(len(ids)) < share)
+
+
+def check_left(index, where, ids, max_sz, gone):
+    "The same, and windows, when some rows may not be drawn: all asks begin at rows that may, or that alone are left"
+    eligible = Eligible(max_sz)
+    eligible.take_out(ids[gone] % max_sz, min(index.storage.n_added, max_sz))
+    left, rng, there = set(ids[~gone].tolist()), Rng(len(ids)), ids[~gone]
+    for strategy in ('future', 'episode', 'final'):
+        some = np.repeat(ids, 2)
+        for id, o in zip(some.tolist(), index.choose(some % max_sz, strategy, rng, eligible).tolist()):
+            fits = [k for k in where[id][0] if k in left and (k >= id or strategy!='future')] or [id]
+            assert o in (fits[-1:] if strategy=='final' else fits)
+    offsets = np.array([0, -2, 3, 1, -40])
+    found, is_pad = np.empty((len(there), 5), np.int64), np.empty((len(there), 5), bool)
+    index.around(there % max_sz, offsets, found, is_pad, eligible)
+    for id, slots, pads in zip(there.tolist(), found, is_pad):
+        run, k = where[id]
+        first, last = k, k
+        while first and run[first - 1] in left: first -= 1
+        while last + 1 < len(run) and run[last + 1] in left: last += 1
+        at = np.clip(k + offsets, first, last)
+        assert slots.tolist()==[run[o] % max_sz for o in at] and pads.tolist()==(at!=k + offsets).tolist()
+
+
+def test_choices_among_few_that_are_left_are_uniform():
+    "One of four of 400 steps, and three alone that nearly every draw misses"
+    memory = ReplayMemory(400)
+    memory.extend([Flagged(i, i==399, False) for i in range(400)])
+    for left in (np.arange(0, 400, 4), np.array([7, 100, 399])):
+        eligible = Eligible(400)
+        eligible.take_out(np.setdiff1d(np.arange(400), left), 400)
+        index, n = memory.episode_index(), 200*len(left)
+        for strategy in ('future', 'episode'):
+            wanted = left[1:] if strategy=='future' else left
+            found = index.choose(np.full(n, left[1]), strategy, Rng(3), eligible)
+            counts = np.array([(found==o).sum() for o in wanted])
+            assert counts.sum()==n and ((counts - n/len(wanted))**2/(n/len(wanted))).sum() < len(wanted) + 6*np.sqrt(2*len(wanted)) + 6
+        assert (index.choose(left, 'final', Rng(0), eligible)==left[-1]).all()
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -15,6 +15,7 @@ from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.storage import texts
+from fastrl_replay.storage.choice import strings_in
 from refusals import refused
 from words import words
 
@@ -56,6 +57,9 @@ def test_strings_come_back_as_they_went_in(seed, tmp_path):
         for batch in (memory.sample(7 if len(memory) > 7 else 1), memory.recent(1), memory.fetch(rng.integers(memory.first_id, n, 5), ('where', 'task'))):
             assert batch.task==expected(batch.ids) and batch['where']==expected(batch.ids, 'where')
             assert [o.task for o in batch]==batch.task
+        stored = np.arange(memory.first_id, n)
+        strings, at = strings_in(memory._storage, 'where', stored % 40)
+        assert strings[at].tolist()==expected(stored, 'where')
         around = memory.sample(1, windows={'task': (-1, 0, 1)})
         [k], [[a, b, c]] = around.ids.tolist(), around.task
         assert b==expected([k])[0] and a in (b, *expected([k - 1])) and c in (b, *expected([k + 1]))

@@ -7,7 +7,6 @@ __all__ = ['as_windows', 'Around']
 
 # %% ../../nbs/3_lasting/17_windows.ipynb #7d7ca6d8
 from typing import Any
-import numpy as np
 from ..batch import AROUND
 from ..checks import Words, ids_of, leave_out, of_type, refuse, some_of
 from ..samplers.eligible import Eligible
@@ -34,10 +33,14 @@ def as_windows(given: Any, max_sz: int) -> dict[str, tuple[int, ...]] | None:
     return {field: _offsets(field, o, max_sz) for field, o in given.items()}
 
 # %% ../../nbs/3_lasting/17_windows.ipynb #3f951a95
+_PLAIN = range, tuple
+
 class Around:
     "The rows around each that is drawn from a `shelf`: of which fields, and how far away"
     def __init__(self, shelf: Shelf, windows: dict[str, tuple[int, ...]] | None = None) -> None:
         self.shelf, self.windows = shelf, windows
+        self._given: dict[str, Any] = {}                  # by the last call that gave any, and what that means
+        self._found: dict[str, tuple[int, ...]] | None = {}
 
     def set(self, given: Any) -> None:
         "Draw these windows from now on, where a call asks for no others"
@@ -57,7 +60,7 @@ class Around:
         shelf: Any = self.shelf
         given = self.windows
         if windows is not None:
-            given = as_windows(windows, shelf.max_sz)
+            given = self._checked(windows)
             self.check_fields(given, shelf.layout.fields if fields is None else fields)
         if not given: return shelf.storage.ask(bs, fields)
         wanted = tuple([o for o in given.items() if fields is None or o[0] in fields])
@@ -65,20 +68,13 @@ class Around:
         shelf.in_order = True
         shelf.episodes().catch_up()
         return shelf.storage.ask(bs, fields, AROUND, None, wanted)
+    def _checked(self, given):
+        "Offsets that a call gives, checked; those that the call before gave are known"
+        plain = given.__class__ is dict and all([o.__class__ in _PLAIN for o in given.values()])
+        if not plain: return as_windows(given, self.shelf.max_sz)
+        if given!=self._given: self._given, self._found = dict(given), as_windows(given, self.shelf.max_sz)
+        return self._found
     def look(self, request: Any, eligible: Eligible) -> None:
         "Find the rows around those that were drawn, where any are asked for; windows end before rows not `eligible`"
         if request.around is None: return
-        self.shelf.index().around(request.slots, request.offsets, request.around, request.is_pad)
-        if not eligible.all: self._end_at_dropped(request, eligible)
-    def _end_at_dropped(self, request, eligible):
-        "Let windows end before rows that were dropped, as if these were not stored"
-        least, most = min(0, request.offsets.min()), max(0, request.offsets.max())
-        every, shape = np.arange(least, most + 1), (len(request.slots), most + 1 - least)
-        slots, is_pad = np.empty(shape, np.int64), np.empty(shape, bool)
-        self.shelf.index().around(request.slots, every, slots, is_pad)
-        gone = ~eligible.holds(slots)
-        ends = np.where(gone & (every > 0), every, most + 1).min(1, keepdims=True) - 1
-        begins = np.where(gone & (every < 0), every, least - 1).max(1, keepdims=True) + 1
-        at = np.clip(request.offsets, begins, ends)
-        request.around[:] = np.take_along_axis(slots, at - least, 1)
-        request.is_pad[:] = np.take_along_axis(is_pad, at - least, 1) | (at!=request.offsets)
+        self.shelf.index().around(request.slots, request.offsets, request.around, request.is_pad, eligible)

@@ -156,13 +156,13 @@ class Chooser:
         oldest, leaving = max(0, storage.n_added - max_sz), eligible.leaving
         assert leaving is not None
         if len(leaving): self.shelf.room.note_dropped(max_sz, leaving)
-        cleared = np.arange(max(oldest, self._cleared), first)
+        cleared = np.arange(max(oldest, self._cleared), first)      # those before are out of the list already
         ids = np.append(cleared, leaving[leaving >= first])
         slots = ids[eligible.holds(ids % max_sz)] % max_sz
         if len(slots): self.sampler.on_drop(slots)
         eligible.take_out(slots, self.sampler.size)
+        if len(cleared): self.draws.clear(first)
         self._cleared = first
-        if first > oldest: self.draws.clear(first)
         eligible.leaving = None
     def leave_again(self, ids: np.ndarray | None) -> None:
         "Leave out the rows that were dropped or cleared before a folder was opened: `ids` (None: none was dropped)"

@@ -175,8 +175,8 @@ class Readable(MemoryBase):
         the one to be equal to. Dropped transitions are found as well: they are stored. A
         `ValueError` or `TypeError` names a field that is neither, or an answer that isn't n
         bools."""
-        with self.lock: ids, values = self._shelf.ids(), self._shelf.values(field)
-        return passing(ids, values, test)
+        with self.lock: ids, (values, at) = self._shelf.ids(), self._shelf.values(field)
+        return passing(ids, values, at, test)
     def column(self, field: str) -> np.ndarray:
         """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct`
         changes what is stored. A `ValueError` for other fields, or before the first step"""

@@ -14,7 +14,7 @@ from ..batch import FETCHED, Batch, check_streams, chunk_columns, chunk_streams,
 from ..checks import Words, form, ids_of, plain_array, refuse, require, shown, stored_ids, values_of
 from ..kernels import ids_in
 from ..steps import Layout, derived_type, encode, same_layout
-from ..storage.choice import bytes_each, kept_how, settled, storage_for, texts_in
+from ..storage.choice import bytes_each, kept_how, settled, storage_for, strings_in, texts_in
 from ..storage.episodes import ENDINGS, EpisodeIndex
 from ..storage.rooms import Ram
 
@@ -66,6 +66,7 @@ class Shelf:
         self.in_order = False            # has somebody asked for rows in the order of their episodes?
         self.lengths = Lengths()         # of the chunks that don't say whose each row is
         self._index: EpisodeIndex | None = None
+        self._ended: EpisodeIndex | None = None    # the same, where something tells their ends
 
     # What a row is
     def layout_of(self, step: Any) -> Layout:
@@ -94,11 +95,11 @@ class Shelf:
     def use(self, storage: Any) -> None:
         "Use this storage, or none, from now on"
         self.layout = None if storage is None else storage.layout
-        self._index = None
+        self.forget_index()
         self.storage = storage               # last: other threads look at it without a lock
     def use_gone(self, gone: Any) -> None:
         "Nothing can be read or written any more"
-        self._index = None
+        self.forget_index()
         self.storage = gone
     def stocked(self) -> Any:
         "Return the storage; a `ValueError` if nothing was ever stored"
@@ -191,13 +192,16 @@ class Shelf:
         return self._index
     def episodes(self) -> EpisodeIndex:
         "Return the index of the episodes; a `ValueError` where nothing tells the end of one"
+        if self._ended is not None: return self._ended
         names = self.stocked().layout.fields
-        if 'episode_n' in names or {'terminated', 'truncated'} <= set(names): return self.index()
+        if 'episode_n' in names or {'terminated', 'truncated'} <= set(names):
+            self._ended = self.index()
+            return self._ended
         raise ValueError('episode: expected steps with episode_n, or with terminated and truncated; '
                          f'got the fields {names}')
     def forget_index(self) -> None:
-        "The flags by which episodes end have changed"
-        self._index = None
+        "The flags by which episodes end have changed, or the rows"
+        self._index = self._ended = None
     def neighbours(self, ids: Any, by: int, within_episode: bool) -> np.ndarray:
         "Return ids of the steps before (`by` −1) or after (1) these, −1 where there is none"
         self.stocked()
@@ -234,15 +238,16 @@ class Shelf:
         view = self.numbers(field).view()
         view.flags.writeable = False
         return view
-    def values(self, field: str) -> np.ndarray:
-        "Return a field of all rows, oldest first, that is one number or string"
+    def values(self, field: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return a field of all rows, oldest first, that is one number, and None; or of strings all that
+        there are, and which of them each row has"""
         layout: Any = self.layout
         k = None if layout is None else layout.leaf(field)
         leaf = None if k is None else layout.leaves[k]
         slots = self.ids() % self.max_sz
-        if leaf is not None and leaf.text: return np.array(self.read(slots, (field,))[field], object)
+        if leaf is not None and leaf.text: return strings_in(self.storage, field, slots)
         found = self.numbers(field)[slots]
-        return found if leaf is None or leaf.bits_of is None else values_of(found, leaf.bits_of)
+        return found if leaf is None or leaf.bits_of is None else values_of(found, leaf.bits_of), None
     def correct(self, ids: Any, field: str, values: Any, before: Callable[[np.ndarray], None]) -> None:
         "Change a field of some rows: see `ReplayMemory.correct`. `before(ids)` is called before they change"
         layout: Any = self.layout
@@ -262,9 +267,12 @@ class Shelf:
         return True
 
 # %% ../../nbs/1_memory/18_shelf.ipynb #bbce265e
-def passing(ids: np.ndarray, values: np.ndarray, test: Any) -> np.ndarray:
-    "Return those of the `ids` (m,) whose `values` (m,) pass a test: see `ReplayMemory.where`"
-    found = np.asarray(test(values) if callable(test) else values==test)
+def passing(ids: np.ndarray, values: np.ndarray, at: np.ndarray | None, test: Any) -> np.ndarray:
+    """Return those of the `ids` (m,) whose value passes a test: see `ReplayMemory.where`. `values`: one
+    for each, or, `at` (int64[m]) places, all that there are"""
+    if at is None: found = np.asarray(test(values) if callable(test) else values==test)
+    elif callable(test): found = np.asarray(test(values[at]))
+    else: found = np.asarray(values==test)[at]
     if found.dtype==bool and found.shape==ids.shape: return ids[found]
     got = form(found) if callable(test) else Words(f'{shown(test)}, which no number can be compared with')
     refuse('test', f'a bool for each of {len(ids)} numbers', got, 'return values > 0, for example')

@@ -22,6 +22,7 @@ from .sum_tree import power
 START, BIRTH, BLOCK, SIZE, HEAD = range(5)  # rows of the directory: first key, its birth, number, size; counters
 BLOCKS, BORN, FIRST, WIDTH, SUMMED = range(5)  # counters: blocks, births, smallest key ever, block size, ranks summed
 _AHEAD = 6  # blocks between a prefetch and its use
+_AT_ONCE = 16  # blocks whose sizes are summed
 _SEEN, _SLOTS = 0, 8  # places in `kept`: the largest priority seen, the priority of slot 0
 
 def empty_blocks(capacity, width=128):
@@ -225,8 +226,11 @@ def remove(keys, slots, table, directory, gone):
 @kernel
 def slots_at(slots, directory, ranks, found):
     "Write into `found` (int64[bs]) the slots at the `ranks` (int64[bs], from 1), which must rise"
-    b, before, width = 0, 0, directory[HEAD, WIDTH]
+    b, before, width, sizes = 0, 0, directory[HEAD, WIDTH], directory[SIZE]
     for i in range(ranks.shape[0]):
+        while ranks[i] - before > _AT_ONCE*width:              # so many blocks hold no more: they are summed at once
+            for k in range(_AT_ONCE): before += sizes[np.uint64(b + k)]
+            b += _AT_ONCE
         while ranks[i] - before > directory[SIZE, b]:
             before += directory[SIZE, b]
             b += 1

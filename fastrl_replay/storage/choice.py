@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'check_fits', 'check_storage_options', 'as_kept',
-           'settled', 'storage_for', 'tables_of', 'stored_once', 'kept_how', 'texts_in', 'bytes_each']
+           'settled', 'storage_for', 'tables_of', 'stored_once', 'kept_how', 'strings_in', 'texts_in', 'bytes_each']
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
 import copy
 from typing import Any, NamedTuple
+import numpy as np
+from ..batch import FETCHED
 from ..checks import one_of, refuse, require, typed
 from ..steps import Layout, SimpleStep, is_step, readable
 from .rooms import Ram, free_memory
@@ -131,6 +133,16 @@ def kept_how(storage) -> str:
     "Say in words how a storage keeps its observations"
     tables = tables_of(storage)
     return '; '.join(map(str, tables)) + ', each stored once' if tables else 'plain records'
+def strings_in(storage: Any, field: str, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return strings (object array), and which of them the rows in `slots` have in a `field` of
+    strings (int64[m]). Where a table has each once, a question about a million rows is one about
+    a few strings"""
+    k = storage.layout.leaf(field)
+    for t in tables_of(storage):
+        if k in t.leaves: return t.distinct(slots)
+    request = storage.ask(len(slots), (field,), FETCHED)
+    request.slots[:] = slots
+    return np.array(storage.read(request)[field], object), np.arange(len(slots))
 def texts_in(storage: Any) -> dict[str, float]:
     "Return how many distinct strings the rows have in the field with the most, and how many it may be"
     found = [t for t in tables_of(storage) if isinstance(t, TextTable)]

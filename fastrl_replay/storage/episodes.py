@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ..checks import refuse
 from ..kernels import ids_in, inlined, kernel, prefetch
-from ..samplers.eligible import ALL, Eligible
+from ..samplers.eligible import ALL, Eligible, may_draw
 from ..samplers.rng import below_of, load, words_of
 from ..steps import ending_columns, goes_on
 
@@ -203,11 +203,22 @@ def _ring_of(tables, e):
     stream = tables[2][tables[1][e, STREAM]]
     return tables[1][e, BEGIN], stream[START], stream[OLD], stream[LIMIT], stream[ROOM] - 1, (stream[ROOM] >> 1) - 1
 
+@_inlined
+def _ends_eligible(tables, e, first, here, last, held):
+    "The first and the last place of the steps around `here`, from `first` to `last`, that may all be drawn"
+    begin, end = here, here
+    while begin > first and may_draw(held, slot_at(tables, e, begin - 1)): begin -= 1
+    while end < last and may_draw(held, slot_at(tables, e, end + 1)): end += 1
+    return begin, end
+
 @_kernel
-def _look_around(tables, slots, offsets, found, is_pad):
+def _look_around(tables, slots, offsets, held, found, is_pad):
     """Write the slots of the steps `offsets` places later into `found` (int64[m, k]): beyond
-    what is stored of an episode its first or last step, and True into `is_pad`. Each pass
-    prefetches what the next one reads"""
+    what is stored of an episode its first or last step, and True into `is_pad`. An episode ends
+    before a step that may not be drawn (`held`: see `Eligible`). Each pass prefetches what the
+    next one reads"""
+    least, most = np.int64(0), np.int64(0)
+    for by in offsets: least, most = min(least, by), max(most, by)
     rows, episodes, _, places, _, _ = tables
     for begin in range(0, len(slots), _AT_ONCE):
         part = slots[begin:begin + _AT_ONCE]
@@ -221,22 +232,61 @@ def _look_around(tables, slots, offsets, found, is_pad):
             e, to, pads = rows[slot, EPISODE], found[begin + i], is_pad[begin + i]
             begins, start, old, limit, mask, half = _ring_of(tables, e)
             first, last, here = episodes[e, GONE], episodes[e, LENGTH] - 1, place_of(tables, slot)
+            if len(held):
+                first, last = max(first, here + least), min(last, here + most)
+                first, last = _ends_eligible(tables, e, first, here, last, held)
             for k in range(np.uint64(len(offsets))):
-                place = max(first, min(last, here + offsets[k]))
-                pads[k], to[k] = place!=here + offsets[k], begins + place
+                by = max(first - here, min(last - here, offsets[k]))
+                pads[k] = by!=offsets[k]
+                to[k] = begins + here + by
+            if begins + max(first, here + least) >= limit:         # no row is in the old ring
+                for k in range(np.uint64(len(offsets))): to[k] = places[np.uint64(start + (to[k] & mask))]
+                continue
             for k in range(np.uint64(len(offsets))):
                 at = start + (to[k] & mask) if to[k] >= limit else old + (to[k] & half)
                 to[k] = places[np.uint64(at)]
 
+@_inlined
+def _last_eligible(tables, e, held):
+    "The last slot of an episode that may be drawn; −1, if none may"
+    for place in range(tables[1][e, LENGTH] - 1, tables[1][e, GONE] - 1, -1):
+        at = slot_at(tables, e, place)
+        if may_draw(held, at): return at
+    return -1
+
+@_inlined
+def _any_eligible(tables, e, least, held, slot, state):
+    "Each with the same chance of an episode's slots from place `least` on that may be drawn; `slot`, if none may"
+    n = np.uint64(0)
+    for place in range(least, tables[1][e, LENGTH]):
+        at = slot_at(tables, e, place)
+        if not may_draw(held, at): continue
+        n += np.uint64(1)
+        by, state = below_of(state, n)
+        if by==0: slot = at
+    return slot, state
+
 @_kernel
-def _choose(tables, slots, strategy, words, n_added, found):
+def _choose(tables, slots, strategy, words, n_added, held, found):
+    """Write ids of steps that may be drawn: one that may not is drawn again, as often as there are
+    steps, and only then are all looked at"""
     state = load(words)
+    known: Any = 0                       # the last episode of which the last step that is left was looked for
+    last: Any = -1
     for i, slot in enumerate(slots):
-        e, least = tables[0][slot, EPISODE], place_of(tables, slot)
+        e, least = np.int64(tables[0][slot, EPISODE]), place_of(tables, slot)
         if strategy==1: least = tables[1][e, LENGTH] - 1
         if strategy==2: least = tables[1][e, GONE]
-        by, state = below_of(state, np.uint64(tables[1][e, LENGTH] - least))
-        found[i] = ids_in(slot_at(tables, e, least + np.int64(by)), n_added, len(tables[0]))
+        n, tries, at, fits = np.uint64(tables[1][e, LENGTH] - least), 0, slot, False
+        while not fits and tries < n:
+            by, state = below_of(state, n)
+            at = slot_at(tables, e, least + np.int64(by))
+            fits, tries = may_draw(held, at), tries + 1
+        if not fits and strategy!=1: at, state = _any_eligible(tables, e, least, held, slot, state)
+        elif not fits:
+            if e!=known: known, last = e, _last_eligible(tables, e, held)
+            at = slot if last < 0 else last
+        found[i] = ids_in(at, n_added, len(tables[0]))
     words[0], words[1], words[2], words[3] = state
 
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e915000f
@@ -295,11 +345,13 @@ class EpisodeIndex:
         found = np.empty((len(slots), len(offsets)), np.int64)
         _look(tables, slots, offsets, self._counts[SEEN], found)
         return found
-    def around(self, slots: np.ndarray, offsets: np.ndarray, found: np.ndarray, is_pad: np.ndarray) -> None:
+    def around(self, slots: np.ndarray, offsets: np.ndarray, found: np.ndarray, is_pad: np.ndarray,
+               eligible: Eligible = ALL) -> None:
         """Write into `found` (int64[m, k]) the slots of the steps `offsets` (int64[k]) places
         later in the episodes, or of the first or last step that is stored of one; `is_pad`
-        (bool[m, k]): is it such a one?"""
-        _look_around(self.catch_up(), slots, offsets, found, is_pad)
+        (bool[m, k]): is it such a one? Steps that are not `eligible` for a draw, and those beyond
+        them, are as if they were not stored"""
+        _look_around(self.catch_up(), slots, offsets, eligible.held, found, is_pad)
     def counts(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         "Return how many stored steps of their episodes come before and after these (int64[m] each)"
         before, after = np.empty((2, len(slots)), np.int64)
@@ -325,18 +377,8 @@ class EpisodeIndex:
         from the row itself on ('future') or any stored one ('episode'), or the last ('final').
         It is one of those that are `eligible` for a draw; where there is none, the row itself"""
         tables, found = self.catch_up(), np.empty(len(slots), np.int64)
-        _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], found)
-        if eligible.all: return found
-        for i in np.flatnonzero(~eligible.holds(found % self.storage.max_sz)):
-            found[i] = self._choose_again(slots[i], strategy, rng, eligible)
+        _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], eligible.held, found)
         return found
-    def _choose_again(self, slot, strategy, rng, eligible):
-        "The id of one of the steps that may be chosen, of which the first choice was not one; O(its episode)"
-        own, ids = ids_in(slot, self.storage.n_added, self.storage.max_sz), self.ids_of(slot)
-        ids = ids[eligible.holds(ids % self.storage.max_sz)]
-        if strategy=='future': ids = ids[np.searchsorted(ids, own):]
-        if not len(ids): return own
-        return ids[-1] if strategy=='final' else ids[int(rng.integers(len(ids)))]
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is wrong. O(N)"

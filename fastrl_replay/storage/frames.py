@@ -493,12 +493,15 @@ def _array(what, state, name, dtype, *shape):
 class PackedFrames(FrameTable):
     "A `FrameTable` in RAM whose frames are `bytes`, each packed by LZ4"
     codec = 'lz4'
-    def _allocate(self): self.lz4, self.packed = lz4_block(), []
+    def _allocate(self): self.lz4, self.packed, self.n_packed = lz4_block(), [], 0
     def _extend(self, n):
         self.packed += [b'']*(n - self.ready)
         self.ready = n
     @property
-    def nbytes(self) -> int: return self.used*_KNOWN + sum(map(len, self.packed))
+    def nbytes(self) -> int: return self.used*_KNOWN + self.n_packed
+    def _keep(self, row, packed):
+        self.n_packed += len(packed) - len(self.packed[row])
+        self.packed[row] = packed
     def _unpack(self, row):
         try: frame = self.lz4.decompress(self.packed[row], uncompressed_size=self.nbytes_each)
         except self.lz4.LZ4BlockError: frame = b''
@@ -517,12 +520,12 @@ class PackedFrames(FrameTable):
                 packed = self.lz4.compress(planes[i, k].tobytes(), store_size=False)
                 if packed not in known:
                     known[packed] = number = int(_new_number(self.prints, self.counts, self.free, 0))
-                    self.packed[number - 1] = packed
+                    self._keep(number - 1, packed)
                 numbers[i, k] = known[packed]
 
     def sweep(self, filled) -> int:
         n_held = super().sweep(filled)
-        for number in self.free[:self._count[_N_FREE]].tolist(): self.packed[number - 1] = b''
+        for number in self.free[:self._count[_N_FREE]].tolist(): self._keep(number - 1, b'')
         return n_held
     def fill(self, request, shared):
         "As in `FrameTable`; each frame is unpacked once"
@@ -545,7 +548,7 @@ class PackedFrames(FrameTable):
         if (lengths < 0).any(): raise ValueError(f'{self.leaf.name}: lengths: expected none below 0')
         ends = np.cumsum(lengths, dtype=np.int64)
         frames = _array(self.leaf.name, state, 'frames', np.uint8, int(lengths.sum(dtype=np.int64)))
-        for o, part in zip(rows.tolist(), np.split(frames, ends[:-1])): self.packed[o] = part.tobytes()
+        for o, part in zip(rows.tolist(), np.split(frames, ends[:-1])): self._keep(o, part.tobytes())
 
 def lz4_block() -> Any:
     "Return the module `lz4.block`; an `ImportError` says how to install it"

@@ -46,7 +46,7 @@ class Ring:
         self.journal: Any = self.room.journal(size, max_sz)
         rows = min(max_sz, PIECE, max(1, SCRATCH//size))
         self.piece = rows if self.journal is None else min(rows, self.journal.rows)
-        self.streams, self.unsettled = Streams(), False
+        self.streams, self.unsettled = Streams(max_sz), False
 
     @property
     def n_added(self) -> int:
@@ -89,7 +89,7 @@ class Ring:
         self.streams, self.unsettled = self._link_into(self.links), False
     def _link_into(self, links):
         "Link all living rows in `links`, keeping links to overwritten rows; return the `Streams`"
-        streams, first = Streams(), self.first_id
+        streams, first = Streams(self.max_sz), self.first_id
         for n, run in self._runs(first, self.n_added):
             back, ids = links[run, 0].copy(), np.arange(n, n + run.stop - run.start)
             streams.link(self.whose[run].astype(np.int64), links, run.start, links, n, self.max_sz)
@@ -231,15 +231,17 @@ class Writer(Ring):
         values = self._step.fit(step)
         count, streams, max_sz = self._count, self.streams, self.max_sz
         n, first, stream = count[N_ADDED], count[FIRST_ID], 0 if self.key is None else int(values[self._key_at])
-        table, at = streams.view, streams.places.get(stream)
-        if at is None: at = streams.find(stream)
-        newest = table[at + 1]
+        cells, at, is_near = streams.near_view, stream, 0 <= stream < max_sz
+        if not is_near:
+            found = streams.places.get(stream)
+            cells, at = streams.view, 1 + (streams.find(stream) if found is None else found)
+        newest = cells[at] - 1
         back = n - newest if newest >= 0 and n - newest < max_sz else 0
         try: data = self._pack(back, 0, stream, *values) if self.key is None else self._pack(back, 0, *values)
         except (struct.error, OverflowError): self._refuse(values)
         self.unsettled = True
-        if newest < 0: streams.begin(stream, n, first)
-        else: table[at + 1] = n
+        if is_near or newest >= 0: cells[at] = n + 1
+        else: streams.begin(stream, n, first)
         if back: self._next_view[newest % max_sz] = back
         if n - first >= max_sz:
             if self.journal is not None: self._keep(n, 1)

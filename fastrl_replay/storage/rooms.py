@@ -48,6 +48,8 @@ def fresh_pages(nbytes: int, reserve: bool = True) -> np.ndarray:
     if hasattr(mmap, 'MADV_HUGEPAGE'): pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 
+_UNASKED = 1 << 20         # bytes that may follow before the system is asked again, which takes longer than a step
+
 class Ram:
     "Allocates main memory for storages and samplers. A `MappedFolder` has the same methods"
     durable, writable = False, True
@@ -72,7 +74,7 @@ class Ram:
         before = self._upto.get(name, 0)
         if upto <= before: return
         check_free(name, upto - before)
-        self._upto[name] = upto
+        self._upto[name] = upto + _UNASKED
 
     def attach(self, sampler: Any, max_sz: int) -> None:
         "Let a sampler serve a memory of `max_sz` slots, with arrays of its own"

@@ -196,6 +196,13 @@ class TextNumbers:
         numbers = (found + 1).astype(np.uint32).view(np.int32)           # as the records have them
         self._check(numbers[found >= 0], RuntimeError)
         request.leaves[k][...] = [self._text(o) for o in numbers.tolist()]
+    def distinct(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        "Return all strings (object array), and which of them the rows in `slots` have (int64[m])"
+        if not self.room.writable: self._look_again()
+        first, *second = [o.texts for o in self.lists]
+        strings = ['', *first, *(second[0] if second else ())]
+        numbers = self.held[slots].astype(np.int64)
+        return np.array(strings, object), np.where(numbers < 0, len(first) - numbers, numbers)
     def _text(self, number):
         if number < 0: return self.lists[1].texts[-number - 1]
         return self.lists[0].texts[number - 1] if number else ''
