@@ -70,7 +70,7 @@ class Around:
         return shelf.storage.ask(bs, fields, AROUND, None, wanted)
     def _checked(self, given):
         "Offsets that a call gives, checked; those that the call before gave are known"
-        plain = given.__class__ is dict and all([o.__class__ in _PLAIN for o in given.values()])
+        plain = given.__class__ is dict and all(o.__class__ in _PLAIN for o in given.values())
         if not plain: return as_windows(given, self.shelf.max_sz)
         if given!=self._given: self._given, self._found = dict(given), as_windows(given, self.shelf.max_sz)
         return self._found
