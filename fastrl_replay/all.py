@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError', 'ReplayMemory',
            'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE',
-           'AgeWeighted', 'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
-           'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay', 'Actors',
-           'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay', 'DQNLearner',
+           'AgeWeighted', 'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'Episodes', 'EpsilonGreedy',
+           'as_node', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
+           'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay', 'DQNLearner',
            'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
 
 # %% ../nbs/5_looking/05_all.ipynb #13dbbc6c
@@ -28,6 +28,7 @@ from .mixed import MixedMemory
 from .pipes.base import IterDataPipe, datapipe
 from .pipes.stepper import GymStepper
 from .pipes.n_step import NStep
+from .pipes.whole_episodes import Episodes
 from .pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from .pipes.sequences import SequenceReplay
 from .pipes.hindsight import HindsightReplay
@@ -44,7 +45,7 @@ from .runs import BestWeights
 _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError',
          'ReplayMemory', 'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased',
          'LAP', 'Combined', 'ERE', 'AgeWeighted', 'Sequence',
-         'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
+         'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'Episodes', 'EpsilonGreedy', 'as_node',
          'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
          'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay',
          'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
