@@ -5,12 +5,14 @@ import ast
 
 import numpy as np
 import pytest
+from torch import nn
 
 from fastrl_replay.all import (
     ERE, LAP, Actors, AgeWeighted, Combined, DeviceMemory, Episodes, ExperienceReplay, GymStepper, HindsightReplay, LinearSchedule,
-    MixedMemory, NStep, PrioritizedReplay, Proportional, RankBased, RankReplay, RayActors, RayReplay, ReplayMemory,
+    MixedMemory, Normalized, NStep, PrioritizedReplay, Proportional, RankBased, RankReplay, RayActors, RayReplay, ReplayMemory,
     SequenceReplay, SimpleStep, Uniform)
 from fastrl_replay.memory.plain import PlainMemory
+from fastrl_replay.pipes.normalized import Statistics
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import Layout
 from fastrl_replay.storage.choice import storage_for
@@ -108,6 +110,7 @@ def replay(kind, **options): return lambda source: kind(source, bs=4, max_sz=30,
 PIPES = dict(
     n_step=lambda source: NStep(source, n=3, gamma=.9), replay=replay(ExperienceReplay, min_sz=9), prioritized=replay(PrioritizedReplay),
     rank=replay(RankReplay), sequences=replay(SequenceReplay, length=3), actors=lambda source: Actors(source, 0, chunk=4),
+    statistics=lambda source: Statistics(source, Normalized(nn.Flatten())),
     hindsight=lambda source: replay(HindsightReplay, compute_reward=reward)(Goals(source)), ray_actors=lambda source: RayActors(source, 0, chunk=4))
 NOT_EXACT = dict(       # environments are not saved, nor is what lies before a memory of shards
     gym=lambda source: GymStepper(['CartPole-v1'], seed=0), ray=replay(RayReplay, shards=0),

@@ -99,7 +99,7 @@ def test_every_form_does_what_a_list_for_each_stream_does(kind):
                 episodes = again
         assert sum(map(len, episodes._open.rows.values())) <= len(steps)
         wanted, got = wanted + naive.flush(), got + rows(episodes.flush())
-        key = lambda o: (o['env_id'], o['episode_n'], o['step_n'])           # noqa: E731   (when 64 single steps settle, order may differ)
+        key = lambda o: (o['env_id'], o['episode_n'], o['step_n'])           # (when 64 single steps settle, order may differ)
         assert sorted(got, key=key)==sorted((r for o in wanted for r in rounded(o)), key=key), seed
         assert len(got)==len(steps) and not len(episodes.flush())
 
