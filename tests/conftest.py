@@ -46,7 +46,7 @@ GROUPS = dict(
     static=Group('make test-all', 'type checkers, linters, the files of the repository', 'test_types.py test_repository.py test_quality.py::test_ruff*'),
     site=Group('make test-all', 'the site, also in a browser, and its drawings', 'test_docs.py test_drawings.py'),
     commands=Group('make test-all', 'training runs from the command line, killed, resumed and drawn',
-        '''test_runs.py test_cli.py::test_actors* test_cli.py::test_other_environments* test_cli.py::test_a_run_leaves_a_picture*
+        '''test_runs.py test_programs.py test_cli.py::test_actors* test_cli.py::test_other_environments* test_cli.py::test_a_run_leaves_a_picture*
         test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes*
         test_cli.py::test_any_environment_plays test_cli.py::test_a_run_says_how_it_went* test_cli.py::test_an_environment_whose*'''),
     processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
