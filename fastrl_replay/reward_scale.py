@@ -24,7 +24,9 @@ def _spans(discounts: np.ndarray, gamma: float) -> list[int]:
     found[discounts==0] = 1.
     spans = found.round()
     wrong = (spans < 1) | (abs(found - spans) > .01)
-    if wrong.any(): refuse('reward_scale: gamma', f'that of the n-step returns, whose discount is {discounts[wrong][0]:.6g}', gamma)
+    if wrong.any():
+        wanted = f'that of the n-step returns, whose discount is {discounts[wrong][0]:.6g}'
+        refuse('reward_scale: gamma', wanted, gamma)
     return spans.astype(int).tolist()
 
 class RewardScale:
@@ -61,16 +63,19 @@ class RewardScale:
                 'upstream, or leave it out')
         with memory.lock:
             fields = [f for f in ('reward', 'terminated', 'truncated', 'discount') if f in memory.layout.fields]
-            for _, rows in memory.news(self.seen, fields): self.count_rows(rows, memory.previous(rows.ids, within_episode=True))
+            for _, rows in memory.news(self.seen, fields):
+                self.count_rows(rows, memory.previous(rows.ids, within_episode=True))
 
     def count_rows(self, rows: Any, previous: np.ndarray) -> None:
-        "Run the returns over `rows`, a `Batch` in the order of time, each after the row of its episode with the id `previous`"
+        """Run the returns over `rows`, a `Batch` in the order of time, each after the row of its
+        episode with the id in `previous` (−1: it is the first)"""
         if not len(rows): return
         n, has_discount = len(rows), 'discount' in rows.step_type._fields
         discounts = rows.discount.double().numpy() if has_discount else np.full(n, self.gamma)
         spans = _spans(discounts, self.gamma) if has_discount else [1]*n
         ended = (rows.terminated | rows.truncated).tolist()
-        returns, each = np.empty(n), zip(rows.ids.tolist(), previous.tolist(), rows.reward.tolist(), discounts.tolist(), spans, ended)
+        returns = np.empty(n)
+        each = zip(rows.ids.tolist(), previous.tolist(), rows.reward.tolist(), discounts.tolist(), spans, ended)
         for k, (id, before, reward, discount, span, ends) in enumerate(each):
             due = self.open.pop(before, [])
             returns[k] = total = reward + (due.pop(0) if due else 0.)
@@ -84,9 +89,10 @@ class RewardScale:
 
     def state_dict(self) -> dict[str, Any]:
         "Return plain data: what is counted, and what open episodes hand over"
-        names = 'gamma', 'mean', 'variance', 'count', 'n_batches'
         seen = np.array([*self.seen.items()], np.int64).reshape(-1, 2)
-        return {k: getattr(self, k) for k in names} | dict(seen=seen, open=[[id, *due] for id, due in self.open.items()])
+        due = [[id, *o] for id, o in self.open.items()]
+        return dict(gamma=self.gamma, mean=self.mean, variance=self.variance, count=self.count,
+                    n_batches=self.n_batches, seen=seen, open=due)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from `state_dict`; a `CheckpointError` for another gamma"
         if state['gamma']!=self.gamma: refuse('reward_scale: gamma', state['gamma'], self.gamma, error=CheckpointError)

@@ -16,6 +16,7 @@ from fastrl_replay.pipes.agents import move_towards
 from fastrl_replay.pipes.normalized import Normalized, Running, Statistics
 from fastrl_replay.steps import tree_map
 from refusals import refused
+from words import WORDS
 
 
 def net(seed=0):
@@ -226,7 +227,7 @@ def test_shared_weights_bring_the_statistics():
     shared.publish(model)
     agent(states[:1]), agent(states[:1])
     assert (states_of(agent.model)[0]==states_of(model)[0]).all() and (agent.model(torch.as_tensor(states))==model(torch.as_tensor(states))).all()
-    with pytest.raises(TypeError, match='observation='): SharedParams(Normalized(Arms()))
+    with pytest.raises(TypeError, match=WORDS['tell its form']): SharedParams(Normalized(Arms()))
 
 
 def test_after_actors(tmp_path):
@@ -241,7 +242,7 @@ def test_after_actors(tmp_path):
     agree(model, 'state', rows.state)
     replay.save(tmp_path)
     source.close()
-    with pytest.raises(ActorError, match='put .statistics.model. after .actors'):
+    with pytest.raises(ActorError, match=WORDS['after the actors']):
         next(iter(GymStepper(['CartPole-v1']).statistics(model).actors(1, ctx=multiprocessing.get_all_start_methods()[-1])))
 
 

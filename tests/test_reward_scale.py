@@ -13,6 +13,7 @@ from fastrl_replay.ray import RayMemory
 from fastrl_replay.reward_scale import RewardScale
 from fastrl_replay.saving import CheckpointError
 from refusals import refused
+from words import WORDS
 
 pytestmark = pytest.mark.filterwarnings('ignore:device. on a CPU')
 
@@ -104,7 +105,7 @@ def test_until_there_is_a_spread_nothing_changes():
     memory.extend([SimpleStep(0., 0, 0., True, reward=3., step_n=0) for _ in range(4)])
     assert scale(memory.sample(4)).reward.tolist()==[3.]*4 and scale.spread==1.
     with refused('reward_scale: gamma'): RewardScale(-1)
-    with pytest.raises(ValueError, match='memory in this process'): RewardScale()(Batch.of_steps([SimpleStep(0., 0, 0.)]))
+    with pytest.raises(ValueError, match=WORDS['a memory here']): RewardScale()(Batch.of_steps([SimpleStep(0., 0, 0.)]))
     n_step = ReplayMemory(10, seed=0)
     n_step.extend(list(NStep(walks(0), 3, 1.)))
     with refused('reward_scale: gamma'): RewardScale(1.).look(n_step)
@@ -133,7 +134,7 @@ def test_a_learner_learns_from_scaled_rewards(kind, tmp_path):
     again.load(tmp_path/'scaled')
     assert again.reward_scale.state_dict()['open']==scaled.reward_scale.state_dict()['open'] and again.reward_scale.spread==scaled.reward_scale.spread
     for o, folder in ((learner(None, kind=kind), 'scaled'), (learner(RewardScale(), kind=kind), 'plain'), (learner(RewardScale(.5), kind=kind), 'scaled')):
-        with pytest.raises(CheckpointError, match='reward_scale'): o.load(tmp_path/folder)
+        with pytest.raises(CheckpointError, match=WORDS['about the reward scale']): o.load(tmp_path/folder)
         assert o.n_batches==0 and (o.reward_scale is None or not o.reward_scale.count)
 
 

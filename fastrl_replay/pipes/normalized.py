@@ -20,10 +20,11 @@ from .base import (
 from ..steps import children, is_step, like, tree_map
 
 # %% ../../nbs/2_learning/09_normalized.ipynb #58dd4e10
-_EPS = 1e-8                          # added to each variance, so that a number that never changes is no division by zero
+_EPS = 1e-8                     # added to each variance: a number that never changes is no division by zero
 
 def merged(mean: Any, variance: Any, count: Any, rows: Any) -> tuple[Any, Any]:
-    "Return the mean and the variance of `count` earlier rows and these, as arrays or tensors (Chan et al. 1983, section 2)"
+    """Return the mean and the variance of `count` earlier rows and these `rows`, as arrays or
+    tensors like them (Chan et al. 1983, section 2)"""
     n = len(rows)
     own = rows.sum(0)/n
     between, total = own - mean, count + n
@@ -51,8 +52,8 @@ class Running(nn.Module):
         """Return mean, variance and the number of rows with `x`, an array or tensor (…, *shape);
         a `ValueError` names it where its shape does not fit, or a number is not finite. Whether it
         is finite is looked at on the CPU only: on a GPU, to look is to wait"""
-        known = self._buffers                  # without the look-ups of a module's attributes
-        mean, variance, count = known['mean'], known['variance'], known['count']
+        known: Any = self._buffers             # without the look-ups of a module's attributes
+        mean, variance, count = (known[k] for k in ('mean', 'variance', 'count'))
         shape = tuple(mean.shape)
         if tuple(x.shape)[x.ndim - len(shape):]!=shape or x.ndim < len(shape):
             refuse(name, f'numbers of shape {shape}, perhaps in rows', form(x), 'give Normalized observation=')
@@ -62,10 +63,11 @@ class Running(nn.Module):
         rows = np.asarray(x.double().cpu() if isinstance(x, torch.Tensor) else x, np.float64).reshape(-1, *shape)
         made = merged(mean.numpy(), variance.numpy(), int(count), rows)
         if not np.isfinite(made[1].sum()): refuse(name, 'finite numbers', Words(rows[~np.isfinite(rows)][:1]))
-        return *map(np.asarray, made), len(rows)
+        mean, variance = map(np.asarray, made)
+        return mean, variance, len(rows)
     def keep(self, mean: Any, variance: Any, n: int) -> None:
         "Take what `merged` returned"
-        known = self._buffers
+        known: Any = self._buffers
         known['mean'].copy_(torch.as_tensor(mean))
         known['variance'].copy_(torch.as_tensor(variance))
         known['count'].add_(n)
@@ -75,7 +77,7 @@ class Running(nn.Module):
         self.keep(*self.merged('x', x))
     def derive(self) -> None:
         "Bring up to date what `forward` uses"
-        known = self._buffers
+        known: Any = self._buffers
         known['shift'].copy_(known['mean'])
         known['rate'].copy_((known['variance'] + _EPS).rsqrt_())
 
@@ -85,10 +87,11 @@ class Running(nn.Module):
         return made if made.dtype==x.dtype or not x.is_floating_point() else made.to(x.dtype)
     def _apply(self, fn, recurse=True):
         "Move with the network; but what is counted stays float64 where that becomes float32 or bfloat16"
-        for k, t in self._buffers.items():
+        buffers: Any = self._buffers
+        for k, t in buffers.items():
             moved = fn(t)
             kept = moved.dtype==t.dtype or k in ('shift', 'rate')
-            self._buffers[k] = moved if kept else t.to(moved.device)
+            buffers[k] = moved if kept else t.to(moved.device)
         return self
     def _load_from_state_dict(self, *args):
         super()._load_from_state_dict(*args)
@@ -113,8 +116,8 @@ def _example(space: Any) -> Any:
 def _first_input(net: nn.Module) -> Any:
     "A state as the first layer takes it, where that is a linear or recurrent one; else None"
     if isinstance(net, nn.Sequential): return _first_input(net[0]) if len(net) else None
-    n: Any = getattr(net, dict(Linear='in_features', GRU='input_size', LSTM='input_size').get(type(net).__name__, ''), None)
-    return None if n is None else np.empty(n, np.float32)
+    if isinstance(net, nn.Linear): return np.empty(net.in_features, np.float32)
+    return np.empty(net.input_size, np.float32) if isinstance(net, nn.RNNBase) else None
 
 def _is_floating(v: Any) -> bool:
     return v.is_floating_point() if isinstance(v, torch.Tensor) else np.asarray(v).dtype.kind=='f'
@@ -134,7 +137,7 @@ class Normalized(nn.Module):
     def __init__(
         self, net: nn.Module,                # what gets the normalised states
         clip: float | None = 10.,            # the largest size of a normalised number (None: any)
-        observation: Any = None,             # an observation space, or a state, without a batch's axis (None: see above)
+        observation: Any = None,             # a space, or a state without a batch's axis (None: see above)
     ) -> None:
         super().__init__()
         self.net, self.frozen = net, False
@@ -172,7 +175,8 @@ class Normalized(nn.Module):
         "Count `states`: arrays or tensors with any axes in front of those of a state, or without"
         if self.frozen: return
         require(self.is_formed, 'states: of an unknown form; call form(state), or give observation=')
-        known, made = dict(self.running.items()), {}
+        known: dict[str, Any] = dict(self.running.items())
+        made = dict[str, tuple[Any, Any, int]]()
         for name, v in _leaves(states):
             if name in known: made[name] = known[name].merged(_named(name), v)
             elif _is_floating(v):
@@ -202,7 +206,9 @@ class Normalized(nn.Module):
         return made
     def __getstate__(self): return {k: v for k, v in vars(self).items() if k!='_family'}
     def __setstate__(self, state): super().__setstate__(state | dict(_family=weakref.WeakSet([self])))
-    def extra_repr(self) -> str: return f'clip={self.clip}' + ', frozen'*self.frozen
+    def extra_repr(self) -> str:
+        "Return what `repr` says beside the parts"
+        return f'clip={self.clip}' + ', frozen'*self.frozen
 
 def _named(name: str) -> str: return name.replace('/', '.')
 def _listed(names: Any) -> str: return ', '.join(map(_named, names))
@@ -229,7 +235,8 @@ class Statistics(IterDataPipe):
     ) -> None:
         self.source_datapipe, self._upstream, self.field = source_datapipe, Upstream(source_datapipe), field
         found = [o for o in model.modules() if isinstance(o, Normalized)] if isinstance(model, nn.Module) else []
-        if not found: refuse('statistics: model', 'a Normalized, or a module with one in it', typed(model), error=TypeError)
+        wanted = 'a Normalized, or a module with one in it'
+        if not found: refuse('statistics: model', wanted, typed(model), error=TypeError)
         self.models = [*{id(o.running): o for o in found}.values()]        # those that share statistics count once
         self._place = Resumable()
     def __iter__(self) -> Iterator[Any]: return self._run()

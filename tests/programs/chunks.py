@@ -3,7 +3,6 @@ import os
 import sys
 from pathlib import Path
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import nn
 from fastrl_replay.all import Episodes, MixedMemory, ReplayMemory, SimpleStep

@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 import torch
 from fastrl_replay.all import (
-    Batch, DQNLearner, EpsilonGreedy, GymStepper, IterDataPipe, Normalized, RewardScale, SharedAgent, SharedParams, datapipe)
+    DQNLearner, EpsilonGreedy, GymStepper, IterDataPipe, Normalized, RewardScale, SharedAgent, SharedParams, datapipe)
 
 class Centimetres(gym.ObservationWrapper):
     def observation(self, o): return o*np.float32([100, 100, 1, 1])
