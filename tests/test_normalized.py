@@ -13,7 +13,7 @@ from fastrl_replay.all import (
 from fastrl_replay.memory import DeviceMemory
 from fastrl_replay.pipes.actors import ActorError
 from fastrl_replay.pipes.agents import move_towards
-from fastrl_replay.pipes.normalized import Normalized, Running, Statistics
+from fastrl_replay.pipes.normalized import Normalized, Running, Statistics, merged
 from fastrl_replay.steps import tree_map
 from refusals import refused
 from words import WORDS
@@ -275,6 +275,23 @@ def test_a_mask_and_a_q_network():
     state = dict(observation=np.float32([1, 2, 3, 4]), action_mask=np.int8([0, 1]))
     assert [*Statistics([step_of(state)]*3, model)] and [*model.running]==['state/observation']
     assert EpsilonGreedy(model, 0.)(tree_map(lambda a: a[None], state)).tolist()==[1]
+
+
+def test_arrays_and_tensors_are_counted_by_one_formula():
+    "On a GPU the same is computed with tensors"
+    rng, a, b = np.random.default_rng(0), (np.zeros(3), np.ones(3), 0), (torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), 0)
+    for n in (1, 7, 1, 30):
+        rows = rng.normal(100, 2, (n, 3))
+        a = *merged(*a, rows), a[2] + n
+        b = *merged(b[0], b[1], torch.tensor(b[2]).double(), torch.as_tensor(rows)), b[2] + n
+        np.testing.assert_allclose(a[0], b[0].numpy(), 1e-14)
+        np.testing.assert_allclose(a[1], b[1].numpy(), 1e-12, 1e-25)
+
+
+def test_a_state_that_is_one_number():
+    model = Normalized(nn.Identity())
+    assert [*Statistics([step_of(float(k)) for k in range(5)], model)] and model.running['state'].mean==2 and model.running['state'].variance==2
+    assert model(torch.tensor([2., 4.])).tolist()==[0, pytest.approx(2**.5)]
 
 
 def test_one_step_loop_without_a_pipe():

@@ -55,12 +55,13 @@ class Running(nn.Module):
         known: Any = self._buffers             # without the look-ups of a module's attributes
         mean, variance, count = (known[k] for k in ('mean', 'variance', 'count'))
         shape = tuple(mean.shape)
+        if not isinstance(x, torch.Tensor): x = np.asarray(x)
         if tuple(x.shape)[x.ndim - len(shape):]!=shape or x.ndim < len(shape):
             refuse(name, f'numbers of shape {shape}, perhaps in rows', form(x), 'give Normalized observation=')
         if not mean.is_cpu:
             rows: Any = torch.as_tensor(x).to(mean.device, torch.float64).reshape(-1, *shape)
             return *merged(mean, variance, count.double(), rows), len(rows)
-        rows = np.asarray(x.double().cpu() if isinstance(x, torch.Tensor) else x, np.float64).reshape(-1, *shape)
+        rows = np.asarray(x.detach().double().cpu() if isinstance(x, torch.Tensor) else x, np.float64).reshape(-1, *shape)
         made = merged(mean.numpy(), variance.numpy(), int(count), rows)
         if not np.isfinite(made[1].sum()): refuse(name, 'finite numbers', Words(rows[~np.isfinite(rows)][:1]))
         mean, variance = map(np.asarray, made)
