@@ -61,7 +61,8 @@ class Running(nn.Module):
         if not mean.is_cpu:
             rows: Any = torch.as_tensor(x).to(mean.device, torch.float64).reshape(-1, *shape)
             return *merged(mean, variance, count.double(), rows), len(rows)
-        rows = np.asarray(x.detach().double().cpu() if isinstance(x, torch.Tensor) else x, np.float64).reshape(-1, *shape)
+        if isinstance(x, torch.Tensor): x = x.detach().double().cpu()         # numpy has no bfloat16
+        rows = np.asarray(x, np.float64).reshape(-1, *shape)
         made = merged(mean.numpy(), variance.numpy(), int(count), rows)
         if not np.isfinite(made[1].sum()): refuse(name, 'finite numbers', Words(rows[~np.isfinite(rows)][:1]))
         mean, variance = map(np.asarray, made)

@@ -181,8 +181,8 @@ def labelled(episode: Batch, fn: Callable[[Batch], dict[str, Any]]) -> Batch:
 # %% ../../nbs/2_learning/08_whole_episodes.ipynb #e90467d0
 _NO_END = ('whole_episodes: {} of the last {} episodes have no end: steps of their stream follow whose step_n and '
            'episode_n do not go on from the step before. Do two sources have a stream of the same number? Give each an '
-           'env_id of its own, as GymStepper(…, first_env_id=…) does. Else look upstream for a shuffle, or a filter that '
-           'drops steps')
+           'env_id of its own, as GymStepper(…, first_env_id=…) does. Else look upstream for a shuffle, or a filter '
+           'that drops steps')
 
 @datapipe('whole_episodes')
 class Episodes(IterDataPipe):
