@@ -50,7 +50,7 @@ GROUPS = dict(
         test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes*
         test_cli.py::test_any_environment_plays test_cli.py::test_a_run_says_how_it_went* test_cli.py::test_an_environment_whose*'''),
     processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
-        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py test_far_streams.py::test_actors* test_upstream.py::*ones_own_is_killed* test_upstream.py::test_beyond_actors* test_normalized.py::test_after_actors'),
+        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py test_far_streams.py::test_actors* test_upstream.py::*ones_own_is_killed* test_upstream.py::test_beyond_actors* test_normalized.py::test_after_actors test_whole_episodes.py::test_with_actors*'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
         '''test_kills.py test_interrupts.py test_first_calls.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
         *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*

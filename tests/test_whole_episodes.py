@@ -9,7 +9,9 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.base import IterDataPipe
 from fastrl_replay.pipes.n_step import NStep
+from fastrl_replay.pipes.actors import Actors
 from fastrl_replay.pipes.replay import ExperienceReplay
+from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.pipes.whole_episodes import Episodes
 from fastrl_replay.saving import CheckpointError, SavedState, save_state
 from fastrl_replay.steps import SimpleStep, Transition
@@ -228,7 +230,28 @@ def test_what_fn_may_return(returned, argument):
 
 
 def test_it_is_a_pipe_in_a_chain_and_pickles():
-    assert IterDataPipe.functions['whole_episodes']
+    assert IterDataPipe.functions['whole_episodes'] and Actors
     steps = walks(8)
     pipe = Episodes(steps, summed)
     assert [rows(o) for o in pickle.loads(pickle.dumps(pipe))]==[rows(o) for o in pipe]
+
+
+@pytest.mark.parametrize('before', [True, False])
+def test_with_actors_each_step_is_handed_on_once(before):
+    "In the workers, or in this process, where their chunks arrive"
+    steps = GymStepper(['CartPole-v1'], seed=0)
+    whole = steps.whole_episodes(summed_reward).actors(2, 'fork', chunk=32) if before else steps.actors(2, 'fork', chunk=32).whole_episodes(summed_reward)
+    actors, seen = whole if before else whole.source_datapipe, {}
+    try:
+        for _, item in zip(range(12), whole):
+            for step in item:
+                key = int(step.env_id), int(step.episode_n), int(step.step_n)
+                assert key not in seen
+                seen[key] = int(step.total_reward)
+    finally: actors.close()
+    assert {env for env, _, _ in seen}=={0, 1}
+    for env, episode, n in seen:                                   # whole: from the first step to the last, which is followed by nothing
+        assert seen[env, episode, 0]==seen[env, episode, n] + n
+        assert seen[env, episode, n]==1 or (env, episode, n + 1) in seen
+
+def summed_reward(episode): return dict(total_reward=episode.reward.flip(0).cumsum(0).flip(0))
