@@ -139,7 +139,7 @@ class Normalized(nn.Module):
     def __init__(
         self, net: nn.Module,                # what gets the normalised states
         clip: float | None = 10.,            # the largest size of a normalised number (None: any)
-        observation: Any = None,             # a space, or a state without a batch's axis (None: see above)
+        observation: Any = None,             # a space, or one state (None: as the first layer or states say)
     ) -> None:
         super().__init__()
         self.net, self.frozen = net, False
@@ -159,8 +159,12 @@ class Normalized(nn.Module):
         self.is_formed = True
         for o in self._family: o.form(state)
 
-    def forward(self, states: Any, *args: Any, **kw: Any) -> Any:
-        "Return what `net` makes of the normalised states, (bs, …) or with more axes in front"
+    def forward(
+        self, states: Any,  # (bs, …), or with more axes in front
+        *args: Any,         # of `net`, after the states
+        **kw: Any,          # the same
+    ) -> Any:
+        "Return what `net` makes of the normalised states"
         return self.net(self.normalized(states), *args, **kw)
     def normalized(self, states: Any) -> Any:
         "Return the states, normalised: nested as they are, of the same dtypes"
