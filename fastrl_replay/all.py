@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError', 'ReplayMemory',
            'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE',
-           'AgeWeighted', 'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
-           'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay', 'Actors',
-           'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay', 'DQNLearner',
-           'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
+           'AgeWeighted', 'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'Episodes', 'Normalized',
+           'EpsilonGreedy', 'as_node', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay',
+           'HindsightReplay', 'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors',
+           'RayReplay', 'DQNLearner', 'Learner', 'RewardScale', 'BestWeights', 'q_network', 'evaluate',
+           'TensorBoardLog']
 
 # %% ../nbs/5_looking/05_all.ipynb #13dbbc6c
 from .steps import SimpleStep, Transition
@@ -28,6 +29,8 @@ from .mixed import MixedMemory
 from .pipes.base import IterDataPipe, datapipe
 from .pipes.stepper import GymStepper
 from .pipes.n_step import NStep
+from .pipes.whole_episodes import Episodes
+from .pipes.normalized import Normalized
 from .pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from .pipes.sequences import SequenceReplay
 from .pipes.hindsight import HindsightReplay
@@ -37,6 +40,7 @@ from .pipes.actors import ActorError, Actors
 from .pipes.weights import SharedAgent, SharedParams
 from .ray.replay import RayActors, RayReplay
 from .learner import DQNLearner, Learner, evaluate, q_network
+from .reward_scale import RewardScale
 from .show import TensorBoardLog
 from .runs import BestWeights
 
@@ -44,7 +48,7 @@ from .runs import BestWeights
 _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError',
          'ReplayMemory', 'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased',
          'LAP', 'Combined', 'ERE', 'AgeWeighted', 'Sequence',
-         'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'EpsilonGreedy', 'as_node',
+         'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'Episodes', 'Normalized', 'EpsilonGreedy', 'as_node',
          'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
          'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay',
-         'DQNLearner', 'Learner', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
+         'DQNLearner', 'Learner', 'RewardScale', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']

@@ -35,7 +35,10 @@ GROUPS = dict(
         test_members.py test_texts_forgotten.py test_planes.py test_streams_torn.py
         test_messages.py test_ray_figures.py
         test_edges_of_lasting.py test_restored.py test_device_restored.py test_format.py test_pickles.py
-        test_one_kernel.py test_eligible.py test_level.py'''),
+        test_one_kernel.py test_eligible.py test_level.py
+        test_whole_episodes.py
+        test_normalized.py
+        test_reward_scale.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py test_injector.py test_kit.py test_kit_finds.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
@@ -43,11 +46,11 @@ GROUPS = dict(
     static=Group('make test-all', 'type checkers, linters, the files of the repository', 'test_types.py test_repository.py test_quality.py::test_ruff*'),
     site=Group('make test-all', 'the site, also in a browser, and its drawings', 'test_docs.py test_drawings.py'),
     commands=Group('make test-all', 'training runs from the command line, killed, resumed and drawn',
-        '''test_runs.py test_cli.py::test_actors* test_cli.py::test_other_environments* test_cli.py::test_a_run_leaves_a_picture*
+        '''test_runs.py test_programs.py test_cli.py::test_actors* test_cli.py::test_other_environments* test_cli.py::test_a_run_leaves_a_picture*
         test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes*
         test_cli.py::test_any_environment_plays test_cli.py::test_a_run_says_how_it_went* test_cli.py::test_an_environment_whose*'''),
     processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
-        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py test_far_streams.py::test_actors* test_upstream.py::*ones_own_is_killed* test_upstream.py::test_beyond_actors*'),
+        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py test_far_streams.py::test_actors* test_upstream.py::*ones_own_is_killed* test_upstream.py::test_beyond_actors* test_normalized.py::test_after_actors test_whole_episodes.py::test_with_actors*'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
         '''test_kills.py test_interrupts.py test_first_calls.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
         *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
@@ -62,7 +65,7 @@ GROUPS = dict(
         test_saving_format.py::test_a_folder_holds_the_last_state* test_checkpoint.py::test_a_memory_*goes_on_exactly test_drop.py::test_sequences_that_hold*
         test_same_draws.py'''),
     compiled=Group('make test-all', 'torch.compile',
-        '''test_masks.py::test_a_compiled_* test_masks.py::test_a_short_training* test_learner.py::test_compiled_weights* test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
+        '''test_masks.py::test_a_compiled_* test_normalized.py::test_a_compiled_* test_reward_scale.py::test_a_compiled_* test_masks.py::test_a_short_training* test_learner.py::test_compiled_weights* test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
         test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself* test_device_compiled.py'''),
     cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
         'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[45678]_*'),

@@ -5,11 +5,13 @@ import ast
 
 import numpy as np
 import pytest
+from torch import nn
 
 from fastrl_replay.all import (
-    ERE, LAP, Actors, AgeWeighted, Combined, DeviceMemory, ExperienceReplay, GymStepper, HindsightReplay, LinearSchedule,
-    MixedMemory, NStep, PrioritizedReplay, Proportional, RankBased, RankReplay, RayActors, RayReplay, ReplayMemory,
+    ERE, LAP, Actors, AgeWeighted, Combined, DeviceMemory, Episodes, ExperienceReplay, GymStepper, HindsightReplay, LinearSchedule,
+    MixedMemory, Normalized, NStep, PrioritizedReplay, Proportional, RankBased, RankReplay, RayActors, RayReplay, ReplayMemory,
     SequenceReplay, SimpleStep, Uniform)
+from fastrl_replay.pipes.normalized import Statistics
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import Layout
 from fastrl_replay.storage.choice import storage_for
@@ -100,15 +102,19 @@ def goal(step):
 
 def reward(achieved, desired, info): return (achieved==desired).all((1, 2)).astype(np.float32)
 
+def summed(episode): return dict(total_reward=episode.reward.cumsum(0))
+
 def replay(kind, **options): return lambda source: kind(source, bs=4, max_sz=30, seed=0, steps_per_batch=3, **options)
 
 PIPES = dict(
     n_step=lambda source: NStep(source, n=3, gamma=.9), replay=replay(ExperienceReplay, min_sz=9), prioritized=replay(PrioritizedReplay),
     rank=replay(RankReplay), sequences=replay(SequenceReplay, length=3), actors=lambda source: Actors(source, 0, chunk=4),
+    statistics=lambda source: Statistics(source, Normalized(nn.Flatten())),
     hindsight=lambda source: replay(HindsightReplay, compute_reward=reward)(Goals(source)), ray_actors=lambda source: RayActors(source, 0, chunk=4))
 NOT_EXACT = dict(       # environments are not saved, nor is what lies before a memory of shards
     gym=lambda source: GymStepper(['CartPole-v1'], seed=0), ray=replay(RayReplay, shards=0),
-    whole=lambda source: ExperienceReplay(NStep(source, n=3, gamma=.9), bs=4, max_sz=30, seed=0))
+    whole=lambda source: ExperienceReplay(NStep(source, n=3, gamma=.9), bs=4, max_sz=30, seed=0),
+    episodes=Episodes, labelled=lambda source: Episodes(source, summed))
 
 @pytest.mark.parametrize('make', params(PIPES))
 def test_every_pipe(make): assert check_pipe(make)=={'loops': 1, 'copies': 1, 'states': 1}

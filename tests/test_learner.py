@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.learner import DQNLearner, Episodes, Learner, OneHot, dqn_loss, evaluate, plot_training, q_network, q_targets
+from fastrl_replay.learner import DQNLearner, EndedEpisodes, Learner, OneHot, dqn_loss, evaluate, plot_training, q_network, q_targets
 from fastrl_replay.learner import _clip
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
@@ -752,7 +752,7 @@ def test_only_five_numbers_of_a_step_are_read():
         s, k = np.zeros((100, 20_000), np.uint8), np.arange(a, a + 100)
         ends = k % 50==49
         memory.extend(Batch.of(SimpleStep(s, k, s, ends, ends & False, k + 0., k + 1., k*0, k*0, k % 50, k//50)))
-    look = Episodes()
+    look = EndedEpisodes()
     look.memory = memory
     tracemalloc.start()
     ended = look.ended()
@@ -765,7 +765,7 @@ def test_only_five_numbers_of_a_step_are_read():
 def test_a_look_in_pieces(monkeypatch):
     from fastrl_replay.memory import replay_memory
     monkeypatch.setattr(replay_memory, '_AT_ONCE', 7)
-    memory, look, fetched = ReplayMemory(100), Episodes(), []
+    memory, look, fetched = ReplayMemory(100), EndedEpisodes(), []
     look.memory, fetch = memory, memory.fetch
     memory.fetch = lambda ids, fields=None: fetched.append(len(ids)) or fetch(ids, fields)
     for k in range(250):

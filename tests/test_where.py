@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from fastrl_replay.all import (
-    AgeWeighted, DQNLearner, ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional,
-    RankBased, RankReplay, ReplayMemory, Sampler, Sequence, SequenceReplay, SimpleStep)
+    AgeWeighted, DQNLearner, Episodes, ExperienceReplay, HindsightReplay, IterDataPipe, LinearSchedule, MixedMemory, Normalized,
+    PrioritizedReplay, Proportional, RankBased, RankReplay, ReplayMemory, RewardScale, Sampler, Sequence, SequenceReplay, SimpleStep)
 from fastrl_replay.memory import DeviceMemory
+from fastrl_replay.pipes.normalized import Statistics
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import tree_map
 from fastrl_replay.testing import LACKS
@@ -109,6 +110,33 @@ def learned(kind):
     replay = ExperienceReplay(kind.source(steps(40)), bs=4, memory=kind.filled())
     DQNLearner(nn.Linear(3, 2), replay.loader()).fit(5)
 
+def with_returns(kind):
+    "Whole episodes, in which each step knows what followed; rows of a memory on a device are streams in order: here there is one"
+    memory = kind.make(**dict(n_envs=1) if kind.name=='DeviceMemory' else {})
+    for o in Episodes(steps(), lambda episode: dict(total_reward=episode.reward.flip(0).cumsum(0).flip(0))): memory.extend(o)
+    assert memory.n_added==40 and memory.episode(11).total_reward.tolist()==[8, 7, 6, 5, 4, 3, 2, 1]
+
+def counted(kind):
+    model = Normalized(nn.Linear(3, 2))
+    replay = ExperienceReplay(Statistics(kind.source(steps(40)), model), bs=4, memory=kind.filled())
+    assert len([*replay]) > 3 and model.running['state'].count==40 and model.running['state'].mean.tolist()==[59.5]*3
+
+def scaled(kind):
+    replay = ExperienceReplay(kind.source(steps(40)), bs=4, memory=kind.filled())
+    learn = DQNLearner(nn.Linear(3, 2), replay.loader(), reward_scale=RewardScale())
+    learn.fit(5)
+    assert learn.reward_scale.count >= 40 and abs(learn.reward_scale.spread - 2.17) < .2 and replay.sample().reward.max()==1
+
+class Halved(IterDataPipe):
+    "A pipe of the user's own"
+    def __init__(self, source_datapipe): self.source_datapipe = source_datapipe
+    def __iter__(self):
+        for item in self.source_datapipe: yield item._replace(reward=item.reward*.5)
+
+def through_own(kind):
+    replay = ExperienceReplay(Halved(kind.source(steps(40))), bs=4, memory=kind.filled())
+    assert [*replay] and {*replay.memory.fetch([45]).reward.tolist()}=={.5}
+
 def shown(kind):
     import matplotlib.pyplot as plt
     memory = kind.filled()
@@ -169,6 +197,10 @@ TRIES = {       # row of the page → what is tried
     '`sequence_replay(memory=…)`': lambda k: k.pipe(SequenceReplay, max_sz=60, length=4, sequence=Sequence(4)),
     '`hindsight_replay(memory=…)`': lambda k: k.pipe(HindsightReplay, compute_reward=lambda a, b, info: a*0., rows=goals),
     '`loader()`, `DQNLearner`': learned,
+    '`whole_episodes`, `Episodes`': with_returns,
+    '`statistics`, `Normalized`': counted,
+    '`reward_scale=` of a learner': scaled,
+    '`IterDataPipe` of your own': through_own,
     'in a `MixedMemory`': mixed,
 }
 

@@ -18,6 +18,11 @@ WORDS = {
     'a share of what cannot be drawn': 'memory {k} has nothing that may be drawn yet, and its share of a batch is {share}',
     'dropped rows for a device': 'state: expected rows that may all be drawn, got 2 that were dropped',
     'windows for a device': 'windows: expected none, as a DeviceMemory draws rows alone, got',
+    # what is normalised, and what is scaled
+    'tell its form': 'Normalized: the form of its states is not known yet.* observation=',
+    'after the actors': r'put \.statistics\(model\) after \.actors',
+    'a memory here': 'reward_scale: expected batches drawn from a memory in this process',
+    'about the reward scale': '^reward_scale',
     # samplers
     'at least one': 'at least 1',
     'no index': 'interpreted as an integer',

@@ -147,7 +147,8 @@ class Upstream:
 def read_waiting(pipes: list[Any], states: list[Any]) -> list[tuple[Any, Any]]:
     "Return pairs of a pipe in which steps wait and the items it wrote down; a `CheckpointError` if there are others"
     n_saved, n_here = len(states), len(pipes)
-    require(n_saved==n_here, f'n_step: {n_saved} such pipes were saved, this pipeline has {n_here}', CheckpointError)
+    what = f'{n_saved} pipes in which steps wait (n_step, whole_episodes) were saved'
+    require(n_saved==n_here, f'{what}, this pipeline has {n_here}', CheckpointError)
     return [(o, o.read_waiting(state)) for o, state in zip(pipes, states)]
 
 def sources_of(pipe: Any) -> Upstream:

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
+from torch.nn import Module
 from torch.utils.data import IterableDataset
+from fastrl_replay.batch import Batch
 from fastrl_replay.pipes.actors import Actors
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.n_step import NStep
+from fastrl_replay.pipes.normalized import Statistics
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.pipes.stepper import GymStepper
+from fastrl_replay.pipes.whole_episodes import Episodes
 from fastrl_replay.protocol import Memory
 from fastrl_replay.ray.replay import RayActors, RayReplay
 
@@ -59,6 +63,8 @@ class IterDataPipe(IterableDataset[Any]):
         self, agent: Callable[[Any], Any] | None = None, seed: Any = None, n_envs: int = 1, step_type: Any = ...,
         first_env_id: int = 0, info: dict[str, str] | None = None) -> GymStepper: ...
     def n_step(self, n: int | None = None, gamma: float | None = None) -> NStep: ...
+    def whole_episodes(self, fn: Callable[[Batch], dict[str, Any]] | None = None) -> Episodes: ...
+    def statistics(self, model: Module, field: str = 'state') -> Statistics: ...
     def experience_replay(
         self, learn: Any = None, bs: int = 1, max_sz: int = 100, return_idxs: bool = False, *,
         memory: Memory[Any] | None = None, min_sz: int | None = None, steps_per_batch: Any = 1, replace: bool = False,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import reduce_storage
 from ..checks import Words, refuse, typed
+from .normalized import check_formed
 from ..steps import tree_leaves
 
 # %% ../../nbs/4_processes/02_weights.ipynb #cf6e3707
@@ -21,7 +22,8 @@ _FRONT = 8*(_COUNTS + _PLACES)
 
 def _tensors(model): return dict(itertools.chain(model.named_parameters(), model.named_buffers()))
 def plan_of(model: torch.nn.Module) -> list[str]:
-    "Return name, dtype and shape of each parameter and buffer"
+    "Return name, dtype and shape of each parameter and buffer; a `TypeError` if they are not known yet"
+    check_formed(model)
     return [f'{name} {t.dtype}{list(t.shape)}' for name, t in _tensors(model).items()]
 def _padded(t): return -(-t.nbytes//16)*16               # every tensor is aligned
 def _checksum(flat): return int(flat.view(torch.int64).sum())
@@ -50,8 +52,8 @@ class SharedParams:
     is being started (fork, spawn or forkserver): other copies would never change, so pickling
     raises a `RuntimeError`."""
     def __init__(self, model: torch.nn.Module) -> None:
-        nbytes = _FRONT + sum(map(_padded, _tensors(model).values()))
-        self._attach(plan_of(model), torch.zeros(nbytes, dtype=torch.uint8).share_memory_())
+        plan, nbytes = plan_of(model), _FRONT + sum(map(_padded, _tensors(model).values()))
+        self._attach(plan, torch.zeros(nbytes, dtype=torch.uint8).share_memory_())
         self.publish(model)
     def _attach(self, plan, memory):
         self.plan, self._memory, self._data = plan, memory, memory[_FRONT:]
