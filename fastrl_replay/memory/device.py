@@ -16,7 +16,7 @@ from torch import Tensor
 from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, constant_result, first_row
 from ..checks import Words, differences, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
 from .device_draws import DeviceRng, law_of
-from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
+from .device_rows import NEXT_OF, Ring, check_dtypes, n_step_rows, window_rows, with_discount
 from .kept import ReplayMemory, Savable
 from .options import Options, described, refuse_other
 from .plain import Viewed
@@ -72,7 +72,8 @@ class DeviceDrawn:
     path = draws = None                      # nothing on the disk; draws are counted on the device
     layout: Any = None
     _ring: Any = None                        # once a chunk has shown what a row is
-    _count: int | None = 0                   # rows stored; None: only the device knows
+    _count = _begun = 0                      # rows that the host has seen come; the first that it may draw
+    _counted = True                          # has it seen all of them, or does only the device know?
 
     def __init__(
         self, max_sz: int,  # how many transitions it holds: the newest; a multiple of `n_envs`
@@ -84,7 +85,7 @@ class DeviceDrawn:
         sequence: Any = None,         # a `Sequence`, to draw windows of steps
         next_of: dict[str, str] | None = NEXT_OF,  # fields found in the next row (None: all are stored)
         max_ends: int | None = None,  # ends of episodes there is room for (None: `max_sz`/16)
-        dtypes: Any = None,           # {field: a narrower dtype to store it in}
+        dtypes: dict[str, torch.dtype] | None = None,  # {field: a narrower dtype of floats to store it in}
         compile: bool | None = None,  # is each call one graph of torch.compile? (None: on CUDA)
         seed: int | None = None,      # of all draws (None: different each time)
         **others: Any,                # refused by name
@@ -95,6 +96,7 @@ class DeviceDrawn:
         self.n_step, self.gamma = whole('n_step', n_step, 1), number('gamma', gamma, 0, 1)
         self.sequence: Any = None if sequence is None else of_type('sequence', sequence, Sequence)
         require(sequence is None or n_step==1, 'n_step: sequences are not added up; leave one of them out')
+        check_dtypes(dtypes)
         self.next_of, self.max_ends, self.dtypes = next_of, max_ends, dtypes
         self.rng = DeviceRng(seed, self.device)
         self.sampler: Any = law_of(sampler, self.max_sz, self.rng, self.sequence)
@@ -125,8 +127,8 @@ class DeviceDrawn:
         else:
             for part in (slice(a, a + ring.most) for a in range(0, m, ring.most)):
                 self._store([v[part] for v in values], None if priorities is None else priorities[part])
-        if self._runs_once(): self._count = None     # for many chunks
-        if self._count is None: return None
+        if self._runs_once(): self._counted = False  # for many chunks
+        if not self._counted: return None
         self._count += m
         return np.arange(self._count - m, self._count)
     def _runs_once(self):
@@ -193,10 +195,13 @@ class DeviceDrawn:
         if length: batch = as_kind(batch, SequenceBatch, burn_in=self.sequence.burn_in)
         return came_from(batch, self._ref)
     def _check_draw(self, n):
-        there = self.max_sz if self._count is None else min(self._count, self.max_sz)
-        require(there, 'the memory is empty: extend it first')
-        if n > there and not self.sampler.replace:
-            refuse('bs', f'at most the {there} rows that there are', n, 'or draw with Uniform(replace=True)')
+        "Raise an error where there is too little to draw; this waits where more is wanted than there is for certain"
+        sure = min(self._count - self._begun, self.max_sz)
+        require(sure or not self._counted, 'the memory is empty: extend it first')
+        if self.sampler.replace or self._runs_once(): return
+        if self._ring.next_of: sure = min(sure, self._ring.max_ends + self.n_envs)     # whatever ends were given up
+        there = len(self) if n > sure else sure
+        if n > there: refuse('bs', f'at most the {there} rows that there are', n, 'or draw with Uniform(replace=True)')
     def _drawn(self, bs, groups, leaves):
         ring, law, more = self._ring, self.sampler, {}
         shape = (bs,) if groups is None else (groups, bs)
@@ -236,11 +241,11 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
     @property
     def n_added(self) -> int:
         "How many rows were ever stored; this waits where compiled functions or graphs store them"
-        return int(self._ring.n) if self._count is None else self._count
+        return self._count if self._counted else int(self._ring.n)
     @property
     def first_id(self) -> int:
         "The id of the oldest row that may be drawn"
-        return int(self._ring.first) if self._ring and self._ring.next_of else max(0, self.n_added - self.max_sz)
+        return int(self._ring.begin()) if self._ring and self._ring.next_of else max(0, self.n_added - self.max_sz)
     @property
     def n_stale(self) -> Tensor:
         "How many priorities were dropped: of rows that were gone, or not finite (a tensor)"
@@ -275,14 +280,15 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
         number = np.append(0, self._ended(ids)[:-1].cumsum())  # of the episode
         return ids[number==number[ids==id]]
     def usage(self) -> dict[str, float]:
-        """Return what `ReplayMemory.usage` does; `n_unlike`: how often a next observation was
-        given that was not the stream's next one; `n_lost`: rows that may not be drawn, since
-        `max_ends` is too small"""
+        """Return what `ReplayMemory.usage` does; `n_unlike`: rows that may be drawn whose next
+        observation is not what their stream showed next, without a flag; `n_lost`: rows that may
+        not be drawn, since `max_ends` is too small"""
         n, drawn, ring = self.n_added, int(self.sampler.n_drawn), self._ring
         return dict(nbytes=self.nbytes, bytes_each=self.nbytes/self.max_sz, n_drawn=drawn,
                     n_stale=int(self.n_stale), samples_per_insert=drawn/n if n else float('nan'),
                     in_order=self.sequence is not None or self.n_step > 1,
-                    n_unlike=int(ring.n_unlike) if ring else 0, n_lost=self.first_id - max(0, n - self.max_sz))
+                    n_unlike=ring.n_unlike() if ring else 0, n_too_large=int(ring.n_too_large) if ring else 0,
+                    n_lost=self.first_id - max(0, n - self.max_sz))
     def __repr__(self) -> str:
         each, rounded, ring = '', '', self._ring
         if ring:
@@ -333,13 +339,17 @@ class DeviceMemory(DeviceRead):
     def snapshot(self) -> ReplayMemory:
         "Return a copy, in RAM, of all that may be drawn, with the same ids and priorities"
         first, n, law, p, pieces = self.first_id, self.n_added, self.sampler, None, []
-        max_sz = self.max_sz if first==max(0, n - self.max_sz) else n - first  # what was lost stays behind
-        host = ReplayMemory(max_sz, law.as_sampler(), dedup=None, seed=self.rng.get_state()[0] & 2**63 - 1)
+        oldest = max(0, n - self.max_sz)
+        host = ReplayMemory(self.max_sz, law.as_sampler(), dedup=None, seed=self.rng.get_state()[0] & 2**63 - 1)
         sampler: Any = host.sampler
         if law.prioritized:
             sampler.note_largest(float(law.largest))
-            if self.sequence is None: p = law.priorities(np.arange(first, n) % self.max_sz)
-        sampler.add_run(first % max_sz, n - first, p)
+            if self.sequence is None: p = law.priorities(np.arange(oldest, n) % self.max_sz)
+        sampler.add_run(oldest % self.max_sz, n - oldest, p)
+        if first > oldest:                       # those that were given up
+            lost = np.arange(oldest, first) % self.max_sz
+            sampler.on_drop(lost)
+            sampler.eligible.take_out(lost, sampler.size)
         sampler.n_batches = law.n_batches
         if n:
             storage = storage_for(self.layout, n - first, dedup=None)
@@ -352,8 +362,7 @@ class DeviceMemory(DeviceRead):
     def saved(self) -> tuple[dict[str, Any], Rows]:
         "Return what `save_state` needs: the state and the `Rows` of a `snapshot`, and what only the device has"
         state, rows = self.snapshot().saved()
-        own = dict(tensors={k: v.cpu() for k, v in self.sampler.tensors().items()},
-                   n_unlike=int(self._ring.n_unlike) if self._ring else 0)
+        own = dict(tensors={k: v.cpu() for k, v in self.sampler.tensors().items()})
         return state | dict(device=own | self._formed() | {k: getattr(self, k) for k in _OPTIONS}), rows
     def _formed(self):
         "The options by which batches are formed of the rows stored, as plain data"
@@ -408,8 +417,8 @@ class DeviceMemory(DeviceRead):
         if law is not self.sampler and ring is self._ring is not None: law.open(ring)
         self.sampler = law
         if ring: self._take(ring)
-        if self._ring: self._fill(host, own.get('n_unlike', 0))
-        self._count, law.n_batches = host.n_added, sampler['n_batches']
+        if self._ring: self._fill(host)
+        self._count, self._begun, self._counted, law.n_batches = host.n_added, host.first_id, True, sampler['n_batches']
         if law.prioritized:
             host_sampler: Any = host.sampler
             law.largest.fill_(host_sampler.largest)
@@ -428,7 +437,7 @@ class DeviceMemory(DeviceRead):
         ring = self._ring or self._new_ring(host.layout, n_envs)
         if (ring.layout, ring.n_envs)==(host.layout, n_envs): return ring
         refuse('state', f'{ring.n_envs} streams of {ring.layout}', host.layout)
-    def _fill(self, host, n_unlike):
+    def _fill(self, host):
         "Store what a `ReplayMemory` holds, under the same ids, in place of what is here"
         ring, first, n = self._ring, host.first_id, host.n_added
         start = first - first % ring.n_envs            # rows before `first` only fill a time step
@@ -439,4 +448,3 @@ class DeviceMemory(DeviceRead):
             values = tree_leaves(tuple(host.fetch(np.maximum(ids, first)).to(self.device).astuple()))
             there = torch.from_numpy(ids >= first).to(self.device)
             self._stored([v & there if k in ring.flags else v for k, v in enumerate(values)], None)
-        ring.n_unlike.fill_(n_unlike)

@@ -93,8 +93,8 @@ class Law:
         self.n_drawn += probs.numel()
         return torch.ones_like(probs) if beta is None else (probs.amin(-1, keepdim=True)/probs)**beta
     def update(self, ids: Tensor, td: Tensor, first: Tensor, n: Tensor) -> None:
-        "Take the TD errors of these ids; here, only count those that are not stored"
-        self.n_stale += ((ids < first) | (ids >= n)).sum()
+        "Take the TD errors of these ids; here, only count those that are not stored, or not finite"
+        self.n_stale += ((ids < first) | (ids >= n) | (td - td!=0)).sum()        # inf − inf is NaN
     def clear(self) -> None:
         "Forget all rows"
         self.leaves.zero_()
@@ -150,6 +150,13 @@ def _spread(bs):
     while math.gcd(a, bs) > 1: a += 1
     return a
 
+def added_up(rows: Tensor) -> Tensor:
+    """Return the sums up to each number of each row (float64). Where torch is asked for deterministic
+    algorithms, in which it has no such sums of floats on CUDA, by a product with a triangle of ones"""
+    if not torch.are_deterministic_algorithms_enabled(): return rows.cumsum(1, dtype=torch.float64)
+    k = rows.shape[1]
+    return rows.double() @ torch.ones(k, k, dtype=torch.float64, device=rows.device).triu()
+
 class ByMass(Law):
     """P ∝ p^alpha, stratified, with replacement. `leaves` (float32): p^alpha by slot, 0 where
     nothing is drawn; the last block is nobody's: a write for no row goes there. Sums are made at
@@ -161,7 +168,8 @@ class ByMass(Law):
         blocks = -(-max_sz//BLOCK)
         self.run = 1 << (blocks.bit_length() + 1)//2  # blocks whose sums are added up in a row
         self.leaves = torch.zeros((-(-blocks//self.run)*self.run + 1)*BLOCK, device=self.device)
-        self.largest, self.nobody = torch.tensor(1., device=self.device), len(self.leaves) - 1
+        self.largest = torch.tensor(1., device=self.device)
+        self.nobody = torch.tensor([len(self.leaves) - 1], device=self.device)
     def enter(self, ids: Tensor, given: Any = None) -> None:
         p = self.largest
         if given is not None:
@@ -191,7 +199,7 @@ class ByMass(Law):
         mass = (strata + u[:-1])*(total*((1 - 2.**-50)/bs))             # below the total, as rounded
         if lost: mass = (mass + begin) % ends[-1]
         block = torch.searchsorted(ends, mass, right=True)
-        inner = blocks[block].cumsum(1, dtype=torch.float64)
+        inner = added_up(blocks[block])
         rest = (mass - before[block]).minimum(inner[:, -1]*(1 - 2.**-52))
         slots = block*BLOCK + (inner[:, :-1] <= rest[:, None]).sum(1)
         newest, size, some = n - 1, (n - first).clamp(min=1), total > 0
@@ -201,8 +209,8 @@ class ByMass(Law):
 
     def _added_up(self, sums):
         "The sums up to each block, along rows: in one dimension they differ from run to run on CUDA"
-        runs = sums.view(-1, self.run).cumsum(1)
-        whole_runs = runs[:, -1].expand(2, -1).cumsum(1)[0]
+        runs = added_up(sums.view(-1, self.run))
+        whole_runs = added_up(runs[:, -1].expand(2, -1))[0]
         return (runs + (whole_runs - runs[:, -1])[:, None]).view(-1)
     def _but_lost(self, n, first, before):
         "The mass of the rows from `first` on: all but a run of slots from row n's on. And that of the slots before it"
@@ -216,13 +224,11 @@ class ByMass(Law):
         if not self.prioritized: return super().update(ids, td, first, n)
         p = td.float().abs() + self.eps
         alive = (ids >= first) & (ids < n) & (p <= self.most)
-        slots = self.written(torch.where(alive, ids % self.max_sz, self.nobody))
-        order = torch.arange(len(ids), dtype=torch.float32, device=self.device)
-        self.leaves.index_fill_(0, slots, -1.)
-        self.leaves.scatter_reduce_(0, slots, order, 'amax')  # the last of equals leaves its number
-        p = p[self.leaves[slots].long()]                             # so all of them write the same
-        self.put(slots, p)
-        self.largest.copy_(self.largest.maximum(torch.where(alive, p, 0.).max()))
+        slots, order = self.written(torch.where(alive, ids % self.max_sz, self.nobody)).sort(stable=True)
+        last = torch.cat([slots[1:], self.nobody])!=slots           # of equals, and somebody's
+        p = p[order]
+        self.put(torch.where(last, slots, self.nobody), p)
+        self.largest.copy_(self.largest.maximum(torch.where(last, p, 0.).max()))
         self.n_stale += (~alive).sum()
 
 # %% ../../nbs/4_processes/09_device_draws.ipynb #91771df5

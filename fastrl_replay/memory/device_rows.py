@@ -18,15 +18,27 @@ from ..steps import Layout, derived_type, last_fields, tree_leaves
 NEXT_OF = {'next_state': 'state'}
 _ENDS = 'terminated', 'truncated'
 
-def leaf_dtypes(layout: Layout, dtypes: Any = None) -> list[torch.dtype]:
-    "Return the dtype of each leaf's tensor: its own, or that of its field in `dtypes`, which may be narrower"
+_FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
+_WHOLE = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+_OTHERS = torch.complex64, torch.complex128
+
+def check_dtypes(dtypes: dict[str, torch.dtype] | None) -> None:
+    "Raise a `ValueError` for one that no floats can be stored in; float8 is refused, since torch can't gather it"
+    for field, dtype in (dtypes or {}).items():
+        if dtype not in _FLOATS: refuse(f'dtypes: {field}', f'one of {_FLOATS}', dtype)
+
+def leaf_dtypes(layout: Layout, dtypes: dict[str, torch.dtype] | None = None) -> list[torch.dtype]:
+    """Return the dtype of each leaf's tensor: its own, or that of its field in `dtypes`, which may be
+    narrower. A `ValueError` names a leaf whose dtype has no kernels on CUDA"""
     found = [o.bits_of or torch.from_numpy(o.dtype.type(0).reshape(1)).dtype for o in layout.leaves]
+    for leaf, own in zip(layout.leaves, found):
+        if own not in _FLOATS + _WHOLE + _OTHERS:
+            refuse(leaf.name, 'a dtype that torch can gather and compare on CUDA', own, 'cast it to a wider one')
     for field, dtype in (dtypes or {}).items():
         if field not in layout.fields: refuse('dtypes', f'some of the fields {layout.fields}', field)
-        floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
         for k in tree_leaves(layout.trees[layout.fields.index(field)]):
-            if not floating or not found[k].is_floating_point or dtype.itemsize > found[k].itemsize:
-                refuse(f'dtypes: {field}', f'a dtype of torch for floats, not wider than {found[k]}', dtype)
+            if not found[k].is_floating_point or dtype.itemsize > found[k].itemsize:
+                refuse(f'dtypes: {field}', f'a dtype not wider than {found[k]}, for floats', dtype)
             found[k] = dtype
     return found
 
@@ -42,8 +54,6 @@ def next_leaves(layout: Layout, next_of: Any) -> dict[int, int]:
         forms = [[layout.leaves[k]._replace(path=()) for k in o] for o in (mine, other)]
         if field==of or forms[0]!=forms[1]: refuse('next_of', f'a field like {field}', of)
         found |= dict(zip(mine, other))
-    if found and not set(_ENDS) & set(layout.fields):
-        refuse('next_of', 'steps with a field terminated or truncated', layout, 'else pass next_of=None')
     return found
 
 # %% ../../nbs/4_processes/10_device_rows.ipynb #05730682
@@ -51,14 +61,24 @@ def any_of(flags: list) -> Tensor:
     "Return where any of several bool tensors is true"
     return functools.reduce(torch.logical_or, flags)
 
+_AT_ONCE = 1 << 20           # rows that are looked at in one call
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+def differ(a: Tensor, b: Tensor) -> Tensor:
+    "Return which rows of two tensors of one form differ in any bit (bool[m])"
+    word = _WORDS.get(a.dtype.itemsize, torch.int64)
+    found = a.reshape(len(a), -1).view(word)!=b.reshape(len(b), -1).view(word)
+    return found.view(-1) if found.shape[1]==1 else found.any(1)
+
 class Ring:
-    """Rows of `n_envs` streams: row `id` is in slot `id % size`, the next of its stream is `id +
+    """Rows of `n_envs` streams: row `id` is in slot `id % max_sz`, the next of its stream is `id +
     n_envs`.
 
-    A next observation is not stored, but found: `after` says in which row of its column. That is
-    the next row's slot, where it waits for that row or, after the last step of an episode, one
-    of `room` places behind the ring. `first` is the oldest row whose next observation is
-    known"""
+    A next observation is not stored where it is equal, bit for bit, to what the stream showed
+    next: then it is found there. `after` says in which row of its column: the next row's slot;
+    or one of the `n_envs` places behind the ring, for the newest rows; or, of a next observation
+    that was another, one of `room` places behind those. `begin()` is the oldest row whose next
+    observation is known"""
     def __init__(self, layout: Layout, max_sz: int, n_envs: int, device: Any, next_of: Any = NEXT_OF,
                  max_ends: Any = None, dtypes: Any = None) -> None:
         self.layout, self.max_sz, self.n_envs, self.device = layout, max_sz, n_envs, device
@@ -67,75 +87,107 @@ class Ring:
             refuse('max_sz', f'a multiple of {n_envs} streams', max_sz, f'take {fits}')
         self.dtypes, self.stored = leaf_dtypes(layout), leaf_dtypes(layout, dtypes)
         if max_ends is None: max_ends = max(max_sz//16, n_envs)
-        self.next_of, room = next_leaves(layout, next_of), whole('max_ends', max_ends, n_envs, max_sz)
+        self.next_of, self.max_ends = next_leaves(layout, next_of), whole('max_ends', max_ends, n_envs, max_sz)
         for k, of in self.next_of.items():                     # which lies where that lies
             field, other = (layout.leaves[o].path[0] for o in (k, of))
             if self.stored[k] not in (self.dtypes[k], self.stored[of]):
                 refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
             self.stored[k] = self.stored[of]
-        self.room, self.size = room + 1, max_sz + n_envs*bool(self.next_of)  # one more: the newest end that is lost
-        self.most = (min(max_sz, room) if self.next_of else max_sz)//n_envs*n_envs    # rows written at once
+        self.room, self.aside = self.max_ends + 1, max_sz + n_envs   # one more: the newest that was given up
+        self.most = (self.max_ends if self.next_of else max_sz)//n_envs*n_envs    # rows written at once
         self.columns: list[Any] = []
         for k, (leaf, dtype) in enumerate(zip(layout.leaves, self.stored)):
-            n = self.size + self.room*(k in self.next_of.values())
+            n = self.aside + self.room if k in self.next_of.values() else max_sz
             self.columns.append(None if k in self.next_of else self._zeros((n, *leaf.shape), dtype))
         self.flags: Any = [k for k in map(layout.leaf, _ENDS) if k is not None]
         self.of_last = [o.path[0] in last_fields(layout.fields) for o in layout.leaves]  # in rows of several steps
-        self.n, self.first, self.n_ends, self.n_unlike, self.nobody = (self._zeros(()) for _ in range(5))
-        self.nobody.fill_(self.room)
-        self.after: Any = self._zeros(self.size, torch.int32) if self.next_of else None
-        self.end_ids: Any = self._zeros(self.room + 1) if self.next_of else None  # plus one; the last is nobody's
-        self.ended_before = self._zeros(n_envs, torch.bool).fill_(True)           # the rows before those to come
+        self.smaller = [k for k, v in enumerate(self.stored) if v.is_floating_point  # hold less than what is given
+                        and torch.finfo(v).max < .5*torch.finfo(self.dtypes[k]).max]
+        self.n_too_large = self._zeros(())      # numbers that became inf so
+        self.clock = self._zeros(2*n_envs + 2)  # ids of the newest two time steps; of the next row; less max_sz
+        self.counts = self._zeros(2)            # the oldest row not given up; how many next observations were others
+        found = bool(self.next_of)              # after, owners: of nothing where all next observations are stored
+        self.after, self.owners = self._zeros(max_sz*found, torch.int32), self._zeros((self.room + 1)*found)
+        self.tail = torch.arange(max_sz, self.aside, device=device)
+        self.newest = self.tail.int()
+        self.one, self.nobody = (torch.tensor([v], device=device) for v in (1, self.room))  # the last owner is nobody's
+        self.begin_at(0, 0)
     def _zeros(self, shape, dtype=torch.int64): return torch.zeros(shape, dtype=dtype, device=self.device)
+    @property
+    def n(self) -> Tensor:
+        "How many rows were stored (int64, no axes)"
+        return self.clock[-2]
     def tensors(self) -> list[Tensor]:
         "Return all that takes room"
-        return [o for o in (*self.columns, self.after, self.end_ids) if o is not None]
+        return [*(o for o in self.columns if o is not None), self.after, self.owners]
 
     def begin_at(self, n: int, first: int) -> None:
-        "Forget all rows; go on as if `n` had been stored, and the end of an episode before `first` lost"
-        for o, v in zip((self.n, self.first, self.n_ends, self.n_unlike), (n, first, 0, 0)): o.fill_(v)
-        self.ended_before.fill_(True)
-        if self.next_of: self.end_ids.fill_(first)
+        "Forget all rows; go on as if `n` had been stored, and those before `first` given up"
+        newest = torch.arange(n - 2*self.n_envs, n, device=self.device)
+        self.clock.copy_(torch.cat([newest, newest.new_tensor([n, n - self.max_sz])]))
+        self.counts.copy_(newest.new_tensor([first, 0]))
+        self.owners.fill_(first)
 
     def write(self, values: list) -> Tensor:
-        "Store rows of whole time steps, one tensor a leaf; return their ids (int64[m])"
-        ids = torch.arange(len(values[0]), device=self.device) + self.n
-        slots, values = ids % self.size, [v.to(dtype) for v, dtype in zip(values, self.stored)]
-        if self.next_of: self._foretell(ids, slots, values)
+        "Store rows of whole time steps, one tensor a leaf; return their ids (int64[m]), to be used before the next write"
+        m, n_envs = len(values[0]), self.n_envs
+        given, values = values, [v.to(dtype) for v, dtype in zip(values, self.stored)]
+        for k in self.smaller: self.n_too_large += (values[k].isinf() & given[k].isfinite()).sum()
+        rows = self.clock[:-2] if m==n_envs else torch.arange(-n_envs, m, device=self.device) + self.n
+        self.clock.add_(m)
+        slots = rows % self.max_sz
+        if self.next_of: self._set_aside(rows, slots, values)
         for column, v in zip(self.columns, values):
-            if column is not None: column.index_copy_(0, slots, v)
-        self.n += len(ids)
-        return ids
-    def _foretell(self, ids, slots, values):
-        "Write next observations to where they will be found, and count those of before that have not come true"
-        ended, m = any_of([values[k] for k in self.flags]), len(ids)
-        number = ended.cumsum(0) + self.n_ends
-        place = number % self.room
-        after = torch.where(ended, place + self.size, (ids + self.n_envs) % self.size)
-        for k, of in self.next_of.items(): self.columns[of].index_copy_(0, after, values[k])
-        self.after.index_copy_(0, slots, after.int())
-        self.end_ids.index_copy_(0, torch.where(ended, place, self.nobody), ids + 1)
-        self.n_ends.copy_(number[-1])
-        lost = self.end_ids.index_select(0, (number[-1:] + 1) % self.room)[0]
-        self.first.copy_(torch.maximum(self.n + (m - self.max_sz), lost))
-        told = [(self.columns[of].index_select(0, slots), values[of]) for of in self.next_of.values()]
-        unlike = any_of([(o!=v).reshape(m, -1).any(1) for o, v in told])
-        before = torch.cat([self.ended_before, ended])
-        self.n_unlike += (unlike > before[:m]).sum()
-        self.ended_before.copy_(before[m:])
+            if column is not None: column.index_copy_(0, slots[n_envs:], v)
+        return rows[n_envs:]
+    def _set_aside(self, rows, slots, values):
+        """Set next observations of the time step before aside that are not what these rows show, and
+        those of this one behind the ring. `rows`, `slots`: of the time step before, and of these.
+
+        Where they are the same, they go to the slot of the row that shows them, which is written next"""
+        m, n_envs, tails, unlike = len(values[0]), self.n_envs, [], []
+        for k, of in self.next_of.items():
+            tail = self.columns[of].index_select(0, self.tail)
+            tails.append(tail if m==n_envs else torch.cat([tail, values[k][:-n_envs]]))
+            unlike.append(differ(tails[-1], values[of]))
+        other = any_of(unlike)
+        ends = torch.cat([self.counts[1:], other, self.one]).cumsum(0)     # so far, up to each row, and one more
+        places = ends % self.room
+        at = torch.where(other, places[1:-1] + self.aside, slots[n_envs:])
+        for (k, of), tail in zip(self.next_of.items(), tails):
+            self.columns[of].index_copy_(0, at, tail)
+            self.columns[of].index_copy_(0, self.tail, values[k][m - n_envs:])
+        self.after.index_copy_(0, slots[:m], at.int())
+        self.after.index_copy_(0, slots[m:], self.newest)
+        self.owners.index_copy_(0, torch.where(other, places[1:-1], self.nobody), rows[1:m + 1])
+        self.counts[0].clamp_(min=self.owners.index_select(0, places[-1:])[0])
+        self.counts[1].copy_(ends[-2])
 
     def ended(self, ids: Tensor) -> Tensor:
-        "Return whether these rows are the last of their episodes (bool)"
-        slots = (ids % self.size).view(-1)
-        return any_of([self.columns[k].index_select(0, slots) for k in self.flags]).view(ids.shape)
+        "Return whether these rows are the last of their episodes: by their flags, or as another one follows (bool)"
+        slots = (ids % self.max_sz).view(-1)
+        found = [self.columns[k].index_select(0, slots) for k in self.flags]
+        if self.next_of: found.append(self.after.index_select(0, slots) >= self.aside)
+        return any_of(found).view(ids.shape)
     def begin(self) -> Tensor:
         "Return the id of the oldest row that may be drawn"
-        return self.first if self.next_of else (self.n - self.max_sz).clamp(min=0)
+        return torch.maximum(self.clock[-1], self.counts[0])
+    def n_unlike(self) -> int:
+        """Return how many of the rows that may be drawn have another next observation than their
+        stream showed next, without a flag. This waits for the device"""
+        if not self.next_of: return 0
+        n_found, ids = 0, torch.arange(int(self.begin()), int(self.n) - self.n_envs, device=self.device)
+        for some in ids.split(_AT_ONCE):
+            slots = some % self.max_sz
+            aside = self.after[slots] >= self.aside
+            flagged = any_of([aside & False, *(self.columns[k][slots] for k in self.flags)])
+            n_found += int((aside & ~flagged).sum())
+        return n_found
 
     def read(self, ids: Tensor, leaves: Any, last: Any = None) -> list:
         "Return `leaves` of rows (ids: int64[m]), a tensor each; `last`: the rows that say what comes next"
-        slots = ids % self.size
-        ends, found = slots if last is None else last % self.size, []
+        slots = ids % self.max_sz
+        ends, found = slots if last is None else last % self.max_sz, []
         after = self.after.index_select(0, ends) if any(k in self.next_of for k in leaves) else None
         for k in leaves:
             at = after if k in self.next_of else ends if self.of_last[k] else slots
