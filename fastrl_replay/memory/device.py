@@ -295,8 +295,9 @@ class DeviceRead(DeviceDrawn, Viewed, Savable):
             from fastrl_replay.show import bytes_in_words
             each = f' {ring.layout.step_type.__name__}s of {bytes_in_words(self.nbytes/self.max_sz, ring.layout)}'
             narrow = {o.path[0]: v for o, own, v in zip(ring.layout.leaves, ring.dtypes, ring.stored) if own!=v}
-            words = '; {} rounded to {} (by {:.2g} %)'
-            rounded = ''.join(words.format(k, str(v)[6:], 50*torch.finfo(v).eps) for k, v in narrow.items())
+            words = '; {} rounded to {} (by {:.2g} %; at most {:,.6g})'
+            limits = {k: torch.finfo(v) for k, v in narrow.items()}
+            rounded = ''.join(words.format(k, o.dtype, 50*o.eps, o.max) for k, o in limits.items())
         return f'DeviceMemory({len(self):,} of {self.max_sz:,}{each} on {self.device}; {self.sampler.name}{rounded})'
     @staticmethod
     def estimate(step: Any, max_sz: int, **options: Any) -> Estimate:
