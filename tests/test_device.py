@@ -1,5 +1,5 @@
 """A memory on a device, on the CPU and, where there is one, on CUDA: beside naive twins, never waiting, one graph for ever."""
-import copy, math, pickle, random, subprocess, sys
+import copy, math, pickle, random, re, subprocess, sys, warnings
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -749,16 +749,16 @@ def whole_update(memory, weight):
     return batch.ids, td, batch.weights, *tree_leaves(batch.next_state)
 
 
-def alike(kind, backend, turns=7):
+def alike(kind, backend, device='cpu', turns=7):
     "Compiled and eager memories draw, learn and store alike; return how many graphs were made, of the update and of extend"
     graphs = []
     def counted(gm, inputs):
         graphs.append(gm)
         return gm.forward if backend=='eager' else torch._dynamo.lookup_backend(backend)(gm, inputs)
     torch._dynamo.reset()
-    (world, eager), (_, other) = made(kind), made(kind, compile=False)
+    (world, eager), (_, other) = (made(kind, device, compile=False) for _ in range(2))
     update, extend = (torch.compile(f, fullgraph=True, backend=counted) for f in (whole_update, lambda m, s: m.extend(s)))
-    weight = torch.tensor(2.)
+    weight = torch.tensor(2., device=device)
     for k in range(turns):
         for a, b in zip(whole_update(eager, weight), update(other, weight), strict=True): torch.testing.assert_close(a, b)
         step = world.step()
@@ -776,7 +776,7 @@ def alike(kind, backend, turns=7):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_draw_loss_and_update_are_one_graph_for_ever(kind): assert alike(kind, 'eager')==2
+def test_draw_loss_and_update_are_one_graph_for_ever(kind, device): assert alike(kind, 'eager', device)==2
 
 
 @pytest.mark.parametrize('kw', [{}, dict(n_step=2), dict(sequence=Sequence(3))], ids=str)
@@ -793,7 +793,68 @@ def test_the_first_batch_may_be_drawn_in_a_compiled_function(kw, draw):
 
 
 @pytest.mark.parametrize('kind', ['uniform', 'prioritized_windows', 'in_full_proportional', 'distinct'])
-def test_compiled_code_does_the_same(kind): assert alike(kind, 'inductor')==2
+def test_compiled_code_does_the_same(kind, device): assert alike(kind, 'inductor', device)==2
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_what_a_compiled_function_changes_stays_where_it_is(kind):
+    "What is changed and may move keeps CUDA graphs from mode='reduce-overhead'"
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    seen = []
+    def looked_at(gm, inputs):
+        about = torch._guards.TracingContext.get().fw_metadata
+        changed = [i for i, o in enumerate(about.input_info) if o.mutates_data]
+        seen.append((len(changed), {*changed} - {*about.static_input_indices}))
+        return make_boxed_func(gm.forward)
+    options = {k: v() if k=='sampler' else v for k, v in KINDS[kind].items()}
+    memory, world = DeviceMemory(512, device='cpu', compile=True, **options), World(16)
+    memory._store, memory._draw, memory._put = memory._stored, memory._drawn, memory._updated
+    for _ in range(9): memory.extend(world.step())
+    torch._dynamo.reset()
+    def whole(step):
+        memory.extend(step)
+        return whole_update(memory, 2.)
+    torch.compile(whole, fullgraph=True, backend=aot_autograd(fw_compiler=looked_at))(world.step())
+    torch._dynamo.reset()
+    [(n_changed, moving)] = seen
+    assert n_changed >= 8 and not moving
+
+
+def test_a_ninth_batch_size_is_told_once(monkeypatch):
+    from torch._dynamo import config
+    monkeypatch.setattr(config, 'recompile_limit', 3)
+    monkeypatch.setattr(torch, 'compile', lambda f, **kw: f)
+    _, memory = filled(compile=True)
+    def told(*sizes):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            for bs in sizes: memory.sample(bs)
+        return [(str(o.message), o.filename) for o in said]
+    assert told(4, 5, 6, 5, 4)==[]
+    [(text, where)] = told(7, 8, 9)
+    assert text.startswith('sample: ') and '(7, None)' in text and where==__file__
+    assert told(10)==[]
+
+
+def compiled_code(f):
+    "What inductor makes of a function"
+    from torch._inductor.utils import run_and_get_code
+    torch._dynamo.reset()
+    return '\n'.join(run_and_get_code(torch.compile(f, fullgraph=True))[1])
+
+
+@pytest.mark.parametrize('kind', ['uniform', 'proportional', 'prioritized_windows'])
+def test_compiled_calls_copy_no_column(kind):
+    "A buffer as large as what is stored would be a copy of it"
+    options = {k: v() if k=='sampler' else v for k, v in KINDS[kind].items()}
+    world, memory = World(16), DeviceMemory(16*1000, device='cpu', compile=False, max_ends=999, **options)
+    for _ in range(20): memory.extend(world.step())
+    batch, step = memory.sample(8), world.step()
+    code = compiled_code(lambda: memory.update_priorities(batch.ids, batch.reward)) + compiled_code(lambda: memory.extend(step))
+    torch._dynamo.reset()
+    made = [int(n) for shape in re.findall(r'empty_strided_cpu\(\((\d+)', code) for n in [shape]]
+    assert made and max(made) < 999, made
 
 
 def test_a_memory_compiles_itself_where_asked():

@@ -52,6 +52,32 @@ def as_device(device: Any) -> torch.device:
     if found.type=='cpu': warnings.warn(_SLOW, stacklevel=4)
     return found
 
+def hold_still(*parts: Any) -> None:
+    """Mark all tensors of `parts` as never moving. Then a compiled function in the mode 'reduce-overhead' changes them
+    within its CUDA graph, and copies none of them; for another memory it records another graph"""
+    from torch._dynamo import mark_static_address
+    for part in parts:
+        for v in vars(part).values():
+            for o in v if isinstance(v, list) else [v]:
+                if isinstance(o, Tensor): mark_static_address(o, guard=False)
+
+class Forms:
+    "Warns once where a call has more forms than torch compiles: it runs uncompiled in those that come later"
+    def __init__(self) -> None:
+        self.seen: dict[str, set] = {}
+        self.warned = False
+    def note(self, call: str, form: Any, depth: int = 5) -> None:
+        "Note that `call` has this form now: what a compiled function is compiled for. A warning names the line `depth` above"
+        seen = self.seen.setdefault(call, set())
+        if form in seen or self.warned: return
+        from torch._dynamo import config
+        if len(seen) >= config.cache_size_limit:
+            self.warned = True
+            warnings.warn(f'{call}: torch compiles a function {len(seen)} times (torch._dynamo.config.recompile_limit); '
+                          f'this call has as many forms by now, so the new one, {form}, runs uncompiled, which takes '
+                          'several times as long. Use fewer batch sizes, or raise the limit', stacklevel=depth)
+        seen.add(form)
+
 def columns_of(layout: Layout, fields: Any = None, length: Any = None) -> tuple[tuple[int, ...], Layout]:
     "Return the numbers of the leaves of `fields` (None: all), and their layout, in windows of `length`"
     key = None if fields is None else tuple(fields), length
@@ -104,6 +130,7 @@ class DeviceDrawn:
         if compile is None: compile = self.device.type=='cuda'
         def made(f): return torch.compile(f, dynamic=False) if compile else f
         self._store, self._draw, self._put = made(self._stored), made(self._drawn), made(self._updated)
+        self._forms = Forms() if compile else None
 
     @alone
     def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> Any:
@@ -123,6 +150,7 @@ class DeviceDrawn:
         if m % ring.n_envs: refuse('chunk', f'a multiple of {ring.n_envs} rows, one of each stream', m, _WHOLE)
         if priorities is not None and priorities.shape!=(m,): refuse('priorities', f'shape {(m,)}', form(priorities))
         self._take(ring)
+        self._note_form('extend', min(m, ring.most))
         if m <= ring.most: self._store(values, priorities)
         else:
             for part in (slice(a, a + ring.most) for a in range(0, m, ring.most)):
@@ -131,6 +159,8 @@ class DeviceDrawn:
         if not self._counted: return None
         self._count += m
         return np.arange(self._count - m, self._count)
+    def _note_form(self, *form):
+        if self._forms is not None and not torch.compiler.is_compiling(): self._forms.note(*form)
     def _runs_once(self):
         "Is this being compiled, or captured? The compiler can't look at the stream, so that it is asked first"
         if torch.compiler.is_compiling(): return True
@@ -173,6 +203,9 @@ class DeviceDrawn:
         self.sampler.open(ring)
         self._ring, self.layout, self.n_envs = ring, ring.layout, ring.n_envs
         self._rows_layout = ring.layout if self.n_step==1 else with_discount(ring.layout)
+        self._hold_still()
+    def _hold_still(self):
+        if self.device.type=='cuda' or self._forms is not None: hold_still(self._ring, self.sampler, self.rng)
     def _stored(self, values, priorities): self.sampler.enter(self._ring.write(values), priorities)
 
     def sample(self, bs: int, fields: Any = None) -> Batch:
@@ -190,6 +223,7 @@ class DeviceDrawn:
         if not torch.compiler.is_compiling(): self._check_draw(whole('bs', bs, 1)*(groups or 1))
         length = None if self.sequence is None else self.sequence.length
         leaves, layout = columns_of(self._rows_layout, fields, length or groups and bs)
+        self._note_form('sample', (bs, fields) if groups is None else (groups, bs, fields), 6)
         found, header = self._draw(bs, groups, leaves)
         batch = Batch.of_tensors(layout, found, max_sz=self.max_sz, **header)
         if length: batch = as_kind(batch, SequenceBatch, burn_in=self.sequence.burn_in)
@@ -225,7 +259,9 @@ class DeviceDrawn:
         ids, td = (torch.as_tensor(o, device=self.device) for o in (ids, td_errors))
         if self.sequence is not None and ids.ndim==2: ids, td = self._of_windows(ids, td)
         if td.numel()!=ids.numel(): refuse('td_errors', f'one for each of {ids.numel()} rows', form(td))
-        if self._ring is not None and ids.numel(): self._put(ids.reshape(-1), td.detach().reshape(-1))
+        if self._ring is None or not ids.numel(): return
+        self._note_form('update_priorities', ids.numel())
+        self._put(ids.reshape(-1), td.detach().reshape(-1))
     def _of_windows(self, ids, td):
         "The first id of each window, and one error of the steps that count: eta · max|δ| + (1 − eta) · mean|δ|"
         if td.ndim!=2 or td.shape[1]==1 < ids.shape[1]: return ids[:, 0], td
@@ -418,6 +454,7 @@ class DeviceMemory(DeviceRead):
         if law is not self.sampler and ring is self._ring is not None: law.open(ring)
         self.sampler = law
         if ring: self._take(ring)
+        if self._ring: self._hold_still()
         if self._ring: self._fill(host)
         self._count, self._begun, self._counted, law.n_batches = host.n_added, host.first_id, True, sampler['n_batches']
         if law.prioritized:
