@@ -1050,7 +1050,34 @@ def test_a_stepper_of_tensors_does_not_wait():
 def test_tensor_environments_that_hide_last_observations_are_refused():
     with pytest.raises(ValueError, match=WORDS['no final observation']):
         for _ in zip(range(9), GymStepper([Clocks(AutoresetMode.SAME_STEP, tells=False)])): pass
+    with refused('final_obs', got="'no'"): GymStepper([Clocks(AutoresetMode.SAME_STEP)], final_obs='no')
     with refused('actions', got='(6,)'): next(iter(GymStepper([Clocks(AutoresetMode.SAME_STEP)], agent=lambda s: torch.zeros(6))))
+
+
+class Walks(gym.vector.VectorEnv):
+    "Walks from anywhere, cut off at random, which then show only where the next one begins"
+    num_envs, metadata = 6, dict(autoreset_mode=AutoresetMode.SAME_STEP)
+    single_action_space, single_observation_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-99, 99, (3,))
+    action_space = gym.vector.utils.batch_space(single_action_space, 6)
+    def __init__(self, kind): self.kind, self.rng = kind, np.random.default_rng(0)
+    def reset(self, **kw):
+        self.x = self.rng.normal(size=(6, 3)).astype(np.float32)*9
+        return self.kind(self.x), {}
+    def step(self, action):
+        ended = self.rng.random(6) < .2
+        self.x = np.where(ended[:, None], self.rng.normal(size=(6, 3))*9, self.x + .1).astype(np.float32)
+        return *map(self.kind, (self.x, np.ones(6, np.float32), ended & False, ended)), {}
+
+@pytest.mark.parametrize('kind', [torch.from_numpy, np.copy])
+def test_where_last_observations_are_hidden_the_resets_may_be_taken(kind):
+    stepper, memory, before = GymStepper([Walks(kind)], agent=lambda states: kind(np.zeros((6, 2), np.float32)), final_obs='reset'), ReplayMemory(600, seed=0), None
+    with pytest.warns(UserWarning, match=WORDS['no final observation']) as said:
+        for _, chunk in zip(range(80), stepper):
+            assert before is None or torch.equal(chunk.state, before)
+            before = chunk.next_state
+            memory.extend(chunk)
+    assert len(said)==1
+    assert memory.health()['n_wrong_ends'] and any('final_obs' in o for o in memory.health()['warnings'])
 
 
 @pytest.mark.parametrize('prioritized', [False, True])
