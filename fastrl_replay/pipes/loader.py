@@ -32,10 +32,53 @@ def _moved(item, pin, device):
     if pin: item = item.pin_memory()
     return item if device is None else item.to(device, non_blocking=True)
 
+class Courier:
+    """Sends batches to a CUDA device on a stream of its own, so that copies overlap with what the device
+    computes; from page-locked buffers, each of which is used again when the copy from it is done"""
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self.device, self.cuda, self.stream = device, cuda, cuda.Stream(device)
+        self.buffers: list[tuple[torch.Tensor, Any]] = []    # and the event of the last copy from each
+    @staticmethod
+    def locked(nbytes: int) -> torch.Tensor:
+        "Return page-locked bytes"
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    def buffer(self, nbytes: int) -> tuple[torch.Tensor, Any]:
+        "Return a buffer of at least so many bytes from which nothing is being copied, and its event"
+        for found in self.buffers:
+            if len(found[0]) >= nbytes and found[1].query(): return found
+        self.buffers.append((self.locked(nbytes), self.cuda.Event()))
+        return self.buffers[-1]
+
+    def send(self, item: Any) -> tuple[Any, list[torch.Tensor], Any]:
+        "Start to copy a batch, or a tuple of batches and tensors; return it, its tensors there, the event of its arrival"
+        copies: list[torch.Tensor] = []
+        def copied(t):
+            if not t.nbytes or t.device==self.device: return t.to(self.device)
+            raw, done = self.buffer(t.nbytes)
+            here = raw[:t.nbytes].view(t.dtype).view(t.shape).copy_(t)
+            copies.append(here.to(self.device, non_blocking=True))
+            done.record(self.stream)
+            return copies[-1]
+        def all_of(o): return tuple(map(all_of, o)) if isinstance(o, tuple) else _applied(copied, o)
+        with self.cuda.stream(self.stream): moved = all_of(item)
+        arrived = self.cuda.Event()
+        arrived.record(self.stream)
+        return moved, copies, arrived
+    def receive(self, sent: tuple[Any, list[torch.Tensor], Any]) -> Any:
+        "Return what was sent, for the caller's stream, which waits for it; this does not"
+        item, copies, arrived = sent
+        stream = self.cuda.current_stream(self.device)
+        stream.wait_event(arrived)
+        for t in copies: t.record_stream(stream)             # its memory stays until that stream has used it
+        return item
+
+def _applied(f, item): return f(item) if isinstance(item, torch.Tensor) else item.moved(f)
+
 class Ahead:
-    "The items of `pipe`, `k` of them drawn ahead; a thread (if k > 0) applies `finish` to each"
-    def __init__(self, pipe, k=0, finish=None) -> None:
-        self.pipe, self.k, self.finish = pipe, k, finish
+    """The items of `pipe`, `k` of them drawn ahead; a thread (if k > 0) applies `finish` to each, and the
+    caller's `deliver`"""
+    def __init__(self, pipe: Any, k: int = 0, finish: Any = None, deliver: Any = None) -> None:
+        self.pipe, self.k, self.finish, self.deliver = pipe, k, finish, deliver or unchanged
         self._begin()
     def _begin(self):
         self.n_drawn = 0
@@ -58,7 +101,7 @@ class Ahead:
                 self._begin()
                 raise
             self.n_drawn -= 1
-            yield item
+            yield self.deliver(item)
 
 # %% ../../nbs/2_learning/05_loader.ipynb #d51ef587
 class Facade(IterableDataset):
@@ -78,14 +121,17 @@ def unchanged(item: Any) -> Any:
     return item
 
 def _finisher(pin_memory, device):
-    "The function that pins and moves an item, or None where there is nothing to do"
+    "The functions that pin and move an item, and hand it over; None where there is nothing to do"
     if pin_memory and not torch.cuda.is_available():
         warnings.warn('pin_memory: this torch finds no CUDA device, so batches are not pinned', stacklevel=4)
         pin_memory = False
-    if device is None and not pin_memory: return None
+    if device is None and not pin_memory: return None, None
     device = None if device is None else torch.device(device)
     if device==torch.device('cuda'): device = torch.device('cuda', torch.cuda.current_device())   # not a thread's own
-    return partial(_moved, pin=pin_memory, device=device)
+    if pin_memory and device is not None and device.type=='cuda':
+        courier = Courier(device)
+        return courier.send, courier.receive
+    return partial(_moved, pin=pin_memory, device=device), None
 
 def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, device: Any = None,
                 stateful: bool = False, **kw: Any) -> DataLoader[Any]:
@@ -93,7 +139,8 @@ def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, devic
 
     `prefetch=k`: the caller draws k batches ahead; batch i is drawn after the updates of batch
     i − k − 1 and before those of batch i − k, the same for the same seed. `pin_memory`, `device`:
-    batches are pinned, and copied to the device (on its default stream); where k > 0, in a thread.
+    batches are pinned, and copied to the device; where k > 0, in a thread. With both, the copy runs on
+    a stream of its own, and the stream in which you ask for the batch waits for it.
     `stateful=True`: a torchdata `StatefulDataLoader`, whose state is the pipe's.
 
     Raises `ValueError` for workers, a batch size, or a state with batches drawn ahead."""
@@ -104,8 +151,8 @@ def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, devic
             'back; each worker would fill and sample a copy of its own. Leave num_workers at 0')
     options: dict[str, Any] = dict(collate_fn=unchanged, generator=torch.Generator().manual_seed(0)) | kw
     if stateful: leave_out('prefetch', prefetch or None, 'batches drawn ahead are not in the state', ValueError)
-    finish = _finisher(pin_memory, device)
-    items = None if finish is None and not prefetch else Ahead(pipe, prefetch, finish)
+    finish, deliver = _finisher(pin_memory, device)
+    items = None if finish is None and not prefetch else Ahead(pipe, prefetch, finish, deliver)
     return (StatefulDataLoader if stateful else DataLoader)(Facade(pipe, items), batch_size=None, **options)
 
 # %% ../../nbs/2_learning/05_loader.ipynb #fe86d518
