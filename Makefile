@@ -63,7 +63,7 @@ test-ray: $(READY)  ## run the tests on Ray clusters, the long ones too: at most
 # Neither a GPU nor a driver is needed. FAKES_TORCH: a PyTorch whose file for this platform is built with CUDA
 FAKES_TORCH ?= torch==2.14.1
 $(FAKES)/.ready: pyproject.toml constraints.txt
-	@echo "making $(FAKES) with $(FAKES_TORCH) for CUDA, 5.5 GB; no GPU is needed"
+	@echo "making $(FAKES) with $(FAKES_TORCH) for CUDA, 5.8 GB; no GPU is needed"
 	@$(PYTHON) -m venv $(FAKES)
 	@grep -v '^torch==' constraints.txt > $(FAKES)/constraints.txt
 	@$(FAKES)/bin/python -m pip install -q --disable-pip-version-check -c $(FAKES)/constraints.txt '$(FAKES_TORCH)' pytest pytest-xdist -e .
@@ -71,7 +71,7 @@ $(FAKES)/.ready: pyproject.toml constraints.txt
 	  { echo "$(FAKES_TORCH) has no CUDA in it on this platform: make test-fakes FAKES_TORCH=..." >&2; exit 1; }
 	@touch $@
 
-test-fakes: $(FAKES)/.ready  ## run the device memory on fake CUDA tensors, in .fakes, an environment of its own of 5.5 GB
+test-fakes: $(FAKES)/.ready  ## run the device memory on fake CUDA tensors, in .fakes, an environment of its own of 5.8 GB
 	@$(subst $(BIN),$(FAKES)/bin,$(RUN_TESTS)) tests/test_device_fakes.py $(ARGS)
 
 # TORCH=2.13.0 takes this PyTorch in place of the lowest, which is a download of gigabytes where it comes with CUDA

@@ -70,7 +70,7 @@ def test_a_column_of_strings_goes_wherever_a_batch_goes():
     memory.extend([told(k) for k in range(60)])
     batch = memory.sample(9)
     wanted = expected(batch.ids)
-    for made in (copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to('meta'), batch._moved(torch.clone), batch[:], batch.unsqueezed(),
+    for made in (copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to('meta'), batch.moved(torch.clone), batch[:], batch.unsqueezed(),
                  batch.replace(reward=batch.reward + 1), pickle.loads(pickle.dumps(batch.replace(reward=batch.reward + 1)))):
         assert made.task==wanted and made.layout.leaves[-1].text
     assert batch[2:5].task==wanted[2:5] and batch[-1].task==wanted[-1] and batch.numpy().task==wanted and batch.columns('task')==(wanted,)
