@@ -338,9 +338,9 @@ def test_every_next_observation_is_the_one_given_whatever_comes_next(device, see
     draw = torch.Generator().manual_seed(seed)
     def fresh(): return torch.randint(0, 3, (n_envs, 2), generator=draw).float()
     state = fresh()
-    for turn in range(rng.choice([1, 3, 40])):
+    for _ in range(rng.choice([1, 3, 40])):
         steps = []
-        for _ in range(rng.choice([1, 1, 1, 2, 5])):
+        for _time in range(rng.choice([1, 1, 1, 2, 5])):
             after, flags = fresh(), torch.rand(n_envs, 2, generator=draw) < .1
             if how=='nan': after = torch.where(torch.rand(n_envs, 2, generator=draw) < .3, torch.tensor(rng.choice([math.nan, -0.])), after)
             if how=='equal': after = torch.ones(n_envs, 2)
@@ -359,6 +359,25 @@ def test_every_next_observation_is_the_one_given_whatever_comes_next(device, see
             for a, b in zip(there.astuple(), rows[id], strict=True): assert a[i].cpu().numpy().tobytes()==b.numpy().tobytes(), (id, a[i], b)
         flagged = {id for id, row in enumerate(rows) if row[4] | row[5]}
         assert memory.usage()['n_unlike']==len([id for id in others if id >= first and id not in flagged])
+
+
+@pytest.mark.parametrize('ends,cuts', [(torch.int64, torch.bool), (torch.float32, torch.float32), (torch.uint8, torch.uint8), (torch.bool, torch.int64)])
+def test_a_loop_as_fasttd3_writes_it_stores_every_row_as_it_was(device, ends, cuts):
+    "Flags of the dtypes that its environments give, truncations that are dones as well, and a reset after each evaluation"
+    memory, rows, draw = DeviceMemory(8*20, device=device, n_envs=8, max_ends=160, seed=0), [], torch.Generator().manual_seed(0)
+    obs = torch.rand(8, 3, generator=draw)
+    for t in range(50):
+        next_obs, rewards, over = torch.rand(8, 3, generator=draw), torch.rand(8, generator=draw).double(), torch.rand(8, generator=draw) < .2
+        dones, truncations = over.to(ends), (over & (torch.rand(8, generator=draw) < .5)).to(cuts)
+        true_next_obs = torch.where(dones[:, None] > 0, torch.rand(8, 3, generator=draw), next_obs)
+        cut = truncations.bool()
+        step = Transition(obs, torch.zeros(8, 1), rewards.float(), true_next_obs, terminated=dones.bool() & ~cut, truncated=cut)
+        rows.append(step)
+        memory.extend(tree_map(lambda v: v.to(device), step))
+        obs = torch.rand(8, 3, generator=draw) if t % 9==8 else next_obs
+    found = memory.fetch(range(240, 400)).astuple()
+    for a, b in zip(found, tree_map(lambda *v: torch.cat(v), *rows[30:]), strict=True): assert torch.equal(a.cpu(), b)
+    assert not (found[4] & found[5]).any() and memory.usage()['n_unlike'] > 8
 
 
 def test_returns_do_not_cross_a_reset_that_was_not_flagged(device):

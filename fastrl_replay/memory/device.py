@@ -234,7 +234,7 @@ class DeviceDrawn:
         require(sure or not self._counted, 'the memory is empty: extend it first')
         if self.sampler.replace or self._runs_once(): return
         if self._ring.next_of: sure = min(sure, self._ring.max_ends + self.n_envs)     # whatever ends were given up
-        there = len(self) if n > sure else sure
+        there = int(self._ring.n - self._ring.begin()) if n > sure else sure
         if n > there: refuse('bs', f'at most the {there} rows that there are', n, 'or draw with Uniform(replace=True)')
     def _drawn(self, bs, groups, leaves):
         ring, law, more = self._ring, self.sampler, {}
