@@ -130,7 +130,7 @@ class Ring:
         self.owners.fill_(first)
 
     def write(self, values: list) -> Tensor:
-        "Store rows of whole time steps, one tensor a leaf; return their ids (int64[m]), to be used before the next write"
+        "Store rows of whole time steps, one tensor a leaf; return their ids (int64[m]), valid until the next write"
         m, n_envs = len(values[0]), self.n_envs
         given, values = values, [v.to(dtype) for v, dtype in zip(values, self.stored)]
         for k in self.smaller: self.n_too_large += (values[k].isinf() & given[k].isfinite()).sum()

@@ -34,7 +34,7 @@ def _moved(item, pin, device):
 
 class Courier:
     """Sends batches to a CUDA device on a stream of its own, so that copies overlap with what the device
-    computes; from page-locked buffers, each of which is used again when the copy from it is done"""
+    computes; from page-locked buffers, each of which is used again when the copy from it has ended"""
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self.device, self.cuda, self.stream = device, cuda, cuda.Stream(device)
         self.buffers: list[tuple[torch.Tensor, Any]] = []    # and the event of the last copy from each
@@ -50,14 +50,15 @@ class Courier:
         return self.buffers[-1]
 
     def send(self, item: Any) -> tuple[Any, list[torch.Tensor], Any]:
-        "Start to copy a batch, or a tuple of batches and tensors; return it, its tensors there, the event of its arrival"
+        """Start to copy a batch, or a tuple of batches and tensors; return it, what was copied, and the event
+        of its arrival"""
         copies: list[torch.Tensor] = []
         def copied(t):
             if not t.nbytes or t.device==self.device: return t.to(self.device)
-            raw, done = self.buffer(t.nbytes)
+            raw, free = self.buffer(t.nbytes)
             here = raw[:t.nbytes].view(t.dtype).view(t.shape).copy_(t)
             copies.append(here.to(self.device, non_blocking=True))
-            done.record(self.stream)
+            free.record(self.stream)
             return copies[-1]
         def all_of(o): return tuple(map(all_of, o)) if isinstance(o, tuple) else _applied(copied, o)
         with self.cuda.stream(self.stream): moved = all_of(item)
