@@ -10,12 +10,13 @@ TESTS  := $(VENV)/.tests
 READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 GAMES  := $(VENV)/.games
+FAKES  := .fakes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all test-ray lowest export docs dist bench evidence clean
+.PHONY: help setup train test test-all test-ray test-fakes lowest export docs dist bench evidence clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(READY)  ## make .venv and install everything into it that a change to the project needs
 
@@ -59,6 +60,20 @@ test-all: $(READY)  ## run every notebook and every test (CONTRIBUTING.md has a 
 test-ray: $(READY)  ## run the tests on Ray clusters, the long ones too: at most 12 minutes on two cores
 	@$(subst $$(($(JOBS)*2)),2,$(RUN_TESTS)) -k test_ray --nbflags slow $(ARGS)
 
+# Neither a GPU nor a driver is needed. FAKES_TORCH: a PyTorch whose file for this platform is built with CUDA
+FAKES_TORCH ?= torch==2.14.1
+$(FAKES)/.ready: pyproject.toml constraints.txt
+	@echo "making $(FAKES) with $(FAKES_TORCH) for CUDA, 5.8 GB; no GPU is needed"
+	@$(PYTHON) -m venv $(FAKES)
+	@grep -v '^torch==' constraints.txt > $(FAKES)/constraints.txt
+	@$(FAKES)/bin/python -m pip install -q --disable-pip-version-check -c $(FAKES)/constraints.txt '$(FAKES_TORCH)' pytest pytest-xdist -e .
+	@$(FAKES)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || \
+	  { echo "$(FAKES_TORCH) has no CUDA in it on this platform: make test-fakes FAKES_TORCH=..." >&2; exit 1; }
+	@touch $@
+
+test-fakes: $(FAKES)/.ready  ## run the device memory on fake CUDA tensors, in .fakes, an environment of its own of 5.8 GB
+	@$(subst $(BIN),$(FAKES)/bin,$(RUN_TESTS)) tests/test_device_fakes.py $(ARGS)
+
 # TORCH=2.13.0 takes this PyTorch in place of the lowest, which is a download of gigabytes where it comes with CUDA
 lowest:  ## install the lowest versions allowed into .lowest, and use the library with them
 	@$(PYTHON) tools/lowest.py --venv .lowest $(if $(TORCH),--torch $(TORCH)) $(ARGS)
@@ -87,5 +102,5 @@ evidence: $(GAMES)  ## run the trainings behind the tutorials' figures that are 
 	@$(BIN)/python tools/run_nbs.py nbs/tutorials/minatar.ipynb nbs/tutorials/beside_learners.ipynb
 
 clean:  ## remove what make made, .venv included
-	rm -rf $(VENV) .lowest _docs _proc runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lowest $(FAKES) _docs _proc runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -133,49 +133,68 @@ def calls(rows: int, sizes: Sizes, device: torch.device, compiled: bool) -> None
     ours, theirs = calls_of_ours(rows, step, device), others(rows, step, device)
     extends = {f'extend {k}': (lambda m=m: m.extend(step)) for k, m in ours.items()}
     print(f'\n{rows:,} rows of {OBS} + {ACT} numbers, {ENVS:,} envs, on {device}')
-    line('extend 1,024', microseconds(each(extends, device, compiled) | theirs['extend'], sizes.rounds, device))
+    line('extend 1,024', microseconds(each(extends, device, compiled) | theirs.extend, sizes.rounds, device))
     for bs in sizes.batches: draws_and_updates(bs, ours, theirs, sizes, device, compiled)
 
 def draws_and_updates(bs: int, ours: dict, theirs: dict, sizes: Sizes, device: torch.device, compiled: bool) -> None:
     "The calls whose size is that of a batch"
     draws = {f'draw {k}': (lambda m=m: m.sample(bs).astuple()) for k, m in ours.items()}
-    uniform = theirs['uniform'](bs)
+    uniform = theirs.uniform(bs)
     line(f'sample {bs:,}', microseconds(each(draws, device, compiled) | uniform, sizes.rounds, device))
     memory, td = ours['prioritized'], torch.rand(bs, device=device)
     ids = memory.sample(bs).ids
     update = each({'update': lambda: memory.update_priorities(ids, td)}, device, compiled)
-    line(f'update {bs:,}', microseconds(update | theirs['update'](bs, td), sizes.rounds, device))
+    line(f'update {bs:,}', microseconds(update | theirs.update(bs, td), sizes.rounds, device))
 
 def each(calls: dict, device: torch.device, compiled: bool) -> dict:
     "All ways of several calls"
     return {k: v for name, call in calls.items() for k, v in ways(name, call, device, compiled).items()}
 
 
-def others(rows: int, step: Any, device: torch.device) -> dict:
-    "TorchRL's buffers, one of FastTD3's behaviour, and the host memory with a copy to the device"
-    from tensordict import TensorDict
+class Others(NamedTuple):
+    "The calls of other buffers: of `extend`, of a draw of bs rows, of an update of bs priorities"
+    extend: dict = {}
+    uniform: Any = lambda bs: {}
+    update: Any = lambda bs, td: {}
+
+def of_torchrl(rows: int, step: Any, device: torch.device) -> Others:
+    "TorchRL's buffers; none where it is not installed, and no priorities where its trees do not load"
+    try: from tensordict import TensorDict
+    except ImportError:
+        print("TorchRL's buffers: tensordict and torchrl are not installed (the extra `torchrl`)")
+        return Others()
     from torchrl.data import LazyTensorStorage, RandomSampler, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
     after = dict(reward=step.reward, state=step.next_state, terminated=step.terminated, truncated=step.truncated)
     rows_of_td = TensorDict(dict(state=step.state, action=step.action, next=after), [ENVS])
-    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(rows, device=device), sampler=RandomSampler(), batch_size=ENVS)
-    ring, host, host_step = TimeRing(rows, step), ReplayMemory(rows, Uniform(True), seed=0), Transition(*(v.cpu().numpy() for v in step))
-    try: ranked = TensorDictPrioritizedReplayBuffer(alpha=.6, beta=.4, storage=LazyTensorStorage(rows, device=device), batch_size=ENVS)
+    def storage(): return LazyTensorStorage(rows, device=device)
+    plain, ranked = TensorDictReplayBuffer(storage=storage(), sampler=RandomSampler(), batch_size=ENVS), None
+    try: ranked = TensorDictPrioritizedReplayBuffer(alpha=.6, beta=.4, storage=storage(), batch_size=ENVS)
     except (RuntimeError, ImportError) as e:                     # its trees do not load with every version of torch
         print(f"TorchRL's prioritized sampler: {str(e).splitlines()[0]}")
-        ranked = None
-    filled(ring, step, rows)
-    filled(host, host_step, rows)
     for _ in range(rows//ENVS):
-        plain.extend(rows_of_td.clone())
-        if ranked is not None: ranked.extend(rows_of_td.clone())
-    def uniform(bs):
-        found = dict(torchrl=lambda: plain.sample(bs), fasttd3=lambda: ring.sample(bs))
-        return found | {'host and copy': lambda: (host.sample(bs).pin_memory() if device.type=='cuda' else host.sample(bs)).to(device)}
+        for buffer in (plain, ranked):
+            if buffer is not None: buffer.extend(rows_of_td.clone())
     def update(bs, td):
         if ranked is None: return {}
         drawn = ranked.sample(bs)
         return {'torchrl update': lambda: ranked.update_priority(drawn['index'], td)}
-    return dict(extend=dict(torchrl=lambda: plain.extend(rows_of_td), fasttd3=lambda: ring.extend(step)), uniform=uniform, update=update)
+    return Others(dict(torchrl=lambda: plain.extend(rows_of_td)), lambda bs: dict(torchrl=lambda: plain.sample(bs)), update)
+
+def host_and_copy(rows: int, step: Any, device: torch.device) -> dict:
+    "The host memory, whose batches are pinned and copied to the device"
+    host = filled(ReplayMemory(rows, Uniform(True), seed=0), Transition(*(v.cpu().numpy() for v in step)), rows)
+    def draw(bs):
+        batch = host.sample(bs)
+        return (batch.pin_memory() if device.type=='cuda' else batch).to(device)
+    return {'host and copy': draw}
+
+def others(rows: int, step: Any, device: torch.device) -> Others:
+    "TorchRL's buffers, one of FastTD3's behaviour, and the host memory with a copy to the device"
+    theirs, ring, host = of_torchrl(rows, step, device), filled(TimeRing(rows, step), step, rows), host_and_copy(rows, step, device)
+    def uniform(bs):
+        draws = dict(fasttd3=lambda: ring.sample(bs)) | {k: (lambda draw=draw: draw(bs)) for k, draw in host.items()}
+        return theirs.uniform(bs) | draws
+    return Others(theirs.extend | dict(fasttd3=lambda: ring.extend(step)), uniform, theirs.update)
 
 
 def sums(rows: int, sizes: Sizes, device: torch.device, compiled: bool) -> None:

@@ -260,7 +260,9 @@ class Columns:
         read = [v for v in self._values() if isinstance(v, torch.Tensor)]
         inside = all(0 <= t.data_ptr() - base.data_ptr() < len(base) for t in read)     # none was moved
         return base if inside else None
-    def _moved(self, f):
+    def moved(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """Return the batch with `f` applied to the one buffer of all its columns (uint8, one axis); or
+        to each column, if one was assigned. `f` copies to another place, such as a device"""
         block = self._block()
         if block is None: return self._each(f)
         made = made_over(self._kind, self._plan, f(block), **self._kept())
@@ -270,10 +272,10 @@ class Columns:
         "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
         device = torch.device(device)
         if all(v is None or _is_on(v, device) for v in self._values()): return self
-        return self._moved(lambda t: t.to(device, non_blocking=non_blocking))
+        return self.moved(lambda t: t.to(device, non_blocking=non_blocking))
     def pin_memory(self) -> Any:
         "Return a copy in page-locked memory, from which copies to a GPU need not wait"
-        return self._moved(torch.Tensor.pin_memory)
+        return self.moved(torch.Tensor.pin_memory)
 
     def _packed(self):
         "The plan and the bytes of one buffer on the CPU that holds all columns"

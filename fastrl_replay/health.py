@@ -398,9 +398,11 @@ _RULES = [     # when (a function of the numbers), and what to say
     (lambda o: o['n_reused'],
      '{n_reused:,} of {n_read:,} rows have the same state and next_state, and the next row begins elsewhere: '
      'both are one array, which the environment writes to; store copies, or let GymStepper step the environment'),
-    (lambda o: o['n_unlike'] > 0,
-     '{n_unlike:,} times a next observation was given that was not that of the stream\'s next row, which is '
-     'read in its place: flag the ends of episodes, keep the streams in order, or pass next_of=None'),
+    (lambda o: o['n_unlike'] > .1*o['n'],
+     '{n_unlike:,} of {n:,} rows have a next observation that is not what their stream showed next, without an end of '
+     'an episode, and is stored a second time: keep the streams in order, or pass next_of=None'),
+    (lambda o: o['n_too_large'] > 0,
+     '{n_too_large:,} numbers are too large for float16, in which they are stored, and became infinite: take bfloat16'),
     (lambda o: o['n_lost'] > 0,
      '{n_lost:,} of the {n_stored:,} newest rows may not be drawn, since more episodes end in them than there is '
      'room for: make the memory with a larger max_ends'),

@@ -66,7 +66,7 @@ GROUPS = dict(
         test_same_draws.py'''),
     compiled=Group('make test-all', 'torch.compile',
         '''test_masks.py::test_a_compiled_* test_normalized.py::test_a_compiled_* test_reward_scale.py::test_a_compiled_* test_masks.py::test_a_short_training* test_learner.py::test_compiled_weights* test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
-        test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself* test_device_compiled.py'''),
+        test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself* test_device.py::*stays_where_it_is* test_device_compiled.py test_device_fakes.py'''),
     cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
         'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[45678]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',

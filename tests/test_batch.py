@@ -411,14 +411,14 @@ def test_columns_assigned_from_each_other_stay_so_wherever_the_batch_goes():
     other = memory.sample(5)
     q = other.probs.clone()
     other.weights = other.probs
-    for o in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), batch._moved(torch.clone), batch[:], batch.replace()):
+    for o in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), batch.moved(torch.clone), batch[:], batch.replace()):
         assert torch.equal(o.state, after) and torch.equal(o.next_state, state) and torch.equal(o.probs, p)
-    for o in (pickle.loads(pickle.dumps(other)), other._moved(torch.clone)): assert torch.equal(o.weights, q) and torch.equal(o.probs, q)
+    for o in (pickle.loads(pickle.dumps(other)), other.moved(torch.clone)): assert torch.equal(o.weights, q) and torch.equal(o.probs, q)
 
 
 def test_columns_of_a_moved_batch_have_their_own_version_counters():
     "Autograd must not take writing to one column for a change of another, although both are in one buffer"
-    moved = filled(sampler=Proportional()).sample(5)._moved(torch.clone)
+    moved = filled(sampler=Proportional()).sample(5).moved(torch.clone)
     columns = [*moved.astuple(), moved.ids, moved.probs, moved.weights]
     for k, t in enumerate(columns):
         before = [o._version for o in columns]

@@ -245,7 +245,7 @@ def test_no_size_and_no_share_compiles_a_kernel_again():
 
 def test_hindsight_draws_as_many_numbers_after_a_drop(monkeypatch):
     "The pipe, not the kernel: no episode is listed"
-    monkeypatch.setattr(episodes.Episodes, 'ids_of', lambda *o: pytest.fail('an episode was listed'))
+    monkeypatch.setattr(episodes.EpisodeIndex, 'ids_of', lambda *o: pytest.fail('an episode was listed'))
     def state(i): return dict(observation=i[:, None], achieved_goal=i[:, None], desired_goal=0*i[:, None])
     i = np.arange(3000, dtype=np.float32)
     chunk = Transition(state(i), np.zeros(3000, int), i, state(i + 1), np.zeros(3000, bool), np.zeros(3000, bool))

@@ -1,5 +1,6 @@
 """Drawing ahead: the same batches as the naive twin, whatever a thread does with them afterwards; and nothing ever waits for ever."""
 import collections
+import contextlib
 import gc
 import itertools
 import signal
@@ -17,7 +18,7 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.learner import DQNLearner, q_network
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
-from fastrl_replay.pipes.loader import make_loader
+from fastrl_replay.pipes.loader import Courier, make_loader
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.samplers.proportional import Proportional
@@ -297,3 +298,81 @@ def test_on_a_gpu(pin, k):
     one, other = make('prioritized'), make('prioritized')
     got = use(other.loader(prefetch=k, pin_memory=pin, device='cuda'), 50)
     assert all(o.state.is_cuda for o in got[::2]) and seen([o.to('cpu') if hasattr(o, 'to') else o for o in got])==seen(use(lagged(one, k), 50))
+
+
+# ---- copies to a GPU, told by a CUDA that only notes what it is asked
+
+class NotedCuda:
+    "Streams and events; an event has come when `done` says so"
+    def __init__(self):
+        self.log, self.current, self.done, self.n_events = [], 'main', True, 0
+        outer = self
+        class Event:
+            def __init__(self): self.k, outer.n_events = outer.n_events, outer.n_events + 1
+            def query(self): return outer.done
+            def record(self, stream): outer.log.append(('record', self.k, stream.name, outer.current))
+        self.Event = Event
+    class _Stream:
+        def __init__(self, name, log): self.name, self.log = name, log
+        def wait_event(self, event): self.log.append(('wait', self.name, event.k))
+    def Stream(self, device): return self._Stream('copies', self.log)
+    def current_stream(self, device): return self._Stream(self.current, self.log)
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def courier(monkeypatch):
+    monkeypatch.setattr(Courier, 'locked', staticmethod(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)))
+    made = Courier(torch.device('meta'), NotedCuda())
+    monkeypatch.setattr(torch.Tensor, 'record_stream', lambda self, stream: made.cuda.log.append(('used', stream.name)))
+    return made
+
+
+def test_a_buffer_is_used_again_when_the_copy_from_it_is_done(courier):
+    batches = list(itertools.islice(make('uniform'), 6))
+    courier.cuda.done = False
+    sent = [courier.send(o) for o in batches[:3]]
+    assert len(courier.buffers)==3                        # none is overwritten on its way
+    for (raw, _), batch in zip(courier.buffers, batches):
+        block = []
+        batch.moved(lambda t, block=block: block.append(t) or t)
+        assert torch.equal(raw, block[0])
+    courier.cuda.done = True
+    sent += [courier.send(o) for o in batches[3:]]
+    assert len(courier.buffers)==3 and all(o[0].state.device.type=='meta' for o in sent)
+    assert seen([o[0].ids.shape for o in sent])==seen([o.ids.shape for o in batches])
+
+
+def test_copies_have_a_stream_of_their_own_for_which_that_of_the_caller_waits(courier):
+    batch = next(iter(make('uniform')))
+    changed = batch.replace(reward=batch.reward*2)        # no longer in one buffer
+    for item, n_copies in (batch, 1), ((batch, torch.arange(8)), 2), (changed, None):
+        log = courier.cuda.log
+        log.clear()
+        sent = courier.send(item)
+        assert {o[2:] for o in log}=={('copies', 'copies'), ('copies', 'main')} and [o[0] for o in log]==['record']*len(log)
+        assert n_copies in (None, len(sent[1])) and len(log)==len(sent[1]) + 1
+        arrived = log[-1][1]
+        log.clear()
+        found = courier.receive(sent)
+        assert log==[('wait', 'main', arrived), *[('used', 'main')]*len(sent[1])]
+        assert type(found) is type(item) or isinstance(found, Batch)
+
+
+@pytest.mark.parametrize('k', [0, 2])
+def test_a_thread_sends_and_the_caller_receives(k, monkeypatch):
+    log, me = [], threading.current_thread()
+    class Noted:
+        def __init__(self, device): log.append(device)
+        def send(self, item): return log.append(('send', threading.current_thread() is me)) or (item, item)
+        def receive(self, sent): return log.append(('receive', threading.current_thread() is me)) or sent[0]
+    monkeypatch.setattr('fastrl_replay.pipes.loader.Courier', Noted)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    one, other = make('prioritized'), make('prioritized')
+    got = use(other.loader(prefetch=k, pin_memory=True, device='cuda:0'), 20)
+    assert seen(got)==seen(use(lagged(one, k), 20))
+    assert log[0]==torch.device('cuda', 0) and {*log[1:]}=={('send', k==0), ('receive', True)}

@@ -58,7 +58,7 @@ def test_strings_come_back_as_they_went_in(seed, tmp_path):
             assert batch.task==expected(batch.ids) and batch['where']==expected(batch.ids, 'where')
             assert [o.task for o in batch]==batch.task
         stored = np.arange(memory.first_id, n)
-        strings, at = strings_in(memory._storage, 'where', stored % 40)
+        strings, at = strings_in(memory._shelf.storage, 'where', stored % 40)
         assert strings[at].tolist()==expected(stored, 'where')
         around = memory.sample(1, windows={'task': (-1, 0, 1)})
         [k], [[a, b, c]] = around.ids.tolist(), around.task
@@ -74,7 +74,7 @@ def test_a_column_of_strings_goes_wherever_a_batch_goes():
     memory.extend([told(k) for k in range(60)])
     batch = memory.sample(9)
     wanted = expected(batch.ids)
-    for made in (copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to('meta'), batch._moved(torch.clone), batch[:], batch.unsqueezed(),
+    for made in (copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to('meta'), batch.moved(torch.clone), batch[:], batch.unsqueezed(),
                  batch.replace(reward=batch.reward + 1), pickle.loads(pickle.dumps(batch.replace(reward=batch.reward + 1)))):
         assert made.task==wanted and made.layout.leaves[-1].text
     assert batch[2:5].task==wanted[2:5] and batch[-1].task==wanted[-1] and batch.numpy().task==wanted and batch.columns('task')==(wanted,)

@@ -142,7 +142,7 @@ def test_windows_of_a_memory_are_those_of_all_its_draws_unless_others_are_asked_
 def test_a_batch_with_windows_is_moved_copied_and_pickled_like_any_other():
     batch = played().sample(16, windows=WINDOWS)
     batch.streams = np.arange(16)
-    for made in (copy.deepcopy(batch), copy.copy(batch), pickle.loads(pickle.dumps(batch)), batch.to('cpu'), batch._moved(torch.clone), batch[:]):
+    for made in (copy.deepcopy(batch), copy.copy(batch), pickle.loads(pickle.dumps(batch)), batch.to('cpu'), batch.moved(torch.clone), batch[:]):
         assert all(torch.equal(a, b) for a, b in zip(made.astuple(), batch.astuple())) and made.is_pad.keys()==batch.is_pad.keys()
         assert all(torch.equal(made.is_pad[f], batch.is_pad[f]) for f in WINDOWS)
     assert batch.to('meta').is_pad['action'].shape==(16, 8) and batch.to('meta').is_pad['action'].device.type=='meta'

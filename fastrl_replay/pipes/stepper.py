@@ -7,13 +7,14 @@ __all__ = ['GymStepper']
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #9b7d2e3f
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from ..checks import Words, plain_array, refuse, require, shown, typed, whole
+from ..checks import Words, one_of, plain_array, refuse, require, shown, typed, whole
 from ..batch import Batch
 from ..kernels import kernel
 from .base import IterDataPipe, Resumable, datapipe, pickled_state, worker_place
@@ -90,8 +91,13 @@ def _info_column(sources, key, n, env):
         column = np.array(values) if column is None else _put_rows(column, rows, values)
     return column
 
+_NO_FINAL = 'an episode ended in autoreset mode SAME_STEP, and info has no final_obs'
+_GIVE_FINAL = ('give it there (Isaac Lab: compute_final_obs=True in its configuration), or pass '
+               "GymStepper(…, final_obs='reset'), which takes the next episode's first observation")
+
 class _Maker:
     "Makes steps of `step_type` from the values of `SimpleStep`'s fields, in order, and `others`"
+    takes_reset = warned = False                # where `info` has no final observation
     def __init__(self, step_type: Any, info: Any = None) -> None:
         fields, defaults = getattr(step_type, '_fields', None), getattr(step_type, '_field_defaults', {})
         if not (isinstance(step_type, type) and fields):
@@ -109,6 +115,13 @@ class _Maker:
         if self.is_simple: return self.step_type._make(values)
         by_name = dict(zip(_KNOWN, values)) | self.others | others
         return self.step_type._make([by_name[f] for f in self.step_type._fields])
+    def lacks_final(self, env):
+        "Raise an error for an environment that gives no final observations; or warn once, if the reset's are taken"
+        if not self.takes_reset: raise ValueError(f'{env}: {_NO_FINAL}; {_GIVE_FINAL}')
+        if self.warned: return
+        self.warned = True
+        warnings.warn(f"{env}: {_NO_FINAL}, so next_state at an episode's end is the first observation of the next "
+                      'episode: a wrong target wherever an episode is truncated', stacklevel=6)
     def stacked(self, values, others, n):
         constant = {f: tree_map(lambda o: [o]*n, v) for f, v in self.others.items() if f not in others}
         return self(values, constant | others)
@@ -229,8 +242,9 @@ class _TensorSteps:
         if self.mode is AutoresetMode.DISABLED:
             return new, _where(ended, self.env.reset(options=dict(reset_mask=ended.clone()))[0], new)
         if 'final_obs' in info: return _where(ended, info['final_obs'], new), new
-        if not ended.any(): return new, new            # waits: give final_obs at every step, and it won't
-        raise ValueError(f'{self.env}: an episode ended, and info has no final_obs, as mode SAME_STEP asks')
+        if self.maker.takes_reset or ended.any():      # waits: give final_obs at every step, and it won't
+            self.maker.lacks_final(self.env)
+        return new, new
 
     def tensor_chunk(self, values, others):
         step = self.maker.stacked(values, others, self.n)
@@ -366,7 +380,8 @@ class _Vector(_TensorSteps, _Stream):
             first, _ = self.env.reset(options=dict(reset_mask=ended.copy()))
             return new, _put_rows(new, ended, first)
         if 'final_obs' not in info:
-            raise ValueError(f'{self.env}: an episode ended in autoreset mode SAME_STEP, and info has no final_obs')
+            self.maker.lacks_final(self.env)
+            return new, _own(new)
         last, rows = info['final_obs'], _own(new)
         if not isinstance(last, np.ndarray) or last.dtype!=object: return _put_rows(new, ended, last), rows
         for i in np.flatnonzero(ended): tree_map(lambda a, v, i=i: a.__setitem__(i, v), rows, last[i])
@@ -504,6 +519,7 @@ class GymStepper(IterDataPipe):
         step_type: Any = SimpleStep,  # the `NamedTuple` class of the steps
         first_env_id: int = 0,  # the `env_id` of the first stream
         info: dict[str, str] | None = None,  # fields of the steps, and the keys of `info` that fill them
+        final_obs: str = 'info',  # where an episode's last observation is; 'reset': if not there, take the next's first
     ) -> None:
         if isinstance(source_datapipe, str):
             hint = f'put it in a list: [{source_datapipe!r}]'
@@ -511,6 +527,7 @@ class GymStepper(IterDataPipe):
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type
         self.n_envs, self._maker = whole('gym_stepper: n_envs', n_envs, 1), _Maker(step_type, info)
+        self._maker.takes_reset = one_of('final_obs', final_obs, ('info', 'reset'))=='reset'
         self.first_env_id = whole('gym_stepper: first_env_id', first_env_id)
         self.seed = None if seed is None else np.random.SeedSequence(seed).entropy
         self._world = _World()
