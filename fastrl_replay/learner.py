@@ -7,13 +7,12 @@ __all__ = ['q_targets', 'dqn_loss', 'Episodes', 'OneHot', 'Pixels', 'q_network',
            'DQNLearner']
 
 # %% ../nbs/2_learning/07_learner.ipynb #abd4d457
-import copy, html, math, os, shutil, sys
+import copy, html, sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
-from types import FunctionType
 from typing import Any, Self
 from fastcore.imports import in_ipython
 from tqdm import tqdm
@@ -21,15 +20,15 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, grad
-from torch.optim.adam import adam
-from .pipes.agents import check_legal, evaluate, legal_in, masked, move_towards
-from .pipes.base import upstream
+from .batch import Batch
 from .checks import Words, number, refuse, require, whole
+from .gradient_step import CompiledStep, FusedAdam, eager_step
+from .pipes.agents import check_legal, evaluate, legal_in, masked
+from .pipes.base import upstream
 from .saving import SavedState, save_state
 from .schedules import check_schedule, value_at
-from .steps import tree_map
 from .show import COLOUR, GREY, STYLE
+from .steps import tree_map
 
 # %% ../nbs/2_learning/07_learner.ipynb #55c27226
 def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
@@ -42,37 +41,44 @@ def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
     batch's column of that name (n-step returns bring γᵐ), else `gamma`. Truncated transitions
     are bootstrapped. Where the next states are a dict with an 'action_mask', a′ is legal; a
     `ValueError` if none is and the task goes on."""
-    return _targets(batch, _as_input(batch.next_state, target), model, target, gamma, double)
+    after = _as_input(batch.next_state, next(target.parameters(), None))
+    return _targets(batch, after, model, target, gamma, double)
 
-def _targets(batch, states, model, target, gamma, double):
+def _targets(batch, after, model, target, gamma, double):
+    legal = _legal_next(batch.next_state, batch)
     with torch.no_grad():
-        values, legal = target(states), _legal_next(batch)
-        rated = model(states) if double else values
+        values = target(after)
+        rated = model(after) if double else values
         if legal is not None: rated = masked(rated, legal)
-        future = values.gather(1, rated.argmax(1, keepdim=True))[:, 0]
+        future = values.gather(1, rated.argmax(1, keepdim=True)).squeeze(1) if double else rated.amax(1)
         future = future.masked_fill(batch.terminated.bool(), 0.)
-        return batch.reward + getattr(batch, 'discount', gamma)*future
+        return batch.reward + _discount(batch, gamma)*future
+
+def _discount(batch, gamma):
+    "The batch's column `discount`, else `gamma`; to ask a `Batch` for what it lacks takes longer than to ask its class"
+    lacks = isinstance(batch, Batch) and not hasattr(type(batch), 'discount')
+    return gamma if lacks else getattr(batch, 'discount', gamma)
 
 def dqn_loss(batch, model, target, gamma=.99, double=True) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smooth L1 loss of each row and its TD error, target − Q(s, a); both float (bs,).
 
     See `q_targets`. The gradient is that of errors clipped at ±1 (Mnih et al. 2015, Methods)."""
-    states, after = _as_input((batch.state, batch.next_state), model)
-    wanted = _targets(batch, after, model, target, gamma, double)
-    q = model(states).gather(1, batch.action.long()[:, None])[:, 0]
+    first = next(model.parameters(), None)
+    wanted = _targets(batch, _as_input(batch.next_state, first), model, target, gamma, double)
+    q = model(_as_input(batch.state, first)).gather(1, batch.action.long().unsqueeze(1)).squeeze(1)
     return nn.functional.smooth_l1_loss(q, wanted, reduction='none'), wanted - q.detach()
 
-def _legal_next(batch):
+def _legal_next(states, batch):
     "The legal actions of the next states, or None; without a look in compiled code, which can't raise"
-    legal = legal_in(batch.next_state)
-    if legal is None or torch.compiler.is_compiling(): return legal
-    check_legal(legal, batch.terminated.bool())
+    legal = legal_in(states)
+    if legal is not None and not torch.compiler.is_compiling(): check_legal(legal, batch.terminated.bool())
     return legal
 
-def _as_input(states, model):
-    "States in the dtype of the model's parameters"
-    parameter = next(model.parameters(), None)
-    return states if parameter is None else tree_map(lambda s: s.to(parameter.dtype), states)
+def _as_input(states, parameter):
+    "States in the dtype of a model's first `parameter`, if it has any"
+    if parameter is None: return states
+    if isinstance(states, torch.Tensor): return states.to(parameter.dtype)
+    return tree_map(lambda s: s.to(parameter.dtype), states)
 
 # %% ../nbs/2_learning/07_learner.ipynb #765ceada
 _FIELDS = 'total_reward', 'env_id', 'episode_n', 'terminated', 'truncated'
@@ -358,25 +364,6 @@ class Training:
 # %% ../nbs/2_learning/07_learner.ipynb #e56df356
 _NETWORKS = 'model', 'target', 'optimizer'
 
-def _norm(gradients): return torch.stack([torch.linalg.vector_norm(g) for g in gradients]).norm()
-
-def _clip(parameters, max_norm):
-    "What `clip_grad_norm_` does, in less time for a small network"
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if all(g.is_cpu for g in gradients):
-        norm = math.hypot(*(float(torch.linalg.vector_norm(g)) for g in gradients))
-        if norm <= max_norm: return
-        factor: Any = max_norm/norm
-    else: factor = (max_norm/_norm(gradients)).clamp(max=1.)         # on a GPU, to look is to wait
-    for g in gradients: g.mul_(factor)
-
-def _mean_loss(found, weights):
-    "The loss of a batch, and its TD errors or None, from what a loss function returned"
-    losses, td_errors = found if isinstance(found, tuple) else (found, found if found.ndim else None)
-    if losses.ndim > 1: losses = losses.flatten(1).mean(1)
-    if losses.ndim and weights is not None: losses = weights*losses
-    return losses.mean(), None if td_errors is None else td_errors.detach()
-
 class Learner(Training):
     """Trains `model`, in place, on the batches of `dl`, a replay's `loader()` or any iterable.
 
@@ -416,9 +403,9 @@ class Learner(Training):
         self.target_sync = whole('target_sync', sync, 1)
         self.gradient_steps, self.tau, self.max_norm = whole('gradient_steps', gradient_steps, 1), tau, max_norm
         self.shared, self.publish_every = shared, publish_every
-        if optimizer is None: optimizer = partial(torch.optim.Adam, fused=self.device.type in ('cpu', 'cuda'))
+        if optimizer is None: optimizer = partial(FusedAdam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
-        self._graph = _Graph(self) if compile else None
+        self._step = CompiledStep(self) if compile else eager_step
 
     def fit(self, n_batches: int, watch: Callable[[Any], Any] | None = None) -> Self:
         """Learn from the next `n_batches` batches, or until `watch(learner)` returns True after
@@ -457,25 +444,13 @@ class Learner(Training):
             lr = value_at(self.lr, self.n_batches)
             for group in self.optimizer.param_groups: group['lr'] = lr
         due = (self.n_batches + 1) % self.target_sync==0
-        descend = self._eagerly if self._graph is None else partial(self._graph, self)
-        for left in reversed(range(self.gradient_steps)): loss, td_errors = descend(batch, due and not left)
+        for left in reversed(range(self.gradient_steps)): loss, td_errors = self._step(self, batch, due and not left)
         if prioritized and td_errors is not None: batch.update_priorities(td_errors)
         if memory is not None: self.episodes.memory = memory
         self._unread.append(loss)
         if len(self._unread)==100: self._read()
         self.n_batches += 1
         if self.shared is not None and self.n_batches % self.publish_every==0: self.shared.publish(self.model)
-
-    def _eagerly(self, batch, due):
-        "Take a gradient step, and move the target if that is `due`; return the loss and TD errors from before"
-        loss, td_errors = _mean_loss(self.loss(batch, self.model, self.target), batch.weights)
-        parameters = [p for group in self.optimizer.param_groups for p in group['params']]
-        for p in parameters: p.grad = None
-        loss.backward()
-        if self.max_norm is not None: _clip(parameters, self.max_norm)
-        self.optimizer.step()
-        if due: move_towards(self.target, self.model, self.tau)
-        return loss.detach(), td_errors
 
     def state_dict(self) -> dict[str, Any]:
         "Return weights, optimizer, and what has been learned from, without the replay"
@@ -554,107 +529,8 @@ class DQNLearner(Learner):
         if loss is None: loss = partial(dqn_loss, gamma=gamma, double=double)
         super().__init__(model, dl, loss, lr, target_sync, device=device, **options)
     def update(self, batch: Any) -> None:
-        if self._graph is not None: _legal_next(batch)                  # its loss can't look at masks itself
+        if self._step is not eager_step: _legal_next(batch.next_state, batch)        # its loss can't look at masks itself
         super().update(batch)
     def evaluate(self, env_id: Any, episodes: int = 20, seed: int = 0) -> np.ndarray:
         "Return the greedy policy's returns, float64 (episodes,): see the function `evaluate`"
         return evaluate(self.model, env_id, episodes, seed)
-
-# %% ../nbs/2_learning/07_learner.ipynb #b15ab7be
-_COMPILERS = dict(darwin='clang++', win32='cl')
-
-def _check_compiler(device):
-    "Raise a `RuntimeError` where torch will find no C++ compiler; code for the CPU needs one"
-    name = os.environ.get('CXX') or _COMPILERS.get(sys.platform, 'g++')
-    if device.type!='cpu' or os.environ.get('TORCH_INDUCTOR_INSTALL_GXX') or shutil.which(name): return
-    raise RuntimeError(f'compile: torch.compile needs a C++ compiler, and {name!r} is not installed here; install it, '
-                       'name another in the environment variable CXX, or leave compile out')
-
-class _Both(nn.Module):
-    "The mean loss of a batch, as a module that has the tensors of both networks"
-    def __init__(self, loss, model, target):
-        super().__init__()
-        self.loss, self.model, self.target = loss, model, target
-    def forward(self, batch): return _mean_loss(self.loss(batch, self.model, self.target), batch.weights)
-
-def _compiled(both):
-    "Return a gradient step on a batch, compiled: it changes Adam's `groups` in place, and returns new buffers"
-    def loss(trained, buffers, batch):
-        tensors = trained | {k: v.clone() for k, v in buffers.items()}     # whoever is differentiated may not write
-        mean, td_errors = functional_call(both, tensors, (batch,))
-        return mean, (mean, () if td_errors is None else (td_errors,), {k: tensors[k] for k in buffers})
-
-    def step(groups, buffers, batch, max_norm, share):
-        trained = {k: p for parameters, *_ in groups for k, p in parameters.items()}
-        gradients, found = grad(loss, has_aux=True)(trained, buffers, batch)
-        factor = None if max_norm is None else (max_norm/_norm(gradients.values())).clamp(max=1.)
-        for parameters, state, steps, lr, options in groups:
-            if not parameters: continue
-            slopes = [gradients[k] if factor is None else gradients[k]*factor for k in parameters]
-            counts = [k[0].to(torch.float64, copy=True) for k in steps]            # .999**count needs all digits
-            means, squares, largest = state
-            adam([*parameters.values()], slopes, means, squares, largest, counts, lr=lr[0], foreach=True,
-                 capturable=True, **options)
-            for k, count in zip(steps, counts): k.copy_(count)
-        if share is not None: move_towards(both.target, both.model, share)
-        return found
-    # torch keeps eight graphs for each code object, so each learner gets a code object of its own
-    own = FunctionType(step.__code__.replace(), step.__globals__, closure=step.__closure__)
-    return torch.compile(own, fullgraph=True)
-
-class _Graph:
-    "`Learner._eagerly` as one graph. Weights and Adam's state are the learner's own, changed in place"
-    def __init__(self, learn):
-        optimizer = learn.optimizer
-        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-            got, hint = Words(type(optimizer).__name__), 'leave optimizer out, or compile'
-            refuse('compile', 'Adam or AdamW as the optimizer', got, hint, TypeError)
-        self.names = {p: f'model.{k}' for k, p in learn.model.named_parameters()}
-        own = {p for group in optimizer.param_groups for p in group['params']} <= {*self.names}
-        require(own, 'compile: expected an optimizer of parameters of the model, got others too; '
-                'make them attributes of the model, or leave compile out')
-        _check_compiler(learn.device)
-        self.both = _Both(learn.loss, learn.model, learn.target)
-        self.has_buffers = any(True for _ in self.both.buffers())
-        self.step, self.rates = _compiled(self.both), list[torch.Tensor]()
-
-    @torch.no_grad()
-    def __call__(self, learn, batch, due):
-        batch = copy.copy(batch)             # all columns as tensors, which can't be made while a loss is traced
-        groups = [self._of_group(learn.optimizer, k, group) for k, group in enumerate(learn.optimizer.param_groups)]
-        share = learn.tau if due and learn.tau < 1 and not self.has_buffers else None
-        buffers = dict(self.both.named_buffers()) if self.has_buffers else {}
-        try: loss, td_errors, written = self.step(groups, buffers, batch, learn.max_norm, share)
-        except Exception as e:
-            e.add_note('compile=True: torch must be able to trace model and loss as one graph; leave compile out, and '
-                       'they may do anything')
-            raise
-        for k, v in written.items(): buffers[k].copy_(v)
-        if due and share is None: move_towards(learn.target, learn.model, learn.tau)
-        return loss, td_errors[0] if td_errors else None
-
-    def _of_group(self, optimizer, k, group):
-        "Named parameters, Adam's state of them, their counts of steps, the learning rate, options"
-        parameters = [p for p in group['params'] if p.requires_grad]
-        state = [self._state(optimizer, group, p) for p in parameters]
-        lists = [[o[name] for o in state if name in o] for name in ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq')]
-        # numbers that change are tensors with an axis: torch 2.13 loses what a graph writes to a float64 without one
-        steps = [o['step'].view(1) for o in state]
-        if len(self.rates)==k:
-            first = group['params'][0]
-            self.rates.append(first.new_zeros(1, dtype=torch.promote_types(first.dtype, torch.float32)))
-        options = {k: group[k] for k in ('amsgrad', 'weight_decay', 'eps', 'maximize')}
-        options |= dict(beta1=group['betas'][0], beta2=group['betas'][1])
-        if group.get('decoupled_weight_decay'): options['decoupled_weight_decay'] = True
-        return {self.names[p]: p for p in parameters}, lists, steps, self.rates[k].fill_(group['lr']), options
-
-    def _state(self, optimizer, group, p):
-        "Adam's state of a parameter, made as Adam makes it, where there is none yet"
-        state = optimizer.state[p]
-        if not state:
-            on_device = group['capturable'] or group['fused']
-            state |= dict(step=torch.zeros((), device=p.device if on_device else None),
-                          exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-            if group['amsgrad']: state['max_exp_avg_sq'] = torch.zeros_like(p)
-        return state
-

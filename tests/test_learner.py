@@ -16,7 +16,7 @@ from torch import nn
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.learner import DQNLearner, Episodes, Learner, OneHot, dqn_loss, evaluate, plot_training, q_network, q_targets
-from fastrl_replay.learner import _clip
+from fastrl_replay.gradient_step import clip_gradients
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
 from fastrl_replay.pipes.n_step import NStep
@@ -279,7 +279,7 @@ def test_clipping_is_torchs():
         x = torch.from_numpy(rng.normal(size=(5, 4)).astype(np.float32)*np.float32(rng.choice([.1, 1, 10])))
         for m in (model, twin := copy.deepcopy(model)): m(x).square().mean().backward()
         frozen = model[0].bias.grad = twin[0].bias.grad = None
-        _clip([*model.parameters()], norm)
+        clip_gradients([*model.parameters()], norm)
         nn.utils.clip_grad_norm_(twin.parameters(), norm)
         assert frozen is None and all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-9) for a, b in zip(model.parameters(), twin.parameters()) if b.grad is not None)
 
