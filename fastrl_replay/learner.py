@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from .batch import Batch
 from .checks import Words, number, refuse, require, whole
-from .gradient_step import CompiledStep, FusedAdam, eager_step
+from .gradient_step import CompiledStep, EagerStep, FusedAdam
 from .pipes.agents import check_legal, evaluate, legal_in, masked
 from .pipes.base import upstream
 from .saving import SavedState, save_state
@@ -405,7 +405,7 @@ class Learner(Training):
         self.shared, self.publish_every = shared, publish_every
         if optimizer is None: optimizer = partial(FusedAdam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
-        self._step = CompiledStep(self) if compile else eager_step
+        self._step = (CompiledStep if compile else EagerStep)(self)
 
     def fit(self, n_batches: int, watch: Callable[[Any], Any] | None = None) -> Self:
         """Learn from the next `n_batches` batches, or until `watch(learner)` returns True after
@@ -529,7 +529,7 @@ class DQNLearner(Learner):
         if loss is None: loss = partial(dqn_loss, gamma=gamma, double=double)
         super().__init__(model, dl, loss, lr, target_sync, device=device, **options)
     def update(self, batch: Any) -> None:
-        if self._step is not eager_step: _legal_next(batch.next_state, batch)        # its loss can't look at masks itself
+        if isinstance(self._step, CompiledStep): _legal_next(batch.next_state, batch)   # its loss can't look at masks
         super().update(batch)
     def evaluate(self, env_id: Any, episodes: int = 20, seed: int = 0) -> np.ndarray:
         "Return the greedy policy's returns, float64 (episodes,): see the function `evaluate`"
