@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.learner import DQNLearner, Episodes, Learner, OneHot, dqn_loss, evaluate, plot_training, q_network, q_targets
+from fastrl_replay.learner import DQNLearner, Episodes, Learner, OneHot, dqn_loss, evaluate, q_network, q_targets
 from fastrl_replay.gradient_step import clip_gradients
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
@@ -28,6 +28,7 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
+from fastrl_replay.show import plot_training
 from fastrl_replay.steps import SimpleStep, Transition, derived_type
 from refusals import about, refused
 from words import words
