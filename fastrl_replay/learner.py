@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import nn
 from .batch import Batch
-from .checks import Words, number, refuse, require, whole
 from .gradient_step import CompiledStep, EagerStep, FusedAdam
 from .pipes.agents import check_legal, evaluate, legal_in, masked
 from .pipes.base import upstream
+from .checks import Words, number, refuse, require, whole
 from .saving import SavedState, save_state
 from .schedules import check_schedule, value_at
-from .show import plot_training
 from .steps import tree_map
+from .show import plot_training
 
 # %% ../nbs/2_learning/07_learner.ipynb #55c27226
 def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
