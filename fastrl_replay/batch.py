@@ -271,6 +271,7 @@ class Columns:
     def to(self, device: Any, non_blocking: bool = False) -> Any:
         "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
         device = torch.device(device)
+        if device.type=='cpu' and self._plan is not None and isinstance(self._raw, ndarray): return self
         if all(v is None or _is_on(v, device) for v in self._values()): return self
         return self.moved(lambda t: t.to(device, non_blocking=non_blocking))
     def pin_memory(self) -> Any:

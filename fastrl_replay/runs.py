@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from .checks import number, require, whole
+from .gradient_step import move_towards
 from .health import episode_returns, memory_health, newest, stored_priorities
-from .pipes.agents import evaluate, move_towards
+from .pipes.agents import evaluate
 from .memory import ReplayMemory
 from .samplers import more, proportional, rank      # noqa: F401   (kinds of samplers)
 from .samplers.own import sampler_from

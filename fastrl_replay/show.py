@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLOUR', 'GREY', 'STYLE', 'image_leaf', 'is_image', 'as_picture', 'bytes_in_words', 'memory_figure', 'bars_figure',
-           'batch_table', 'memory_table', 'replay_table', 'TensorBoardLog']
+           'batch_table', 'memory_table', 'replay_table', 'TensorBoardLog', 'plot_training']
 
 # %% ../nbs/5_looking/02_show.ipynb #0318eb92
 import html, textwrap
@@ -449,3 +449,72 @@ class TensorBoardLog:
     def close(self) -> None:
         "Finish the file"
         self._writer.close()
+
+# %% ../nbs/5_looking/02_show.ipynb #83ed20cf
+def _smooth(values, k):
+    "The mean of every `k` values in a row (fewer, if there are fewer)"
+    k = min(k, len(values))
+    return np.convolve(values, np.ones(k)/k, 'valid') if k else []
+
+_NAMES = dict(eps='ε', beta='β', lr='learning rate', samples_per_insert='samples per insert',
+              effective='effective sample size', stale_share='share of updates stale',
+              evicted_undrawn='share never sampled')
+
+def _draw_returns(ax, steps, returns, evaluations, smooth, threshold):
+    mean = _smooth(returns, smooth)
+    late = len(returns) - len(mean)                    # a mean is drawn at the last of its episodes
+    ax.plot(steps, returns, '.', ms=3, color=GREY, label='training episode')
+    ax.plot(steps[late:], mean, color=COLOUR, label=f'mean of the last {late + 1}')
+    if len(evaluations):
+        best = max(evaluations, key=lambda o: o[1])
+        ax.plot(*zip(*evaluations), 'k.-', lw=.8, label='greedy')
+        ax.plot(*best, 'o', ms=9, mfc='none', color=COLOUR, label=f'the best: {best[1]:.4g}')
+    if threshold is not None: ax.axhline(threshold, color='k', lw=.8, ls=':', label=f'solved from {threshold:g}')
+    ax.set_ylabel('return')
+    ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=5, borderpad=0)
+
+def _draw_losses(ax, losses, history):
+    "Over the transitions, where the history says how many there were at which batch"
+    points, mean = np.array(history.get('n_batches', np.zeros((1, 2)))), _smooth(losses, 100)
+    at, late = np.arange(1, len(losses) + 1), len(losses) - len(mean)
+    known = points[-1, 0] > 0
+    if known: at = np.interp(at, points[:, 1], points[:, 0])
+    ax.plot(at[late//2:][:len(mean)], mean, color=COLOUR)
+    ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
+
+def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
+    """Return a figure of the `returns` over `steps`, the transitions stored, with the mean of the
+    last `smooth`; of the losses; and of what else changed in `history` (a `Learner`'s).
+
+    `evaluations`: pairs of transitions stored and mean return of greedy episodes; the best is
+    marked. `threshold`: the return that counts as solved."""
+    import matplotlib.pyplot as plt
+    series = {k: np.array(v).T for k, v in (history or {}).items() if k in _NAMES}
+    moving = [k for k in _NAMES if k in series and np.ptp(series[k][1]) > 0]
+    upper = ['return']*bool(len(returns) or len(evaluations)) + ['loss']*bool(len(losses))
+    wide = -(-len(moving)//max(1, -(-len(moving)//4))) or 1             # panels in a row, at most 4
+    lower = [(moving[k:k + wide] + ['.']*wide)[:wide] for k in range(0, len(moving), wide)]
+    rows: Any = [[k]*wide for k in upper] + lower or [['nothing to show yet']]
+    heights = [2.6 if row[0]=='return' else 1.4 for row in rows]
+    still = [k for k in _NAMES if k in series and k not in moving and series[k][1].any()]
+    fixed = ', '.join(f'{_NAMES[k]} {series[k][1][0]:.3g}' for k in still)
+    with plt.rc_context(STYLE):
+        fig = plt.figure(figsize=(9, sum(heights) + .5), layout='constrained')
+        axes = fig.subplot_mosaic(rows, height_ratios=heights)
+        fig.suptitle('\n'.join(filter(None, (title, fixed))), x=.01, ha='left', fontsize=10)
+        for k, ax in axes.items(): ax.set(xlabel='transitions', title=_NAMES.get(k, '' if k in upper else k))
+        if 'return' in upper: _draw_returns(axes['return'], steps, returns, evaluations, smooth, threshold)
+        if 'loss' in upper: _draw_losses(axes['loss'], losses, history or {})
+        for k in moving: axes[k].plot(*series[k], color=COLOUR)
+        _align([ax for ax in axes.values() if ax.get_xlabel()=='transitions'])
+    return fig
+
+def _align(axes):
+    "The same range of transitions for all, from zero, with ticks that don't run into each other"
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+    right = max((ax.get_xlim()[1] for ax in axes), default=1)
+    for ax in axes:
+        wide = len(ax.get_figure().axes) < 3 or not ax.get_title()
+        ax.set_xlim(0, right)
+        ax.xaxis.set_major_locator(MaxNLocator(8 if wide else 3))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=''))

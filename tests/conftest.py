@@ -38,7 +38,8 @@ GROUPS = dict(
         test_one_kernel.py test_eligible.py test_level.py
         test_whole_episodes.py
         test_normalized.py
-        test_reward_scale.py'''),
+        test_reward_scale.py
+        test_gradient_step.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py test_injector.py test_kit.py test_kit_finds.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.learner import DQNLearner, EndedEpisodes, Learner, OneHot, dqn_loss, evaluate, plot_training, q_network, q_targets
-from fastrl_replay.learner import _clip
+from fastrl_replay.learner import DQNLearner, EndedEpisodes, Learner, OneHot, dqn_loss, evaluate, q_network, q_targets
+from fastrl_replay.gradient_step import clip_gradients
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
 from fastrl_replay.pipes.n_step import NStep
@@ -28,6 +28,7 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
+from fastrl_replay.show import plot_training
 from fastrl_replay.steps import SimpleStep, Transition, derived_type
 from refusals import about, refused
 from words import words
@@ -279,7 +280,7 @@ def test_clipping_is_torchs():
         x = torch.from_numpy(rng.normal(size=(5, 4)).astype(np.float32)*np.float32(rng.choice([.1, 1, 10])))
         for m in (model, twin := copy.deepcopy(model)): m(x).square().mean().backward()
         frozen = model[0].bias.grad = twin[0].bias.grad = None
-        _clip([*model.parameters()], norm)
+        clip_gradients([*model.parameters()], norm)
         nn.utils.clip_grad_norm_(twin.parameters(), norm)
         assert frozen is None and all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-9) for a, b in zip(model.parameters(), twin.parameters()) if b.grad is not None)
 

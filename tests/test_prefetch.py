@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from acting import Source
 from fastrl_replay.batch import Batch
@@ -23,6 +24,7 @@ from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, Rank
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
+from fastrl_replay.steps import Transition
 from harness import seen
 
 import gymnasium as gym
@@ -376,3 +378,20 @@ def test_a_thread_sends_and_the_caller_receives(k, monkeypatch):
     got = use(other.loader(prefetch=k, pin_memory=True, device='cuda:0'), 20)
     assert seen(got)==seen(use(lagged(one, k), 20))
     assert log[0]==torch.device('cuda', 0) and {*log[1:]}=={('send', k==0), ('receive', True)}
+
+
+def test_options_of_a_dataloader_are_obeyed():
+    "Without them nothing lies between the pipe and the loop; with them it is torch's own"
+    torch.manual_seed(0)
+    alone = torch.rand(2)
+    torch.manual_seed(0)
+    replay = ExperienceReplay([], bs=2, max_sz=4, seed=0)
+    states, flags = np.zeros((4, 2), np.float32), np.zeros(4, bool)
+    replay.extend(Transition(states, np.arange(4), np.zeros(4), states, flags, flags))
+    replay.freeze_memory = True
+    plain = replay.loader()
+    assert isinstance(plain, DataLoader) and plain.batch_size is None and plain.num_workers==0
+    assert isinstance(next(iter(plain)), Batch)
+    collated = replay.loader(collate_fn=lambda batch: (type(batch), len(batch)))
+    for kind, n in itertools.islice(collated, 3): assert issubclass(kind, Batch) and n == 2
+    assert torch.equal(torch.rand(2), alone)             # nobody else's numbers changed
