@@ -125,6 +125,7 @@ CALLS = {
     'storage.request': dict(fetch=lambda o: (np.zeros(64, np.uint8), np.zeros(64, np.uint8), PLAN, 4, 4)),
     'interop.sb3': dict(keep_below=lambda o: (np.zeros(8, np.int64), 0, np.arange(4, dtype=u64), 3, 8)),
     'steps': dict(goes_on=lambda o: (False, (0, 0), (1., 1.), (0, 1))),
+    'storage.choice': dict(strings_in=lambda o: (o.storage, 'reward', np.arange(4))),
     'samplers.eligible': dict(
         take_out=lambda o: (np.arange(8), np.arange(8), np.array([8]), np.array([[8], [28]]), np.array([3])), put_in=lambda o: (np.arange(8), np.full(8, -1), np.array([0]), np.zeros((2, 1), np.int64), 6, 4),
         look_up=lambda o: (np.arange(8), np.arange(3)), last_before=lambda o: (np.arange(8), np.array([[8], [28]]), 3, 8), may_draw=lambda o: (np.arange(8), 3),
