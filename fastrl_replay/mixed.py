@@ -20,6 +20,7 @@ from .kernels import inlined, kernel
 from .memory import ReplayMemory
 from .memory.plain import Parted
 from .memory.kept import also_state, memory_like
+from .other_names import named_by
 from .protocol import Lasting, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible
@@ -554,6 +555,7 @@ class Routed(Mixed, Parted):
         return known | {k: each[0][k] for k in ('bytes_each',) if k in each[0]}
 
 # %% ../nbs/3_lasting/22_mixed.ipynb #e1000017
+@named_by
 class MixedMemory(Routed):
     """Several memories as one: each batch takes its share of rows from each, in random order.
 

@@ -20,6 +20,7 @@ from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
 from .kept import ReplayMemory, Savable
 from .options import Options, described, refuse_other
 from .plain import Viewed
+from ..other_names import named_by
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState
@@ -314,6 +315,7 @@ def _saved_options(state):
     if saved.windows: refuse('windows', 'none, as a DeviceMemory draws rows alone', saved.windows, _INSTEAD)
     return saved
 
+@named_by
 class DeviceMemory(DeviceRead):
     """The newest `max_sz` transitions of `n_envs` streams, with priorities, counters and random
     numbers, on one torch device. `extend`, `sample` and `update_priorities` never wait for it,
