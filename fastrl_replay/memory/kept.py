@@ -19,6 +19,7 @@ from ..batch import convert
 from ..checks import Words, array, of_type, refuse, require, take, whole
 from .pruned import Pruned
 from .options import Options, described, set_again
+from ..other_names import KnowsOtherNames, named_by
 from ..samplers.base import release
 from ..samplers.eligible import Eligible
 from ..samplers.own import as_sampler, sampler_from
@@ -358,7 +359,8 @@ class Saved(Pruned, Savable):
         if storage is not None: self.draws.recall(drawn, figures, self.n_added)
 
 # %% ../../nbs/3_lasting/21_kept.ipynb #d0000010
-class ReplayMemory(Saved):
+@named_by
+class ReplayMemory(Saved, metaclass=KnowsOtherNames):
     """The newest `max_sz` transitions, and a sampler that draws batches; with a `sequence`, a
     `SequenceBatch`.
 
