@@ -505,8 +505,8 @@ class GymStepper(IterDataPipe):
         first_env_id: int = 0,  # the `env_id` of the first stream
         info: dict[str, str] | None = None,  # fields of the steps, and the keys of `info` that fill them
     ) -> None:
-        if isinstance(source_datapipe, str):
-            hint = f'put it in a list: [{source_datapipe!r}]'
+        if _is_id(source_datapipe) or _is_env(source_datapipe):
+            hint = f'put it in a list: [{shown(source_datapipe)}]'
             refuse('gym_stepper', 'an iterable of environments', source_datapipe, hint, TypeError)
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type
