@@ -506,7 +506,8 @@ class GymStepper(IterDataPipe):
         info: dict[str, str] | None = None,  # fields of the steps, and the keys of `info` that fill them
     ) -> None:
         if _is_id(source_datapipe) or _is_env(source_datapipe):
-            hint = f'put it in a list: [{shown(source_datapipe)}]'
+            name = repr(source_datapipe) if isinstance(source_datapipe, str) else 'env'
+            hint = f'put it in a list: [{name}]'
             refuse('gym_stepper', 'an iterable of environments', source_datapipe, hint, TypeError)
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type
