@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import from_numpy
-from .checks import Words, form, one_of, plain_array, refuse, typed
-from .other_names import named_by, of_batch
+from .checks import Words, form, named_by, of_batch, one_of, plain_array, refuse, typed
 from .steps import (
     LOOSE, Layout, SimpleStep, Transition, children, encode, fit_columns, is_step, same_layout, tree_leaves, tree_map)
 

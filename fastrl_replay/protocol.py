@@ -9,7 +9,7 @@ __all__ = ['B', 'Memory', 'Lasting', 'members', 'refuse_name', 'as_memory']
 from collections.abc import Iterator
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import numpy as np
-from .other_names import of_memory
+from .checks import of_memory
 
 # %% ../nbs/1_memory/17_protocol.ipynb #d1000007
 B = TypeVar('B', covariant=True)

@@ -8,7 +8,7 @@ import torch
 
 from fastrl_replay.all import (
     Batch, DeviceMemory, GymStepper, MixedMemory, ReplayMemory, Sequence, SimpleStep, Transition)
-from fastrl_replay.other_names import BATCH, MEMORY, KnowsOtherNames, of_batch, of_memory
+from fastrl_replay.checks import BATCH, MEMORY, KnowsOtherNames, of_batch, of_memory
 from fastrl_replay.ray import RayMemory
 
 pytestmark = pytest.mark.filterwarnings('ignore:device. on a CPU')

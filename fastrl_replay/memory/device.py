@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, constant_result, first_row
-from ..checks import Words, differences, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
+from ..checks import (
+    Words, differences, form, leave_out, named_by, number, of_type, refuse, require, stored_ids, typed, whole)
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, Ring, n_step_rows, window_rows, with_discount
 from .kept import ReplayMemory, Savable
 from .options import Options, described, refuse_other
 from .plain import Viewed
-from ..other_names import named_by
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState

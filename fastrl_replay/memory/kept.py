@@ -16,10 +16,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 from ..batch import convert
-from ..checks import Words, array, of_type, refuse, require, take, whole
+from ..checks import KnowsOtherNames, Words, array, named_by, of_type, refuse, require, take, whole
 from .pruned import Pruned
 from .options import Options, described, set_again
-from ..other_names import KnowsOtherNames, named_by
 from ..samplers.base import release
 from ..samplers.eligible import Eligible
 from ..samplers.own import as_sampler, sampler_from

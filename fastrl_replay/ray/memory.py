@@ -15,9 +15,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
-from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
+from ..checks import Words, ids_of, leave_out, named_by, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, check_streams, chunk_columns, chunk_streams, example_row
-from ..other_names import named_by
 from ..steps import Layout
 from ..protocol import refuse_name
 from ..samplers.base import as_errors, as_priorities, check_answers

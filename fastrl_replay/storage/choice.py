@@ -111,7 +111,8 @@ def check_storage_options(dedup, codec, durable=False) -> None:
     one_of('codec', codec, ('lz4', None))
     if codec is None: return
     require(dedup is not None, "codec='lz4': dedup=None keeps no frames to pack; leave one out")
-    require(not durable, "codec='lz4': packed frames are kept in RAM only; leave out codec or path")
+    require(not durable, "codec='lz4': packed frames are kept in RAM only, since with path= the room for each is "
+                         'reserved before its packed size is known; leave out codec or path')
     lz4_block()
 
 def as_kept(layout: Layout, dedup: str | None) -> str | None:
