@@ -90,7 +90,7 @@ class Joined:
         *, step: Any = None,             # an example step (None: the first one stored)
         dtype: Any = None,               # the structured dtype of a record (None: by the step)
         dedup: str | None = 'auto',      # what is stored once: 'frames' of a stack, or 'next_state'
-        codec: str | None = None,        # 'lz4', to compress frames that are stored once
+        codec: str | None = None,        # 'lz4', to pack frames that are stored once; not with `path`
         path: str | Path | None = None,  # a folder to keep everything in (None: in RAM)
         seed: int | None = None,         # of all draws (None: different each time)
         sequence: Any = None,            # a `Sequence`, to draw sequences of steps
@@ -585,7 +585,8 @@ class PlainMemory(Drawn, Viewed):
     @staticmethod
     def estimate(env_or_step: Any, max_sz: int) -> Estimate:
         """Return the bytes of a memory of `max_sz` steps, as plain records and with shared parts
-        stored once. `env_or_step`: an example step, or an environment or a vector of them. Only
+        stored once, and those of its files. `env_or_step`: an example step, an environment or a
+        vector of them, or the space of its observations (or a pair: that and that of actions). Only
         a step of an episode shows whether observations are stacks of frames or, for instance,
         colours; without one, both figures are told"""
         example = example_step(env_or_step)
