@@ -9,14 +9,15 @@ __all__ = ['also_state', 'memory_like', 'Savable', 'figures_in', 'counts_in', 'c
 
 # %% ../../nbs/3_lasting/21_kept.ipynb #d0000007
 import copy, itertools, os, threading, time, weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any, Self
 import numpy as np
 import torch
-from ..batch import convert
+from ..batch import Batch, convert
 from ..checks import KnowsOtherNames, Words, array, named_by, of_type, refuse, require, take, whole
+from .by_episode import drop_episodes
 from .pruned import Pruned
 from .options import Options, described, set_again
 from ..samplers.base import release
@@ -454,6 +455,21 @@ class ReplayMemory(Saved, metaclass=KnowsOtherNames):
         if self._room.description is not None: return
         self._room.describe(description_of(self._made(), layout, self._needs(layout)))
 
+
+    def drop_episodes(self, older_than: int | None = None, drawn: int | None = None,
+                      test: Callable[[Batch], Any] | None = None) -> int:
+        """Drop, as `drop` does, all stored rows of the episodes for which all that is given holds;
+        return how many had not been dropped before.
+
+        `older_than`: more rows than that were stored since its last step. `drawn`: one of its rows
+        was drawn so often, since the memory was made or loaded (with `max_draws`: ever). `test`: a
+        function of what is stored of it, a `Batch`, oldest step first, that returns a bool.
+        Episodes that go on, as far as is known, are left to `older_than` alone.
+
+        A `ValueError` if nothing is given, where nothing tells the end of an episode, or for
+        `drawn` where only some rows are counted (above 4,096 without `max_draws`); a `TypeError`
+        for a test that returns something else, or from `drop`. Neither changes anything."""
+        return drop_episodes(self, older_than, drawn, test)
 
     @classmethod
     def open(cls, path: str | Path, sampler: Any = None, step: Any = None, seed: int | None = None) -> Self:
