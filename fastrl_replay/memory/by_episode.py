@@ -27,22 +27,23 @@ def _ended(memory, last):
     if not flags: return over
     return np.logical_or.reduce([over, *memory.fetch(last, flags).numpy()])
 
-def _drawn_so_often(memory, drawn):
-    "Ids of the rows that were drawn so often (int64[m]); a `ValueError` where not all draws are counted"
+def _drawn_so_often(memory, slots, drawn):
+    "Which of the filled slots were drawn so often (int64[k]); a `ValueError` where not all draws are counted"
     every = memory.draws.stride
     if every > 1:
         got = Words(f'one that counts those of one row in {every:,}')
         hint = 'make it with max_draws=1_000_000_000, which counts all'
         refuse('drawn', 'a memory that counts the draws of every row', got, hint)
-    ids, times = memory.draws.living(memory.first_id, memory.n_added)
-    return ids[times >= drawn]
+    memory.draws.evicted(memory.n_added)                       # new rows were not drawn yet
+    return memory.draws.reached(slots, drawn)
 
 def _candidates(memory, older_than, drawn, wait):
     """Ids of the rows of all episodes that are to go as far as numbers tell, episode by episode, oldest row
     first; and where each begins. `wait`: leave those alone that have not ended"""
     ids = np.arange(memory.first_id, memory.n_added)
     slots = ids % memory.max_sz
-    episode = memory.episode_index().numbers(slots)
+    index = memory.episode_index()
+    episode = index.numbers(slots)
     last = np.full(episode.max() + 1, -1)
     last[episode] = ids                                        # of a number given twice, the last one stays
     chosen = np.zeros(len(last), bool)
@@ -50,7 +51,7 @@ def _candidates(memory, older_than, drawn, wait):
     if older_than is not None: chosen &= memory.n_added - 1 - last > older_than
     if drawn is not None:
         often = np.zeros(len(last), bool)
-        often[episode[_drawn_so_often(memory, drawn) - memory.first_id]] = True
+        often[index.numbers(_drawn_so_often(memory, slots, drawn))] = True
         chosen &= often
     if wait:
         numbers = np.flatnonzero(chosen)
