@@ -258,11 +258,11 @@ def _listed(memory): return [o for o in object.__dir__(memory) if o not in MEMOR
 
 class KnowsOtherNames(type):
     "The metaclass of a memory whose missing names say what to use; what a derived class defines itself is its own"
-    def __init__(cls, *made: Any) -> None:
-        super().__init__(*made)
-        for name, instead in MEMORY.items():
-            if not hasattr(cls, name): setattr(cls, name, NoSuch(name, instead))
-        setattr(cls, '__dir__', _listed)
+    def __new__(mcs, name: str, bases: tuple[type, ...], own: dict[str, Any]) -> Any:
+        made = super().__new__(mcs, name, bases, dict(__dir__=_listed) | own)
+        for guess, instead in MEMORY.items():
+            if not hasattr(made, guess): setattr(made, guess, NoSuch(guess, instead))
+        return made
     def __dir__(cls) -> list[str]: return [o for o in super().__dir__() if o not in MEMORY or hasattr(cls, o)]
 
 # %% ../nbs/1_memory/02_checks.ipynb #bf1655b6

@@ -17,9 +17,8 @@ from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
 from .checks import Words, array, ids_of, is_number, named_by, of_type, placed, refuse, require, whole, within
 from .health import Health, scale_of, unlike_members
 from .kernels import inlined, kernel
-from .memory import ReplayMemory
 from .memory.plain import Parted
-from .memory.kept import also_state, memory_like
+from .memory.kept import ReplayMemory, also_state, memory_like
 from .protocol import Lasting, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible

@@ -243,7 +243,7 @@ def test_draws_of_every_row_are_counted_where_that_is_asked_for():
     memory = ReplayMemory(5000, Uniform(replace=True), max_draws=10**9, seed=0)
     for k in range(3): memory.extend(game(k))
     while not memory.drop_episodes(drawn=6): memory.sample(2)
-    assert len([o for o in memory.sample(999).ids.unique()])==8
+    assert len(memory.sample(999).ids.unique())==8
 
 
 def test_others_go_on_while_a_test_runs():
