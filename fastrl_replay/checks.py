@@ -251,7 +251,7 @@ def of_memory(kind: Any, name: str) -> str:
 class NoSuch:
     "Stands in a class for a name that it lacks: who reads it is told what to use `instead`"
     def __init__(self, name: str, instead: str) -> None: self.name, self.instead = name, instead
-    def __get__(self, memory: Any, kind: Any = None) -> NoReturn:
+    def __get__(self, memory: Any, kind: type) -> NoReturn:
         raise AttributeError(f'{kind.__name__} has no {self.name!r}: use {self.instead}')
 
 def _listed(memory): return [o for o in object.__dir__(memory) if o not in MEMORY or hasattr(memory, o)]

@@ -76,7 +76,7 @@ def drop_episodes(
     test: Callable[[Batch], Any] | None = None,
 ) -> int:
     "Drop the episodes of a `memory` for which all that is given holds: see `ReplayMemory.drop_episodes`"
-    given = not older_than is drawn is test is None
+    given = any(o is not None for o in (older_than, drawn, test))
     require(given, 'drop_episodes: expected older_than, drawn or test, got none; memory.clear() removes everything')
     if older_than is not None: older_than = whole('older_than', older_than, most=2**62)
     if drawn is not None: drawn = whole('drawn', drawn, 1)

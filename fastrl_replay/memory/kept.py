@@ -19,6 +19,7 @@ from ..batch import Batch, convert
 from ..checks import KnowsOtherNames, Words, array, named_by, of_type, refuse, require, take, whole
 from .by_episode import drop_episodes
 from .pruned import Pruned
+from .peeked import PeekedMemory
 from .options import Options, described, set_again
 from ..samplers.base import release
 from ..samplers.eligible import Eligible
@@ -31,7 +32,7 @@ from ..steps import Layout, Transition
 from ..storage.draw_counts import COUNTS, without_rows
 from ..storage.choice import as_kept, stored_once
 from ..storage.rooms import Ram
-from ..storage.mapped import STATE, MappedFolder, View
+from ..storage.mapped import STATE, MappedFolder
 from ..storage.records import TOLD
 
 # %% ../../nbs/3_lasting/21_kept.ipynb #5c0e9b3d
@@ -503,9 +504,9 @@ class ReplayMemory(Saved, metaclass=KnowsOtherNames):
         from fastrl_replay.offline import save_minari
         with self.lock: return save_minari(self, dataset_id, env, **options)
     @staticmethod
-    def peek(path: str | Path) -> View:
+    def peek(path: str | Path) -> PeekedMemory:
         "Return a read-only `View` of the memory in the folder `path`, which another process may write"
-        return View(path)
+        return PeekedMemory(path)
 
     def flush(self) -> None:
         """Wait until everything on the disk survives a power cut too; without a `path`, do
