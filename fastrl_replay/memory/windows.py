@@ -17,7 +17,7 @@ def _offsets(field, given, max_sz):
     "The offsets of a field as a tuple of ints"
     name = f'windows[{field!r}]'
     if isinstance(given, (int, np.integer)):
-        wanted = f'the offsets of its rows, such as range({max(1, abs(given))})'
+        wanted = f'the offsets of its rows, such as range({max(1, abs(int(given)))})'
         refuse(name, wanted, given, '0 is the row itself, −1 the one before it', TypeError)
     plain = isinstance(given, (range, tuple)) and {*map(type, given)}=={int}
     if not plain: given = ids_of(name, given).tolist()
