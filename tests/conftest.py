@@ -36,7 +36,7 @@ GROUPS = dict(
         test_messages.py test_ray_figures.py
         test_edges_of_lasting.py test_restored.py test_device_restored.py test_format.py test_pickles.py
         test_one_kernel.py
-        test_other_names.py test_disk_sizes.py test_drop_episodes.py'''),
+        test_other_names.py test_disk_sizes.py test_drop_episodes.py test_peeked.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
         'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py test_injector.py test_kit.py test_kit_finds.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',

@@ -32,7 +32,7 @@ class Snapshot:
     def __len__(self) -> int: return self.n_added - self.first_id
     def fetch(self, ids: Any, fields: Any = None) -> Batch:
         "Return the transitions with these ids; an `Overwritten` if one of them was, meanwhile"
-        rows = self.view.fetch(ids, fields if fields is None else tuple(fields))
+        rows = self.view.fetch(ids, fields)
         if len(rows)==len(ids): return rows
         raise Overwritten
     def previous(self, ids: np.ndarray, within_episode: bool = False) -> np.ndarray:
@@ -79,7 +79,7 @@ class PeekedMemory(View):
         `ReplayMemory.health`, as far as rows and priorities tell: what was drawn, only the process
         knows that draws"""
         return looked_at(self, self._health)
-    def _health(self, snapshot):
+    def _health(self, snapshot: Any) -> Health:
         found = memory_health(snapshot)
         p = self.priorities(np.arange(snapshot.first_id, snapshot.n_added))
         if p is None or not len(p): return found
@@ -89,4 +89,5 @@ class PeekedMemory(View):
     def show(self, id: int | None = None, n: int = 3, gamma: float = .99, source: str = '') -> Any:
         "Return a figure of what the memory holds now: see `ReplayMemory.show`. Needs matplotlib"
         from fastrl_replay.show import memory_figure
-        return looked_at(self, lambda snapshot: memory_figure(snapshot, id, n, gamma, source=source))
+        def look(snapshot: Any) -> Any: return memory_figure(snapshot, id, n, gamma, source=source)
+        return looked_at(self, look)

@@ -579,7 +579,7 @@ class View:
         ids = ids_of('ids', ids)
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
         slots, damaged = ids % self.max_sz, None
-        request = self._storage.ask(len(slots), fields, FETCHED)
+        request = self._storage.ask(len(slots), fields if fields is None else tuple(fields), FETCHED)
         request.slots[:] = slots
         try: batch = self._storage.read(request)
         except RuntimeError as e: damaged = e  # a frame is missing, maybe of an overwritten row
