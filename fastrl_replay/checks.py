@@ -242,7 +242,7 @@ def of_batch(name: str, fields: tuple[str, ...]) -> str:
     return BATCH.get(name, '').replace('{}', fields[0])
 
 def of_memory(kind: Any, name: str) -> str:
-    "Return what to use in place of a `name` that a `kind` (class) of memory lacks; '': nobody knows, or it lacks that too"
+    "Return what to use in place of a `name` that a `kind` (class) of memory lacks; '': unknown, or it lacks that, too"
     instead = MEMORY.get(name, '')
     method, called, _ = instead.partition('(')
     return '' if called and method!='len' and method not in dir(kind) else instead

@@ -213,7 +213,7 @@ def _panels_of_draws(memory, health):
 _PICTURES = 3          # images of one observation that are drawn, one above the other
 
 def image_leaves(layout: Layout) -> list[Leaf]:
-    "Return those leaves of the observations that are images, at least 8 pixels wide and high: in a dict, the first three"
+    "Return the leaves of observations that are images, at least 8 pixels wide and high: of a dict, the first three"
     return [o for o in _leaves_of(layout, *_STATES) if is_image(o.shape)][:_PICTURES]
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -221,8 +221,8 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) in (2, 3, 4) and sorted(shape)[-2] >= 8
 
 def as_picture(a: np.ndarray) -> np.ndarray:
-    """Return an observation as matplotlib takes it: (h, w), or (h, w, 3); of a stack of frames, or of images in colours,
-    the newest"""
+    """Return an observation as matplotlib takes it: (h, w), or (h, w, 3); of a stack of frames, or of
+    images in colours, the newest"""
     if a.ndim==4: a = a[..., -1] if min(a.shape[:2]) >= 8 else a[-1]           # (h, w, 3, k), else (k, …)
     if a.ndim==3 and a.shape[0] < min(a.shape[1:]): a = np.moveaxis(a, 0, -1)  # channels came first
     if a.ndim==3 and a.shape[-1]!=3: a = a[..., -1]
@@ -250,7 +250,8 @@ def _strip(fig, memory, rows, id, n, gamma, shift):
     batch = memory.fetch([id] if summed else ids[ids >= id][:n])
     steps, columns = list(batch), _columns(batch)
     terminated = getattr(steps[-1], 'terminated', False)
-    pictures = {o.name: [*columns[o.name], *columns.get(f'next_{o.name}', [])[-1:]] for o in image_leaves(memory.layout)}
+    names = [o.name for o in image_leaves(memory.layout)]
+    pictures = {o: [*columns[o], *columns.get(f'next_{o}', [])[-1:]] for o in names}
     _rows_of_pictures(fig, pictures, [*map(_caption, steps), 'end' if terminated else 'and so on'])
     if summed: words = f'stored: {steps[0].reward:.3g}, {_rest(steps[0].discount, terminated)}'
     else: words = _arithmetic([float(getattr(o, 'reward', 0.)) for o in steps], gamma, terminated)

@@ -69,7 +69,8 @@ def _passes(memory, ids, test):
     answer = test(rows)
     found, _ = plain_array('test', answer)
     if found.dtype==bool and found.size==1: return bool(found)
-    refuse('test', 'True or False for an episode', typed(answer), 'return episode.reward.sum() < 0, for example', TypeError)
+    hint = 'return episode.reward.sum() < 0, for example'
+    refuse('test', 'True or False for an episode', typed(answer), hint, TypeError)
 
 def drop_episodes(
     memory: Episodic, older_than: int | None = None, drawn: int | None = None,

@@ -92,8 +92,8 @@ def example_step(given: Any) -> Any:
     spaces = _spaces_of(given)
     if not all(getattr(o, 'is_np_flattenable', True) for o in spaces):
         raise TypeError(f'estimate: expected spaces of fixed size, got {spaces}; give an example step')
-    state, action = [copy.deepcopy(o).sample() for o in spaces] + [0]*(len(spaces)==1)       # copies: their generators stay
-    return SimpleStep(state, action, state)
+    state, *action = [copy.deepcopy(o).sample() for o in spaces]       # copies: their generators stay as they are
+    return SimpleStep(state, action[0] if action else 0, state)
 
 def check_fits(layout, max_sz, tables, free=None) -> None:
     "Raise a `MemoryError` with the figures unless `max_sz` transitions fit into `free` bytes (None: all that are free)"
