@@ -382,9 +382,8 @@ class ReplayMemory(Saved, metaclass=KnowsOtherNames):
     windows may be set at any time: those of the folder are used, and if others are given, a
     warning says so.
 
-    `codec='lz4'` packs frames that are stored once, in RAM: one of Pong takes 266 of 7,056 bytes
-    on average, one of Space Invaders 1,606. With `path` it is a `ValueError`: packed frames have
-    sizes of their own (Pong: 185 to 345 bytes), which cannot be reserved before they are known."""
+    `codec='lz4'` packs frames in RAM: those of Pong to 185 to 345 of 7,056 bytes. Not with `path`:
+    what is reserved at the beginning cannot depend on what frames will take when they are packed."""
     power_cut: Any = None    # a `PowerCut` if the computer restarted since the last write: what is certain to be intact
 
     def _begin(self, *made):
@@ -459,17 +458,15 @@ class ReplayMemory(Saved, metaclass=KnowsOtherNames):
 
     def drop_episodes(self, older_than: int | None = None, drawn: int | None = None,
                       test: Callable[[Batch], Any] | None = None) -> int:
-        """Drop, as `drop` does, all stored rows of the episodes for which all that is given holds;
-        return how many had not been dropped before.
+        """Drop the stored rows of all episodes for which what is given holds; return how many had not
+        been dropped before. `older_than`: more rows than that were stored since its last step.
+        `drawn`: one of its rows was drawn so often, since the memory was made or loaded (with
+        `max_draws`: ever). `test`: a function of the episode, a `Batch`, that returns a bool. An
+        episode that goes on is left to `older_than` alone.
 
-        `older_than`: more rows than that were stored since its last step. `drawn`: one of its rows
-        was drawn so often, since the memory was made or loaded (with `max_draws`: ever). `test`: a
-        function of what is stored of it, a `Batch`, oldest step first, that returns a bool.
-        Episodes that go on, as far as is known, are left to `older_than` alone.
-
-        A `ValueError` if nothing is given, where nothing tells the end of an episode, or for
-        `drawn` where only some rows are counted (above 4,096 without `max_draws`); a `TypeError`
-        for a test that returns something else, or from `drop`. Neither changes anything."""
+        A `ValueError` if nothing is given, nothing tells where episodes end, or for `drawn` not all
+        rows are counted (above 4,096 only with `max_draws`); a `TypeError` for a test that returns
+        something else, or as from `drop`. Neither changes anything."""
         return drop_episodes(self, older_than, drawn, test)
 
     @classmethod
