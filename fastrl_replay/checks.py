@@ -241,7 +241,7 @@ def of_batch(name: str, fields: tuple[str, ...]) -> str:
     if name in ('done', 'dones') and 'terminated' not in fields or not fields: return ''
     return BATCH.get(name, '').replace('{}', fields[0])
 
-def of_memory(kind: Any, name: str) -> str:
+def of_memory(name: str, kind: Any) -> str:
     "Return what to use in place of a `name` that a `kind` (class) of memory lacks; '': unknown, or it lacks that, too"
     instead = MEMORY.get(name, '')
     method, called, _ = instead.partition('(')

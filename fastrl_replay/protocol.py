@@ -67,7 +67,7 @@ def refuse_name(memory: Any, name: str, instead: str) -> NoReturn:
     "Raise the `AttributeError` for a name that this kind of memory lacks; `instead`: what to do"
     kind = type(memory).__name__
     if name.startswith('_'): raise AttributeError(f'{kind} has no {name!r}')
-    known = of_memory(type(memory), name)
+    known = of_memory(name, type(memory))
     if known: raise AttributeError(f'{kind} has no {name!r}: use {known}')
     raise AttributeError(f'{name}: {kind} has no such method; {instead}', name=name, obj=memory)
 

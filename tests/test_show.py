@@ -578,9 +578,9 @@ def test_images_of_any_form_are_pictures(form):
 
 def test_of_a_stack_the_newest_is_shown():
     from fastrl_replay.show import as_picture
-    for form, newest in (((4, 20, 24), np.s_[-1]), ((4, 20, 24, 3), np.s_[-1]), ((4, 3, 20, 24), np.s_[-1]), ((20, 24, 3, 4), np.s_[..., -1])):
+    for form, last in (((4, 20, 24), np.s_[-1]), ((4, 20, 24, 3), np.s_[-1]), ((4, 3, 20, 24), np.s_[-1]), ((20, 24, 3, 4), np.s_[..., -1])):
         stack = np.zeros(form, np.uint8)
-        stack[newest] = 9
+        stack[last] = 9
         assert (as_picture(stack)==9).all()
 
 

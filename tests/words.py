@@ -18,6 +18,12 @@ WORDS = {
     'a share of what cannot be drawn': 'memory {k} has nothing that may be drawn yet, and its share of a batch is {share}',
     'dropped rows for a device': 'state: expected rows that may all be drawn, got 2 that were dropped',
     'windows for a device': 'windows: expected none, as a DeviceMemory draws rows alone, got',
+    # names and values that people guess
+    'an unexpected keyword': 'got an unexpected keyword argument',
+    'a range of 8': r"windows\['action'\]: .*range\(8\), got .*8",
+    'put it in a list': r'gym_stepper: expected an iterable of environments, got .*; put it in a list: \[',
+    'no whole episodes here': 'drop_episodes: .* has no such method',
+    'overwritten too fast': 'overwritten faster than they can be read',
     # samplers
     'at least one': 'at least 1',
     'no index': 'interpreted as an integer',

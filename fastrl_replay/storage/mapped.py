@@ -32,7 +32,7 @@ from fastrl_replay.saving import (
 from ..steps import Layout
 from .choice import as_kept, bytes_each, check_storage_options, storage_for
 from .records import TOLD
-from .rooms import journal_rows
+from .rooms import JOURNAL_BYTES, JOURNAL_ROWS, journal_rows
 
 # %% ../../nbs/3_lasting/06_mapped.ipynb #4dec6702
 LOCK = 'lock'
@@ -344,6 +344,7 @@ class MappedFolder(NotedFolder):
     other things, `OSError` if the disk is full, a symbolic link lies in the folder, or it was moved
     while it was open, and a `CheckpointError` that names the file if one is missing, damaged or
     cut. On Windows, which has no such locks, a warning says that a second writer isn't noticed."""
+    JOURNAL, LEAST = JOURNAL_BYTES, JOURNAL_ROWS
     ROWS = 'records', 'frames', 'texts', 'journal'      # files that `close` does not sum up
     durable = True
     def __init__(self, path, writable=True) -> None:
@@ -470,7 +471,7 @@ class MappedFolder(NotedFolder):
     def journal(self, size, max_sz):
         "Return the `Journal` for records of `size` bytes in `max_sz` slots; None for a reader"
         if not self.writable: return None
-        rows = journal_rows(size, max_sz)
+        rows = journal_rows(size, max_sz, self.JOURNAL, self.LEAST)
         return Journal(self.allocate('journal', rows*size), rows)
 
     def flush(self, rows=None, closing=False):
