@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError', 'ReplayMemory',
            'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased', 'LAP', 'Combined', 'ERE',
-           'AgeWeighted', 'Sequence', 'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'Episodes', 'Normalized',
-           'EpsilonGreedy', 'as_node', 'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay',
-           'HindsightReplay', 'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors',
-           'RayReplay', 'DQNLearner', 'Learner', 'RewardScale', 'BestWeights', 'q_network', 'evaluate',
-           'TensorBoardLog']
+           'AgeWeighted', 'Sequence', 'Memory', 'SequenceBatch', 'MixedBatch', 'Health', 'Estimate', 'View',
+           'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'Episodes', 'Normalized', 'EpsilonGreedy', 'as_node',
+           'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay', 'Actors',
+           'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay', 'DQNLearner',
+           'Learner', 'RewardScale', 'BestWeights', 'q_network', 'evaluate', 'TensorBoardLog']
 
 # %% ../nbs/5_looking/05_all.ipynb #13dbbc6c
 from .steps import SimpleStep, Transition
@@ -22,10 +22,15 @@ from .samplers.proportional import Proportional
 from .samplers.rank import RankBased
 from .samplers.age import AgeWeighted
 from .samplers.more import ERE, LAP, Combined
+from .protocol import Memory
+from .health import Health
+from .storage.choice import Estimate
+from .storage.mapped import View
+from .storage.sequences import SequenceBatch
 from .storage.sequence_sampler import Sequence
 from .saving import CheckpointError
 from .memory import DeviceMemory, ReplayMemory
-from .mixed import MixedMemory
+from .mixed import MixedBatch, MixedMemory
 from .pipes.base import IterDataPipe, datapipe
 from .pipes.stepper import GymStepper
 from .pipes.n_step import NStep
@@ -48,6 +53,7 @@ from .runs import BestWeights
 _all_ = ['SimpleStep', 'Transition', 'Batch', 'LinearSchedule', 'ExponentialSchedule', 'CheckpointError',
          'ReplayMemory', 'MixedMemory', 'DeviceMemory', 'Sampler', 'Uniform', 'Proportional', 'RankBased',
          'LAP', 'Combined', 'ERE', 'AgeWeighted', 'Sequence',
+         'Memory', 'SequenceBatch', 'MixedBatch', 'Health', 'Estimate', 'View',
          'IterDataPipe', 'datapipe', 'GymStepper', 'NStep', 'Episodes', 'Normalized', 'EpsilonGreedy', 'as_node',
          'ExperienceReplay', 'PrioritizedReplay', 'RankReplay', 'SequenceReplay', 'HindsightReplay',
          'Actors', 'ActorError', 'SharedParams', 'SharedAgent', 'RateLimiter', 'RayActors', 'RayReplay',

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import from_numpy
-from .checks import Words, form, one_of, plain_array, refuse, typed
+from .checks import Words, form, named_by, of_batch, one_of, plain_array, refuse, typed
 from .steps import (
     LOOSE, Layout, SimpleStep, Transition, children, encode, fit_columns, is_step, same_layout, tree_leaves, tree_map)
 
@@ -189,7 +189,10 @@ class Columns:
         cls._type = cls
         if '_layout' not in cls.__dict__: cls._own = frozenset(dir(cls))
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f'this Batch has no {name!r}; its fields are {tuple(self._names)}')
+        fields = tuple(self._names)
+        known = of_batch(name, fields)
+        told = f'; use {known}' if known else ''
+        raise AttributeError(f'this Batch has no {name!r}{told}; its fields are {fields}')
 
     def __setattr__(self, name, value):
         if name in self._names and name not in self._own: self._assign(name, value)
@@ -338,6 +341,7 @@ def _unsqueezed(of_type):
     return batch_type(of_type, same_layout(layout.step_type, layout.trees, leaves))
 
 # %% ../nbs/1_memory/04_batch.ipynb #f83b72df
+@named_by
 class Batch(Columns):
     """Rows of one step type as columns: `batch.state` is a tensor of shape (bs, …), or a dict or
     tuple of them for a nested field. Columns are contiguous and independent of each other.

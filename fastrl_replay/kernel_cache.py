@@ -189,18 +189,31 @@ def cached(function: Any, **options: Any) -> Any:
         vars(compiled)['_compile_for_args'] = _undisturbed(compiled._compile_for_args)
     return compiled
 
+_UNNOTICED = 1.                # seconds of compiling in a process of which nothing is said
+
 class _Compiling(event.Listener):
-    "Announces compiling, once in a process"
-    said = False
+    "Announces compiling, once in a process, when it has taken more than a second in all"
+    def __init__(self) -> None:
+        self.said = False
+        self.seconds, self.since = 0., 0.                  # in all, up to when it was last looked at
+        self.depth = 0                                     # kernels under way: one compiles those that it calls
 
     def on_start(self, event):
         "Called by Numba when it begins to compile"
+        self._note(event, 1)
+    def on_end(self, event):
+        "Called by Numba at the end, also of what could not be compiled"
+        self._note(event, -1)
+
+    def _note(self, event, by):
         module = event.data['dispatcher'].py_func.__module__ or ''
-        if self.said or not module.startswith(_PACKAGE): return
+        if not module.startswith(_PACKAGE): return         # a kernel of somebody else's
+        now = time.monotonic()
+        if self.depth: self.seconds += now - self.since
+        self.since, self.depth = now, self.depth + by
+        if self.said or self.seconds <= _UNNOTICED: return
         self.said = True
         _say(f'compiling kernels, which takes some seconds the first time; they are kept in {kernel_folder()}')
-
-    def on_end(self, event): "Called by Numba at the end"
 
 event.register('numba:compile', _Compiling())
 # A forked child would wait for ever for the lock of a thread that compiles, which it does not have

@@ -14,12 +14,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
-from .checks import Words, array, ids_of, is_number, of_type, placed, refuse, require, whole, within
+from .checks import Words, array, ids_of, is_number, named_by, of_type, placed, refuse, require, whole, within
 from .health import Health, scale_of, unlike_members
 from .kernels import inlined, kernel
-from .memory import ReplayMemory
 from .memory.parts import memory_like
-from .memory.replay_memory import SeveralMemories, also_state
+from .memory.replay_memory import ReplayMemory, SeveralMemories, also_state
 from .protocol import Lasting, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible
@@ -509,6 +508,12 @@ class Routed(Mixed, SeveralMemories):
             ask = (lambda k, o: o) if len(each)==1 else self._fields
             parts = {k: self.memories[k].fetch(own, ask(k, fields)) for k, _, own in each}
             return self._joined(parts, np.concatenate([at for _, at, _ in each]))
+    def recent(self, k: int, fields: Any = None) -> Any:
+        """Return the newest `k` transitions of the first memory, oldest first; a `ValueError` if it
+        has fewer"""
+        with self.lock:
+            rows = self.memories[0].recent(k, fields)
+            return self._joined({0: rows}, np.arange(len(rows)))
     def episode(self, id: int) -> Any:
         """Return the stored part of the episode with transition `id`, oldest first, with the
         columns of its memory"""
@@ -554,11 +559,12 @@ class Routed(Mixed, SeveralMemories):
         return known | {k: each[0][k] for k in ('bytes_each',) if k in each[0]}
 
 # %% ../nbs/3_lasting/22_mixed.ipynb #e1000017
+@named_by
 class MixedMemory(Routed):
     """Several memories as one: each batch takes its share of rows from each, in random order.
 
-    `add`, `extend`, `len`, `n_added` and `layout` are those of the first memory. Shares hold
-    exactly in the long run: what a batch rounds is carried to the next. The columns are the fields
+    `add`, `extend`, `recent`, `len`, `n_added` and `layout` are those of the first memory. Shares
+    hold exactly in the long run: what a batch rounds is carried to the next. The columns are the fields
     that all have; `batch.source` says whose each row is. An id is `number of the memory << 56 | id
     in it`; priorities find their memory. Any memory will do, if all draw steps or all the same kind
     of sequences. Raises `ValueError` or `TypeError`, which names what doesn't fit together."""

@@ -9,6 +9,7 @@ __all__ = ['B', 'Memory', 'Lasting', 'members', 'refuse_name', 'as_memory']
 from collections.abc import Iterator
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import numpy as np
+from .checks import of_memory
 
 # %% ../nbs/1_memory/17_protocol.ipynb #d1000007
 B = TypeVar('B', covariant=True)
@@ -72,6 +73,8 @@ def refuse_name(memory: Any, name: str, instead: str) -> NoReturn:
     "Raise the `AttributeError` for a name that this kind of memory lacks; `instead`: what to do"
     kind = type(memory).__name__
     if name.startswith('_'): raise AttributeError(f'{kind} has no {name!r}')
+    known = of_memory(name, type(memory))
+    if known: raise AttributeError(f'{kind} has no {name!r}: use {known}')
     raise AttributeError(f'{name}: {kind} has no such method; {instead}', name=name, obj=memory)
 
 def as_memory(memory: Any, protocol: Any = Memory, hint: str = '') -> Any:

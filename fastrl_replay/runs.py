@@ -177,12 +177,23 @@ def _checkpoint(folder, found=None):
 
 def _range(a): return f'{a.min():.4g} to {a.max():.4g}, mean {a.mean():.4g}'
 
+def _sizes(folder, memory):
+    "What the files of a folder take, in words, and how much of that a memory on disk has filled"
+    files = [p.stat() for p in Path(folder).rglob('*') if p.is_file()]
+    words = f'in {len(files)} file' + 's'*(len(files)!=1)
+    on_disk = any((Path(folder)/o/'memory.json').exists() for o in ('', 'memory'))
+    if not on_disk: return [('bytes', f'{readable(sum(o.st_size for o in files))} {words}')]
+    taken = sum(512*o.st_blocks if hasattr(o, 'st_blocks') else o.st_size for o in files)
+    lines = [('bytes', f'{readable(taken)} of the disk {words}: a memory on disk reserves its whole size')]
+    if memory is None or not len(memory): return lines
+    filled = readable(len(memory)*memory.usage()['bytes_each'])
+    return lines + [('', f'{filled} of them are filled so far, by {len(memory):,} transitions')]
+
 def summary(folder, found=None) -> list[tuple[str, str]]:
     "Return lines about `folder`, as pairs of heading and text. `found`: the result of `look`"
     found = found or look(folder)
-    memory, sizes = found.memory, [p.stat().st_size for p in Path(folder).rglob('*') if p.is_file()]
-    nbytes = f'{readable(sum(sizes))} in {len(sizes)} file' + 's'*(len(sizes)!=1)
-    lines = [('holds', found.what), *(('', o) for o in found.notes), ('bytes', nbytes)]
+    memory = found.memory
+    lines = [('holds', found.what), *(('', o) for o in found.notes), *_sizes(folder, memory)]
     if memory is None or not len(memory): return lines
     layout, n, first = memory.layout, len(memory), memory.first_id + found.shift
     lines += [('stored', f'{n:,} of {memory.max_sz:,} ({n/memory.max_sz:.0%}), ids {first:,} to {first + n - 1:,}'),

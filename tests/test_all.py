@@ -52,6 +52,29 @@ def test_the_star_brings_few_names_and_all_are_there(root):
     assert listed == names
 
 
+def test_what_annotations_need_is_among_them():
+    "What methods of these classes take and return"
+    from fastrl_replay import all as names
+    memory = names.ReplayMemory(50, sequence=names.Sequence(2), seed=0)
+    memory.extend([names.SimpleStep([float(k)], 0, [k + 1.], step_n=k) for k in range(20)])
+    mixed = names.MixedMemory([memory])
+    assert isinstance(memory.sample(2), names.SequenceBatch) and issubclass(names.SequenceBatch, names.Batch)
+    assert isinstance(memory.health(), names.Health) and isinstance(memory.estimate(memory[0], 9), names.Estimate)
+    assert issubclass(names.MixedBatch, names.Batch) and isinstance(mixed.recent(3), names.Batch) and issubclass(type(names.ReplayMemory), type)
+    assert {*names.Memory.__annotations__} <= {*dir(memory)} and hasattr(names.View, 'recent')
+
+
+def test_a_batch_has_pictures_whatever_was_imported(root):
+    code = """from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.steps import SimpleStep
+memory = ReplayMemory(9, seed=0)
+for k in range(9): memory.add(SimpleStep([float(k)], 0, [k + 1.]))
+import sys
+drawn = 'matplotlib' in sys.modules
+print(json.dumps([drawn, memory.sample(3)._repr_html_().count('<table'), type(memory.sample(3).show()).__name__]))"""
+    assert tell(root, code)==[False, 1, 'Figure']
+
+
 def test_a_memory_is_whole_by_itself(root):
     alone, everything = tell(root, f'from fastrl_replay.memory import ReplayMemory\nalone = {METHODS}\nimport fastrl_replay.all\n'
                                    f'print(json.dumps([alone, {METHODS}]))')

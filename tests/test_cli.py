@@ -550,3 +550,15 @@ def screen_line(text):
         elif c=='\v': line = line[:at]
         else: line, at = line[:at] + c + line[at + 1:], at + 1
     return line
+
+
+def test_the_package_itself_is_a_command(root, tmp_path):
+    "As the program is, from any folder; imported, as by a worker process, it does nothing"
+    def run(*args): return subprocess.run([sys.executable, *args], cwd=tmp_path, env=os.environ | dict(PYTHONPATH=str(root)), capture_output=True, text=True)
+    ran = run('-m', 'fastrl_replay', '--version')
+    assert ran.returncode==0 and ran.stdout.startswith('fastrl_replay ')
+    ran = run('-m', 'fastrl_replay', 'inspect', 'nowhere')
+    assert ran.returncode==1 and ran.stderr=='fastrl_replay: nowhere: expected a memory, a checkpoint or the result of a run, found none\n'
+    ran = run('-c', 'import fastrl_replay.__main__ as o; print(o.COMMAND)')
+    assert (ran.stdout, ran.returncode)==('fastrl_replay.cli:main\n', 0)
+    assert f'fastrl_replay = "{ran.stdout.strip()}"' in (root/'pyproject.toml').read_text()

@@ -481,11 +481,15 @@ def test_an_estimate_from_spaces():
     envs = gym.make_vec('CartPole-v1', 3)
     assert ReplayMemory.estimate(envs, 1000).chosen=='plain'
     envs.close()
+    assert ReplayMemory.estimate(box, 1000)==ReplayMemory.estimate(SimpleStep(s, 0, s), 1000)        # an action of one number
+    twelve = ReplayMemory.estimate((box, gym.spaces.MultiBinary(200)), 1000)
+    assert twelve==ReplayMemory.estimate(SimpleStep(s, np.zeros(200, np.int8), s), 1000)!=ReplayMemory.estimate(box, 1000)
+    assert ReplayMemory.estimate(gym.spaces.Dict(a=box, b=act), 1000).chosen=='frames'
     nested = type('Env', (), dict(observation_space=gym.spaces.Dict(a=box, b=gym.spaces.Tuple([act, act])), action_space=act))()
     assert ReplayMemory.estimate(nested, 1000).chosen=='frames'
     text = type('Env', (), dict(observation_space=gym.spaces.Text(5), action_space=act))()
     many = type('Env', (), dict(observation_space=gym.spaces.Sequence(box), action_space=act))()
-    for bad, said in ((text, 'state'), (many, 'estimate'), (7, 'estimate'), ('CartPole-v1', 'estimate')):
+    for bad, said in ((text, 'state'), (many, 'estimate'), (7, 'estimate'), ('CartPole-v1', 'estimate'), (gym.spaces.Sequence(box), 'estimate'), ((box, 3), 'estimate')):
         with refused(said, TypeError): ReplayMemory.estimate(bad, 10)
 
 def test_a_storage_that_does_not_fit_is_refused(monkeypatch):

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -169,3 +170,32 @@ def test_a_process_whose_kernels_were_removed_goes_on(package):
     remove = "import shutil\nfrom fastrl_replay.kernel_cache import kernel_folder\nshutil.rmtree(kernel_folder())\n"
     assert package(MEMORY + remove + MEMORY + "memory.update_priorities([19], [1.]), memory.next([18]), memory.sample_sequences(2, 3)\n").count(' ') > 2
     assert int(package(MEMORY).rsplit(' ', 1)[1]) > 3
+
+
+# ---- the line that announces it
+
+OURS, ANOTHER = 'fastrl_replay.kernels', 'numpy'
+
+def heard(monkeypatch, capsys, *events):
+    "After which of the events (seconds since the one before, whether a kernel begins or ends, of which module) the line was there, and how often"
+    now, listener, after = 0., kernel_cache._Compiling(), []
+    monkeypatch.setattr(kernel_cache.time, 'monotonic', lambda: now)
+    for k, (seconds, begins, module) in enumerate(events):
+        now += seconds
+        kernel = SimpleNamespace(py_func=SimpleNamespace(__module__=module))
+        (listener.on_start if begins else listener.on_end)(SimpleNamespace(data=dict(dispatcher=kernel)))
+        after += [k]*capsys.readouterr().err.count('compiling kernels')
+    return after
+
+
+@pytest.mark.parametrize('events, after', [
+    ([(0, True, OURS), (.9, False, OURS)]*1, []),
+    ([(0, True, OURS), (.4, False, OURS), (99, True, OURS), (.4, False, OURS)], []),                        # what lies between is not compiling
+    ([(0, True, OURS), (.4, False, OURS)]*4, [5]),
+    ([(0, True, OURS), (9, False, OURS)]*4, [1]),
+    ([(0, True, OURS), (.2, True, OURS), (.2, False, OURS), (.2, False, OURS), (0, True, OURS), (.3, False, OURS)], []),      # one within another counts once
+    ([(0, True, OURS), (1.2, True, OURS), (.2, False, OURS), (.2, False, OURS)], [1]),                      # … and is a moment at which to say it
+    ([(0, True, ANOTHER), (9, False, ANOTHER)]*3, []),
+    ([(0, True, OURS), (0, True, ANOTHER), (.5, False, ANOTHER), (.6, False, OURS)], [3])])
+def test_compiling_is_announced_once_and_after_a_second(events, after, monkeypatch, capsys):
+    assert heard(monkeypatch, capsys, *events)==after

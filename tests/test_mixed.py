@@ -565,3 +565,17 @@ def test_rows_that_were_dropped_are_not_drawn():
     assert (torch.cat([o.idxs[o.source==1] for o in [mixed.sample(8) for _ in range(20)]]) >= 25).all()
     mixed.memories[1].drop(np.arange(25, 30))
     with pytest.raises(ValueError, match=words('a share of what cannot be drawn', k=1, share=.5)): mixed.sample(8)
+
+
+def test_recent_is_the_first_memorys():
+    "As `n_added` is: with ids of the mixture, and with the same errors"
+    first = filled(0, 65, sampler=Proportional())
+    mixed = MixedMemory([first, filled(1, 30)], seed=0)
+    for k in (1, 4, 50):
+        rows, truth = mixed.recent(k), first.recent(k)
+        assert rows.ids.tolist()==truth.ids.tolist()==[*range(65 - k, 65)] and torch.equal(rows.state, truth.state) and rows.source.tolist()==[0]*k
+        assert torch.equal(mixed.fetch(rows.ids).state, rows.state)
+    assert mixed.recent(4).update_priorities(np.ones(4))==4
+    assert mixed.recent(3, ['reward']).columns('reward')[0].tolist()==[62, 63, 64]
+    for bad in (51, 0, -1):
+        with refused('k'): mixed.recent(bad)

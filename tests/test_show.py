@@ -555,3 +555,77 @@ def test_there_is_one_colour():
     found = {matplotlib.colors.to_hex(o.get_facecolor()) for o in fig.findobj(matplotlib.patches.StepPatch) if o.get_fill()}
     assert found=={COLOUR}
     plt.close(fig)
+
+
+# ---- observations in dicts
+
+def in_a_dict(k, form):
+    "An observation with an image of this form, whose newest or only frame has k at its corner, and a vector"
+    picture = np.zeros(form, np.uint8)
+    picture[...] = k % 200
+    return dict(camera=picture, joints=np.full(3, k, np.float32), level=k % 4)
+
+FORMS = {(3, 20, 24): (20, 24, 3), (20, 24, 3): (20, 24, 3), (20, 24): (20, 24), (1, 20, 24): (20, 24), (20, 24, 1): (20, 24), (4, 20, 24): (20, 24),
+         (2, 3, 20, 24): (20, 24, 3), (4, 20, 24, 3): (20, 24, 3), (20, 24, 3, 4): (20, 24, 3), (20, 24, 4): (20, 24)}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_images_of_any_form_are_pictures(form):
+    from fastrl_replay.show import as_picture, is_image
+    assert is_image(form) and as_picture(np.zeros(form, np.uint8)).shape==FORMS[form]
+    assert as_picture(np.linspace(-3, 5, int(np.prod(form))).reshape(form)).max()==1.
+
+
+def test_of_a_stack_the_newest_is_shown():
+    from fastrl_replay.show import as_picture
+    for form, last in (((4, 20, 24), np.s_[-1]), ((4, 20, 24, 3), np.s_[-1]), ((4, 3, 20, 24), np.s_[-1]), ((20, 24, 3, 4), np.s_[..., -1])):
+        stack = np.zeros(form, np.uint8)
+        stack[last] = 9
+        assert (as_picture(stack)==9).all()
+
+
+@pytest.mark.parametrize('form', [(3, 20, 24), (20, 24, 3), (4, 20, 24), (2, 20, 24, 3)])
+@pytest.mark.parametrize('kind', ['ram', 'disk', 'peek', 'sequence', 'windows', 'n_step'])
+def test_dict_observations_are_shown(form, kind, tmp_path):
+    import matplotlib.pyplot as plt
+    from fastrl_replay.all import NStep, Sequence
+    options = dict(sequence=dict(sequence=Sequence(3)), windows=dict(windows={'state': (-1, 0)}), disk=dict(path=tmp_path/'m'), peek=dict(path=tmp_path/'m')).get(kind, {})
+    memory = ReplayMemory(60, seed=0, **options)
+    steps = [Transition(in_a_dict(k, form), k % 3, float(k % 5==4), in_a_dict(k + 1, form), k % 5==4, False) for k in range(40)]
+    memory.extend(NStep(n=2, gamma=.9).push(steps) if kind=='n_step' else steps)
+    looked_at = ReplayMemory.peek(tmp_path/'m') if kind=='peek' else memory
+    figure = looked_at.show(n=2)
+    pictures = [ax for ax in figure.axes if ax.images]
+    assert len(pictures)==(2 if kind=='n_step' else 3) and 'state.joints' in [ax.get_title() for ax in figure.axes]
+    batch = memory.sample(6)
+    if kind=='windows' and len(form)==4: return           # windows of stacks of colours have five dimensions: numbers are shown
+    shown = [ax for ax in batch.show().axes if ax.images]
+    assert len(shown)==(3 if kind=='sequence' else 6) and all(ax.images[0].get_array().shape[:2]==(20, 24) for ax in shown)
+    assert batch._repr_html_().count('>state.camera<')==1 and looked_at.health()['n']==len(memory)
+    plt.close('all')
+    memory.close()
+
+
+def test_two_cameras_have_a_row_each():
+    import matplotlib.pyplot as plt
+    memory = ReplayMemory(20, seed=0)
+    def seen(k): return dict(left=np.full((3, 9, 9), k, np.uint8), right=np.full((12, 12), k, np.uint8), low=np.zeros((4, 4), np.uint8))
+    for k in range(10): memory.add(Transition(seen(k), 0, float(k==9), seen(k + 1), k==9, False))
+    axes = [ax for ax in memory.show(n=3).axes if ax.images]
+    assert len(axes)==8 and [ax.get_ylabel() for ax in axes]==['state.left', '', '', '', 'state.right', '', '', '']
+    assert [ax.get_xlabel() for ax in axes[-2:]]==['action 0, reward 1', 'end'] and not axes[0].get_xlabel()
+    assert [int(ax.images[0].get_array().max()) for ax in axes]==[7, 8, 9, 10]*2
+    axes = [ax for ax in memory.sample(4).show().axes if ax.images]
+    assert len(axes)==8 and 'id' in axes[-1].get_xlabel()
+    plt.close('all')
+
+
+def test_a_dict_without_images_shows_its_numbers():
+    import matplotlib.pyplot as plt
+    memory = ReplayMemory(20, seed=0)
+    def seen(k): return dict(a=np.full(3, k, np.float32), b=float(k))
+    for k in range(10): memory.add(Transition(seen(k), 0, 1., seen(k + 1), k==9, False))
+    assert 'state.a' in [ax.get_title() for ax in memory.show().axes]
+    figure = memory.sample(4).show()
+    assert {'state.a[0]', 'state.b'} <= {o.get_text() for o in figure.axes[0].get_xticklabels()}
+    plt.close('all')

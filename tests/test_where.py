@@ -178,6 +178,7 @@ TRIES = {       # row of the page → what is tried
     '`dedup=`': lambda k: used(k.filled(dedup='next_state')),
     '`codec=`': lambda k: k.make(codec='lz4', step=steps()[0]._replace(state=FRAMES, next_state=FRAMES)),
     '`drop`': dropped,
+    '`drop_episodes`': lambda k: k.filled().drop_episodes(older_than=10) > 0,
     '`clear`': cleared,
     '`where`': lambda k: k.filled().where('reward', lambda r: r > 0),
     '`max_draws=`': lambda k: used(k.filled(max_draws=3)),

@@ -23,6 +23,12 @@ WORDS = {
     'after the actors': r'put \.statistics\(model\) after \.actors',
     'a memory here': 'reward_scale: expected batches drawn from a memory in this process',
     'about the reward scale': '^reward_scale',
+    # names and values that people guess
+    'an unexpected keyword': 'got an unexpected keyword argument',
+    'a range of 8': r"windows\['action'\]: .*range\(8\), got .*8",
+    'put it in a list': r'gym_stepper: expected an iterable of environments, got .*; put it in a list: \[',
+    'no whole episodes here': 'drop_episodes: .* has no such method',
+    'overwritten too fast': 'overwritten faster than they can be read',
     # samplers
     'at least one': 'at least 1',
     'no index': 'interpreted as an integer',

@@ -19,7 +19,7 @@ from ..checks import Words, extra, of_type, refuse, whole
 from ..batch import Batch
 from ..kernels import ids_in
 from ..kernels import kernel
-from ..memory import ReplayMemory
+from ..memory.replay_memory import ReplayMemory
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
 from ..steps import Transition, tree_map

@@ -7,6 +7,7 @@ __all__ = ['as_windows', 'Around']
 
 # %% ../../nbs/3_lasting/17_windows.ipynb #7d7ca6d8
 from typing import Any
+import numpy as np
 from ..batch import AROUND
 from ..checks import Words, ids_of, leave_out, of_type, refuse, some_of
 from ..samplers.eligible import Eligible
@@ -16,6 +17,9 @@ from .shelf import Shelf
 def _offsets(field, given, max_sz):
     "The offsets of a field as a tuple of ints"
     name = f'windows[{field!r}]'
+    if isinstance(given, (int, np.integer)):
+        wanted = f'the offsets of its rows, such as range({max(1, abs(int(given)))})'
+        refuse(name, wanted, given, '0 is the row itself, −1 the one before it', TypeError)
     plain = isinstance(given, (range, tuple)) and {*map(type, given)}=={int}
     if not plain: given = ids_of(name, given).tolist()
     offsets = tuple(given)

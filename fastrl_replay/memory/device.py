@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, constant_result, first_row
-from ..checks import Words, differences, form, leave_out, number, of_type, refuse, require, stored_ids, typed, whole
+from ..checks import (
+    Words, differences, form, leave_out, named_by, number, of_type, refuse, require, stored_ids, typed, whole)
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, DeviceRing, check_dtypes, n_step_rows, window_rows, with_discount
 from .options import Options, described, refuse_other
@@ -368,6 +369,7 @@ def _saved_options(state):
     if saved.windows: refuse('windows', 'none, as a DeviceMemory draws rows alone', saved.windows, _INSTEAD)
     return saved
 
+@named_by
 class DeviceMemory(DeviceRead):
     """The newest `max_sz` transitions of `n_envs` streams, with priorities, counters and random
     numbers, on one torch device. `extend`, `sample` and `update_priorities` never wait for it,

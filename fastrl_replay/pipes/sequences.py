@@ -26,19 +26,20 @@ class SequenceReplay(ExperienceReplay):
     2019, section 3).
 
     `min_sz` counts steps. Batches that are due before there are enough sequences are skipped.
-    The rest: as in `ExperienceReplay`, and, of sequences, in `Sequence`."""
+    The rest: as in `ExperienceReplay`, and, of sequences, in `Sequence`, which says as well with
+    which `length`, `burn_in`, `stride` and `eta` to begin."""
     def __init__(
         self, source_datapipe: Any,
         bs: int,                           # sequences in a batch
         max_sz: int,                       # steps in the memory; the newest stay
         length: int,                       # steps in a sequence, burn-in included
-        burn_in: int = 0,                  # the first steps, which only warm up a recurrent state
+        burn_in: int = 0,                  # its first steps, which only warm up a recurrent state
         stride: int | None = None,         # from one start to the next (None: `length` − `burn_in`)
         *, across_episodes: bool = False,  # may a sequence continue into its stream's next episode?
         pad: bool = True,  # are sequences that an episode cuts short filled up with zeros?
         alpha: float | None = None,        # how much errors decide, ≥ 0 (None: uniform draws)
         beta: Any = .4,                    # how far weights correct for that: 0 to 1, or a schedule
-        eta: float = .9,                   # the largest error's share in a priority
+        eta: float = .9,                   # the largest error's share in a priority, the mean's is 1 − `eta`
         learn_first: bool = True,          # do an episode's steps count from its first one on?
         replace: bool = False,             # may a uniform batch hold a sequence twice?
         **kw: Any,                         # of `ExperienceReplay`

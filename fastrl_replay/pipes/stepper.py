@@ -521,8 +521,9 @@ class GymStepper(IterDataPipe):
         info: dict[str, str] | None = None,  # fields of the steps, and the keys of `info` that fill them
         final_obs: str = 'info',  # where an episode's last observation is; 'reset': if not there, take the next's first
     ) -> None:
-        if isinstance(source_datapipe, str):
-            hint = f'put it in a list: [{source_datapipe!r}]'
+        if _is_id(source_datapipe) or _is_env(source_datapipe):
+            name = repr(source_datapipe) if isinstance(source_datapipe, str) else 'env'
+            hint = f'put it in a list: [{name}]'
             refuse('gym_stepper', 'an iterable of environments', source_datapipe, hint, TypeError)
         self.agent: Any = agent
         self.source_datapipe, self.step_type = source_datapipe, step_type

@@ -15,7 +15,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 import numpy as np
-from ..checks import Words, ids_of, leave_out, one_of, refuse, require, whole
+from ..checks import Words, ids_of, leave_out, named_by, one_of, refuse, require, whole
 from ..batch import DRAWN, FETCHED, Batch, as_chunk, check_streams, chunk_columns, chunk_streams, example_row
 from ..steps import Layout
 from ..protocol import refuse_name
@@ -670,6 +670,7 @@ def _folders_in(folder):
     except CheckpointError: return []
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b871
+@named_by
 class RayMemory(Saved):
     """A `ReplayMemory` of `max_sz` transitions in `shards` Ray actors. `shards=0`: the same in
     this process, without Ray; so are several shards with `place='here'`.

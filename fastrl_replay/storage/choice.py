@@ -13,7 +13,7 @@ import numpy as np
 from ..batch import FETCHED
 from ..checks import one_of, refuse, require, typed
 from ..steps import Layout, SimpleStep, is_step, readable
-from .rooms import Ram, free_memory
+from .rooms import Ram, free_memory, journal_rows
 from .frames import FrameTable, PackedFrames, interned, lz4_block, shared_pairs, slides
 from .records import Records, stored_layout
 from .texts import TextTable
@@ -27,14 +27,21 @@ class Estimate(NamedTuple):
     frames: int
     chosen: str          # what 'auto' chooses: 'plain', 'next_state' or 'frames'
     planes: int = 0      # planes of an observation, if they may be frames of a stack or not (0: that is known)
+    journal: int = 0     # bytes that a folder has beside them (0: there is none)
 
     @property
     def nbytes(self) -> int:
         "Bytes of the kind that is chosen"
         return getattr(self, self.chosen)
+    @property
+    def on_disk(self) -> int:
+        """Bytes that the files of a memory with a `path` occupy, from its first step on. A sampler's
+        priorities come on top: up to 50 bytes a transition, by rank 8"""
+        return self.nbytes + self.journal
     def __str__(self):
         each = ', '.join(f'{readable(getattr(self, o))} as {o}' for o in ('plain', 'next_state', 'frames'))
         told = f'{self.max_sz:,} transitions: {each}; chosen: {self.chosen}'
+        if self.journal: told += f'; with path=, {readable(self.on_disk)} of the disk are reserved at its first step'
         if not self.planes: return told
         return told + (f'. It is frames if the {self.planes} planes of an observation are a stack that '
                        'slides from step to step, else next_state: estimate a step of an episode, which shows it')
@@ -49,6 +56,10 @@ def bytes_for(layout: Layout, max_sz: int, tables: Any) -> int:
 
 _COLOURS = 3          # planes that are rather colours than a stack, until steps show it
 
+def _journal_of(layout, max_sz, pairs):
+    size = stored_layout(layout, tables_for(layout, pairs)).record.itemsize
+    return size*journal_rows(size, max_sz)
+
 def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
     """Return the `Estimate` for a layout; without stacks, the figures are those of the plainer
     kind. What is stored by frames costs that much only if the `example` step shows a stack that
@@ -56,27 +67,35 @@ def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
     once, frames, auto = (shared_pairs(layout, o) for o in ('next_state', 'frames', 'auto'))
     kinds = dict(plain=(), next_state=once, frames=frames)
     nbytes = {k: bytes_for(layout, max_sz, tables_for(layout, o)) for k, o in kinds.items()}
-    if not auto: return Estimate(max_sz, **nbytes, chosen='plain')
+    if not auto: return Estimate(max_sz, **nbytes, chosen='plain', journal=_journal_of(layout, max_sz, ()))
     seen = {o: slides(layout, o, example) for o in auto if o.stack > 1}
     unsure = max((o.stack for o, slid in seen.items() if slid is None), default=0)
     stacks = [o for o, slid in seen.items() if slid or slid is None and o.stack!=_COLOURS]
     whole = [o if o in stacks else o._replace(stack=1, last=False) for o in auto]
     chosen = 'frames' if stacks else 'next_state'
     nbytes[chosen] = bytes_for(layout, max_sz, tables_for(layout, whole))
-    return Estimate(max_sz, **nbytes, chosen=chosen, planes=unsure)
+    return Estimate(max_sz, **nbytes, chosen=chosen, planes=unsure, journal=_journal_of(layout, max_sz, whole))
 
-def example_step(env_or_step: Any) -> Any:
-    """Return a step as it is, or a `SimpleStep` of an environment (or a vector of them), which
-    doesn't move; else raise a `TypeError`"""
-    if is_step(env_or_step): return env_or_step
+def _is_space(o): return hasattr(o, 'is_np_flattenable') and hasattr(o, 'sample')
+def _spaces_of(given):
+    "The spaces of an environment or a vector of them, of a pair, or that of observations alone"
+    if _is_space(given): return [given]
+    if isinstance(given, (tuple, list)) and len(given)==2 and all(map(_is_space, given)): return [*given]
     names = 'observation_space', 'action_space'
-    spaces: Any = [getattr(env_or_step, f'single_{o}', None) or getattr(env_or_step, o, None) for o in names]
-    if None in spaces:
-        refuse('estimate', 'a step or an environment', typed(env_or_step), error=TypeError)
+    spaces: Any = [getattr(given, f'single_{o}', None) or getattr(given, o, None) for o in names]
+    if None not in spaces: return spaces
+    refuse('estimate', 'a step, an environment or a space of observations', typed(given), error=TypeError)
+
+def example_step(given: Any) -> Any:
+    """Return a step as it is, or a `SimpleStep` of an environment (or a vector of them), which
+    doesn't move, of a space of observations (the action is one number), or a pair of that and a
+    space of actions; else raise a `TypeError`"""
+    if is_step(given): return given
+    spaces = _spaces_of(given)
     if not all(getattr(o, 'is_np_flattenable', True) for o in spaces):
         raise TypeError(f'estimate: expected spaces of fixed size, got {spaces}; give an example step')
-    state, action = (copy.deepcopy(o).sample() for o in spaces)       # copies: their generators stay as they are
-    return SimpleStep(state, action, state)
+    state, *action = [copy.deepcopy(o).sample() for o in spaces]       # copies: their generators stay as they are
+    return SimpleStep(state, action[0] if action else 0, state)
 
 def check_fits(layout, max_sz, tables, free=None) -> None:
     "Raise a `MemoryError` with the figures unless `max_sz` transitions fit into `free` bytes (None: all that are free)"
@@ -94,7 +113,8 @@ def check_storage_options(dedup, codec, durable=False) -> None:
     one_of('codec', codec, ('lz4', None))
     if codec is None: return
     require(dedup is not None, "codec='lz4': dedup=None keeps no frames to pack; leave one out")
-    require(not durable, "codec='lz4': packed frames are kept in RAM only; leave out codec or path")
+    require(not durable, "codec='lz4': packed frames are kept in RAM only, since with path= the room for each is "
+                         'reserved before its packed size is known; leave out codec or path')
     lz4_block()
 
 def as_kept(layout: Layout, dedup: str | None) -> str | None:

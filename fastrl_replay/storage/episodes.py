@@ -357,6 +357,9 @@ class EpisodeIndex:
         before, after = np.empty((2, len(slots)), np.int64)
         _count(self.catch_up(), slots, before, after)
         return before, after
+    def numbers(self, slots: np.ndarray) -> np.ndarray:
+        "Return a number for the episode of each row (int64[m], from 1 on): the same for rows of one episode alone"
+        return self.catch_up()[0][slots, EPISODE].astype(np.int64)
     def ids_of(self, slot: int) -> np.ndarray:
         "Return ids of what is stored of the episode of the row in a slot, oldest first (int64 array)"
         slots = np.array([slot])

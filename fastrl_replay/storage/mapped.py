@@ -30,8 +30,9 @@ from fastrl_replay.saving import (
     LOCKS, MANIFEST, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder,
     write_file)
 from ..steps import Layout
-from .choice import as_kept, check_storage_options, storage_for
+from .choice import as_kept, bytes_each, check_storage_options, storage_for
 from .records import TOLD
+from .rooms import JOURNAL_BYTES, JOURNAL_ROWS, journal_rows
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #4dec6702
 LOCK = 'lock'
@@ -343,7 +344,7 @@ class MappedFolder(NotedFolder):
     other things, `OSError` if the disk is full, a symbolic link lies in the folder, or it was moved
     while it was open, and a `CheckpointError` that names the file if one is missing, damaged or
     cut. On Windows, which has no such locks, a warning says that a second writer isn't noticed."""
-    JOURNAL, LEAST = 1 << 20, 256              # bytes of the journal, and its rows at least
+    JOURNAL, LEAST = JOURNAL_BYTES, JOURNAL_ROWS
     ROWS = 'records', 'frames', 'texts', 'journal'      # files that `close` does not sum up
     durable = True
     def __init__(self, path, writable=True) -> None:
@@ -479,7 +480,7 @@ class MappedFolder(NotedFolder):
     def journal(self, size, max_sz):
         "Return the `Journal` for records of `size` bytes in `max_sz` slots; None for a reader"
         if not self.writable: return None
-        rows = min(max_sz, max(self.LEAST, self.JOURNAL//size))
+        rows = journal_rows(size, max_sz, self.JOURNAL, self.LEAST)
         return Journal(self.allocate('journal', rows*size), rows)
 
     def flush(self, rows=None, closing=False):
@@ -582,20 +583,28 @@ class View:
         first = self.first_id                  # read first: meanwhile, both only grow
         return min(self.n_added - first, self.max_sz)
 
-    def fetch(self, ids) -> Batch:
-        "Return the transitions `ids` that are in the memory, in this order, without the others"
+    def fetch(self, ids, fields: Any = None) -> Batch:
+        """Return the transitions `ids` that are in the memory, in this order, without the others;
+        `fields`: the names of its columns"""
         ids = ids_of('ids', ids)
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
         slots, damaged = ids % self.max_sz, None
-        request = self._storage.ask(len(slots), header=FETCHED)
+        request = self._storage.ask(len(slots), fields if fields is None else tuple(fields), FETCHED)
         request.slots[:] = slots
         try: batch = self._storage.read(request)
         except RuntimeError as e: damaged = e  # a frame is missing, maybe of an overwritten row
         else:
             if self.layout.stream_leaf is None: batch.streams = self._storage.records['_stream'][slots]
-        if (ids < self.first_id).any(): return self.fetch(ids)      # without those overwritten meanwhile
+        if (ids < self.first_id).any(): return self.fetch(ids, fields)      # without those overwritten meanwhile
         if damaged: raise CheckpointError(f'{self.path}: damaged: {damaged}')
         return batch                           # what is there after the copy was whole
+
+    def follow(self, ids: np.ndarray, length: int, back: bool = False) -> np.ndarray:
+        "Return ids along the streams, from the transitions `ids` on (int64[m, length]; −1: none is stored)"
+        return self._storage.follow(ids % self.max_sz, length, back)
+    def nbytes(self) -> tuple[int, float]:
+        "Return the bytes of all transitions that there is room for, and those of one"
+        return self._storage.nbytes, bytes_each(self._storage)
 
     def recent(self, k=None) -> Batch:
         "Return the newest `k` transitions (None: all), in the order of time; fewer, if there are fewer"

@@ -26,13 +26,18 @@ class Sequence:
     """The sequences of a memory: `length` steps, the first `burn_in` of which only warm up a
     recurrent state (Kapturowski et al. 2019, section 3), every `stride` steps. At an episode's
     first step the state is known: from there on all steps count, unless `learn_first` is
-    False."""
+    False.
+
+    To begin with: a `length` of the steps over which the network has to remember something, and
+    twice that many at most; no `burn_in` where episodes are hardly longer or the recurrent state is
+    stored with each step, else as many steps as are learned from (R2D2: 40 of 80); the `stride` None,
+    with which each step counts once, or half of that, where data are few; `eta` .9."""
     length: int                     # steps in a sequence, burn-in included
-    burn_in: int = 0                # the first of them, which only warm up a recurrent state
-    stride: int | None = None       # from one start to the next (None: `length` − `burn_in`)
+    burn_in: int = 0                # its first steps, which only warm up a recurrent state, and count for no loss
+    stride: int | None = None       # from one start to the next (None: `length` − `burn_in`: each step counts once)
     across_episodes: bool = False   # may a sequence continue into its stream's next episode?
     pad: bool = True                # are sequences that an episode cuts short filled up with zeros?
-    eta: float = .9                 # its priority is eta · max|δ| + (1 − eta) · mean|δ|
+    eta: float = .9                 # priority: eta · max|δ| + (1 − eta) · mean|δ|; 1: the largest error alone
     learn_first: bool = True        # do an episode's steps count for the loss from its first one on?
 
     def __post_init__(self) -> None:
