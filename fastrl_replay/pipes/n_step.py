@@ -74,6 +74,7 @@ _ROW = np.dtype([('stream', np.int64), ('step_n', np.int64), ('episode_n', np.in
 _WINDOW = np.dtype([('first', np.int64), ('last', np.int64), ('reward', np.float64), ('discount', np.float64),
                     ('cut', np.bool_)], align=True)
 _PACKED, _FOUND = struct.Struct('qqqdd?'), struct.Struct('qqdd?')       # the same, for one of them
+_ROW_SIZE, _WINDOW_SIZE = _ROW.itemsize, _WINDOW.itemsize
 
 @inlined
 def _note_window(window, rows, first, cut, powers):
@@ -281,24 +282,26 @@ class _Steps:
         if windows.end + m > len(windows.rows): held = self.make_room(m)
         row = windows.end
         for step, o in zip(steps, numbers):
-            _PACKED.pack_into(windows.rows, row*_ROW.itemsize, *o)
+            _PACKED.pack_into(windows.rows, row*_ROW_SIZE, *o)
             held[row], row = step, row + 1
         n, comparing = windows.find(m)
         if comparing: self.compare(m)
-        return [self.take(*_FOUND.unpack_from(windows.found, k*_WINDOW.itemsize)) for k in range(n)]
+        return [self.take(*_FOUND.unpack_from(windows.found, k*_WINDOW_SIZE)) for k in range(n)]
     def make_room(self, m):
         old = self.windows.make_room(m, 1024)
         self.held = {new: self.held[k] for new, k in enumerate(old.tolist())}
         return self.held
     def compare(self, m):
         "Count joins: where a step does not begin as the one before it has ended"
-        new, old = ([self.held[k] for k in rows.tolist()] for rows in self.windows.joined(m))
-        torn = [not _alike(a[_places(a).next_state], b[_places(b).state]) for a, b in zip(old, new) if _places(b).state >= 0]
-        self.windows.joins.note(len(torn), sum(torn))
-    def take(self, first, last, *made):
+        windows, held = self.windows, self.held
+        before = windows.rows['before'][windows.end - m:windows.end].tolist()
+        pairs = [(held[k], held[windows.end - m + i]) for i, k in enumerate(before) if k >= 0][:_SOME]
+        torn = [not _alike(a[_places(a).next_state], b[_places(b).state]) for a, b in pairs if _places(b).state >= 0]
+        windows.joins.note(len(torn), sum(torn))
+    def take(self, first, last, reward, discount, cut):
         "The transition of a window that is complete: no later one begins with its first step"
         end = self.held[last]
-        return _transition(self.held.pop(first), end, *made)
+        return _transition(self.held.pop(first), end, reward, discount, cut)
 
     def closed(self):
         "Return the transitions of all windows, if they ended here; they stay open"
@@ -366,6 +369,7 @@ class _Columns:
         "Return the transitions that the rows of `batch` complete, as a `Batch`, or None"
         windows, m = self.windows, len(batch)
         if not m: return None
+        if windows.n==1: return self.alone(batch)
         shifted = 'env_id' not in self.at and batch.streams is None and m!=self.chunk_rows
         if shifted and len(windows.waiting()):
             raise ValueError(f'n_step: a chunk of {m} rows after one of {self.chunk_rows}: without env_id '
@@ -381,6 +385,12 @@ class _Columns:
         n, comparing = windows.find(m)
         if comparing: self.compare(m)
         return self.gather(windows.found[:n]) if n else None
+    def alone(self, batch):
+        "Return the transitions of windows of one row each"
+        made, own = [a.copy() for a in batch.arrays()], self.at.get('discount')
+        discounts = np.ones(len(batch)) if own is None else made.pop(own).astype(float)
+        made.insert(len(made) if own is None else own, (discounts*self.windows.gamma).astype(np.float32))
+        return Batch.of_arrays(self.out, made, None if 'env_id' in self.at else stream_numbers(batch))
     def compare(self, m):
         "Count joins: where any part of a row's state is not the next_state of the row before it"
         new, old = self.windows.joined(m)
