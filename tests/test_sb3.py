@@ -404,7 +404,9 @@ def test_with_weights_of_one_it_is_the_algorithm_to_the_last_bit(name, nested):
 def test_with_weights_of_one_it_is_the_algorithm_with_n_step_returns_and_several_environments(name):
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')              # SB3 says that it ignores n_steps; `Prioritized` passes it
-        models = [trained(o, n=240, n_envs=3, n_steps=3) for o in prioritized(name)]
+        own, ours = prioritized(name)
+        given = dict(alpha=0., n_steps=3, gamma=.99)
+        models = [trained(own, n=240, n_envs=3, n_steps=3, replay_buffer_kwargs=given), trained(ours, n=240, n_envs=3, n_steps=3)]
     assert torch.equal(*map(weights, models)) and models[0]._n_updates > 30
 
 
