@@ -268,7 +268,6 @@ def _limit_reads(connection, timeout):
 # %% ../../nbs/4_processes/01_actors.ipynb #5d0e11a2
 class Hand(Protocol):
     "What a `Crew` needs of a worker"
-    number: int
     def close(self) -> None: "Let it end"
     def join(self, limit: float) -> None: "Wait until it has ended; kill it at the time `limit`"
 
