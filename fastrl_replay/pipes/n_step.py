@@ -10,6 +10,7 @@ import struct, warnings
 from collections import Counter, deque, namedtuple
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 import numpy as np
 from torch import Tensor
@@ -33,9 +34,10 @@ def n_step_type(step_type: Any) -> Any:
     except TypeError: values = ()
     return derived_type('NStep' + step_type.__name__, fields + ('discount',), values + (1.,))
 
-# Where the fields are in a step type (-1: it lacks one), which are from the last step, and the type of what is made
+# Where the fields are in a step type (-1: it lacks one), the type of what is made, and what picks its values out of a
+# window's first and last step and its reward and discount; `cut`: of a window that is truncated
 _Places = namedtuple('_Places', 'reward terminated truncated state next_state discount env_id step_n episode_n '
-                                'last made')
+                                'made whole cut')
 
 _STACKED = 'arrays of several steps are a chunk: make a Batch of them, Batch.of(step_type(...), streams=...)'
 _known_places = dict[type, _Places]()
@@ -50,20 +52,17 @@ def _places_in(step_type):
     fields = step_type._fields
     missing = ', '.join(f for f in ('reward', 'next_state', 'terminated', 'truncated') if f not in fields)
     if missing: refuse('n_step', f'steps with {missing}', Words(f'{step_type.__name__}{fields}'))
-    where = {f: fields.index(f) if f in fields else -1 for f in _Places._fields[:-2]}
-    last = tuple(fields.index(f) for f in last_fields(fields))
-    return _Places(**where, last=last, made=n_step_type(step_type))
+    where = {f: fields.index(f) if f in fields else -1 for f in _Places._fields[:-3]}
+    n, last, made = len(fields), last_fields(fields), n_step_type(step_type)
+    found = {f: n + i if f in last else i for i, f in enumerate(fields)} | dict(reward=2*n, discount=2*n + 1)
+    whole, cut = (itemgetter(*map(o.get, made._fields)) for o in (found, found | dict(truncated=2*n + 2)))
+    return _Places(**where, made=made, whole=whole, cut=cut)
 
 def _transition(first, last, reward, discount, cut):
     "The n-step transition of a window from its `first` step to its `last`; `cut`: it is truncated there"
-    at, values = _places(first), list(first)
-    if last is not first:
-        for i in at.last: values[i] = last[i]
-    if cut: values[at.truncated] = True
-    if at.discount < 0: values.append(discount)
-    else: values[at.discount] = discount
-    values[at.reward] = reward
-    return at.made._make(values)
+    at = _places(first)
+    pick = at.cut if cut else at.whole
+    return at.made._make(pick(first + last + (reward, discount, True)))
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #27d38bcb
 # What is known of a row: first what `_numbers` packs, then whether its window is open, and its neighbours in the stream.
@@ -277,16 +276,18 @@ class _Steps:
     def add(self, steps, stream=0):
         "Return the transitions that a list of steps completes; with something wrong in it, it changes nothing"
         windows, held, m = self.windows, self.held, len(steps)
-        numbers = [_numbers(o, stream) for o in steps]
-        if windows.n==1: return [_transition(o, o, r, d*windows.gamma, False) for o, (*_, r, d, _) in zip(steps, numbers)]
+        if windows.n==1: return [self.alone(*_numbers(o)[3:5], o) for o in steps]
         if windows.end + m > len(windows.rows): held = self.make_room(m)
-        row = windows.end
-        for step, o in zip(steps, numbers):
-            _PACKED.pack_into(windows.rows, row*_ROW_SIZE, *o)
-            held[row], row = step, row + 1
+        row = windows.end                    # which goes on below, when all steps were right
+        for k, o in enumerate(steps, row): _PACKED.pack_into(windows.rows, k*_ROW_SIZE, *_numbers(o, stream))
+        for k, o in enumerate(steps, row): held[k] = o
         n, comparing = windows.find(m)
         if comparing: self.compare(m)
+        if n==1: return [self.take(*_FOUND.unpack_from(windows.found))]
         return [self.take(*_FOUND.unpack_from(windows.found, k*_WINDOW_SIZE)) for k in range(n)]
+    def alone(self, reward, discount, step):
+        "The transition of a window of one step"
+        return _transition(step, step, reward, discount*self.windows.gamma, False)
     def make_room(self, m):
         old = self.windows.make_room(m, 1024)
         self.held = {new: self.held[k] for new, k in enumerate(old.tolist())}
