@@ -312,9 +312,8 @@ class Crew(Generic[W]):
         self._put(place, start)
     def end(self) -> None:
         "End all workers, if they are this process's"
-        own = self.workers if self.pid==os.getpid() else {}
-        self.workers = {}
-        end_workers(own.values())
+        workers, self.workers = self.workers, {}
+        if workers and self.pid==os.getpid(): end_workers(workers.values())
 
 # %% ../../nbs/4_processes/01_actors.ipynb #9f49ce72
 _NEAR, _APART = 1 << 40, 0x9E3779B97F4A7C15     # streams that are counted; an odd number without a pattern
