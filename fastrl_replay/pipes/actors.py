@@ -474,8 +474,8 @@ class Actors(IterDataPipe):
     def state_dict(self) -> dict[str, Any]:
         """Return plain data: upper bounds of the stream numbers and of the process numbers in use, and the
         source's state; chunks in flight are not saved"""
-        used = dict(n_streams=self._numbers.n*max(self._numbers.seen), n_numbers=self._crew.n*max(self._crew.starts, default=0))
-        return used | dict(source=state_upstream(self))
+        n_streams, n_numbers = self._numbers.n*max(self._numbers.seen), self._crew.n*max(self._crew.starts, default=0)
+        return dict(n_streams=n_streams, n_numbers=n_numbers, source=state_upstream(self))
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from `state_dict`: exactly without workers, otherwise with new streams, the same each time"
         load_upstream(self, state['source'])

@@ -65,8 +65,8 @@ def _transition(first, last, reward, discount, cut):
     return at.made._make(pick(first + last + (reward, discount, True)))
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #27d38bcb
-# What is known of a row: first what `_numbers` packs, then whether its window is open, and its neighbours in the stream.
-# Of a stream's newest row: where its open windows begin, and how many they are
+# What is known of a row: first what `_numbers` packs, then whether its window is open, and the rows before and after
+# it in its stream. Of a stream's newest row also: where its open windows begin, and how many they are
 _ROW = np.dtype([('stream', np.int64), ('step_n', np.int64), ('episode_n', np.int64), ('reward', np.float64),
                  ('discount', np.float64), ('ends', np.bool_), ('waits', np.bool_), ('before', np.int64),
                  ('next', np.int64), ('head', np.int64), ('length', np.int64)], align=True)
@@ -159,7 +159,8 @@ class _Gaps:
         self.warned = True
         warnings.warn(_GAPS.format(n_windows, self.n_closed), stacklevel=2)
 
-_LEAST, _EVERY, _SOME = 100, 17, 32      # joins from which on a share says something; later, one in so many is compared;
+_LEAST, _EVERY = 100, 17         # joins from which on a share says something; later, one in so many is compared
+_SOME = 32                       # the most joins of a chunk that are compared
 _TORN = ('n_step: of the last {:,} joins that were compared, {:,} are torn: no episode has ended, and the state '
          'of a step is not the next_state of the step before it in its stream. Are these steps of several '
          'environments? Then their returns are wrong: use a step type with a field env_id, or push Batches that '
@@ -226,7 +227,7 @@ class _Windows:
         return waiting
 
     def find(self, m):
-        "Note in `found` the windows that the next `m` rows complete; return their number, and whether to compare joins"
+        "Note in `found` the windows that the next `m` rows complete: how many? Are joins to be compared?"
         begin, self.end, self.n_rows = self.end, self.end + m, self.n_rows + m
         rows, found = self.rows, self.found
         n, closed, joined = _find_windows(rows, begin, self.end, self.table, self.shift, self.powers, found)
@@ -306,7 +307,8 @@ class _Steps:
 
     def closed(self):
         "Return the transitions of all windows, if they ended here; they stay open"
-        return [_transition(self.held[first], self.held[last], *made) for first, last, *made in self.windows.tails().tolist()]
+        held, found = self.held, self.windows.tails().tolist()
+        return [_transition(held[first], held[last], *made) for first, last, *made in found]
     def items(self): return self.closed()
     def state(self):
         "Return the open windows as plain data, rewards and discounts as they are: those of columns are float32"
