@@ -277,7 +277,7 @@ class _Steps:
     def add(self, steps, stream=0):
         "Return the transitions that a list of steps completes; with something wrong in it, it changes nothing"
         windows, held, m = self.windows, self.held, len(steps)
-        if windows.n==1: return [self.alone(*_numbers(o)[3:5], o) for o in steps]
+        if windows.n==1: return [*map(self.alone, steps)]
         if windows.end + m > len(windows.rows): held = self.make_room(m)
         row = windows.end                    # which goes on below, when all steps were right
         for k, o in enumerate(steps, row): _PACKED.pack_into(windows.rows, k*_ROW_SIZE, *_numbers(o, stream))
@@ -286,8 +286,9 @@ class _Steps:
         if comparing: self.compare(m)
         if n==1: return [self.take(*_FOUND.unpack_from(windows.found))]
         return [self.take(*_FOUND.unpack_from(windows.found, k*_WINDOW_SIZE)) for k in range(n)]
-    def alone(self, reward, discount, step):
+    def alone(self, step):
         "The transition of a window of one step"
+        _, _, _, reward, discount, _ = _numbers(step)
         return _transition(step, step, reward, discount*self.windows.gamma, False)
     def make_room(self, m):
         old = self.windows.make_room(m, 1024)
