@@ -20,7 +20,7 @@ import torch
 from acting import Counting, Make, Source, Unfindable
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.actors import ActorError, Actors, gather
+from fastrl_replay.pipes.actors import ActorError, Actors, Crew, gather
 from fastrl_replay.pipes.agents import EpsilonGreedy
 from fastrl_replay.pipes.base import IterDataPipe
 from fastrl_replay.pipes.n_step import NStep
@@ -59,7 +59,7 @@ def alive(pid):
     try: return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]!='Z'
     except FileNotFoundError: return False
 
-def pids(pipe): return [o.process.pid for o in pipe._crew.values()]
+def pids(pipe): return [o.process.pid for o in pipe._crew.workers.values()]
 
 
 # --- what arrives -------------------------------------------------------------------------------------------------------
@@ -507,3 +507,52 @@ def test_workers_hold_no_files_of_one_another():
 def test_counting_is_what_the_tests_take_it_for():
     env = Counting(length=3)
     assert env.reset(seed=5)[0].tolist()==[5, 0, 0] and [env.step(0)[3] for _ in range(3)]==[False, False, True]
+
+
+# --- the supervisor ------------------------------------------------------------------------------------------------------
+class Late(IterDataPipe):
+    "A source whose worker needs some seconds until it has begun"
+    def __init__(self, seconds): self.seconds = seconds
+    def __iter__(self): return iter([SimpleStep(np.zeros(2, np.float32), 0, np.ones(2, np.float32), step_n=k) for k in range(8)])
+    def in_worker(self, number): time.sleep(self.seconds)
+
+def test_a_worker_that_starts_gets_five_times_the_patience():
+    pipe = Actors(Late(.9), 1, ctx='fork', chunk=4, timeout=.3)
+    assert [len(o) for o in pipe]==[4, 4]
+    pipe.close()
+    pipe = Actors(Late(60), 1, ctx='fork', timeout=.2)
+    with pytest.raises(ActorError, match=words('a worker has not started', worker=0, seconds=1)) as caught: next(iter(pipe))
+    assert not caught.value.again and not pipe._crew
+
+class Hired:
+    "A worker that notes what happens to it"
+    def __init__(self, place, number, told): self.place, self.number, self.told = place, number, told
+    def close(self): self.told.append(('close', self.number))
+    def join(self, limit): self.told.append(('join', self.number, limit > time.monotonic()))
+
+def test_a_crew_numbers_replaces_and_ends():
+    told, crew = [], Crew(2, restart=True, each=2)
+    def start(place, number): return Hired(place, number, told)
+    def fails(place):
+        with pytest.warns(RuntimeWarning, match='broken'): crew.replace(place, ActorError('broken'), start)
+    crew.begin(start), crew.begin(start)
+    assert [o.number for o in crew.workers.values()]==[0, 1]
+    fails(1), fails(1), fails(0)
+    assert {k: o.number for k, o in crew.workers.items()}=={0: 2, 1: 5} and crew.n_restarts==3
+    assert told==[(what, n, *([True] if what=='join' else [])) for n in (1, 3, 0) for what in ('close', 'join')]
+    for place, again in ((1, True), (0, False)):                 # two in this place already; another one would do no better
+        (error := ActorError('broken')).again = again
+        with pytest.raises(ActorError, match='broken'): crew.replace(place, error, start)
+    copy = pickle.loads(pickle.dumps(crew)) if not crew.end() else None
+    assert told[-4:-2]==[('close', 5), ('close', 2)] or told[-4:-2]==[('close', 2), ('close', 5)]
+    assert not crew and not copy and copy.starts==[2, 3]
+    crew.begin(start)
+    fails(1)                                                     # its places are new, its numbers are not
+    assert {k: o.number for k, o in crew.workers.items()}=={0: 4, 1: 9}
+
+def test_a_forked_copy_of_a_crew_ends_nobody():
+    told, crew = [], Crew(1)
+    crew.begin(lambda place, number: Hired(place, number, told))
+    crew.pid += 1                                                # as if this were a child of who started them
+    crew.end()
+    assert not told and not crew

@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.n_step import NStep, n_step_type
+from fastrl_replay.pipes.n_step import NStep, n_step_type, rows_ahead
 from fastrl_replay.steps import SimpleStep, Transition
 from refusals import refused
 from words import WORDS
@@ -527,8 +527,7 @@ def test_push_and_flush_give_what_the_pipe_gives(cls, form, seed):
 
 def restored_types(n_step, step):
     "The same steps, of the types that they had before they were columns"
-    for window in n_step._steps.open.values():
-        window[:] = [type(step)._make(type(a)(b) for a, b in zip(step, s)) for s in window]
+    n_step._open.held = {row: type(step)._make(type(a)(b) for a, b in zip(step, s)) for row, s in n_step._open.held.items()}
     return n_step
 
 
@@ -593,3 +592,24 @@ def test_with_and_without_a_source():
     with refused('n_step', got='n, gamma, source'): mine.load_state_dict(piped.state_dict())
     with refused('n_step', got='n, gamma, open'): piped.load_state_dict(mine.state_dict())
     with refused('n_step', got='n=3, gamma=0.9'): NStep(n=2, gamma=.9).load_state_dict(mine.state_dict())
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_windows_of_stored_rows(seed):
+    "What other libraries ask for when they draw: the rewards ahead, up to the episode's end or the newest row, in a ring that has turned"
+    rng = np.random.default_rng(seed)
+    steps = list(interleaved(rng, episodes(rng, 3, 8)))
+    memory = ReplayMemory(60, seed=0)
+    memory.extend(steps)
+    ids = rng.integers(memory.first_id, memory.n_added, 40)
+    n = rng.integers(1, 6, 40) if seed % 2 else int(rng.integers(1, 6))
+    rewards, m, last = rows_ahead(memory, ids, n)
+    assert rewards.dtype==np.float32 and rewards.shape==(40, np.max(n)) and m.dtype==np.int64
+    for k, id in enumerate(ids):
+        first, want = steps[id], []
+        for s in steps[id:]:
+            if s.env_id != first.env_id or len(want) == np.broadcast_to(n, 40)[k]: continue
+            if s.episode_n != first.episode_n: break
+            want.append(s)
+        assert rewards[k].tolist()==[s.reward for s in want] + [0.]*(rewards.shape[1] - len(want)) and m[k]==len(want)
+        assert (last.next_state[k], last.terminated[k], last.truncated[k])==(want[-1].next_state, want[-1].terminated, want[-1].truncated)

@@ -120,7 +120,7 @@ def test_actors_push_and_the_ratio_holds(name):
             if k >= 200 and 2 in batch.env_id: break                        # the actor that replaced another one is there
             seen.update(batch.env_id.tolist())
             if k >= 60 and seen >= {0, 1} and not killed:                   # both have stored steps
-                killed.append(next(iter(steps._crew.values()))[0])
+                killed.append(next(iter(steps._crew.workers.values())).actor)
                 ray.kill(killed[0])
             if k % 20: continue
             n = replay.memory.n_added

@@ -216,12 +216,10 @@ def test_a_training_is_the_same_to_the_last_bit(algorithm, n):
 
 
 @pytest.mark.parametrize('n', [1, 4])
-def test_n_steps_of_the_algorithm_are_heeded(n):
+def test_n_steps_are_passed_as_sb3_says(n):
     found = []
-    for own in (None, sb3.ReplayBuffer if n == 1 else Alike):
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')              # SB3 says that it ignores n_steps; the buffer asks for it
-            model = DQN('MlpPolicy', make_vec_env('CartPole-v1', n, seed=0), replay_buffer_class=own, n_steps=3, gamma=.9, **small())
+    for own in (dict(n_steps=3), dict(replay_buffer_class=sb3.ReplayBuffer if n == 1 else Alike, replay_buffer_kwargs=dict(n_steps=3, gamma=.9))):
+        model = DQN('MlpPolicy', make_vec_env('CartPole-v1', n, seed=0), gamma=.9, **own, **small())
         assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (3, .9)
         found.append(weights(model.learn(400)))
     assert torch.equal(*found)
@@ -405,8 +403,10 @@ def test_with_weights_of_one_it_is_the_algorithm_to_the_last_bit(name, nested):
 @pytest.mark.parametrize('name', ['DQN', 'TD3'])
 def test_with_weights_of_one_it_is_the_algorithm_with_n_step_returns_and_several_environments(name):
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')              # SB3 says that it ignores n_steps; the buffer asks for it
-        models = [trained(o, n=240, n_envs=3, n_steps=3) for o in prioritized(name)]
+        warnings.simplefilter('ignore')              # SB3 says that it ignores n_steps; `Prioritized` passes it
+        own, ours = prioritized(name)
+        given = dict(alpha=0., n_steps=3, gamma=.99)
+        models = [trained(own, n=240, n_envs=3, n_steps=3, replay_buffer_kwargs=given), trained(ours, n=240, n_envs=3, n_steps=3)]
     assert torch.equal(*map(weights, models)) and models[0]._n_updates > 30
 
 

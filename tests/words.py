@@ -192,6 +192,7 @@ WORDS = {
     'a worker was killed': 'worker {worker} .*was killed by SIGKILL',
     'a worker left': 'worker {worker} .*ended with exit code {code}',
     'a worker is silent': 'worker {worker} .*has sent nothing for {seconds} s',
+    'a worker has not started': 'worker {worker} .*has not started after {seconds} s',
     'a worker is replaced': 'another one replaces it',
     'a worker refused a reward': r'worker {worker} raised TypeError: (step \d of 8: )?reward: expected .*, got',
     'a refused state': 'state: expected shape',

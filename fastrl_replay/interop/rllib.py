@@ -12,6 +12,7 @@ import numpy as np
 
 from ..checks import extra, leave_out, of_type, whole
 from ..memory import ReplayMemory
+from ..pipes.n_step import rows_ahead
 from ..samplers.proportional import Proportional
 from ..steps import Transition, tree_map
 
@@ -101,25 +102,15 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self.drawn, weights, rows = batch.ids.numpy(), batch.weights.tolist(), batch.numpy()
         self.n_sampled += len(batch)
         low, high = n_step if isinstance(n_step, tuple) else (n_step or 1, (n_step or 1) + 1)
-        reward, m, last = self._n_steps(rows, self.rng.integers(low, high, len(batch)), gamma)
+        reward, m, last = rows_ahead(self.memory, self.drawn, self.rng.integers(low, high, len(batch)))
+        returns, m = (reward*gamma**np.arange(reward.shape[1])).sum(1).tolist(), m.tolist()
         def row(k):
             return SingleAgentEpisode(
                 observations=[_at(rows.state, k), _at(last.next_state, k)], actions=[_at(rows.action, k)],
-                rewards=[reward[k]], terminated=bool(last.terminated[k]), truncated=bool(last.truncated[k]),
+                rewards=[returns[k]], terminated=bool(last.terminated[k]), truncated=bool(last.truncated[k]),
                 extra_model_outputs=dict(weights=[weights[k]], n_step=[m[k]]), len_lookback_buffer=0, **self.spaces)
         made = [row(k) for k in range(len(batch))]
         return [o.to_numpy() for o in made] if to_numpy else made
-
-    def _n_steps(self, rows, n, gamma):
-        "Return rewards summed over up to `n` steps, how many these are, and the last rows"
-        ids, m, reward, last = self.drawn, np.ones(len(n), int), rows.reward.astype(float), rows
-        for k in range(1, n.max()):
-            after = self.memory.next(ids, within_episode=True)
-            live = (m==k) & (k < n) & (after >= 0)
-            ids, m = np.where(live, after, ids), m + live
-            last = self.memory.fetch(ids, ('reward', 'next_state', 'terminated', 'truncated')).numpy()
-            reward += live*gamma**k*last.reward
-        return reward.tolist(), m.tolist(), last
 
     def update_priorities(self, priorities: Any, module_id: Any = None) -> None:
         "Set the priorities of the rows of the last sample from their TD errors (n,)"

@@ -8,7 +8,7 @@ __all__ = ['keep_below', 'SharedRandom', 'below', 'Flags', 'ReplayBuffer', 'Dict
            'PrioritizedSAC', 'PrioritizedTD3']
 
 # %% ../../nbs/6_elsewhere/01_sb3.ipynb #bdfe40c0
-import copy, inspect, warnings
+import copy, warnings
 from functools import partial
 from typing import Any
 import numpy as np
@@ -17,9 +17,9 @@ from gymnasium import spaces
 from torch import from_numpy
 from ..checks import Words, extra, of_type, refuse, whole
 from ..batch import Batch
-from ..kernels import ids_in
-from ..kernels import kernel
+from ..kernels import ids_in, kernel
 from ..memory.replay_memory import ReplayMemory
+from ..pipes.n_step import rows_ahead
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
 from ..steps import Transition, tree_map
@@ -78,13 +78,6 @@ class Flags(np.ndarray):
         slots = self.slots[k]
         self.correct(np.ravel(slots), np.ravel(np.broadcast_to(value, np.shape(slots)))!=0)
 
-def _maker():
-    "Return the algorithm that is making a buffer, or None: SB3 doesn't pass `n_steps`"
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name!='_setup_model': frame = frame.f_back
-    algorithm = None if frame is None else frame.f_locals.get('self')
-    return algorithm if isinstance(algorithm, OffPolicyAlgorithm) else None
-
 _CPU = torch.device('cpu')
 
 def _column(field):
@@ -107,17 +100,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
         device: Any = 'auto', n_envs: int = 1,
         optimize_memory_usage: bool = False,  # store shared observations once (`dedup='auto'`)
         handle_timeout_termination: bool = True,
-        *, n_steps: int | None = None,        # of n-step returns (None: the algorithm's)
-        gamma: float | None = None,           # of n-step returns (None: the algorithm's)
+        *, n_steps: int = 1,                  # of n-step returns
+        gamma: float = .99,                   # of n-step returns
         **options: Any,                       # of the `ReplayMemory`, such as `codec`
     ) -> None:
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.buffer_size = max(buffer_size//n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        algorithm = _maker()
-        self.n_steps = whole('n_steps', getattr(algorithm, 'n_steps', 1) if n_steps is None else n_steps, 1)
-        self.gamma = getattr(algorithm, 'gamma', .99) if gamma is None else gamma
+        self.n_steps, self.gamma = whole('n_steps', n_steps, 1), gamma
         self._options = dict(dedup='auto' if optimize_memory_usage else None) | options
         nested = isinstance(observation_space, spaces.Dict)
         self._samples_type: Any = DictReplayBufferSamples if nested else ReplayBufferSamples
@@ -224,22 +215,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _n_step(self, rows, ids, env):
         "Return the rows with n-step returns, and γᵐ (bs, 1): m ≤ n steps, up to an end or the newest row"
-        live, reward = np.ones(len(ids), bool), np.zeros((len(ids), self.n_steps), np.float32)
-        m = np.zeros(len(ids), np.float32)
-        for k in range(self.n_steps):
-            if k:
-                after = self.memory.next(ids)
-                live &= after >= 0
-                ids = np.where(live, after, ids)
-            step = self.memory.fetch(ids, ('reward', 'terminated', 'truncated')).numpy()
-            reward[:, k] = step.reward*live
-            m += live
-            live &= ~(step.terminated | step.truncated)
-        last = self.memory.fetch(ids, ('next_state', 'terminated')).numpy()
-        discounts = self.gamma**np.arange(self.n_steps, dtype=np.float32)
-        returns = (self._normalize_reward(reward, env)*discounts).sum(axis=1)
+        reward, m, last = rows_ahead(self.memory, ids, self.n_steps)
+        powers = self.gamma**np.arange(self.n_steps, dtype=np.float32)
+        returns = (self._normalize_reward(reward, env)*powers).sum(axis=1)
         rows = rows._replace(reward=returns, next_state=last.next_state, terminated=last.terminated)
-        return rows, self.gamma**m[:, None]
+        return rows, self.gamma**m.astype(np.float32)[:, None]
 
 def _tensors(v):
     "Return tensors that share the memory of an array, or of the arrays in a dict"
@@ -434,6 +414,11 @@ class Prioritized(OffPolicyAlgorithm):
     Logged losses are not weighted"""
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **dict(replay_buffer_class=PrioritizedReplayBuffer) | kwargs)
+    def _setup_model(self) -> None:
+        n_steps = getattr(self, 'n_steps', 1)
+        if n_steps > 1:                    # SB3 passes it to its own class only
+            self.replay_buffer_kwargs = dict(n_steps=n_steps, gamma=self.gamma) | self.replay_buffer_kwargs
+        super()._setup_model()
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Make `gradient_steps` updates from batches of `batch_size`, with weights and TD

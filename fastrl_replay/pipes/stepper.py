@@ -28,9 +28,12 @@ def _copied(v):
 def _own(v): return v.copy() if type(v) is np.ndarray else tree_map(_copied, v)    # no one else writes to it
 def _rows_of(v, rows): return v.take(rows, 0) if type(v) is np.ndarray else tree_map(lambda o: o[rows], v)
 
-def _put_rows(old, mask, new):
-    "`old` with the rows of `mask` from `new`: a copy"
-    return tree_map(lambda a, b: np.where(mask.reshape(-1, *[1]*(np.ndim(a) - 1)), b, a), old, new)
+def _where(mask, a, b):
+    "The rows of `a` where the mask is True, else those of `b`: arrays or tensors, where `b` lies"
+    def chosen(u, v):
+        rows = mask.reshape(-1, *[1]*(v.ndim - 1))
+        return torch.where(rows, u.to(v.device), v) if isinstance(v, torch.Tensor) else np.where(rows, u, v)
+    return tree_map(chosen, a, b)
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #3128479d
 def _fit(space, v, n, name='actions'):
@@ -88,7 +91,7 @@ def _info_column(sources, key, n, env):
         if len(lacking): refuse(f'info: {key}', f'it in each step of {env}', Words(f'none in copy {lacking[0]}'))
         if values.dtype==object:                # whatever gymnasium has no array for; None in other rows
             values = np.array([values[i] for i in np.where(rows, np.arange(n), rows.argmax())])
-        column = np.array(values) if column is None else _put_rows(column, rows, values)
+        column = np.array(values) if column is None else _where(rows, values, column)
     return column
 
 _NO_FINAL = 'an episode ended in autoreset mode SAME_STEP, and info has no final_obs'
@@ -198,6 +201,46 @@ class _Single(_Stream):
         else: self.step_n, self.obs = self.step_n + 1, _own(new)
         return self.maker(values, others)
 
+# %% ../../nbs/2_learning/02_stepper.ipynb #6ad0c2b2
+class _NextStep:
+    "The call after an episode's end only resets: its row is void"
+    resets, last_info = True, False      # is the next call void? does `final_info` describe an episode's last step?
+    def borders(self, env, maker, new, ended, info):
+        "Return the last observations, true in the rows of `ended`, and those from which the next step begins"
+        return new, new
+
+class _SameStep(_NextStep):
+    "The call that ends an episode resets, and has the last observation in its info"
+    resets, last_info = False, True
+    def borders(self, env, maker, new, ended, info):
+        "Return the same; where environments have observations of their own kind, those come in an array of objects"
+        if 'final_obs' not in info:
+            # to ask waits for a device: give final_obs at every step, and nothing is asked
+            if maker.takes_reset or ended.any(): maker.lacks_final(env)
+            return new, new
+        last = info['final_obs']
+        if not isinstance(last, np.ndarray) or last.dtype!=object: return _where(ended, last, new), new
+        rows = _own(new)
+        for i in np.flatnonzero(ended): tree_map(lambda a, v, i=i: a.__setitem__(i, v), rows, last[i])
+        return rows, new
+
+class _Disabled(_NextStep):
+    "Nothing resets itself"
+    resets, last_info = False, False
+    def borders(self, env, maker, new, ended, info):
+        "Return the same, and reset what has ended"
+        return new, _where(ended, env.reset(options=dict(reset_mask=_own(ended)))[0], new)
+
+_MODES = {AutoresetMode.NEXT_STEP: _NextStep, AutoresetMode.SAME_STEP: _SameStep, AutoresetMode.DISABLED: _Disabled}
+
+def _mode(env):
+    mode = env.metadata.get('autoreset_mode')
+    try: return _MODES[AutoresetMode(mode)]()
+    except ValueError:
+        modes = [str(o) for o in AutoresetMode]
+        hint = 'without it there is no telling which observation ends an episode'
+        refuse(f"{env}: metadata['autoreset_mode']", f'one of {modes}', mode, hint)
+
 # %% ../../nbs/2_learning/02_stepper.ipynb #7e450002
 _IN_TENSORS = 'step_n', 'episode_n', 'total'        # what changes of a stream, where observations are tensors
 
@@ -217,7 +260,7 @@ class _TensorSteps:
         new, now = _own(new), self.counted
         flags = [torch.as_tensor(o, device=device).bool() for o in (terminated, truncated)]
         reward, ended = torch.as_tensor(reward, device=device).float(), flags[0] | flags[1]
-        last, following = self.tensor_borders(new, ended, info)
+        last, following = self.mode.borders(self.env, self.maker, new, ended, info)
         now['total'] = now['total'] + reward
         values = obs, actions, last, *flags, reward, now['total'], *(now[f] for f in _KNOWN[-4:])
         chunk = self.tensor_chunk(values, others)
@@ -237,15 +280,6 @@ class _TensorSteps:
             refuse('actions', f'shape {self.shape} for {self.space}', Words(tuple(actions.shape)))
         return actions.to(torch.from_numpy(np.empty(0, self.space.dtype)).dtype), others
 
-    def tensor_borders(self, new, ended, info):
-        "The last observations, and those from which the next step begins, whether an episode ended or not"
-        if self.mode is AutoresetMode.DISABLED:
-            return new, _where(ended, self.env.reset(options=dict(reset_mask=ended.clone()))[0], new)
-        if 'final_obs' in info: return _where(ended, info['final_obs'], new), new
-        if self.maker.takes_reset or ended.any():      # waits: give final_obs at every step, and it won't
-            self.maker.lacks_final(self.env)
-        return new, new
-
     def tensor_chunk(self, values, others):
         step = self.maker.stacked(values, others, self.n)
         if self.layout is None:
@@ -259,19 +293,7 @@ class _TensorSteps:
 
 _IN_ALL = *_IN_TENSORS, 'env_id', 'proc_id'
 
-def _where(mask, a, b):
-    "The rows of `a` where the mask is True, else those of `b`"
-    return tree_map(lambda u, v: torch.where(mask.view(-1, *[1]*(v.ndim - 1)), u.to(v.device), v), a, b)
-
 # %% ../../nbs/2_learning/02_stepper.ipynb #d4c5c49b
-def _mode(env):
-    mode = env.metadata.get('autoreset_mode')
-    try: return AutoresetMode(mode)
-    except ValueError:
-        modes = [str(o) for o in AutoresetMode]
-        hint = 'without it there is no telling which observation ends an episode'
-        refuse(f"{env}: metadata['autoreset_mode']", f'one of {modes}', mode, hint)
-
 class _Fresh(gym.Wrapper):
     "An environment whose observations are never written to again"
     def reset(self, **kw):
@@ -313,7 +335,7 @@ class _Vector(_TensorSteps, _Stream):
     def __init__(self, env, maker, ids, episodes, proc_id=0, seeds=(None, None), made=True):
         super().__init__(env, maker, n := len(ids), seeds, made)
         self.mode, self.layout = _mode(env), cast(Any, None)
-        if self.mode is AutoresetMode.SAME_STEP and isinstance(env.unwrapped, gym.vector.SyncVectorEnv):
+        if self.mode.last_info and isinstance(env.unwrapped, gym.vector.SyncVectorEnv):
             envs = env.unwrapped.envs
             env.unwrapped.envs = [e if isinstance(e, _Fresh) else _Fresh(e) for e in envs]
         self.streams, self.n_void = np.zeros(n, _STREAM), 0      # void: the next call only resets
@@ -337,7 +359,7 @@ class _Vector(_TensorSteps, _Stream):
         "Return one call of the environments' `step`, as a chunk; None if it has no rows"
         self.obs = obs = self.start() if self.obs is None else self.obs
         if isinstance(tree_leaves(obs)[0], torch.Tensor):
-            if self.mode is not AutoresetMode.NEXT_STEP: return self.tensor_call(agent, obs)
+            if not self.mode.resets: return self.tensor_call(agent, obs)
             require(tree_leaves(obs)[0].device.type=='cpu', _NEXT_STEP)
         if agent is None: actions, others = self.env.action_space.sample(), {}
         else: actions, others = self.ask(agent, _own(obs))
@@ -346,8 +368,8 @@ class _Vector(_TensorSteps, _Stream):
         ended, rows, counted = self.count(reward, terminated, truncated)
         if self.maker.info and len(rows): others = others | self.from_info(info, ended, rows)
         new = _own(new)
-        borders = ended is not None and self.mode is not AutoresetMode.NEXT_STEP
-        last, following = self.borders(new, ended, info) if borders else (new, _own(new))
+        last, following = (new, new) if ended is None else self.mode.borders(self.env, self.maker, new, ended, info)
+        if last is following: following = _own(new)
         chunk = self.chunk((obs, actions, last, *counted), others, rows) if len(rows) else None
         self.obs = following
         return chunk
@@ -359,7 +381,7 @@ class _Vector(_TensorSteps, _Stream):
             got = Words(f'shapes {reward.shape}, {terminated.shape}, {truncated.shape}')
             refuse('reward', f'{self.n} numbers and as many flags', got)
         if reward.dtype.char not in 'fd': reward = plain_array('reward', reward)[0].astype(float)
-        m, resets = self.n - self.n_void, self.mode is AutoresetMode.NEXT_STEP
+        m, resets = self.n - self.n_void, self.mode.resets
         ended, rows = np.empty(self.n, bool), np.empty(m, np.int64)
         columns = tuple([np.empty(m, o) for o in _COUNTED])
         n_ended = _count(self.streams, terminated, truncated, reward, resets, ended, rows, columns)
@@ -370,22 +392,9 @@ class _Vector(_TensorSteps, _Stream):
         "Return the fields that `info` fills, of which those of an episode's end may lie in its `final_info`"
         now, last = np.zeros(self.n, bool), np.zeros(self.n, bool)
         now[rows] = True
-        if ended is not None and self.mode is AutoresetMode.SAME_STEP: now, last = now & ~ended, ended
+        if ended is not None and self.mode.last_info: now, last = now & ~ended, ended
         sources = (info, now), (info.get('final_info', {}), last)
         return {f: _info_column(sources, key, self.n, self.env) for f, key in self.maker.info.items()}
-
-    def borders(self, new, ended, info):
-        "Return the last observations, true in the rows of `ended`, and those from which the next step begins"
-        if self.mode is AutoresetMode.DISABLED:
-            first, _ = self.env.reset(options=dict(reset_mask=ended.copy()))
-            return new, _put_rows(new, ended, first)
-        if 'final_obs' not in info:
-            self.maker.lacks_final(self.env)
-            return new, _own(new)
-        last, rows = info['final_obs'], _own(new)
-        if not isinstance(last, np.ndarray) or last.dtype!=object: return _put_rows(new, ended, last), rows
-        for i in np.flatnonzero(ended): tree_map(lambda a, v, i=i: a.__setitem__(i, v), rows, last[i])
-        return rows, new
 
     def chunk(self, values, others, rows):
         "Return a `Batch` of these rows: `SimpleStep`'s fields, the last ones already filtered, and an agent's"
@@ -473,7 +482,9 @@ class _World:
         state = state or dict(position=0, generation=0, episodes=[])
         self.skip, self.saved = int(state['position']), [list(o) for o in state['episodes']]
         self.generation = int(state['generation']) + bool(self.saved)
-        self.streams, self.by_object, self.by_position = [], {}, {}
+        self.streams = []                  # in the order of their numbers
+        self.by_position = {}              # of the source: the item there, and its stream
+        self.objects = []                  # environments, and their streams
         self.place, self.position, self.turn, self.n_ids = Resumable(), 0, 0, 0
 
     def state(self):
@@ -481,6 +492,13 @@ class _World:
         episodes = [s.next_episodes() for s in self.streams] + self.saved[len(self.streams):]
         return dict(position=self.skip or self.position, generation=self.generation, episodes=episodes)
 
+    def of_object(self, env):
+        "The stream of an environment that was there before, wherever it comes from"
+        return next((stream for o, stream in self.objects if o is env), None)
+    def find(self, item, position):
+        "The stream of an item; None if it is new"
+        before, stream = self.by_position.get(position, (None, None))
+        return stream if before is item else self.of_object(item) or stream
     def close(self):
         for s in self.streams:
             if s.made: s.env.close()
@@ -566,16 +584,18 @@ class GymStepper(IterDataPipe):
 
     def _stream(self, item, position):
         world = self._world
-        found = world.by_object.get(id(item)) or world.by_position.get(position)
-        if found is not None: return found
+        if (found := world.find(item, position)) is not None: return found
         if len(world.by_position) >= _MOST:
             raise ValueError(f'gym_stepper: the source yielded {_MOST} different items without an end; an endless '
                              'source has to repeat environment objects (make them first, then cycle over them)')
         _check_item(item, self.n_envs)
         env = item if _is_env(item) else _make_env(item, self.n_envs)
         if not _is_env(env): refuse(f'gym_stepper: {shown(item)}', 'an environment', typed(env), error=TypeError)
-        stream = world.by_object.get(id(env)) or self._adopt(env, env is not item)
-        world.by_object[id(env)] = world.by_position[position] = stream       # which keeps the `id`
+        stream = world.of_object(env)
+        if stream is None:
+            stream = self._adopt(env, env is not item)
+            world.objects.append((env, stream))
+        world.by_position[position] = item, stream
         return stream
 
     def _adopt(self, env, made):

@@ -6,22 +6,22 @@
 __all__ = ['RayPusher', 'ActingWorker', 'RayActors', 'dealt', 'RayReplay', 'Board', 'RayParams']
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #bbfc2a2a
-import atexit, importlib, math, secrets, time, warnings
-from collections import deque, namedtuple
+import atexit, importlib, math, secrets, time
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 import torch
 from ..checks import Words, refuse, take, whole
 from ..batch import Batch, as_chunk, stream_numbers
 from ..memory import ReplayMemory
-from ..pipes.actors import ActorError, Task, apart, check_upstream, renumbered
+from ..pipes.actors import STARTING, ActorError, Crew, Task, apart, check_upstream, renumbered
 from ..pipes.base import (IterDataPipe, Resumable, Upstream, become_actor, datapipe, pickled_state,
                                       read_waiting, refuse_worker, sources_of, upstream)
 from ..pipes.replay import ExperienceReplay, batches_due, refuse_options, saved_bs
 from ..pipes.weights import carved, matching, packed, plan_of
 from .memory import RayMemory
 from .shard import (
-    CPU, LEASE, NAMESPACE, RESTARTS, STARTING, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
+    CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
     has_room, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #8c1c27e5
@@ -97,8 +97,17 @@ class ActingWorker:
                 for a in range(0, len(batch), self.chunk): pusher.push(batch[a:a + self.chunk])
         self.task.close()
 
-# An actor; a call that it answers once it has started, by `late`; one that ends with it; how many died
-_Acting = namedtuple('_Acting', 'actor ready late run restarts')
+class _Acting(NamedTuple):
+    "A Ray actor as the learner handles it"
+    number: int
+    actor: Any
+    ready: Any               # a call that it answers once it has started
+    late: float              # by then
+    run: Any                 # a call that ends with it
+    def close(self) -> None:
+        "Kill it"
+        ray_library().kill(self.actor)
+    def join(self, limit: float) -> None: "It doesn't come back"
 
 @datapipe('ray_actors')
 class RayActors(IterDataPipe):
@@ -122,10 +131,9 @@ class RayActors(IterDataPipe):
         self.chunk = whole('ray_actors: chunk', chunk, 1)
         self.in_flight = whole('ray_actors: in_flight', in_flight, 1)
         self.resources: dict[str, Any] = dict(num_cpus=CPU, scheduling_strategy='SPREAD') | (resources or {})
-        self.restart, self.timeout, self.n_restarts = restart, timeout, 0
-        self._place = Resumable()
+        self.timeout, self._place = timeout, Resumable()
         self._target: Any = None              # the memory that they push to
-        self._crew: dict[int, _Acting] = {}   # by number
+        self._crew = Crew[_Acting](self.n, bool(restart), each=RESTARTS)
         self._look_at = 0.                    # when to look at them next
     def __iter__(self) -> Iterator[Batch]:
         for batch, _ in Task(self.source_datapipe, self.chunk, math.inf).chunks(self._place): yield batch
@@ -133,57 +141,62 @@ class RayActors(IterDataPipe):
     def begin(self, memory: RayMemory) -> None:
         "Start the actors, which push to `memory`, unless they are running"
         self._target = memory
-        for _ in range(0 if self._crew else self.n): self._start(0)
-    def _start(self, restarts):
-        place, number = self._target.assign()
+        self._crew.begin(self._start)
+    def _start(self, place, number):
+        shard, number = self._target.assign()          # numbers of all programs that push
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
         target, late = (self._target.name, self.in_flight, self.timeout), time.monotonic() + self.timeout
-        ready, run = actor.__ray_ready__.remote(), actor.run.remote(*target, (place, number))
-        self._crew[number] = _Acting(actor, ready, late, run, restarts)
+        return _Acting(number, actor, actor.__ray_ready__.remote(), late, actor.run.remote(*target, (shard, number)))
 
     def watch(self) -> bool:
         "Replace the actors that died; is any still running? An `ActorError` as the class says"
-        now, crew = time.monotonic(), self._crew
+        now, crew = time.monotonic(), self._crew.workers
         if not crew or now < self._look_at: return bool(crew)
         self._look_at = now + .1
         calls = [call for o in crew.values() for call in (o.ready, o.run)]
         answered = {*ray_library().wait(calls, num_returns=len(calls), timeout=0)[0]}
-        for number in [k for k, o in crew.items() if o.run in answered]: self._ended(number)
-        waiting = [k for k, o in crew.items() if o.ready not in answered]
-        late = max((now - crew[k].late for k in waiting), default=-1.)
-        if late > 0: self._is_late(late, waiting)
+        waiting = [o for o in crew.values() if o.ready not in answered and o.run not in answered]
+        try:
+            for place in [k for k, o in crew.items() if o.run in answered]: self._ended(place)
+            late = max((now - o.late for o in waiting), default=-1.)
+            if late > 0: self._is_late(late, waiting)
+        except ActorError:
+            self.close()
+            raise
         return bool(crew)
 
     def _is_late(self, late, waiting):
         "An `ActorError` if there is no room for those that are late, or they have taken too long to start"
-        what = f'ray_actors: actor {waiting[0]} (and {len(waiting) - 1} more)'
+        what = f'ray_actors: actor {waiting[0].number} (and {len(waiting) - 1} more)'
         cpus = self.resources.get('num_cpus') or 0
         room = has_room(cpus)
         if room and late < (STARTING - 1)*self.timeout: return
-        self._fail(ActorError(not_started(what, cpus, self.timeout*(STARTING if room else 1))))
+        raise ActorError(not_started(what, cpus, self.timeout*(STARTING if room else 1)))
 
-    def _ended(self, number):
+    def _ended(self, place):
         "An actor has come to its end, or raised, or died"
-        gone = self._crew.pop(number)
-        self._target.release(number)
-        try: return RemoteActor(gone.actor).get(gone.run, self.timeout)
+        gone = self._crew.workers[place]
+        self._target.release(gone.number)
+        try: RemoteActor(gone.actor).get(gone.run, self.timeout)
         except Exception as e:                               # noqa: BLE001   (whatever an environment raises)
-            lost, what = isinstance(e, ShardLost), f'raised {type(e).__name__}: {e}'
-            if lost: what = f'was lost: {e}; {gone.restarts} were started again in its place'
-            error = ActorError(f'actor {number} {what}')
-            if not lost: error.add_note(f'In the actor:\n{e.__cause__}')
-            if not (lost and self.restart and gone.restarts < RESTARTS): self._fail(error, e)
-        warnings.warn(f'{error}; another one replaces it', RuntimeWarning, stacklevel=2)
-        self.n_restarts += 1
-        self._start(gone.restarts + 1)
-    def _fail(self, error, cause=None):
-        self.close()
-        raise error from cause
+            self._crew.replace(place, self._error(place, e), self._start)
+        else: del self._crew.workers[place]
+    def _error(self, place, cause):
+        "What has happened to the actor in this place; where it was lost, another may do better"
+        lost, what = isinstance(cause, ShardLost), f'raised {type(cause).__name__}: {cause}'
+        if lost: what = f'was lost: {cause}; {self._crew.replaced[place]} were started again in its place'
+        error = ActorError(f'actor {self._crew.workers[place].number} {what}')
+        error.again, error.__cause__ = lost, cause
+        if not lost: error.add_note(f'In the actor:\n{cause.__cause__}')
+        return error
+    @property
+    def n_restarts(self) -> int:
+        "How many actors were replaced"
+        return self._crew.n_restarts
     def close(self) -> None:
         "End the actors; iterating the replay again starts new ones"
-        for o in self._crew.values(): ray_library().kill(o.actor)
-        self._crew.clear()
+        self._crew.end()
 
 def _actors_of(pipe):
     "The `RayActors` that push for a replay after `pipe`; a `ValueError` for some further upstream"
@@ -289,7 +302,7 @@ class RayReplay(ExperienceReplay):
         while self._allowed() <= 0:
             running = self._actors is None or self._actors.watch()
             if (now := self.memory.known_added) > n:
-                n, nap, limit = now, .001, time.monotonic() + self.timeout*(1 if now else 5)
+                n, nap, limit = now, .001, time.monotonic() + self.timeout*(1 if now else STARTING)
             if time.monotonic() > limit:
                 raise ActorError(f'no step has come for {self.timeout:g} s: the environments hang, or no actor could '
                                  'be started; pass a longer timeout')
