@@ -95,7 +95,7 @@ def _find_windows(rows, begin, end, table, shift, powers, found):
     for k in range(begin, end):
         row = rows[k]
         at = find_place(table, shift, row.stream)
-        tail = table[at + 1]
+        tail = table[at + 1] - 1                # 0: none yet
         head, length = (rows[tail].head, rows[tail].length) if tail >= 0 else (k, 0)
         if length > 0:
             in_order = row.step_n==rows[tail].step_n + 1 or row.step_n==rows[tail].step_n==0
@@ -108,7 +108,9 @@ def _find_windows(rows, begin, end, table, shift, powers, found):
         row.next, row.before, row.waits = -1, -1, True
         if length > 0: rows[tail].next, row.before, n_joined = k, tail, n_joined + 1
         else: head = k
-        table[at], table[at + 1], length = row.stream, k, length + 1
+        table[at] = row.stream
+        table[at + 1] = k + 1
+        length += 1
         while length > 0 and (row.ends or length==n):
             _note_window(found[n_found], rows, head, False, powers)
             rows[head].waits = False
@@ -131,7 +133,8 @@ def _find_streams(rows, end, table, shift):
     "Note the newest row of each stream"
     for k in range(end):
         at = find_place(table, shift, rows[k].stream)
-        table[at], table[at + 1] = rows[k].stream, k
+        table[at] = rows[k].stream
+        table[at + 1] = k + 1
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #d2d34825
 _FEW, _MANY = 200, 10_000      # windows from which on a share says something; so many later, a new count begins
@@ -222,7 +225,7 @@ class _Windows:
             self.table = np.empty(4 << room.bit_length(), np.int64)      # at most half full
             self.shift = 65 - len(self.table).bit_length()
         self.rows[:w], self.rows['waits'][w:], self.end = kept, False, w
-        self.table.fill(-1)
+        self.table.fill(0)
         _find_streams(self.rows, w, self.table, self.shift)
         return waiting
 
