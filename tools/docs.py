@@ -169,7 +169,6 @@ def main():
     found = chapters(cfg.nbs_path)
     shown_at = next(c.path for c in found if c.page == examples.PAGE)
     ref = Reference({c.module: c for c in found if c.module}, examples.read(shown_at))
-    for module, library in ref.left_out.items(): print(f'no reference for {module}: {library} is not installed')
     cache = prepare(cfg, found, ref)
     render(cache)
     made = cache/cfg.doc_path.name
