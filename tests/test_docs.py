@@ -694,7 +694,7 @@ def home(browser, server):
     ('atari 1 million laptop memory', 'howto/atari.html'), ('PER', 'reference/Proportional.html'), ('OOM', 'reference/ReplayMemory.html#replaymemory.estimate'), ('out of memory', 'reference/ReplayMemory.html#replaymemory.estimate'), ('clear', 'reference/ReplayMemory.html#replaymemory.clear'),
     ('delete', 'start/faq.html#how-do-i-delete-an-episode'), ('remove', 'reference/ReplayMemory.html#replaymemory.drop'), ('delete an episode', 'reference/ReplayMemory.html#replaymemory.drop'),
     ('demonstrations', 'reference/MixedMemory.html'), ('RLPD', 'reference/MixedMemory.html'), ('action mask', 'learning/agents.html#legal-actions'), ('invalid actions', 'learning/agents.html#legal-actions'),
-    ('sample weight decay', 'reference/AgeWeighted.html'), ('action chunks', 'tutorials/action_chunks.html'), ('frame history', 'tutorials/frame_history.html'),
+    ('sample weight decay', 'reference/AgeWeighted.html'), ('action chunks', 'tutorials/action_chunks.html'), ('frame history', 'howto/atari.html'),
     ('GPU replay buffer', 'start/faq.html#can-the-memory-be-on-the-gpu'), ('IsaacLab', 'reference/DeviceMemory.html'), ('device memory', 'reference/DeviceMemory.html'),
     ('string field', 'lasting/texts.html'), ('language instruction', 'lasting/texts.html'), ('own loop', 'howto/own_loop.html'), ('illegal actions', 'start/faq.html#how-do-i-mask-illegal-actions'), ('replay_ratio', 'start/concepts.html#replay-ratio'), ('PPO', 'start/faq.html#can-i-use-it-for-ppo'), ('cite', ''), ('license', ''), ('transformer', 'equence'), ('wandb', 'start/faq.html#how-do-i-log-to-weights-biases'), ('quickstart', 'start/install.html'), ('resize', 'reference/ReplayMemory.html'),
     ('github', ''), ('multi-GPU', 'start/faq.html#how-do-i-use-several-gpus'), ('distributed', 'reference/RayReplay.html'), ('weights all 1', 'start/faq.html#why-are-all-my-weights-1'), ('mixing offline data', 'start/faq.html#how-do-i-mix-offline-and-online-data'),
@@ -746,7 +746,7 @@ def test_sections_of_the_sidebar_open_by_keyboard(browser, server):
     browser.open(server.url + 'memory/memory.html')
     assert browser.eval('document.querySelectorAll("#quarto-sidebar a:not([href]), [role=navigation]").length') == 0
     button = 'Array.from(document.querySelectorAll("#quarto-sidebar button")).find(o => o.innerText == "How to")'
-    link = 'Array.from(document.querySelectorAll("#quarto-sidebar a")).find(o => o.href.endsWith("howto/gpu.html"))'
+    link = 'Array.from(document.querySelectorAll("#quarto-sidebar a")).find(o => o.href.endsWith("howto/processes.html"))'
     state = f'[{button}.getAttribute("aria-expanded"), !!{link}.offsetParent]'
     assert browser.eval(state) == ['false', False]
     browser.eval(f'{button}.focus()')
@@ -783,7 +783,7 @@ def test_on_a_phone_the_search_is_in_sight_and_the_sidebar_says_whether_it_is_op
     assert browser.until(f'{state} == "true"')
 
 
-@pytest.mark.parametrize('query,page', [('how do I save', './howto/save_resume.html'), ('how to log to tensorboard', './howto/tensorboard.html')])
+@pytest.mark.parametrize('query,page', [('how do I save', './howto/save_resume.html'), ('how to log to tensorboard', './looking/show.html')])
 def test_a_question_is_answered_by_a_page(browser, server, query, page):
     browser.size(1280)
     browser.open(server.url + 'index.html')

@@ -33,9 +33,8 @@ MAP = {
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
-        'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent',
-        'tutorials/frame_history', 'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online',
-        'tutorials/*'],
+        'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/action_chunks',
+        'tutorials/offline', 'tutorials/*'],
     'Reference': [examples.PAGE, 'reference/*'],
     'The project': ['*'],
 }
