@@ -206,8 +206,9 @@ def table(entry):
     "The parameters of an entry, one to a row; nothing where it has none"
     sig = signature(entry)
     if not sig or not sig.parameters: return
-    yield '::: {.parameters}\n\n| parameter | type | default | meaning |\n|---|---|---|---|'
     said = meanings(entry, sig)
+    bare = '' if any(said.values()) else ' .bare'           # on a phone, which has room for meanings alone, not shown
+    yield f'::: {{.parameters{bare}}}\n\n| parameter | type | default | meaning |\n|---|---|---|---|'
     for p in sig.parameters.values():
         star = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')
         kind = '' if p.annotation is p.empty else text_of(p.annotation)
@@ -429,7 +430,7 @@ class Reference:
         inside = [e for e in said if e not in public]
         for e in public: yield from self.entry(e, 2)
         is_mixed = bool(public or apart) and bool(inside)
-        if is_mixed: yield '## Inside {#inside}\n\nWhat follows serves the library itself, and may change.'
+        if is_mixed: yield '## Inside {#inside}\n\nWhat follows is for the library\'s own use, and may change.'
         for e in inside: yield from self.entry(e, 3 if is_mixed else 2)
         constants = [e for e in entries if e.kind == 'constant']
         if constants: yield '## Constants'
