@@ -578,7 +578,7 @@ WITHOUT_SHADOW = """Array.from(document.querySelectorAll("main pre, main table, 
     && (getComputedStyle(o).backgroundImage.match(/linear-gradient/g) || []).length < 2).map(o => o.outerHTML.slice(0, 120))"""
 
 
-@pytest.mark.parametrize('page', ['start/compared.html', 'memory/proportional.html', 'reference/ReplayMemory.html', 'start/first_run.html'])
+@pytest.mark.parametrize('page', ['start/compared.html', 'memory/proportional.html', 'reference/ReplayMemory.html', 'start/install.html'])
 def test_what_scrolls_on_a_phone_has_a_shadow_at_its_side(browser, server, page):
     browser.size(PHONE, mobile=True)
     browser.open(server.url + page)

@@ -27,7 +27,7 @@ PARTS = {'memory': '1 The memory', 'learning': '2 Environments and learning', 'l
          'processes': '4 Many processes, many machines, other devices', 'looking': '5 Looking at it',
          'elsewhere': '6 Where you already are'}
 MAP = {
-    'Start': ['index', 'start/install', 'start/first_run', 'start/concepts', 'start/try', 'start/*'],
+    'Start': ['index', 'start/install', 'start/concepts', 'start/try', 'start/*'],
     'How to': ['howto/*'],
     'The book': [f'{o}/*' for o in PARTS],
     'Tutorials': [
