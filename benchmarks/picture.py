@@ -34,6 +34,7 @@ def speed(ax, found):
     said = f'{int(largest):,} transitions' + ''.join(f', hollow: {int(o):,}' for o in sizes if o!=largest)
     ax.set(xscale='log', xlim=(.6, 500), xlabel=f'times as long as fastrl_replay; filled: {said}', yticks=range(len(cases)), yticklabels=cases)
     ax.invert_yaxis()
+    ax.xaxis.set_major_formatter('{x:g}')
     ax.grid(axis='x', alpha=.3)
     ax.legend(loc='upper center', bbox_to_anchor=(.4, 1.2), ncols=3, frameon=False)
 

@@ -46,6 +46,9 @@ def test_a_chapter_says_whom_it_is_for_where_users_can_do_without_it(notebooks):
     assert set(begins) == {'For contributors.', 'For the curious.'} and sum(begins.values()) < len(notebooks)/2
 
 
+def test_the_notebooks_are_few_enough_to_be_known(notebooks): assert len(notebooks) < 100, 'which two say the same?'
+
+
 def test_titles_differ(notebooks):
     titles = Counter(re.match(r'# (.*)', texts(cells)[0])[1] for name, cells in notebooks.items())
     assert not [o for o, n in titles.items() if n > 1]

@@ -27,15 +27,14 @@ PARTS = {'memory': '1 The memory', 'learning': '2 Environments and learning', 'l
          'processes': '4 Many processes, many machines, other devices', 'looking': '5 Looking at it',
          'elsewhere': '6 Where you already are'}
 MAP = {
-    'Start': ['index', 'start/install', 'start/first_run', 'start/concepts', 'start/try', 'start/*'],
+    'Start': ['index', 'start/install', 'start/concepts', 'start/try', 'start/*'],
     'How to': ['howto/*'],
     'The book': [f'{o}/*' for o in PARTS],
     'Tutorials': [
         'tutorials/which_buffer', 'tutorials/three_ways', 'tutorials/one_line', 'tutorials/replay_as_datapipe',
         'tutorials/taxi', 'tutorials/blind_cliffwalk', 'tutorials/minatar', 'tutorials/beside_learners',
-        'tutorials/sac', 'tutorials/device', 'tutorials/bit_flipping', 'tutorials/recurrent',
-        'tutorials/frame_history', 'tutorials/action_chunks', 'tutorials/offline', 'tutorials/offline_online',
-        'tutorials/*'],
+        'tutorials/sac', 'tutorials/bit_flipping', 'tutorials/recurrent', 'tutorials/action_chunks',
+        'tutorials/offline', 'tutorials/*'],
     'Reference': [examples.PAGE, 'reference/*'],
     'The project': ['*'],
 }
@@ -169,7 +168,6 @@ def main():
     found = chapters(cfg.nbs_path)
     shown_at = next(c.path for c in found if c.page == examples.PAGE)
     ref = Reference({c.module: c for c in found if c.module}, examples.read(shown_at))
-    for module, library in ref.left_out.items(): print(f'no reference for {module}: {library} is not installed')
     cache = prepare(cfg, found, ref)
     render(cache)
     made = cache/cfg.doc_path.name

@@ -115,11 +115,13 @@ def with_source(page, path, source, root):
 
 
 LONG_NAME = re.compile(r'(<h1 class="title">|class="nav-page-text">|<h[23][^>]*>)((?:fastrl_replay|[A-Z]\w*)\.[\w.]+)')
+LONG_PARAMETER = re.compile(r'(?<=<td><code>)\w{30,}(?=</code>)')
 
 
 def with_breaks(page):
-    "A page whose long names of modules and methods may be broken after a dot"
-    return LONG_NAME.sub(lambda m: m[1] + m[2].replace('.', '.<wbr>'), page)
+    "A page whose long names may be broken: of modules and methods after a dot, of parameters after a dash"
+    page = LONG_NAME.sub(lambda m: m[1] + m[2].replace('.', '.<wbr>'), page)
+    return LONG_PARAMETER.sub(lambda m: m[0].replace('_', '_<wbr>'), page)
 
 
 OPTION = re.compile(r'<code>(--?[\w-]{1,22})</code>')

@@ -4,8 +4,10 @@
 each module with what else is in it, and an index of all names; `link(name)` says where an entry is, for the links in
 the rest of the site.
 """
-import ast, importlib, inspect, re, textwrap
+import ast, importlib, importlib.util, inspect, re, sys, textwrap
+from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
+from types import ModuleType
 from typing import Any, Protocol
 
 from fastcore.docments import docments
@@ -204,14 +206,39 @@ def table(entry):
     "The parameters of an entry, one to a row; nothing where it has none"
     sig = signature(entry)
     if not sig or not sig.parameters: return
-    yield '::: {.parameters}\n\n| parameter | type | default | meaning |\n|---|---|---|---|'
     said = meanings(entry, sig)
+    bare = '' if any(said.values()) else ' .bare'           # on a phone, which has room for meanings alone, not shown
+    yield f'::: {{.parameters{bare}}}\n\n| parameter | type | default | meaning |\n|---|---|---|---|'
     for p in sig.parameters.values():
         star = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')
         kind = '' if p.annotation is p.empty else text_of(p.annotation)
         default = '' if p.default is p.empty else default_text(p.default)
         yield f'| `{star}{p.name}` | {code(kind)} | {code(default)} | {cell(said[p.name])} |'
     yield '\n:::'
+
+
+# ---- modules
+
+@contextmanager
+def stand_ins(name):
+    """In place of each module that the module `name` imports names from and that can't be imported: one in which these
+    names are empty classes. So an adapter has its page where the library that it adapts to is not installed."""
+    source, made = importlib.util.find_spec(name).loader.get_source(name), []
+    for o in ast.walk(ast.parse(source)):
+        if not isinstance(o, ast.ImportFrom) or o.level or can_import(o.module): continue
+        sys.modules[o.module] = module = ModuleType(o.module)
+        vars(module).update({a.name: type(a.name, (), {}) for a in o.names})
+        made.append(o.module)
+    try: yield
+    finally:
+        for o in made: del sys.modules[o]
+        if made: sys.modules.pop(name, None)        # whoever imports it for use is told what is missing
+
+
+def can_import(name):
+    try: importlib.import_module(name)
+    except ImportError: return False
+    return True
 
 
 # ---- the pages
@@ -222,7 +249,7 @@ def page_of(module): return f'reference/modules/{module.replace(".", "/")}'
 class Reference:
     "The public names of the package; `chapters`: module → the `Chapter` that exports it; `examples`: by name"
     def __init__(self, chapters, examples=None):
-        self.chapters, self.left_out = chapters, {}
+        self.chapters = chapters
         self.modules = dict(self._load())
         self.chosen = self.modules['all'].__all__
         ray = importlib.import_module(f'{LIB}.ray')
@@ -238,10 +265,7 @@ class Reference:
     def _load(self):
         "All modules first: some add methods to the classes of others"
         for name in sorted(self.chapters):
-            try: yield name, importlib.import_module(f'{LIB}.{name}')
-            except ModuleNotFoundError as e:
-                if (e.name or '').startswith(LIB): raise
-                self.left_out[name] = e.name      # an optional library that is not installed
+            with stand_ins(f'{LIB}.{name}'): yield name, importlib.import_module(f'{LIB}.{name}')
 
     def _entries(self, name, module):
         if name == 'all': return
@@ -292,8 +316,8 @@ class Reference:
 
     def _show(self, name, example):
         entry = self.find(name)
-        if entry: entry.example = example
-        elif not name.startswith((*self.left_out,)): raise ValueError(f'an example of {name}, which is no public name')
+        if entry is None: raise ValueError(f'an example of {name}, which is no public name')
+        entry.example = example
 
     def _sort_methods(self, shown):
         "What has an example comes first among the methods of a class, in the order of the examples"
@@ -406,7 +430,7 @@ class Reference:
         inside = [e for e in said if e not in public]
         for e in public: yield from self.entry(e, 2)
         is_mixed = bool(public or apart) and bool(inside)
-        if is_mixed: yield '## Inside {#inside}\n\nWhat follows serves the library itself, and may change.'
+        if is_mixed: yield '## Inside {#inside}\n\nWhat follows is for the library\'s own use, and may change.'
         for e in inside: yield from self.entry(e, 3 if is_mixed else 2)
         constants = [e for e in entries if e.kind == 'constant']
         if constants: yield '## Constants'

@@ -14,13 +14,14 @@ from torch import nn
 
 from run import single
 
-from fastrl_replay.all import DQNLearner, EpsilonGreedy, GymStepper, LinearSchedule
+from fastrl_replay.all import AgeWeighted, DQNLearner, EpsilonGreedy, GymStepper, LinearSchedule
 
 OUT, SEEDS = 'minatar.csv', 5
 FRAMES = dict.fromkeys(['breakout', 'asterix', 'space_invaders', 'seaquest', 'freeway'], 500_000)
-MEMORIES = {'uniform': ('experience_replay', {}),
-            'proportional': ('prioritized_replay', dict(alpha=.6, beta=.4)),
-            'rank-based': ('rank_replay', dict(alpha=.7, beta=.5))}
+MEMORIES = {'uniform': lambda steps, **kw: steps.experience_replay(**kw),
+            'proportional': lambda steps, **kw: steps.prioritized_replay(alpha=.6, beta=.4, **kw),
+            'rank-based': lambda steps, **kw: steps.rank_replay(alpha=.7, beta=.5, **kw),
+            'age-weighted': lambda steps, **kw: steps.experience_replay(sampler=AgeWeighted(50_000), **kw)}
 WAYS = *MEMORIES, 'random'                    # the last one doesn't learn
 HEAD = 'game', 'memory', 'seed', 'frames', 'cpu_seconds', 'curve'
 FIRST, EVERY, WINDOW = 5_000, 4, 10_000       # frames before learning, between batches, and in a point of the curve
@@ -48,9 +49,8 @@ def learner(env, memory, seed, max_sz=100_000, first=FIRST):
     torch.manual_seed(seed)
     model = network(env.observation_space.shape[-1], int(env.action_space.n))
     agent = EpsilonGreedy(model, LinearSchedule(1., .1, 25_000), seed=seed)
-    name, options = MEMORIES[memory]
     steps = GymStepper([env], agent=agent, seed=seed).n_step(n=3, gamma=.99)
-    replay = getattr(steps, name)(bs=32, max_sz=max_sz, min_sz=first, steps_per_batch=EVERY, seed=seed, **options)
+    replay = MEMORIES[memory](steps, bs=32, max_sz=max_sz, min_sz=first, steps_per_batch=EVERY, seed=seed)
     adam = partial(torch.optim.Adam, lr=2.5e-4, eps=3.125e-4, fused=True)
     return DQNLearner(model, replay.loader(), target_sync=250, optimizer=adam)
 
