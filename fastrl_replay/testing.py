@@ -149,16 +149,14 @@ class _World:                            # endless steps of streams in any order
         return self.kind(*(known.get(o, 0) for o in self.kind._fields))
 
 # %% ../nbs/5_looking/07_testing.ipynb #c72f6db7
-LACKS: dict[str, str] = {    # by kind of memory: first names in the rows of *What works on which memory*
-    'ReplayMemory': '', 'with a path': 'codec deepcopy',
-    'RayMemory': 'RankBased AgeWeighted own sequence windows sample_sequences drop drop_episodes clear where '
-                 'max_draws episodes correct also state_dict deepcopy to_minari rank_replay sequence_replay '
-                 'hindsight_replay Ctrl',
-    'MixedMemory': 'sample_sequences drop drop_episodes clear where episodes correct state_dict to_minari '
-                   'MixedMemory hindsight_replay',
-    'DeviceMemory': 'RankBased own windows sample_sequences str dedup codec drop drop_episodes clear where '
-                    'max_draws recent episodes correct state_dict deepcopy to_minari rank_replay '
-                    'hindsight_replay streams NumPy check_valid Ctrl'}
+LACKS: dict[str, str] = {'ReplayMemory': '', 'with a path': 'codec deepcopy',    # rows of *What works on which memory*
+    'RayMemory': 'RankBased AgeWeighted own sequence windows sample_sequences drop drop_episodes clear where max_draws '
+     'episodes correct also state_dict deepcopy to_minari rank_replay sequence_replay hindsight_replay Ctrl',
+    'MixedMemory': 'sample_sequences drop drop_episodes clear where episodes correct state_dict to_minari MixedMemory '
+     'hindsight_replay',
+    'DeviceMemory': 'RankBased own windows sample_sequences str dedup codec drop drop_episodes clear where max_draws '
+     'recent episodes correct state_dict deepcopy to_minari rank_replay hindsight_replay streams NumPy check_valid '
+     'Ctrl'}
 
 def _lacks(memory, folder):
     unknown = {*' '.join(LACKS.values()).split(), 'save'} - {'streams', 'NumPy'}     # what `Memory` lacks
