@@ -70,11 +70,11 @@ GROUPS = dict(
         '''test_masks.py::test_a_compiled_* test_normalized.py::test_a_compiled_* test_reward_scale.py::test_a_compiled_* test_masks.py::test_a_short_training* test_learner.py::test_compiled_weights* test_learner.py::test_a_compiled_* test_learner.py::test_more_compiled_* test_learner.py::test_an_eager_run_goes_on_compiled*
         test_batch.py::*compiled_function* test_cli.py::test_a_compiled_run test_device.py::*compiled* test_device.py::*one_graph* test_device.py::*compiles_itself* test_device.py::*stays_where_it_is* test_device_compiled.py test_device_fakes.py'''),
     cluster=Group('make test-all', 'Ray on this machine, and its chapters: clusters, nodes that die',
-        'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[45678]_*'),
+        'test_ray_cluster.py test_ray_nodes.py test_ray_life.py test_ray.py::*nothing_imports_ray* test_ray.py::*without_ray* nbs/4_processes/0[4567]_*'),
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
         '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*
         test_pickles.py::*sb3*'''),
-    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[123468]_*'),
+    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[123457]_*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py test_kernel_cache.py test_calls.py test_editing.py'),
 )

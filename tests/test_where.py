@@ -215,7 +215,7 @@ SAID = {        # what the refusal names, where that is not the first name of th
 
 def table(root):
     "Row → column → cell of the page's table"
-    cells = json.loads((root/'nbs'/'howto'/'09_where.ipynb').read_text(encoding='utf-8'))['cells']
+    cells = json.loads((root/'nbs'/'howto'/'05_where.ipynb').read_text(encoding='utf-8'))['cells']
     lines = [o for c in cells if c['cell_type']=='markdown' for o in ''.join(c['source']).splitlines() if o.startswith('|')]
     head, _, *rows = [[o.strip() for o in line.strip('|').split('|')] for line in lines]
     return {row[0]: dict(zip((o.strip('`') for o in head[1:]), row[1:], strict=True)) for row in rows}

@@ -17,8 +17,8 @@ BRAND = ROOT/'nbs'/'brand'
 START = 'nbs/start/'
 BADGES = {'version': 'CHANGELOG.md', 'python': START + '01_install.ipynb', 'license': 'LICENSE',
           'book': 'CONTRIBUTING.md'}
-LINKS = {'Install': '#install', 'Documentation': START + '03_concepts.ipynb', 'Comparison': START + '05_compared.ipynb',
-         'FAQ': START + '04_faq.ipynb', 'Limits': '#limits', 'Citation': 'CITATION.cff', 'Licence': 'LICENSE'}
+LINKS = {'Install': '#install', 'Documentation': START + '02_concepts.ipynb', 'Comparison': START + '04_compared.ipynb',
+         'FAQ': START + '03_faq.ipynb', 'Limits': '#limits', 'Citation': 'CITATION.cff', 'Licence': 'LICENSE'}
 NOTE = '<!-- Made from nbs/index.ipynb by `make export`: edit the notebook, not this file. -->'
 
 
