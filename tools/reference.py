@@ -243,7 +243,9 @@ def can_import(name):
 
 # ---- the pages
 
-def page_of(module): return f'reference/modules/{module.replace(".", "/")}'
+def page_of(module):
+    "A page whose name begins with an underscore would not be built"
+    return f'reference/modules/{module.strip("_").replace(".", "/")}'
 
 
 class Reference:
