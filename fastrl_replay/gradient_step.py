@@ -123,7 +123,6 @@ class EagerStep:
     "A gradient step, operation by operation; `CompiledStep` is the same as one graph"
     def __init__(self, learn: Trained) -> None:
         self.pairs = [*zip(learn.target.parameters(), learn.model.parameters())]
-        self.has_buffers = has_buffers(learn.model)
 
     def __call__(self, learn: Trained, batch: Any, due: bool) -> tuple[Tensor, Tensor | None]:
         "Take a gradient step, and move the target if that is `due`; return the loss and TD errors from before"
@@ -141,7 +140,7 @@ class EagerStep:
 
     def _move(self, learn):
         follow(self.pairs, learn.tau)
-        if self.has_buffers: copy_buffers(learn.target, learn.model)
+        if has_buffers(learn.model): copy_buffers(learn.target, learn.model)      # some come after the first batch
 
 # %% ../nbs/2_learning/07_gradient_step.ipynb #dfb980d8
 _COMPILERS = dict(darwin='clang++', win32='cl')
@@ -211,6 +210,7 @@ class CompiledStep:
     @torch.no_grad()
     def __call__(self, learn: Trained, batch: Any, due: bool) -> tuple[Tensor, Tensor | None]:
         "Take a gradient step, and move the target if that is `due`; return the loss and TD errors from before"
+        self.has_buffers = self.has_buffers or has_buffers(learn.model)      # some come after the first batch
         batch = copy.copy(batch)             # all columns as tensors, which can't be made while a loss is traced
         groups = [self._of_group(learn.optimizer, k, group) for k, group in enumerate(learn.optimizer.param_groups)]
         share = learn.tau if due and learn.tau < 1 and not self.has_buffers else None

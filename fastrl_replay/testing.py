@@ -417,11 +417,14 @@ class _StorageCase(_MemoryCase):
     def __init__(self, make, kind, folder):
         self.made: list[Any] = []
         step = _World(kind).step(np.random.default_rng(0))
-        def new_storage(memory, layout, room):
+        def new_storage(layout, room, example=None):
             self.made.append(make(9, step, folder/f'{len(self.made)}'))
             return self.made[-1]
-        shelf = type('Shelf', (ReplayMemory,), dict(_new_storage=new_storage))
-        super().__init__(lambda max_sz, step, _: shelf(max_sz, step=step, seed=0), kind, [], 9, folder)
+        def consist_of(memory, parts):
+            parts.shelf.new_storage = new_storage
+            ReplayMemory._consist_of(memory, parts)
+        own = type('ReplayMemory', (ReplayMemory,), dict(_consist_of=consist_of))
+        super().__init__(lambda *_: own(9, seed=0), kind, [], 9, folder)
     def zeros(self, rng):
         ids = np.append(-1, rng.choice(self.naive.ids, 3))
         request = self.made[-1].ask(4, ('action', 'reward'), FETCHED)

@@ -12,7 +12,7 @@ from fastrl_replay.all import (
     SimpleStep, evaluate, q_network)
 from fastrl_replay.memory import DeviceMemory
 from fastrl_replay.pipes.actors import ActorError
-from fastrl_replay.pipes.agents import move_towards
+from fastrl_replay.gradient_step import move_towards
 from fastrl_replay.pipes.normalized import Normalized, Running, Statistics, merged
 from fastrl_replay.steps import tree_map
 from refusals import refused
@@ -181,7 +181,7 @@ def test_a_training_counts_each_state_once_and_keeps_rows_raw(tmp_path):
     learn = training(model)
     learn.fit(145)
     memory = learn.replay.memory
-    n, waiting = states_of(model)[2], len(learn.replay.source_datapipe._ready) + sum(map(len, learn.replay.source_datapipe._steps.open.values()))
+    n, waiting = states_of(model)[2], len(learn.replay.source_datapipe._ready) + len(learn.replay.source_datapipe._windows.waiting())
     assert n==memory.n_added + waiting and 0 < states_of(learn.target)[2] < n
     rows = memory.recent(len(memory))
     assert rows.state.abs().max() > 30 and rows.state.dtype==torch.float32

@@ -2,6 +2,7 @@
 play those of a cluster: they fall silent, and others store in them meanwhile."""
 import threading
 import warnings
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -148,7 +149,8 @@ def test_actors_that_start_have_it_too(monkeypatch):
     room = True
     monkeypatch.setattr('fastrl_replay.ray.replay.has_room', lambda cpus: room)
     steps = GymStepper(['CartPole-v1'], seed=0).ray_actors(2, timeout=10., resources=dict(num_cpus=3))
-    steps._is_late(39., [0, 1])                                            # it goes on
-    with pytest.raises(ActorError, match=words('an actor is late, and needs more', k=0, more=1, seconds=50, cpus=3)): steps._is_late(41., [0, 1])
+    late = [SimpleNamespace(number=k) for k in (0, 1)]
+    steps._is_late(39., late)                                            # it goes on
+    with pytest.raises(ActorError, match=words('an actor is late, and needs more', k=0, more=1, seconds=50, cpus=3)): steps._is_late(41., late)
     room = False
-    with pytest.raises(ActorError, match=words('an actor is late', k=1, more=0, seconds=10)): steps._is_late(.1, [1])
+    with pytest.raises(ActorError, match=words('an actor is late', k=1, more=0, seconds=10)): steps._is_late(.1, late[1:])

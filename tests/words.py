@@ -18,6 +18,7 @@ WORDS = {
     'a share of what cannot be drawn': 'memory {k} has nothing that may be drawn yet, and its share of a batch is {share}',
     'dropped rows for a device': 'state: expected rows that may all be drawn, got 2 that were dropped',
     'windows for a device': 'windows: expected none, as a DeviceMemory draws rows alone, got',
+    'another number of waiting pipes': r'1 pipes in which steps wait \(n_step, whole_episodes\) were saved, this pipeline has 0',
     # what is normalised, and what is scaled
     'tell its form': 'Normalized: the form of its states is not known yet.* observation=',
     'after the actors': r'put \.statistics\(model\) after \.actors',
