@@ -521,7 +521,7 @@ class Routed(Mixed, SeveralMemories):
             [(k, _, [own])] = self._of_each(ids_of('id', [id]))
             rows = self.memories[k].episode(own)
             return self._joined({k: rows}, np.arange(len(rows)))
-    def asked(self, ids, question):
+    def _asked(self, ids, question):
         for k, at, own in self._of_each(ids):
             name, *args = question(own)
             yield at, k, getattr(self.memories[k], name)(*args)

@@ -100,10 +100,10 @@ class MemoryBase:
 # %% ../../nbs/1_memory/20_memory.ipynb #a2fb9f15
 class SeveralMemories:
     """Several memories that are used as one: the bits of an id from `shift` on are the number of its
-    memory. `asked(ids, question)` yields, of each memory among the ids, where its own are, its
+    memory. `_asked(ids, question)` yields, of each memory among the ids, where its own are, its
     number, and its answer"""
     shift: int
-    asked: Callable[[np.ndarray, Callable], Iterator[tuple[np.ndarray, int, Any]]]
+    _asked: Callable[[np.ndarray, Callable], Iterator[tuple[np.ndarray, int, Any]]]
     __bool__, episode = MemoryBase.__bool__, MemoryBase.episode
 
     def previous(self: Any, ids: Any, within_episode: bool = False) -> np.ndarray:
@@ -115,7 +115,7 @@ class SeveralMemories:
     def _neighbours(self, ids, which, within_episode):
         ids = ids_of('ids', ids)
         found = np.empty_like(ids)
-        for at, k, other in self.asked(ids, lambda own: (which, own, within_episode)):
+        for at, k, other in self._asked(ids, lambda own: (which, own, within_episode)):
             found[at] = np.where(other < 0, -1, other | k << self.shift)
         return found
 

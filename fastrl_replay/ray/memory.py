@@ -444,7 +444,7 @@ class Stored(Drawn, SeveralMemories):
             living = [{*own[own >= o.info.first_id].tolist()} for o, own, _ in parts]
             return self.sampler.prioritized*sum(map(len, living))
 
-    def asked(self, ids, question):
+    def _asked(self, ids, question):
         """Of each shard among the ids: where its own are, its number, what its memory answers to
         the `question` (of its own ids: a method, its arguments); waits for those that come back"""
         whose, limit = ids >> SHIFT, time.monotonic() + self.timeout
@@ -465,13 +465,13 @@ class Stored(Drawn, SeveralMemories):
             ids, fields = ids_of('ids', ids), None if fields is None else tuple(fields)
             if self._find_layout() is None: raise ValueError('ids: the memory is empty')
             request = self._request(len(ids), fields, FETCHED)
-            for to, _, rows in self.asked(ids, lambda own: ('fetch', own, fields)):
+            for to, _, rows in self._asked(ids, lambda own: ('fetch', own, fields)):
                 for out, column in zip(request.leaves, rows.arrays()): out[to] = column
             request.slots[:] = ids
             return request.batch()
     def episode_ids(self, id: int) -> np.ndarray:
         "As `ReplayMemory.episode_ids`"
-        [(_, number, own)] = self.asked(ids_of('id', [id]), lambda o: ('episode_ids', o.item()))
+        [(_, number, own)] = self._asked(ids_of('id', [id]), lambda o: ('episode_ids', o.item()))
         return own | number << SHIFT
 
     def recent(self, k: int, fields: Any = None) -> Batch:
