@@ -151,7 +151,9 @@ def given(o):
         fresh gone head here holes horizon i inserts keys largest layouts learn least lines links
         listed m marks mask mass message moves n_added n_left n_rows needs next_states numbers options
         owed own drops pair phases piece pipes place places ranks room scale scales shift slot source stop
-        stream stride sums table targets tries wanted where word'''          # which functions refuse
+        stream stride sums table targets tries wanted where word b cls dtypes
+        episode fitter fn found gradients group guard look max_norm mean older_than optimizer parameters
+        size test variance view weights'''          # which functions refuse
     known = dict.fromkeys(plain.split()) | known
     known |= dict(
         a=np.ones((2, 3)), also=None, bars={'rows': [1]}, batch=o.batch, bits=np.ones(2, np.uint16), bs=8, chunk=o.batch, codec=None, column=lambda k: None,

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fastrl_replay.gradient_step import FusedAdam
+
 
 @pytest.fixture(scope='module')
 def evidence(root):
@@ -111,8 +113,10 @@ def test_a_curve_has_the_means_of_its_windows(evidence, seed):
 @pytest.mark.parametrize('library', ['fastrl_replay', 'prioritized', 'sb3', 'cleanrl'])
 def test_all_learners_do_as_many_updates(evidence, library, monkeypatch):
     if library in ('sb3', 'cleanrl'): pytest.importorskip('stable_baselines3')
-    learners, steps, step = evidence('learners'), [], torch.optim.Adam.step
-    monkeypatch.setattr(torch.optim.Adam, 'step', lambda self, *args: steps.append(self) or step(self, *args))
+    learners, steps = evidence('learners'), []
+    kind, name = (torch.optim.Adam, 'step') if library in ('sb3', 'cleanrl') else (FusedAdam, 'descend')
+    step = getattr(kind, name)
+    monkeypatch.setattr(kind, name, lambda self, *args: steps.append(self) or step(self, *args))
     row = dict(zip(learners.HEAD, learners.train('CartPole-v1', library, 1, 1_400)))
     settings = learners.SETTINGS['CartPole-v1']
     assert abs(len(steps) - (1_400 - learners.FIRST)/settings.every) <= 1

@@ -1,5 +1,6 @@
 """`ReplayMemory`: a storage and a sampler joined, in one process; `DeviceMemory`: all of it on one torch device"""
 import sys
+from .. import show      # noqa: F401   (with it, batches have pictures)
 from . import replay_memory
 from ..samplers import eligible
 from .device import DeviceMemory

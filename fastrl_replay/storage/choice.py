@@ -20,7 +20,7 @@ from .texts import TextTable
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a007
 class Estimate(NamedTuple):
-    "Bytes that `max_sz` transitions take: plain, or with each next state or each frame stored once"
+    "Bytes that `max_sz` transitions take: `plain`, or with each `next_state`, or all `frames`, stored once"
     max_sz: int
     plain: int
     next_state: int

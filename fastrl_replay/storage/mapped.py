@@ -600,7 +600,7 @@ class View:
         return batch                           # what is there after the copy was whole
 
     def follow(self, ids: np.ndarray, length: int, back: bool = False) -> np.ndarray:
-        "Return ids along the streams, from the transitions `ids` on (int64[m, length]; −1: none is stored)"
+        "Return ids along the streams, from `ids` on, or `back` (int64[m, length]; −1: none is stored)"
         return self._storage.follow(ids % self.max_sz, length, back)
     def nbytes(self) -> tuple[int, float]:
         "Return the bytes of all transitions that there is room for, and those of one"
@@ -614,8 +614,8 @@ class View:
             if len(batch) or not len(self): return batch       # else all were overwritten meanwhile
 
     def sample(self, bs, seed=None) -> Batch:
-        """Draw `bs` transitions uniformly, or fewer if some are overwritten meanwhile, none that
-        was dropped; a `ValueError` if there are none"""
+        """Draw `bs` transitions uniformly (by `seed`), or fewer if some are overwritten meanwhile, none
+        that was dropped; a `ValueError` if there are none"""
         ids = np.arange(self.first_id, self.n_added)
         ids = ids[~self.dropped(ids)]
         if not len(ids): raise ValueError(f'{self.path}: the memory is empty, nothing to sample')
