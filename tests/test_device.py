@@ -842,13 +842,13 @@ def test_what_a_compiled_function_changes_stays_where_it_is(kind):
 
 def test_a_ninth_batch_size_is_told_once(monkeypatch):
     from torch._dynamo import config
-    monkeypatch.setattr(config, 'recompile_limit', 3)
     monkeypatch.setattr(torch, 'compile', lambda f, **kw: f)
     _, memory = filled(compile=True)
     def told(*sizes):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter('always')
-            for bs in sizes: memory.sample(bs)
+            with config.patch(recompile_limit=3):
+                for bs in sizes: memory.sample(bs)
         return [(str(o.message), o.filename) for o in said]
     assert told(4, 5, 6, 5, 4)==[]
     [(text, where)] = told(7, 8, 9)

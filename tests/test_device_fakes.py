@@ -72,8 +72,8 @@ def test_what_waits_raises_on_fakes(fakes, waits):
     with pytest.raises((DataDependentOutputException, DynamicOutputShapeException, Copied)), Moves(): waits(torch.zeros(4, device='cuda'))
 
 def test_what_mixes_devices_raises_on_fakes(fakes):
-    with pytest.raises(RuntimeError) as error: torch.zeros(4, device='cuda') + torch.zeros(4)
-    assert 'cuda' in str(error.value) and 'cpu' in str(error.value)
+    with pytest.raises(RuntimeError): torch.zeros(4, device='cuda') + torch.zeros(4)
+    torch.zeros(4, device='cuda') + torch.zeros(4, device='cuda')
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -76,9 +76,9 @@ class Forms:
         if len(seen) >= config.cache_size_limit:
             self.warned = True
             warnings.warn(
-                f'{call}: torch compiles a function {len(seen)} times (torch._dynamo.config.recompile_limit); this call '
-                f'has as many forms by now, so the new one, {form}, runs uncompiled, which takes several times as long. '
-                'Use fewer batch sizes, or raise the limit', stacklevel=depth)
+                f'{call}: torch compiles a function {len(seen)} times (torch._dynamo.config.recompile_limit); this '
+                f'call has as many forms by now, so the new one, {form}, runs uncompiled, which takes several times '
+                'as long. Use fewer batch sizes, or raise the limit', stacklevel=depth)
         seen.add(form)
 
 def checked_rows(ring: Ring, step: Any) -> list[Tensor]:
