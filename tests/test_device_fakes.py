@@ -73,6 +73,7 @@ def test_what_waits_raises_on_fakes(fakes, waits):
 
 def test_what_mixes_devices_raises_on_fakes(fakes):
     with pytest.raises(RuntimeError): torch.zeros(4, device='cuda') + torch.zeros(4)
+    torch.zeros(4, device='cuda') + torch.zeros(4, device='cuda')
 
 
 @pytest.mark.parametrize('kind', KINDS)

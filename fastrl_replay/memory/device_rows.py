@@ -177,7 +177,8 @@ class DeviceRing:
         """Return how many of the rows that may be drawn have another next observation than their
         stream showed next, without a flag. This waits for the device"""
         if not self.next_of: return 0
-        n_found, ids = 0, torch.arange(int(self.begin()), int(self.n) - self.n_envs, device=self.device)
+        n_found, first = 0, int(self.begin())
+        ids = torch.arange(first, max(first, int(self.n) - self.n_envs), device=self.device)
         for some in ids.split(_AT_ONCE):
             slots = some % self.max_sz
             aside = self.after[slots] >= self.aside
