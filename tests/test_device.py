@@ -840,8 +840,8 @@ def test_what_a_compiled_function_changes_stays_where_it_is(kind):
     assert n_changed >= 8 and not moving
 
 
-@torch._dynamo.config.patch(recompile_limit=3)
 def test_a_ninth_batch_size_is_told_once(monkeypatch):
+    from torch._dynamo import config
     monkeypatch.setattr(torch, 'compile', lambda f, **kw: f)
     _, memory = filled(compile=True)
     def told(*sizes):
