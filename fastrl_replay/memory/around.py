@@ -51,10 +51,9 @@ class Around:
         found = as_windows(given, self.shelf.max_sz)
         if self.shelf.layout is not None: self.check_fields(found, self.shelf.layout.fields)
         self.windows = found
-    def check_drawn(self, sequence: Any) -> None:
-        "Raise a `ValueError` for windows of a memory that draws sequences"
-        if sequence is None: return
-        leave_out('windows', self.windows, 'the columns of sequences are windows already', ValueError)
+    def refuse_beside_sequences(self, windows: Any) -> None:
+        "Raise a `ValueError` for any windows, where sequences are drawn"
+        leave_out('windows', windows, 'the columns of sequences are windows already', ValueError)
     def check_fields(self, windows: dict | None, fields: tuple[str, ...]) -> None:
         "Raise a `ValueError` for a field that there is not"
         if windows: some_of('windows', tuple(windows), fields)

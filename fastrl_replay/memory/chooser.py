@@ -45,13 +45,16 @@ class Chooser:
     def attach(self) -> None:
         "Serve the memory of this shelf, from now on; a `TypeError` for a sampler that can't do what is asked of it"
         room, max_sz = self.shelf.room, self.shelf.max_sz
-        if self.max_draws is not None: self.counts = room.draw_counts(COUNTS + max_sz)
+        self._count_all()
         room.attach(self.sampler, max_sz)
         if self.max_draws is not None: self.check_may_drop()
+    def _count_all(self):
+        "Have a counter for each row, if each is to be dropped after `max_draws`"
+        if self.max_draws is None or self.counts is not None: return
+        self.counts = self.shelf.room.draw_counts(COUNTS + self.shelf.max_sz)
     def count_from(self, n_added: int) -> None:
         "Count draws from now on, as of a memory that has stored `n_added` rows"
-        if self.max_draws is not None and self.counts is None:
-            self.counts = np.zeros(COUNTS + self.shelf.max_sz, np.int64)
+        self._count_all()
         self.draws = DrawCounts(self.shelf.max_sz, n_added, self.counts)
 
     # Rows enter

@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 import numpy as np
 from ..batch import Batch, as_chunk, came_from, check_streams
 from ..checks import (
-    KnowsOtherNames, ids_of, leave_out, named_by, of_type, refuse, require, typed, whole)
+    KnowsOtherNames, ids_of, named_by, of_type, refuse, require, typed, whole)
 from ..health import Health, consecutive, memory_health
 from ..samplers.base import Sampler, as_priorities
 from ..samplers.rng import Rng
@@ -24,8 +24,10 @@ from ..storage.choice import Estimate, check_storage_options, estimate, example_
 from ..storage.draw_counts import DrawCounts
 from ..storage.episodes import ENDINGS, EpisodeIndex
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences, read_windows
+from .by_episode import drop_episodes
 from .parts import (
-    Parts, as_arrays, as_tensors, drop_episodes_of, elsewhere, memory_like, options_at, parts_in, room_at, view_of)
+    Parts, as_arrays, as_tensors, elsewhere, memory_like, options_at, parts_in, room_at)
+from .peeked import PeekedMemory
 from .shelf import Shelf, passing
 
 # %% ../../nbs/1_memory/20_memory.ipynb #f81da0cc
@@ -264,7 +266,7 @@ class Persistent:
     @staticmethod
     def peek(path: str | Path) -> Any:
         "Return a read-only `View` of the memory in the folder `path`, which another process may write"
-        return view_of(path)
+        return PeekedMemory(path)
     def flush(self) -> None:
         """Wait until everything on the disk survives a power cut too; without a `path`, do
         nothing. An `OSError` if the folder was moved, replaced or removed: put it back, or save
@@ -437,7 +439,7 @@ class ReplayMemory(Readable, Persistent, metaclass=KnowsOtherNames):
             if chooser.max_draws is not None: chooser.drop_spent(request.slots)
             return came_from(storage.read(request), self._ref)
     def _sample_sequences(self, storage, bs, fields, windows):
-        leave_out('windows', windows, 'the columns of sequences are windows already', ValueError)
+        self._around.refuse_beside_sequences(windows)
         chooser: Any = self._chooser
         request = draw_sequences(storage, chooser.sampler, bs, chooser.rng, fields)
         return self._read_windows(request, chooser.sequence.burn_in)
@@ -507,7 +509,7 @@ class ReplayMemory(Readable, Persistent, metaclass=KnowsOtherNames):
         A `ValueError` if nothing is given, where nothing tells the end of an episode, or for
         `drawn` where only some rows are counted (above 4,096 without `max_draws`); a `TypeError`
         for a test that returns something else, or from `drop`. Neither changes anything."""
-        return drop_episodes_of(self, older_than, drawn, test)
+        return drop_episodes(self, older_than, drawn, test)
     def clear(self) -> None:
         """Remove all that is stored. Ids go on: `first_id` becomes `n_added`; `len` is 0.
         Priorities seen, schedules, generators and counters go on as well. A `TypeError` as from

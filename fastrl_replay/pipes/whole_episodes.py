@@ -12,18 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 import numpy as np
 from ..batch import Batch, chunk_columns, columns_of_steps, stream_numbers
-from ..checks import Words, of_type, refuse, require, typed
+from ..checks import Words, of_type, refuse, require
 from .base import (
     IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state, state_upstream)
-from .n_step import items_from, items_state
+from .n_step import follows, items_from, items_state, one_flag, refuse_item
 from ..saving import CheckpointError
 from ..steps import Layout, StepFitter, is_step
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #8bca7d8b
-def _follows(old: tuple[int, int], new: tuple[int, int]) -> bool:
-    "May a step with the `new` numbers, `episode_n` and `step_n`, be the next after one with the `old`?"
-    return old[0]==new[0] and (new[1]==old[1] + 1 or new[1]==old[1]==0)
-
 _AT_ONCE = 64                       # so many steps that came one by one are converted together
 
 class _Single:
@@ -118,7 +114,7 @@ class _Open:
         ended = columns[self.at['terminated']] | columns[self.at['truncated']]
         each = zip(rows.tolist(), streams.tolist(), ended.tolist(), self.numbers(columns, m))
         for row, stream, ends, numbers in each:
-            if stream in self.rows and not _follows(self.last[stream], numbers): made.append(self.cut(stream))
+            if stream in self.rows and not follows(self.last[stream], numbers): made.append(self.cut(stream))
             self.rows.setdefault(stream, []).append(row)
             self.last[stream] = numbers
             if ends: made.append(self.take(stream))
@@ -152,14 +148,10 @@ class _Open:
         return sum(map(len, self.rows.values())) + (0 if self.single is None else len(self.single.steps))
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #36ffc951
-_STACKED = 'arrays of several steps are a chunk: make a Batch of them, Batch.of(step_type(...), streams=...)'
-
 def _checked_step(step: Any) -> Any:
     "Return `step`; a `TypeError` or `ValueError` unless it is a single one"
-    if not is_step(step):
-        refuse('whole_episodes', 'steps (NamedTuples), a Batch or a list of steps', typed(step), _STACKED, TypeError)
-    for f in ('terminated', 'truncated'):
-        if np.ndim(getattr(step, f, False)): refuse(f'whole_episodes: {f}', 'one flag', getattr(step, f), _STACKED)
+    if not is_step(step): refuse_item('whole_episodes', step)
+    for f in ('terminated', 'truncated'): one_flag('whole_episodes', f, getattr(step, f, False))
     return step
 
 def labelled(episode: Batch, fn: Callable[[Batch], dict[str, Any]]) -> Batch:

@@ -25,6 +25,7 @@ from ..samplers.proportional import Proportional
 from ..samplers.rng import Rng
 from ..samplers.uniform import Uniform
 from ..memory import ReplayMemory
+from ..pipes.actors import STARTING
 from ..memory.options import Options, described, set_again
 from ..memory.replay_memory import SeveralMemories
 from ..saving import MANIFEST, CheckpointError, SavedState, naming, save_state
@@ -32,7 +33,7 @@ from ..schedules import value_at
 from ..show import bars_figure
 from ..storage.request import Requests
 from .shard import (
-    CPU, LEASE, NAMESPACE, STARTING, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
+    CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
     actors_called, has_room, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0

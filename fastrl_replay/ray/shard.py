@@ -6,7 +6,7 @@
 __all__ = ['OPEN', 'ENTRIES', 'SMALL', 'NAMESPACE', 'LEASE', 'BEAT', 'RESTARTS', 'STEADY', 'SILENT', 'CPU', 'Ledger', 'to_wire',
            'from_wire', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
            'actors_called', 'named_actor', 'has_room', 'not_started', 'every', 'Leased', 'Telling', 'Info', 'Shard',
-           'Sender', 'Seat', 'Directory', 'STARTING']
+           'Sender', 'Seat', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
 import copy, functools, importlib, io, os, pickle, secrets, shutil, sys, threading, time, weakref
@@ -20,13 +20,11 @@ from ..checks import extra, whole
 from ..batch import Batch
 from ..steps import Layout
 from ..memory import ReplayMemory
-from ..pipes.actors import STARTING
 from ..samplers.base import Prioritized
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
 from ..saving import SavedState, write_file
 from ..storage.frames import batch_from, columns_once, of_frames
-_all_ = ['STARTING']                 # for those who ask a shard that starts
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #cf086488
 OPEN = 2**48                         # a cap that nobody reaches
