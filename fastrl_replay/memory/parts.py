@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['figures_in', 'counts_in', 'check_stored_once', 'needs_of', 'eligible_in', 'as_tensors', 'as_arrays', 'kept_state',
-           'options_in', 'options_at', 'description_of', 'check_agrees', 'Parts', 'room_at', 'elsewhere', 'parts_in',
-           'memory_like']
+           'options_in', 'options_at', 'description_of', 'check_agrees', 'Parts', 'room_at', 'view_of', 'elsewhere',
+           'parts_in', 'drop_episodes_of', 'memory_like']
 
 # %% ../../nbs/3_lasting/23_parts.ipynb #eedc8b93
 import copy, itertools
@@ -29,9 +29,11 @@ from ..storage.draw_counts import COUNTS, without_rows
 from ..storage.mapped import STATE, MappedFolder
 from ..storage.rooms import Ram
 from .around import Around, as_windows
+from .by_episode import drop_episodes
 from .chooser import Chooser
 from .forks import CLOSED, ELSEWHERE, Gone, Guard, watch
 from .options import Options, described, set_again
+from .peeked import PeekedMemory
 from .shelf import Shelf
 
 # %% ../../nbs/3_lasting/23_parts.ipynb #e267b677
@@ -347,6 +349,9 @@ class Parts:
 def room_at(path: str | Path | None) -> Any:
     "Return a room in main memory, or in the folder `path`"
     return Ram() if path is None else MappedFolder(path)
+def view_of(path: str | Path) -> PeekedMemory:
+    "Return a read-only view of the memory in the folder `path`"
+    return PeekedMemory(path)
 def elsewhere() -> tuple[type, tuple[str]]:
     "Return what a memory is pickled as for a process in which it would be of no use"
     return Gone, (ELSEWHERE,)
@@ -368,6 +373,10 @@ def parts_in(room: Any, max_sz: int, sampler: Any, rng: Rng, *, dtype: np.dtype 
     made.begin(layout, step)
     if kept: made.go_on(kept)
     return made
+
+def drop_episodes_of(memory: Any, older_than: int | None, drawn: int | None, test: Any) -> int:
+    "Drop the episodes of a memory for which all that is given holds: see `ReplayMemory.drop_episodes`"
+    return drop_episodes(memory, older_than, drawn, test)
 
 def memory_like(make: Any, state: Any, saved: SavedState, sampler: Any = None, step: Any = None) -> Any:
     """Return an empty memory, made by `make`, like the one whose `state` was `saved`; `sampler`,

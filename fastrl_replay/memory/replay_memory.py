@@ -24,10 +24,8 @@ from ..storage.choice import Estimate, check_storage_options, estimate, example_
 from ..storage.draw_counts import DrawCounts
 from ..storage.episodes import ENDINGS, EpisodeIndex
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences, read_windows
-from .by_episode import drop_episodes
 from .parts import (
-    Parts, as_arrays, as_tensors, elsewhere, memory_like, options_at, parts_in, room_at)
-from .peeked import PeekedMemory
+    Parts, as_arrays, as_tensors, drop_episodes_of, elsewhere, memory_like, options_at, parts_in, room_at, view_of)
 from .shelf import Shelf, passing
 
 # %% ../../nbs/1_memory/20_memory.ipynb #f81da0cc
@@ -266,7 +264,7 @@ class Persistent:
     @staticmethod
     def peek(path: str | Path) -> Any:
         "Return a read-only `View` of the memory in the folder `path`, which another process may write"
-        return PeekedMemory(path)
+        return view_of(path)
     def flush(self) -> None:
         """Wait until everything on the disk survives a power cut too; without a `path`, do
         nothing. An `OSError` if the folder was moved, replaced or removed: put it back, or save
@@ -509,7 +507,7 @@ class ReplayMemory(Readable, Persistent, metaclass=KnowsOtherNames):
         A `ValueError` if nothing is given, where nothing tells the end of an episode, or for
         `drawn` where only some rows are counted (above 4,096 without `max_draws`); a `TypeError`
         for a test that returns something else, or from `drop`. Neither changes anything."""
-        return drop_episodes(self, older_than, drawn, test)
+        return drop_episodes_of(self, older_than, drawn, test)
     def clear(self) -> None:
         """Remove all that is stored. Ids go on: `first_id` becomes `n_added`; `len` is 0.
         Priorities seen, schedules, generators and counters go on as well. A `TypeError` as from
