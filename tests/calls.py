@@ -46,9 +46,9 @@ def things(folder):
     windows.sample(4)
     o.windows = windows.sampler
     o.episodes = o.windows.episodes
-    o.tables, o.starts = o.episodes.tables, (o.windows.rows, o.windows.starts)
+    o.arrays, o.tables, o.starts = o.episodes.arrays, o.episodes.tables, (o.windows.rows, o.windows.starts)
     base = o.windows.base_sampler
-    o.priorities = base.tree, base.lows, o.windows.kept, .6, 1.
+    o.marks, o.priorities = (*o.starts, o.windows.kept), (base.tree, base.lows, .6, 1.)
     return o
 
 
@@ -104,15 +104,13 @@ CALLS = {
         follow_links=lambda o: (np.ones((16, 2), np.int32), np.arange(4), np.zeros((4, 2), np.int64), 9, 0, False)),
     'storage.draw_counts': dict(watch_stride=lambda o: (50,), count_drawn=lambda o: (np.zeros(9, np.int64), np.arange(4), 9, 1, 9)),
     'storage.episodes': dict(
-        place_of=lambda o: (o.tables, 3), slot_at=lambda o: (o.tables, o.tables[0][3, 0], 3), column_of=lambda o: (o.storage, 'reward'),
-        enter_rows=lambda o: (o.episodes.columns, o.tables, np.zeros((50, 1), np.int32), 0, 40, 0, False)),
+        place_of=lambda o: (o.tables, 3), slot_at=lambda o: (o.tables, o.tables.rows[3].episode, 3), new_arrays=lambda o: (9,), tables_of=lambda o: (o.arrays,), column_of=lambda o: (o.storage, 'reward'),
+        enter_rows=lambda o: (o.episodes.columns, o.arrays, np.zeros((50, 1), np.int32), 0, 40, 0, False)),
     'storage.sequence_sampler': dict(
-        put_leaf=lambda o: (o.tree.copy(), o.lows, np.zeros(9, np.int64), 3, 2., (.5, 1., 1.)),
-        close_up=lambda o: (*o.starts, 4, np.zeros(0, np.int64), *o.priorities[:2], np.zeros(9, np.int64), o.priorities[2], (.6, 1., 1.)),
-        enter_starts=lambda o: (*o.windows.columns, *o.starts, o.windows.base_sampler.size, *o.priorities, 40, 40, 0, 40),
-        bar_starts=lambda o: (o.tables, *o.starts, o.windows.base_sampler.size, np.array([5]), 4, *o.priorities),
-        write_windows=lambda o: (o.tables, o.starts[1], np.arange(2), np.zeros((2, 4), np.int64)),
-        mark_learned=lambda o: (o.tables[0], np.zeros((2, 4), np.int64), 1, 2, np.zeros((2, 4), bool)),
+        enter_starts=lambda o: (*o.windows.columns, o.marks, o.priorities, np.empty(2000, np.int64), o.windows.base_sampler.size, 40, 40, 0, 40),
+        bar_starts=lambda o: (o.arrays, o.marks, o.priorities, np.empty(2000, np.int64), o.windows.base_sampler.size, np.array([5]), 4),
+        new_scratch=lambda o: (9,), write_windows=lambda o: (o.arrays, o.starts[1], np.arange(2), np.zeros((2, 4), np.int64)),
+        mark_learned=lambda o: (o.starts[0], np.zeros((2, 4), np.int64), 1, 2, np.zeros((2, 4), bool)),
         join_errors=lambda o: (np.ones((2, 4), bool), np.ones((2, 4)), .9),
         consistent=lambda o: (*o.starts, 40, o.windows.base_sampler.size, o.windows.sequence)),
     'storage.frames': dict(

@@ -9,7 +9,7 @@ import pytest
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.eligible import Eligible
 from fastrl_replay.samplers.rng import Rng
-from fastrl_replay.storage.episodes import RINGS, USED, EpisodeIndex
+from fastrl_replay.storage.episodes import EpisodeIndex
 from words import WORDS
 
 
@@ -163,10 +163,10 @@ def test_streams_that_grow_shrink_and_vanish():
         m, busy = int(rng.integers(1, 90)), k//8
         streams = np.where(rng.random(m) < .93, busy, rng.integers(0, busy + 1, m))
         memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
-        counts = index.catch_up()[4]
-        laid_out += counts[USED] < used
-        used = counts[USED]
-        assert used <= len(index.catch_up()[3])
+        index.catch_up()
+        laid_out += index.tables.counts[0].used < used
+        used = index.tables.counts[0].used
+        assert used <= len(index.tables.places)
         if k % 9==0: check(index, world)
     assert laid_out > 0
 
@@ -180,7 +180,7 @@ def test_a_ring_that_doubles_moves_one_place_a_row():
         memory.add(world.row(0))
         slots = np.arange(k + 1)
         assert index.window(slots[-1:], -slots)[0].tolist()==slots[::-1].tolist()
-    free = index.catch_up()[4][RINGS:]
+    free = index.tables.free_rings
     assert (free[:9] > 0).tolist()==[False, False] + [True]*6 + [False]     # of 4 to 128; 256 is just being moved
 
 
@@ -226,8 +226,8 @@ def test_a_slow_stream_goes_on_after_its_predecessor_is_gone():
         index.catch_up()
         add(1)                                   # the row before is 9 back
         for _ in range(3): add(0)                # and is overwritten before the index hears of both
-        rows, episodes = index.catch_up()[:2]
-        assert episodes[rows[12 % 10, 0], 0]==(1 if flagged else 5) and index.counts(np.array([2]))[0].tolist()==[0]
+        index.catch_up()
+        assert index.tables.episodes[index.tables.rows[12 % 10].episode].length==(1 if flagged else 5) and index.counts(np.array([2]))[0].tolist()==[0]
         assert index.check_valid()
 
 
