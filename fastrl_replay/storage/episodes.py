@@ -50,9 +50,9 @@ inlined(goes_on, forceinline=True)          # which Python calls, too
 def new_arrays(max_sz: int) -> tuple[np.ndarray, ...]:
     "Return empty tables for `max_sz` slots, as kernels get them"
     numbers = partial(np.zeros, dtype=np.int64)
-    made = Tables(rows=np.zeros(2*max_sz, np.int32), episodes=numbers((max_sz + 1)*len(EPISODE)),
-                  streams=numbers((max_sz + 1)*len(STREAM)), places=np.zeros(8*max_sz + 64, np.int32),
-                  counts=numbers(len(COUNTS)), free=numbers(2*len(FREE)), free_rings=numbers(40),
+    made = Tables(rows=np.zeros(2*max_sz, np.int32), episodes=numbers((max_sz + 1)*EPISODE.itemsize//8),
+                  streams=numbers((max_sz + 1)*STREAM.itemsize//8), places=np.zeros(8*max_sz + 64, np.int32),
+                  counts=numbers(COUNTS.itemsize//8), free=numbers(2*FREE.itemsize//8), free_rings=numbers(40),
                   fresh=np.zeros(max_sz, bool))
     tables_of(made).counts[0].used = 1
     return tuple(made)
@@ -405,7 +405,7 @@ def column_of(storage: Storage, field: str) -> np.ndarray | None:
     if found is None and field in storage.layout.fields: refuse(field, 'one number a step', storage.layout)
     return found
 
-_SEEN, _FIRST = COUNTS.names.index('seen'), COUNTS.names.index('first')
+_SEEN, _FIRST = range(2)                                      # in COUNTS
 _KINDS = bool, bool, np.int64, np.float32, np.int64           # of the columns that decide
 
 def _columns_of(storage: Storage) -> list[np.ndarray]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'slides', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames',
-           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Table', 'FrameTable',
+           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Room', 'Table', 'FrameTable',
            'PackedFrames', 'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
@@ -12,19 +12,21 @@ import functools
 import importlib
 import sys
 import zlib
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 from ..batch import Batch, stream_numbers
-from ..checks import extra, shown
+from ..checks import differences, extra, shown
 from ..kernels import inlined, kernel
 from ..steps import Layout, Leaf, encode
 from .base import Streams
-from .request import fetch
+from .request import Request, Shared, fetch
 from .records import PIECE, SCRATCH
 from .rooms import check_free
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
 _WIDE, _LARGE = 512, 4096      # bytes of observations: see `interned`
+_BY_SIZE = 'auto', 'large'
 
 class Interned(NamedTuple):
     "Two leaves, `state` and `next_state` by their indices, that are stored as frame numbers"
@@ -33,40 +35,50 @@ class Interned(NamedTuple):
     stack: int            # frames in an observation: 1 where it is kept whole
     last: bool            # is the stack along the last axis, not the first?
 
-def stack_axis(shape) -> int | None:
+def stack_axis(shape: tuple[int, ...]) -> int | None:
     "Return the axis along which this shape looks like that of a stack of frames: 0, −1 or None"
     if len(shape) < 2: return None
-    if 2 <= shape[0] <= 16 and shape[0] < max(shape[1:]): return 0
-    return -1 if 2 <= shape[-1] <= 16 and shape[-1] < max(shape[:-1]) else None
+    first, *middle, last = shape
+    if 2 <= first <= 16 and first < max([*middle, last]): return 0
+    if 2 <= last <= 16 and last < max([first, *middle]): return -1
+    return None
 
-def _pair(leaf, state, next_state, dedup):
+def _pair(leaf: Leaf, state: int, next_state: int, dedup: str | None) -> Interned:
     axis = None if dedup=='next_state' else stack_axis(leaf.shape)
-    colours = dedup in ('auto', 'large') and leaf.shape[-1:]==(3,)
-    if axis==-1 and (colours or leaf.dtype.itemsize > 8): axis = None
-    return Interned(state, next_state, 1 if axis is None else leaf.shape[axis], axis==-1)
+    if axis==-1:
+        colours = leaf.shape[-1]==3 and dedup in _BY_SIZE
+        if colours or leaf.dtype.itemsize > 8: axis = None
+    if axis is None: return Interned(state, next_state, 1, False)
+    return Interned(state, next_state, leaf.shape[axis], axis==-1)
 
 def slides(layout: Layout, pair: Interned, example: Any) -> bool | None:
     """Is the `pair` of an example step seen to be a stack of frames, some of which the next
     observation has as well? None: that can't be told, without an example, where nothing moves,
     or of several steps in one"""
     if example is None or pair.stack==1: return None
-    leaves, values = layout.leaves, layout.values(example)
-    a, b = (np.moveaxis(encode(leaves[k], values[k]), -1 if pair.last else 0, 0) for k in pair[:2])
-    if a.tobytes()==b.tobytes(): return None
-    found = any(a[k:].tobytes()==b[:-k].tobytes() for k in range(1, pair.stack))
-    return found or (None if 'discount' in layout.fields else False)
+    values = layout.values(example)
+    def frames(k: int) -> list[bytes]:
+        stack = encode(layout.leaves[k], values[k])
+        return [o.tobytes() for o in np.moveaxis(stack, -1 if pair.last else 0, 0)]
+    before, after = frames(pair.state), frames(pair.next_state)
+    if before==after: return None
+    if any(before[k:]==after[:-k] for k in range(1, pair.stack)): return True
+    return None if 'discount' in layout.fields else False
 
-def shared_pairs(layout, dedup):
-    "Pairs of leaves of one dtype and shape, in fields X and next_X"
-    found, where = [], {o.path: k for k, o in enumerate(layout.leaves)}
-    for k, leaf in enumerate(layout.leaves if dedup else ()):
-        other = where.get((f'next_{leaf.path[0]}', *leaf.path[1:]))
-        if other is None or layout.leaves[other][1:]!=leaf[1:] or leaf.text: continue
-        if dedup not in ('auto', 'large') or leaf.nbytes > _WIDE: found.append(_pair(leaf, k, other, dedup))
-    if dedup=='auto' and not any(o.stack > 1 or layout.leaves[o.state].nbytes >= _LARGE for o in found): return ()
-    return tuple(found)
+def shared_pairs(layout: Layout, dedup: str | None) -> tuple[Interned, ...]:
+    "Return pairs of leaves of one dtype and shape, in fields X and next_X"
+    found, leaves = [], layout.leaves
+    where = {o.path: k for k, o in enumerate(leaves)}
+    for k, leaf in enumerate(leaves if dedup else ()):
+        field, *path = leaf.path
+        other = where.get((f'next_{field}', *path))
+        if other is None or leaves[other]._replace(path=leaf.path)!=leaf or leaf.text: continue
+        if dedup not in _BY_SIZE or leaf.nbytes > _WIDE: found.append(_pair(leaf, k, other, dedup))
+    if dedup!='auto': return tuple(found)
+    large = any(o.stack > 1 or leaves[o.state].nbytes >= _LARGE for o in found)
+    return tuple(found) if large else ()
 
-def interned(layout, dedup='auto') -> tuple:
+def interned(layout: Layout, dedup: str | None = 'auto') -> tuple[Interned, ...]:
     """Return the leaves that are stored once: a tuple of `Interned`, empty where records stay
     plain.
 
@@ -75,7 +87,7 @@ def interned(layout, dedup='auto') -> tuple:
     stack, or has 4 kB, else none; 'frames', 'next_state': any size; None: none. Raises a
     `ValueError` if a step has no such observations."""
     found = shared_pairs(layout, dedup)
-    if dedup in (None, 'auto', 'large'): return found
+    if dedup is None or dedup in _BY_SIZE: return found
     if not found: raise ValueError(f'dedup={dedup!r}: expected fields such as state and next_state, got {layout}')
     if dedup=='next_state' or any(o.stack > 1 for o in found): return found
     raise ValueError("dedup='frames': expected a stack of 2 to 16 frames, "
@@ -83,12 +95,13 @@ def interned(layout, dedup='auto') -> tuple:
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #0e43220a
 _USED, _N_FREE = range(2)      # counters: the highest number so far, how many below it are free
+_BACK = 2                      # in `at`: behind the columns of a state's and a next state's numbers
 _LOOK_BACK = 16                # records of a stream that are searched for a frame
 _BLOCK, _ODD = np.uint64(128), np.uint64(0x9E3779B97F4A7C15)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @inlined
-def _equal(a, b):
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     "Are two frames equal? Compared in blocks, since a processor compares many words at a time"
     n = np.uint64(len(a))
     for start in range(np.uint64(0), n, _BLOCK):
@@ -98,7 +111,7 @@ def _equal(a, b):
     return True
 
 @inlined
-def _fingerprint(frame):
+def _fingerprint(frame: np.ndarray) -> np.uint64:
     total = np.uint64(1)
     for k in range(np.uint64(len(frame))):
         word = np.uint64(frame[k]) ^ (np.uint64(k) + np.uint64(1))*_ODD
@@ -106,7 +119,7 @@ def _fingerprint(frame):
     return total | np.uint64(1)
 
 @kernel
-def fingerprints(frames):
+def fingerprints(frames: np.ndarray) -> np.ndarray:
     "Return a number for each of `frames` (n, words), made of all its words as in XXH3; never 0"
     found = np.empty(len(frames), np.uint64)
     for k in range(len(frames)): found[k] = _fingerprint(frames[k])
@@ -114,33 +127,39 @@ def fingerprints(frames):
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #58e1a4cf
 @kernel
-def _nearest(words, at, numbers, back, first, i, near):
+def _nearest(words: np.ndarray, at: np.ndarray, numbers: np.ndarray, back: np.ndarray, first: int, i: int,
+             near: np.ndarray) -> int:
     """Write into `near` the numbers of frames that one of row `i` may equal; return how many.
 
     They are held by up to 16 earlier records of its stream. Arguments: see `intern_rows`."""
-    S, count, n, last = numbers.shape[1]//2, 0, first + i, first + i
+    stack, count = numbers.shape[1]//2, 0
+    id = first + i
+    oldest, distance = id - len(words), back[i]
     for depth in range(_LOOK_BACK):
-        distance = back[last - first] if last >= first else words[last % len(words), at[2]]
-        last -= distance
-        if distance <= 0 or last <= n - len(words): break
-        for k in range(2*S):
-            if depth and k % S < S - 1: continue      # neighbours hold all but a stack's newest
-            if last >= first: near[count] = numbers[last - first, k]
-            else: near[count] = words[last % len(words), at[k // S] + k % S]
+        id -= distance
+        if distance <= 0 or id <= oldest: break
+        is_new, row = id >= first, id % len(words)       # is it of the same chunk, and not in `words` yet?
+        for k in range(2*stack):
+            if depth and k % stack < stack - 1: continue      # neighbours hold all but a stack's newest
+            if is_new: near[count] = numbers[id - first, k]
+            else: near[count] = words[row, at[k // stack] + k % stack]
             count += 1
+        distance = back[id - first] if is_new else words[row, at[_BACK]]
     return count
 
 @inlined
-def _find(frames, prints, used, numbers, frame, print_):
+def _find(frames: np.ndarray, prints: np.ndarray, used: int, numbers: np.ndarray, frame: np.ndarray,
+          print_: np.uint64) -> np.int32:
     "Return the first of `numbers` whose frame has this fingerprint and equals `frame`, else 0"
     for number in numbers:
         if not 0 < number <= used: continue
-        if prints[number - 1]==0: prints[number - 1] = _fingerprint(frames[number - 1])
-        if prints[number - 1]==print_ and _equal(frames[number - 1], frame): return number
+        row = number - 1
+        if prints[row]==0: prints[row] = _fingerprint(frames[row])
+        if prints[row]==print_ and _equal(frames[row], frame): return number
     return np.int32(0)
 
 @kernel
-def _new_number(prints, counts, free, print_):
+def _new_number(prints: np.ndarray, counts: np.ndarray, free: np.ndarray, print_: np.uint64) -> int:
     "Return a free number for a frame with this fingerprint"
     if counts[_N_FREE]:
         counts[_N_FREE] -= 1
@@ -152,29 +171,36 @@ def _new_number(prints, counts, free, print_):
     return number
 
 @kernel
-def intern_rows(frames, prints, counts, free, words, at, states, next_states, back, first, numbers):
+def intern_rows(frames: np.ndarray, prints: np.ndarray, counts: np.ndarray, free: np.ndarray, words: np.ndarray,
+                at: np.ndarray, states: np.ndarray, next_states: np.ndarray, back: np.ndarray, first: int,
+                numbers: np.ndarray) -> None:
     """Store new frames of `states` and `next_states` (m, stack, words), and the numbers of all
     in `numbers`.
 
     These (int32[m, 2·stack]) are for the records from id `first` on, which are not yet in
     `words`. `back` (int32[m]): the distances to the previous records of the streams."""
-    m, S = states.shape[:2]
-    near = np.zeros(4*S + 2*_LOOK_BACK, np.int32)
+    m, stack = states.shape[:2]
+    near = np.zeros(4*stack + 2*_LOOK_BACK, np.int32)
     for i in range(m):
         n = _nearest(words, at, numbers, back, first, i, near)
-        for k in range(2*S):
-            frame = next_states[i, k - S] if k >= S else states[i, k]
-            number = near[S + k] if k < S else numbers[i, k - S + 1]   # where a stack slides by one
-            if not (0 < number <= counts[_USED] and _equal(frames[number - 1], frame)):
+        for k in range(2*stack):
+            if k < stack:
+                frame = states[i, k]
+                number = near[stack + k]                 # of the row before, the same frame of its next state
+            else:
+                frame = next_states[i, k - stack]
+                number = numbers[i, k - stack + 1]       # where a stack slides by one
+            if not 0 < number <= counts[_USED] or not _equal(frames[number - 1], frame):
                 print_ = _fingerprint(frame)
                 number = _find(frames, prints, counts[_USED], near[:n + k], frame, print_)
                 if not number:
                     number = _new_number(prints, counts, free, print_)
                     frames[number - 1] = frame
-            numbers[i, k] = near[n + k] = number
+            numbers[i, k] = number
+            near[n + k] = number
 
 @kernel
-def free_frames(words, columns, counts, free):
+def free_frames(words: np.ndarray, columns: np.ndarray, counts: np.ndarray, free: np.ndarray) -> None:
     "List in `free` the numbers that none of the records `words` has in these columns"
     held = np.zeros(counts[_USED] + 1, np.bool_)
     for i in range(len(words)):
@@ -188,87 +214,97 @@ def free_frames(words, columns, counts, free):
             counts[_N_FREE] += 1
 
 @kernel
-def gather_stacks(frames, n, numbers, factors, out):
+def gather_stacks(frames: np.ndarray, n: int, numbers: np.ndarray, factors: np.ndarray, out: np.ndarray) -> bool:
     """Copy frames to a column (m, words) whose stacks are along the last axis, pixel by pixel.
 
     `numbers` (int64[m, stack]): those of the frames, from 0 on (−1: zeros). With `factors`, a
     pixel's stack is one word, in which frame k is multiplied by `factors[k]`. Returns False if a
     number is not below `n`."""
-    S, W = np.uint64(numbers.shape[1]), np.uint64(frames.shape[1])
+    stack, n_words = np.uint64(numbers.shape[1]), np.uint64(frames.shape[1])
     for i in range(len(numbers)):
         row = out[i]
-        for k in range(S):
-            if numbers[i, k] >= n: return False
-            if numbers[i, k] < 0:
+        for k in range(stack):
+            number = numbers[i, k]
+            if number >= n: return False
+            if number < 0:
                 row[:] = 0
                 break
-            frame = frames[numbers[i, k]]
-            for p in range(W):
-                if len(factors)==0: row[p*S + k] = frame[p]
+            frame = frames[number]
+            for p in range(n_words):
+                if len(factors)==0: row[p*stack + k] = frame[p]
                 elif k==0: row[p] = frame[p]
                 else: row[p] += frame[p]*factors[k]
     return True
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61b1
-def _factors(leaf, pair):
+def _factors(leaf: Leaf, pair: Interned) -> np.ndarray:
     "Return the factor of each frame in a word that holds a pixel's whole stack, if there is one"
-    each, stack = leaf.dtype.itemsize, pair.stack
-    is_word = pair.last and each*stack in (2, 4, 8) and sys.byteorder=='little'
+    each, whole = leaf.dtype.itemsize, leaf.dtype.itemsize*pair.stack
+    is_word = pair.last and whole in (2, 4, 8) and sys.byteorder=='little'
     if not is_word: return np.empty(0, np.uint8)
-    return (1 << 8*each*np.arange(stack, dtype=np.uint64)).astype(f'u{each*stack}')
+    shifts = 8*each*np.arange(pair.stack, dtype=np.uint64)
+    return (1 << shifts).astype(f'u{whole}')
 
 class FrameColumns:
     "Two columns of observations, made of frames. `pair`: the two leaves of `layout` that hold them"
-    def __init__(self, layout, pair) -> None:
-        self.leaf, self.pair, self.leaves = layout.leaves[pair.state], pair, pair[:2]
+    def __init__(self, layout: Layout, pair: Interned) -> None:
+        self.leaf, self.stack = layout.leaves[pair.state], pair.stack
+        self.pair = pair
+        self.leaves = pair.state, pair.next_state
         self.nbytes_each = self.leaf.nbytes // pair.stack
-        self.unit = np.dtype(f'u{next(w for w in (8, 4, 2, 1) if self.nbytes_each % w==0)}')
+        width = next(w for w in (8, 4, 2, 1) if self.nbytes_each % w==0)
+        self.unit = np.dtype(f'u{width}')
         self.factors = _factors(self.leaf, pair)
         self._item = np.dtype(f'u{self.leaf.dtype.itemsize}') if pair.last else self.unit
         self._out = self.factors.dtype if len(self.factors) else self._item      # words of columns
-    def planes(self, column):
+    def planes(self, column: np.ndarray) -> np.ndarray:
         "Return a column of observations as (m, stack, words)"
-        S, column = self.pair.stack, np.ascontiguousarray(column, self.leaf.dtype)
-        if self.pair.last: column = np.ascontiguousarray(np.moveaxis(column.reshape(len(column), -1, S), -1, 1))
-        planes = column.reshape(len(column), S, -1).view(self.unit)
+        column = np.ascontiguousarray(column, self.leaf.dtype)
+        if self.pair.last:
+            pixels = column.reshape(len(column), -1, self.stack)
+            column = np.ascontiguousarray(np.moveaxis(pixels, -1, 1))
+        planes = column.reshape(len(column), self.stack, -1).view(self.unit)
         return planes if planes.flags.carray else planes.copy()
 
-    def _fill(self, frames, n, request, shared):
+    def _fill(self, frames: np.ndarray, n: int, request: Request, shared: Shared) -> None:
         "Copy the `n` frames to the columns of a request, as in `Table`"
-        if not self.pair.last: there = fetch(frames.reshape(-1).view(np.uint8), request.out, shared.plan, n, 0)
-        else: there = all(self._gather(frames, n, request.numbers(k), request.leaves[k]) for k in shared.leaves
-                          if k is not None)
+        if self.pair.last:
+            asked = [(request.numbers(k), request.leaves[k]) for k in shared.leaves if k is not None]
+            there = all(self._gather(frames, n, numbers, column) for numbers, column in asked)
+        else: there = fetch(frames.reshape(-1).view(np.uint8), request.out, shared.plan, n, 0)
         if not there: self._refuse_number()
-    def _gather(self, frames, n, numbers, column):
+    def _gather(self, frames: np.ndarray, n: int, numbers: np.ndarray | None, column: np.ndarray) -> bool:
         words = column.reshape(len(column), -1).view(self._out)
         return gather_stacks(frames.view(self._item), n, numbers, self.factors, words)
-    def _refuse_number(self):
+    def _refuse_number(self) -> NoReturn:
         raise RuntimeError(f'{self.leaf.name}: a record is damaged: it refers to a frame that is not there')
 
-    def once(self, columns, back) -> tuple:
+    def once(self, columns: list[np.ndarray], back: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the frames (k, words) of two columns, each once, and their numbers (int32[m,
         2·stack]), for rows that are not to be stored here. `back` (int32[m]): as in
         `intern_rows`"""
-        planes, counts = [self.planes(c) for c in columns], np.zeros(2, np.int64)
-        most, words = 2*planes[0][..., 0].size, np.zeros((len(back) + 1, 1), np.int32)
-        frames, prints = np.empty((most, planes[0].shape[2]), self.unit), np.zeros(most, np.uint64)
-        numbers = np.zeros((len(back), 2*self.pair.stack), np.int32)
-        intern_rows(frames, prints, counts, words[0], words, np.zeros(3, np.int64), *planes, back, 0, numbers)
+        states, next_states = map(self.planes, columns)
+        m, stack, n_words = states.shape
+        frames, prints = np.empty((2*m*stack, n_words), self.unit), np.zeros(2*m*stack, np.uint64)
+        counts, free = np.zeros(2, np.int64), np.zeros(0, np.int32)
+        words, at = np.zeros((m + 1, 1), np.int32), np.zeros(3, np.int64)         # there are no records
+        numbers = np.zeros((m, 2*stack), np.int32)
+        intern_rows(frames, prints, counts, free, words, at, states, next_states, back, 0, numbers)
         return frames[:counts[_USED]].copy(), numbers
-    def spread(self, frames, numbers) -> list:
+    def spread(self, frames: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
         "Return two columns, from what `once` made of them"
-        numbers, columns = np.split(numbers.astype(np.int64) - 1, 2, axis=1), []
-        for own in map(np.ascontiguousarray, numbers):
-            if not 0 <= own.min(initial=0) <= own.max(initial=0) < len(frames): self._refuse_number()
-            planes = frames[own]
-            if self.pair.last:
-                planes = np.empty((len(own), *self.leaf.shape), self.leaf.dtype)
-                self._gather(frames, len(frames), own, planes)
-            columns.append(planes.view(self.leaf.dtype).reshape(-1, *self.leaf.shape))
-        return columns
+        rows = numbers.astype(np.int64) - 1
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(frames): self._refuse_number()
+        return [self._column(frames, rows[:, :self.stack]), self._column(frames, rows[:, self.stack:])]
+    def _column(self, frames: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        shape = len(rows), *self.leaf.shape
+        if not self.pair.last: return frames[rows].view(self.leaf.dtype).reshape(shape)
+        column = np.empty(shape, self.leaf.dtype)
+        self._gather(frames, len(frames), np.ascontiguousarray(rows), column)
+        return column
 
 @functools.lru_cache(64)
-def of_frames(layout) -> list[FrameColumns]:
+def of_frames(layout: Layout) -> list[FrameColumns]:
     "Return the columns of this layout that consist of large frames, in pairs"
     return [FrameColumns(layout, o) for o in interned(layout, 'large')]
 def columns_once(batch: Batch) -> list[np.ndarray]:
@@ -276,17 +312,27 @@ def columns_once(batch: Batch) -> list[np.ndarray]:
     columns, links = list(batch.arrays()), np.zeros((len(batch), 2), np.int32)
     if not len(batch) or not of_frames(batch.layout): return columns
     if batch.ids is None: Streams().link(stream_numbers(batch), links, 0, links, 0, len(batch))
+    back, _ = links.T.copy()
     for o in of_frames(batch.layout):
         state, next_state = o.leaves
-        columns[state], columns[next_state] = o.once([columns[k] for k in o.leaves], links[:, 0].copy())
+        columns[state], columns[next_state] = o.once([columns[state], columns[next_state]], back)
     return columns
-def batch_from(layout: Layout, columns: list[np.ndarray], streams: Any = None) -> Batch:
+def batch_from(layout: Layout, columns: list[np.ndarray], streams: np.ndarray | None = None) -> Batch:
     "Return the batch of which `columns_once` made these; a column that is read-only is copied"
     for o in of_frames(layout) if len(columns[0]) else ():
-        for k, column in zip(o.leaves, o.spread(*(columns[k] for k in o.leaves))): columns[k] = column
+        state, next_state = o.leaves
+        columns[state], columns[next_state] = o.spread(columns[state], columns[next_state])
     return Batch.of_arrays(layout, [np.require(c, requirements='W') for c in columns], streams)
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61aa
+class Room(Protocol):
+    "What a table needs of the place where it allocates: see `Ram`"
+    durable: bool
+    writable: bool
+    def allocate(self, name: str, nbytes: int, grow: bool = False) -> np.ndarray: "Return `nbytes` zeros (uint8)"
+    def late(self, name: str, nbytes: int, make: bool = False) -> np.ndarray | None: "The same, made when it is needed"
+    def extend(self, name: str, upto: int) -> None: "Make the first `upto` bytes of what was to `grow` usable"
+
 class Table(Protocol):
     "What several leaves of a step have in common, stored once; the records refer to it by numbers"
     leaves: tuple[int, ...]              # the numbers of the leaves that it keeps
@@ -294,34 +340,42 @@ class Table(Protocol):
     codec: str | None                    # how it packs what it keeps: its bytes grow with the rows
     @property
     def nbytes(self) -> int: "Bytes allocated"
-    def open(self, room, records, at) -> None:
+    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         """Allocate, in a room, what rows need. `records` (int32[max_sz, k]): all rows; `at`: where
         in a row the references of each leaf begin, and the distance back along the stream"""
-    def ensure(self, m, filled) -> None:
+    def ensure(self, m: int, filled: int) -> None:
         "Make room for `m` rows, of all `filled`; after a `MemoryError` or `OSError` nothing has changed"
-    def accept(self, columns) -> None: "Raise an error if `refer` could not store columns; all of it or nothing"
-    def refer(self, columns, back, first) -> list:
+    def accept(self, columns: Sequence[np.ndarray]) -> None:
+        "Raise an error if `refer` could not store columns; all of it or nothing"
+    def refer(self, columns: Sequence[np.ndarray], back: np.ndarray, first: int) -> Sequence[np.ndarray]:
         "Store what is new in columns, for the rows from id `first` on, `back` from their last ones; return references"
-    def refer_step(self, values, back, first) -> list: "As `refer`, of the values of one row; valid until the next call"
-    def fill(self, request, shared) -> None:
+    def refer_step(self, values: Sequence[np.ndarray], back: np.ndarray, first: int) -> Sequence[Any]:
+        "As `refer`, of the values of one row; valid until the next call"
+    def fill(self, request: Request, shared: Shared) -> None:
         "Write what rows refer to into the columns of a request: see `Shared`"
-    def recover(self, references, first_id) -> None: "Find out what the living rows, from `first_id` on, refer to"
-    def checksum(self, references, crc) -> int: "Continue a crc32 with what these refer to, each once"
-    def get_state(self, references) -> dict: "Return what these refer to, as plain numbers and arrays"
-    def check_state(self, state) -> None: "Make room; a `ValueError` unless `get_state` may have returned `state`"
-    def set_state(self, state) -> None: "Store what a state holds; `recover` follows"
-    def check_valid(self, references) -> None: "An `AssertionError` unless all that these refer to is there, unchanged"
+    def recover(self, references: Sequence[np.ndarray], first_id: int) -> None:
+        "Find out what the living rows, from `first_id` on, refer to"
+    def checksum(self, references: Sequence[np.ndarray], crc: int) -> int:
+        "Continue a crc32 with what these refer to, each once"
+    def get_state(self, references: Sequence[np.ndarray]) -> dict[str, Any]:
+        "Return what these refer to, as plain numbers and arrays"
+    def check_state(self, state: dict[str, Any]) -> None:
+        "Make room; a `ValueError` unless `get_state` may have returned `state`"
+    def set_state(self, state: dict[str, Any]) -> None: "Store what a state holds; `recover` follows"
+    def check_valid(self, references: Sequence[np.ndarray]) -> None:
+        "Raise an `AssertionError` unless all that these refer to is there, unchanged"
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #8267af32
 _KNOWN = 12        # more bytes for each frame: fingerprint, entry in the list of free numbers
 
 _ENOUGH = 256      # rows after which their frames tell whether they slide
 
-def _room(pair, max_sz, stacked=True):
+def _room(stack: int, max_sz: int, stacked: bool = True) -> tuple[int, int]:
     """Return how many frames `max_sz` records (and a piece of a chunk) hold at most, and
     usually: one more with each row or, where they are not `stacked`, a whole observation"""
-    most, new = 2*pair.stack*(max_sz + min(max_sz, PIECE)), 1 if stacked else pair.stack
-    return most, min(most, new*(max_sz + max_sz//32) + 2*pair.stack)
+    most = 2*stack*(max_sz + min(max_sz, PIECE))
+    each = 1 if stacked else stack
+    return most, min(most, each*(max_sz + max_sz//32) + 2*stack)
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #8267af31
 class FrameTable(FrameColumns):
@@ -332,35 +386,40 @@ class FrameTable(FrameColumns):
         super().__init__(layout, pair)
         self.stacked = slides(layout, pair, example) is not False
         self.known, self.n_rows = pair.stack==1, 0
-        self.references = tuple(layout.leaves[k]._replace(dtype=np.dtype(np.int32), shape=(pair.stack,), bits_of=None)
-                                for k in self.leaves)
-    def bytes_for(self, max_sz) -> int:
+        kind = dict(dtype=np.dtype(np.int32), shape=(pair.stack,), bits_of=None)
+        self.references = tuple(layout.leaves[k]._replace(**kind) for k in self.leaves)
+    def bytes_for(self, max_sz: int) -> int:
         "Return how many bytes the frames of `max_sz` rows usually take; what is packed doesn't count"
-        n = _room(self.pair, max_sz, self.stacked)[1]
-        return n*(_KNOWN + (0 if self.codec else self.nbytes_each))
+        _, usual = _room(self.stack, max_sz, self.stacked)
+        return usual*(_KNOWN + (0 if self.codec else self.nbytes_each))
     def __str__(self) -> str:
-        what = 'states' if self.pair.stack==1 else f'frames of stacks of {self.pair.stack}'
-        return f'{self.leaf.name} by {what}' + (f', {self.codec}' if self.codec else '')
+        what = 'states' if self.stack==1 else f'frames of stacks of {self.stack}'
+        return ', '.join([f'{self.leaf.name} by {what}', *filter(None, [self.codec])])
 
-    def open(self, room, records, at):
+    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         "Allocate frames for these records (int32[max_sz, k]); `at`: as in `Table`"
-        self.room, self.words, self.at, S = room, records, np.array(at), self.pair.stack
-        self.columns = np.concatenate([np.arange(S) + at[0], np.arange(S) + at[1]])
-        self.capacity, self.ready = _room(self.pair, len(records))[0], 0
+        self.room, self.words, self.at = room, records, np.array(at)
+        stack, (states, next_states, _) = self.stack, at
+        self.columns = np.r_[states:states + stack, next_states:next_states + stack]
+        self.capacity, _ = _room(stack, len(records))
+        self.ready = 0
         self.prints = np.zeros(self.capacity, np.uint64)       # fingerprints; 0: not yet known
-        self.free, self.counts = np.zeros(self.capacity, np.int32), np.zeros(2, np.int64)
+        self.free = np.zeros(self.capacity, np.int32)
+        self.counts = np.zeros(2, np.int64)
         self._count = self.counts.data                         # faster to read from Python
-        self.name, self.known = f'frames.{self.pair.state}', self.known or len(records) < _ENOUGH
-        self._numbers = np.zeros((1, 2*S), np.int32)           # of the row that is being added
-        self._halves = [self._numbers[0, :S], self._numbers[0, S:]]
-        self._row_shape = 1, S, self.nbytes_each//self.unit.itemsize
+        self.name = f'frames.{self.pair.state}'
+        self.known = self.known or len(records) < _ENOUGH
+        self._numbers = np.zeros((1, 2*stack), np.int32)       # of the row that is being added
+        self._halves = [self._numbers[0, :stack], self._numbers[0, stack:]]
+        self._row_shape = 1, stack, self.nbytes_each//self.unit.itemsize
         self._allocate()
-    def _allocate(self):
+    def _allocate(self) -> None:
         "Allocate what is expected, and reserve address space for the worst case"
         raw = self.room.allocate(self.name, self.capacity*self.nbytes_each, grow=True)
         self.frames = raw.view(self.unit).reshape(self.capacity, -1)
-        self._extend(_room(self.pair, len(self.words), self.stacked)[1])
-    def _extend(self, n):
+        _, usual = _room(self.stack, len(self.words), self.stacked)
+        self._extend(usual)
+    def _extend(self, n: int) -> None:
         self.room.extend(self.name, n*self.nbytes_each)
         self.ready = n
     @property
@@ -368,104 +427,114 @@ class FrameTable(FrameColumns):
         "The highest number in use so far"
         return self._count[_USED]
     @property
+    def held(self) -> int:
+        "How many numbers are in use"
+        return self._count[_USED] - self._count[_N_FREE]
+    @property
     def nbytes(self) -> int:
         "Bytes allocated for frames, fingerprints and free numbers"
         return self.ready*(self.nbytes_each + _KNOWN)
-    def sweep(self, filled) -> int:
+    def sweep(self, filled: int) -> int:
         "Find the numbers that none of the first `filled` records holds; return how many are held"
         free_frames(self.words[:filled], self.columns, self.counts, self.free)
-        return self._count[_USED] - self._count[_N_FREE]
-    def ensure(self, m, filled):
+        return self.held
+    def ensure(self, m: int, filled: int) -> None:
         "Make room for any `m` rows; after a `MemoryError` or `OSError` nothing has changed"
-        need = 2*self.pair.stack*m
-        if self._count[_USED] - self._count[_N_FREE] + need <= self.ready: return
-        need = min(self.sweep(filled) + max(need, self.ready//128), self.capacity)
+        new = 2*self.stack*m
+        if self.held + new <= self.ready: return
+        need = min(self.sweep(filled) + max(new, self.ready//128), self.capacity)
         if need > self.ready: self._extend(min(self.capacity, max(need, self.ready + self.ready//8)))
 
-    def accept(self, columns):
+    def accept(self, columns: Sequence[np.ndarray]) -> None:
         "A `MemoryError` or `OSError`, once rows have shown that they are no stack, and need more than there is"
         if self.known or self.n_rows < _ENOUGH: return
-        held = self._count[_USED] - self._count[_N_FREE]
         n = min(self.n_rows, len(self.words))
-        if self.stacked and 2*held > (self.pair.stack + 1)*n: self._make_whole()
+        if self.stacked and 2*self.held > (self.stack + 1)*n: self._make_whole()
         self.known = True
-    def _make_whole(self):
+    def _make_whole(self) -> None:
         "Make the room that whole observations need: their planes are no stack"
-        most = _room(self.pair, len(self.words), False)[1]
-        lacking = (most - self.used)*self.nbytes_each
+        _, usual = _room(self.stack, len(self.words), stacked=False)
+        lacking = (usual - self.used)*self.nbytes_each
         if not self.room.durable and not self.codec: check_free(f'max_sz: {self.leaf.name}', lacking)
-        if most > self.ready: self._extend(most)
+        if usual > self.ready: self._extend(usual)
         self.stacked = False
-    def refer(self, columns, back, first):
+    def refer(self, columns: Sequence[np.ndarray], back: np.ndarray, first: int) -> Sequence[np.ndarray]:
         "Store the new frames of two columns, and return a column of numbers for each"
         self.n_rows += len(back)
-        numbers, S = np.zeros((len(back), 2*self.pair.stack), np.int32), self.pair.stack
-        self._intern(self.planes(columns[0]), self.planes(columns[1]), back, first, numbers)
-        return numbers[:, :S], numbers[:, S:]
-    def refer_step(self, values, back, first):
+        numbers = np.zeros((len(back), 2*self.stack), np.int32)
+        states, next_states = map(self.planes, columns)
+        self._intern(states, next_states, back, first, numbers)
+        return numbers[:, :self.stack], numbers[:, self.stack:]
+    def refer_step(self, values: Sequence[np.ndarray], back: np.ndarray, first: int) -> Sequence[np.ndarray]:
         "As `refer`, for one row; an error as of `accept`"
         self.accept(values)
         self.n_rows += 1
-        self._intern(self._row(values[0]), self._row(values[1]), back, first, self._numbers)
+        state, next_state = values
+        self._intern(self._row(state), self._row(next_state), back, first, self._numbers)
         return self._halves
-    def _row(self, v):
+    def _row(self, v: np.ndarray) -> np.ndarray:
         if self.pair.last: return self.planes(v[None])
         return np.ndarray(self._row_shape, self.unit, np.ascontiguousarray(v))
-    def _intern(self, states, next_states, back, first, numbers):
+    def _intern(self, states: np.ndarray, next_states: np.ndarray, back: np.ndarray, first: int,
+                numbers: np.ndarray) -> None:
         known = self.prints, self.counts, self.free
         intern_rows(self.frames, *known, self.words, self.at, states, next_states, back, first, numbers)
-    def fill(self, request, shared):
+    def fill(self, request: Request, shared: Shared) -> None:
         "Copy observations. A `RuntimeError` if a frame is missing"
         n = self.used if self.room.writable else self.capacity        # a reader has no counts
         self._fill(self.frames, n, request, shared)
-    def recover(self, references, first_id):
+    def recover(self, references: Sequence[np.ndarray], first_id: int) -> None:
         "Find the numbers in use and the free ones; a `ValueError` for a number outside the table"
-        numbers, most = np.concatenate(references, 1), self.capacity
-        bad = np.flatnonzero(((numbers < 1) | (numbers > most)).any(1))
-        if len(bad):
-            raise ValueError(f'{self.leaf.name}: step {first_id + bad[0]} refers to a frame outside the table')
+        numbers = np.concatenate(references, 1)
+        outside = (numbers < 1) | (numbers > self.capacity)
+        if outside.any():
+            step = first_id + int(outside.any(1).argmax())
+            raise ValueError(f'{self.leaf.name}: step {step} refers to a frame outside the table')
         high = int(numbers.max(initial=0))
         if high > self.ready: self._extend(high)
-        self.counts[:] = high, 0
+        self.counts[_USED] = high
+        self.counts[_N_FREE] = 0
         self.sweep(min(first_id + len(numbers), len(self.words)))
         self.n_rows = len(numbers)
 
-    def check_valid(self, references):
+    def check_valid(self, references: Sequence[np.ndarray]) -> None:
         "Raise an `AssertionError` unless the frames of all records are there and unchanged, and none of them is free"
         name, used, numbers = self.leaf.name, self.used, np.concatenate(references, 1)
         assert ((numbers > 0) & (numbers <= used)).all(), f'{name}: a record lacks a frame'
         held = np.bincount(numbers.ravel(), minlength=used + 1)
         assert self._intact(np.flatnonzero(held[1:])), f'{name}: a frame is damaged'
         free = self.free[:self.counts[_N_FREE]]
-        assert len(set(free.tolist()) & set(range(1, used + 1)))==len(free), f'{name}: free numbers: invalid or twice'
+        valid = np.unique(free[(free > 0) & (free <= used)])
+        assert len(valid)==len(free), f'{name}: free numbers: invalid or twice'
         assert not held[free].any(), f'{name}: a free number is held'
 
-    def checksum(self, references, crc):
+    def checksum(self, references: Sequence[np.ndarray], crc: int) -> int:
         "Continue a crc32 with the frames that these numbers refer to, each once"
         rows = np.unique(np.concatenate(references, 1)) - 1
         for part in np.array_split(rows, rows.size*self.nbytes_each//SCRATCH + 1):
-            crc = zlib.crc32(self.frames.take(part, axis=0, mode='clip'), crc)
+            crc = zlib.crc32(self.frames.take(part, axis=0, mode='clip').data, crc)
         return crc
-    def _intact(self, rows):
+    def _intact(self, rows: np.ndarray) -> bool:
         "Do the frames in these rows still have their fingerprints?"
         parts = np.array_split(rows[self.prints[rows]!=0], len(rows)//4096 + 1)
         return all((fingerprints(self.frames[o])==self.prints[o]).all() for o in parts)
-    def get_state(self, references):
+    def get_state(self, references: Sequence[np.ndarray]) -> dict[str, Any]:
         "Return the frames with these numbers, as a dict of arrays"
-        rows = np.flatnonzero(np.bincount(np.concatenate(references, 1).ravel())[1:])
+        is_held = np.bincount(np.concatenate(references, 1).ravel()) > 0
+        rows = np.flatnonzero(is_held[1:])
         if 2*len(rows) > rows.max(initial=0): rows = np.arange(rows.max(initial=-1) + 1)     # all, without a copy
-        known = dict(stack=self.pair.stack, codec=self.codec or '', numbers=(rows + 1).astype(np.int32))
-        return known | self._content(rows)
+        return self._kind() | dict(numbers=(rows + 1).astype(np.int32)) | self._content(rows)
+    def _kind(self) -> dict[str, Any]: return dict(stack=self.stack, codec=self.codec or '')
 
-    def _content(self, rows):
+    def _content(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         raw, n = self.frames.view(np.uint8), len(rows)
-        return dict(frames=raw[:n] if n and rows[-1]==n - 1 else raw[rows])
-    def check_state(self, state):
+        whole = n > 0 and rows[-1]==n - 1
+        return dict(frames=raw[:n] if whole else raw[rows])
+    def check_state(self, state: dict[str, Any]) -> None:
         "Raise a `ValueError` unless `get_state` may have returned `state`. Makes room, and changes nothing else"
         what = self.leaf.name
-        for key, own in dict(stack=self.pair.stack, codec=self.codec or '').items():
-            if state.get(key)==own: continue
-            raise ValueError(f'state: frames of {what}: expected {key} {own!r}, got {state.get(key)!r}')
+        for key, there, own in differences({k: state.get(k) for k in self._kind()}, self._kind()):
+            raise ValueError(f'state: frames of {what}: expected {key} {own!r}, got {there!r}')
         numbers = _array(what, state, 'numbers', np.int32)
         low, high = numbers.min(initial=1), numbers.max(initial=1)
         if not 0 < low <= high <= self.capacity:
@@ -473,81 +542,85 @@ class FrameTable(FrameColumns):
                              f'got {low} to {high}')
         if high > self.ready: self._extend(int(high))
 
-    def set_state(self, state):
+    def set_state(self, state: dict[str, Any]) -> None:
         "Store the frames of a state that `check_state` accepted (or raise a `ValueError`); then call `recover`"
         rows = state['numbers'] - 1
         self._take(rows, state)
         self.prints[rows] = 0
-    def _take(self, rows, state):
+    def _take(self, rows: np.ndarray, state: dict[str, Any]) -> None:
         frames = _array(self.leaf.name, state, 'frames', np.uint8, len(rows), self.nbytes_each)
         self.frames.view(np.uint8)[rows] = frames
 
-def _array(what, state, name, dtype, *shape):
+def _array(what: str, state: dict[str, Any], name: str, dtype: type, *shape: int) -> np.ndarray:
     "The array `name` of a state; a `ValueError` unless it has this dtype and shape (or any length)"
     a = state.get(name)
-    if isinstance(a, np.ndarray) and a.dtype==dtype and a.shape==(shape or a.shape[:1]): return a
-    got = f'{a.dtype}{list(a.shape)}' if isinstance(a, np.ndarray) else shown(a)
+    got = shown(a)
+    if isinstance(a, np.ndarray):
+        if a.dtype==dtype and a.shape==(shape or a.shape[:1]): return a
+        got = f'{a.dtype}{list(a.shape)}'
     raise ValueError(f'state: frames of {what}: {name}: expected {np.dtype(dtype)}{list(shape) or "[n]"}, got {got}')
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #16a6f9c8
 class PackedFrames(FrameTable):
     "A `FrameTable` in RAM whose frames are `bytes`, each packed by LZ4"
     codec = 'lz4'
-    def _allocate(self): self.lz4, self.packed, self.n_packed = lz4_block(), [], 0
-    def _extend(self, n):
+    def _allocate(self) -> None:
+        self.lz4 = lz4_block()
+        self.packed: list[bytes] = []
+        self.n_packed = 0
+    def _extend(self, n: int) -> None:
         self.packed += [b'']*(n - self.ready)
         self.ready = n
     @property
     def nbytes(self) -> int: return self.used*_KNOWN + self.n_packed
-    def _keep(self, row, packed):
+    def _keep(self, row: int, packed: bytes) -> None:
         self.n_packed += len(packed) - len(self.packed[row])
         self.packed[row] = packed
-    def _unpack(self, row):
+    def _unpack(self, row: int) -> bytes:
         try: frame = self.lz4.decompress(self.packed[row], uncompressed_size=self.nbytes_each)
         except self.lz4.LZ4BlockError: frame = b''
         if len(frame)==self.nbytes_each: return frame
         raise ValueError(f"{self.leaf.name}: a frame's packed bytes are damaged")
 
-    def _intern(self, states, next_states, back, first, numbers):
+    def _intern(self, states: np.ndarray, next_states: np.ndarray, back: np.ndarray, first: int,
+                numbers: np.ndarray) -> None:
         "As in `FrameTable`, but packed bytes are compared: they are equal exactly where frames are"
-        planes = np.concatenate([states, next_states], 1)
-        m, n_planes, _ = planes.shape
-        near = np.zeros(2*(n_planes + _LOOK_BACK), np.int32)
-        for i in range(m):
+        near = np.zeros(4*self.stack + 2*_LOOK_BACK, np.int32)
+        for i, planes in enumerate(np.concatenate([states, next_states], 1)):
             n = _nearest(self.words, self.at, numbers, back, first, i, near)
             known = {self.packed[o - 1]: o for o in near[:n].tolist() if 0 < o <= self.used}
-            for k in range(n_planes):
-                packed = self.lz4.compress(planes[i, k].tobytes(), store_size=False)
-                if packed not in known:
-                    known[packed] = number = int(_new_number(self.prints, self.counts, self.free, 0))
+            for k, plane in enumerate(planes):
+                packed = self.lz4.compress(plane.tobytes(), store_size=False)
+                number = known.get(packed)
+                if number is None:
+                    number = known[packed] = int(_new_number(self.prints, self.counts, self.free, 0))
                     self._keep(number - 1, packed)
-                numbers[i, k] = known[packed]
+                numbers[i, k] = number
 
-    def sweep(self, filled) -> int:
+    def sweep(self, filled: int) -> int:
         n_held = super().sweep(filled)
         for number in self.free[:self._count[_N_FREE]].tolist(): self._keep(number - 1, b'')
         return n_held
-    def fill(self, request, shared):
+    def fill(self, request: Request, shared: Shared) -> None:
         "As in `FrameTable`; each frame is unpacked once"
-        asked = [request.numbers(k) for k in shared.leaves if k is not None]
-        found, places = np.unique(np.concatenate(asked, axis=None), return_inverse=True)
-        n_gone = int(np.count_nonzero(found < 0))
-        if found[-1:].max(initial=0) >= self.used: self._refuse_number()
-        ends = np.cumsum([o.size for o in asked])                # with windows, one leaf may ask for more
-        for numbers, own in zip(asked, np.split(places - n_gone, ends[:-1])): numbers[...] = own.reshape(numbers.shape)
-        raw = np.frombuffer(bytearray().join(self._unpack(o) for o in found[n_gone:].tolist()), self.unit)
-        frames = raw.reshape(-1, self.nbytes_each//self.unit.itemsize)
+        asked: list[Any] = [request.numbers(k) for k in shared.leaves if k is not None]
+        wanted = np.unique(np.concatenate(asked, axis=None))
+        wanted = wanted[wanted >= 0]                             # −1: a row of zeros
+        if wanted[-1:].max(initial=0) >= self.used: self._refuse_number()
+        for numbers in asked: numbers[...] = np.where(numbers < 0, -1, np.searchsorted(wanted, numbers))
+        raw = bytearray().join(self._unpack(o) for o in wanted.tolist())
+        frames = np.frombuffer(raw, self.unit).reshape(-1, self.nbytes_each//self.unit.itemsize)
         self._fill(frames, len(frames), request, shared)
-    def _intact(self, rows): return all(self._unpack(o) for o in rows.tolist())
-    def _content(self, rows):
+    def _intact(self, rows: np.ndarray) -> bool: return all(self._unpack(o) for o in rows.tolist())
+    def _content(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         parts = [self.packed[o] for o in rows.tolist()]
         lengths = np.array([len(o) for o in parts], np.int32)
         return dict(frames=np.frombuffer(bytearray().join(parts), np.uint8), lengths=lengths)
-    def _take(self, rows, state):
+    def _take(self, rows: np.ndarray, state: dict[str, Any]) -> None:
         lengths = _array(self.leaf.name, state, 'lengths', np.int32, len(rows))
         if (lengths < 0).any(): raise ValueError(f'{self.leaf.name}: lengths: expected none below 0')
         ends = np.cumsum(lengths, dtype=np.int64)
-        frames = _array(self.leaf.name, state, 'frames', np.uint8, int(lengths.sum(dtype=np.int64)))
+        frames = _array(self.leaf.name, state, 'frames', np.uint8, int(ends[-1:].sum()))
         for o, part in zip(rows.tolist(), np.split(frames, ends[:-1])): self._keep(o, part.tobytes())
 
 def lz4_block() -> Any:

@@ -18,26 +18,29 @@ import struct
 import time
 import warnings
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from ..batch import FETCHED, Batch
 from ..checks import ids_of, take, whole
-from ..samplers.base import Prioritized
+from ..samplers.base import Prioritized, Sampler
 from ..samplers.own import KINDS
 from fastrl_replay.saving import (
     LOCKS, MANIFEST, CheckpointError, Lock, manifest_bytes, naming, no_link, read_manifest, sync_folder,
     write_file)
 from ..steps import Layout
+from .base import Storage
 from .choice import as_kept, bytes_each, check_storage_options, storage_for
-from .records import TOLD
+from .records import FIRST_ID, N_ADDED, TOLD
 from .rooms import JOURNAL_BYTES, JOURNAL_ROWS, journal_rows
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #4dec6702
 LOCK = 'lock'
 
-def _holder(folder):
+def _holder(folder: Path) -> str | None:
     "What the file `lock` in a folder says: 'process 123', or '' (zeros: its page was lost). None: it isn't ours"
     path = folder/LOCK
     if not os.path.lexists(path): return ''
@@ -45,25 +48,24 @@ def _holder(folder):
     with open(path, 'rb') as file: found = file.read(99).rstrip(b'\0')
     return found.decode() if re.fullmatch(rb'(process [0-9]{1,20})?', found) else None
 
-def _take_lock(folder, path, **how):
+def _take_lock(folder: Path, path: Path, **how: Any) -> Lock:
     "Lock `path`, of the memory in `folder`; return the `Lock`. A `BlockingIOError` says which process holds it"
-    for collected in (False, True):
-        try: return Lock(path, exclusive=True, **how)
-        except BlockingIOError:
-            if not collected: gc.collect()     # perhaps a memory that was dropped without `close`
+    with suppress(BlockingIOError): return Lock(path, exclusive=True, **how)
+    gc.collect()                               # perhaps a memory that was dropped without `close`
+    with suppress(BlockingIOError): return Lock(path, exclusive=True, **how)
     holder, me = _holder(folder), f'process {os.getpid()}'
     what = (f'{holder or "another process"} is writing to this memory, and only one process may; '
             'close it there, or read it with ReplayMemory.peek')
     if holder==me: what = f'this process ({me}) already has this memory open; close it first'
     raise BlockingIOError(f'{folder}: {what}')
 
-def _lock_folder(folder):
+def _lock_folder(folder: Path) -> list[Lock]:
     "Lock the folder itself, where that is possible: return a list of one `Lock`, or of none"
     try: return [_take_lock(folder, folder, lasting=True)]
     except BlockingIOError: raise
     except OSError: return []                  # NFS locks no folders, Windows opens none
 
-def _lock_file(folder):
+def _lock_file(folder: Path) -> Lock:
     "Lock the file `lock` in a folder, and write the number of this process into it"
     lock = _take_lock(folder, folder/LOCK, flags=os.O_RDWR | os.O_CREAT, opener=no_link)
     try: _write_number(folder, lock)
@@ -71,7 +73,7 @@ def _lock_file(folder):
         lock.free()                            # a full disk, say: nobody else is to be kept out
         raise
     return lock
-def _write_number(folder, lock):
+def _write_number(folder: Path, lock: Lock) -> None:
     if _holder(folder) is None:
         raise FileExistsError(f'{folder/LOCK}: expected the number of a process, got a file of another program; '
                               'move it away, or choose another folder')
@@ -81,7 +83,7 @@ def _write_number(folder, lock):
 # %% ../../nbs/3_lasting/11_mapped.ipynb #b0e4bf4e
 _BLOCK = 1 << 20
 
-def _allocate_blocks(file, start, stop):
+def _allocate_blocks(file: BinaryIO, start: int, stop: int) -> None:
     "Reserve disk blocks for the bytes [start, stop) of a file; an `OSError` if the disk is full"
     if hasattr(os, 'posix_fallocate'): return os.posix_fallocate(file.fileno(), start, stop - start)
     for at in range(start, stop, _BLOCK):      # macOS, Windows: written bytes have blocks
@@ -92,7 +94,7 @@ def _allocate_blocks(file, start, stop):
     file.flush()
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #f4645fbc
-def boot_id():
+def boot_id() -> str | None:
     "Return the identifier of the present boot (Linux), or None where there is none"
     try: return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     except OSError: return None
@@ -110,33 +112,34 @@ class Checksums:
     About `PARTS` runs cover the ring; `rows` has `max_sz`, `first_id`, `n_added`,
     `checksum(first, end)`."""
     PARTS = 1024
-    def __init__(self, runs=()) -> None:
-        self.runs = [[int(o) for o in (a, b, crc)] for a, b, crc in runs]
-        edges = [o for run in self.runs for o in run[:2]]
-        if edges!=sorted(edges) or any(a==b for a, b, _ in self.runs): raise ValueError('runs of ids that overlap')
+    def __init__(self, runs: Iterable[Iterable[int]] = ()) -> None:
+        self.runs = [[int(first), int(end), int(crc)] for first, end, crc in runs]
+        edges = [edge for first, end, _ in self.runs for edge in (first, end)]
+        empty = any(first==end for first, end, _ in self.runs)
+        if edges!=sorted(edges) or empty: raise ValueError('runs of ids that overlap')
 
-    def update(self, rows):
+    def update(self, rows: Any) -> None:
         "Cover all rows; what is covered already is read only where its run grows or lost its beginning"
-        size, known, self.runs = max(1, -(-rows.max_sz//self.PARTS)), iter(self.runs), []
-        run = next(known, None)
-        for start in range(rows.first_id//size*size, rows.n_added, size):
-            a, b, kept = max(start, rows.first_id), min(start + size, rows.n_added), []
-            while run is not None and run[0] < b:
-                if a <= run[0] and run[1] <= b: kept.append(run)
-                run = next(known, None)
-            if len(kept)!=1 or kept[0][:2]!=[a, b]:              # what is damaged stays noticed
-                kept = [o for o in kept if rows.checksum(*o[:2])!=o[2]]
-            edges = [a, *(o for k in kept for o in k[:2]), b]
-            gaps = [[c, d, rows.checksum(c, d)] for c, d in zip(edges[::2], edges[1::2]) if c < d]
+        size = max(1, -(-rows.max_sz//self.PARTS))
+        known = {part: list(runs) for part, runs in groupby(self.runs, lambda run: run[0]//size)}
+        self.runs = []
+        for part in range(rows.first_id//size, -(-rows.n_added//size)):
+            first, end = max(part*size, rows.first_id), min((part + 1)*size, rows.n_added)
+            kept = [run for run in known.get(part, ()) if first <= run[0] and run[1] <= end]
+            if len(kept)!=1 or kept[0][:2]!=[first, end]:        # what is damaged stays noticed
+                kept = [run for run in kept if rows.checksum(*run[:2])!=run[2]]
+            edges = [first, *(edge for run in kept for edge in run[:2]), end]
+            gaps = [[a, b, rows.checksum(a, b)] for a, b in zip(edges[::2], edges[1::2]) if a < b]
             self.runs += sorted(kept + gaps)
 
-    def drop(self, ids):
+    def drop(self, ids: np.ndarray) -> bool:
         "Forget the runs that hold any of these ids; return whether there were any"
-        held = [bool(((ids >= a) & (ids < b)).any()) for a, b, _ in self.runs]
-        self.runs = [run for run, gone in zip(self.runs, held) if not gone]
-        return any(held)
+        kept = [run for run in self.runs if not ((ids >= run[0]) & (ids < run[1])).any()]
+        found = len(kept) < len(self.runs)
+        self.runs = kept
+        return found
 
-    def check(self, rows):
+    def check(self, rows: Any) -> None:
         "Raise an `AssertionError` if rows of a run differ of which none was overwritten since"
         for a, b, crc in self.runs:
             if a < rows.first_id or b > rows.n_added or rows.checksum(a, b)==crc: continue
@@ -145,21 +148,22 @@ class Checksums:
 # %% ../../nbs/3_lasting/11_mapped.ipynb #4c07d1aa
 _OWN = re.compile(r'[^/\\\0]+\.map|flushed\.json|(memory|flushed)\.json\.part')      # what a marker may name
 
-def _place(stat): return stat.st_dev, stat.st_ino
+def _place(stat: os.stat_result) -> tuple[int, int]: return stat.st_dev, stat.st_ino
 
 class OwnFolder:
     "A folder of a memory's own: locked, with nothing of others in it, and the same one all the time"
     DESCRIPTION, FLUSHED, OPENING = 'memory.json', 'flushed.json', 'memory.json.opening'
-    def __init__(self, path, writable=True) -> None:
-        self.path, self.writable = Path(path).absolute(), writable     # the same after `os.chdir`
-        self.description: dict | None = None   # what the files hold, once they are complete
+    def __init__(self, path: str | Path, writable: bool = True) -> None:
+        self.path = Path(path).absolute()      # the same after `os.chdir`
+        self.writable = writable
+        self.description: dict[str, Any] | None = None   # what the files hold, once they are complete
         self._new: list[str] = []              # files of an opening that is not complete yet
         self._is_marked = False                # has it written its marker?
-        self._places: dict[Path, Any] = {}     # device and inode of the folder and its files
+        self._places: dict[Path, tuple[int, int]] = {}     # device and inode of the folder and its files
         self._locks: list[Lock] = []
         self.closed = False
 
-    def _enter(self):
+    def _enter(self) -> None:
         "Lock the folder, which is a memory, or empty but for what an interrupted opening made: remove that"
         self.path.mkdir(parents=True, exist_ok=True)
         self._locks += _lock_folder(self.path)
@@ -173,16 +177,18 @@ class OwnFolder:
             warnings.warn(f'{self.path}: this system has no file locks, so a second process that writes to this '
                           'memory is not noticed: make sure that there is none', stacklevel=2)
 
-    def _interrupted(self):
+    def _interrupted(self) -> list[str]:
         "The files that an interrupted opening made, by its marker; refuses a folder that holds anything else"
-        marker, made = self.path/self.OPENING, []
+        marker = self.path/self.OPENING
+        made: list[str] = []
         if os.path.lexists(marker):
             found = self._read(marker)
             with naming(marker, 'damaged'):
                 made = [str(o) for o in found['files']]
                 if not all(map(_OWN.fullmatch, made)): raise ValueError('it names files of others')
-        own = [*made, self.OPENING, f'{self.OPENING}.part', *[LOCK]*(_holder(self.path) is not None)]
-        others = sorted(set(os.listdir(self.path)).difference(own))
+        own = {*made, self.OPENING, f'{self.OPENING}.part'}
+        if _holder(self.path) is not None: own.add(LOCK)
+        others = sorted(set(os.listdir(self.path)) - own)
         if not others: return made
         names = ', '.join(others[:5]) + ', …'*(len(others) > 5)
         if any(o.endswith('.map') or o==self.FLUSHED for o in others):
@@ -192,61 +198,62 @@ class OwnFolder:
         raise FileExistsError(f'{self.path}: expected a memory, or an empty folder for a new one; this one holds '
                               f'{names}: choose another folder or an empty one')
 
-    def _mark(self):
+    def _mark(self) -> None:
         "Note the files that this opening makes, before it makes them"
-        notes = (self.FLUSHED, f'{self.FLUSHED}.part', f'{self.DESCRIPTION}.part')
-        write_file(self.path/self.OPENING, manifest_bytes(dict(files=[*self._new, *notes])))
+        files = [*self._new, self.FLUSHED, f'{self.FLUSHED}.part', f'{self.DESCRIPTION}.part']
+        write_file(self.path/self.OPENING, manifest_bytes(dict(files=files)))
         self._is_marked = True
 
-    def _read(self, path):
+    def _read(self, path: Path) -> Any:
         if path.is_symlink(): raise CheckpointError(f'{path}: expected a file, got a symbolic link')
         return read_manifest(path)
 
-    def subfolder(self, name) -> Path:
+    def subfolder(self, name: str) -> Path:
         "Return the path of a folder in this one; an `OSError` if that is a link, or `check_place` fails"
         self.check_place()
         path = self.path/name
         if not path.is_symlink(): return path
         raise OSError(errno.ELOOP, f'{path}: expected a folder, got a symbolic link')
 
-    def check_place(self):
+    def check_place(self) -> None:
         "Raise an `OSError` if the folder or a file in it was moved, replaced or removed since it was opened"
         for path, place in self._places.items():
-            try: now = _place(os.stat(path, follow_symlinks=path==self.path))
-            except FileNotFoundError: now = None
-            if now==place: continue
-            what = 'is no longer there' if now is None else 'is another one now'
+            what = 'is another one now'
+            try:
+                if _place(os.stat(path, follow_symlinks=path==self.path))==place: continue
+            except FileNotFoundError: what = 'is no longer there'
             raise OSError(f'{path} {what}: it was moved, replaced or removed while this memory was open. What is '
                           'stored is not lost yet: put it back and try again, or save the memory elsewhere')
 
-    def _make(self, path):
+    def _make(self, path: Path) -> BinaryIO:
         "Make a file, which the marker names first; one that an earlier try of this opening made is emptied"
         self.check_place()
         if path.name in self._new: return open(path, 'w+b', opener=no_link)
         if os.path.lexists(path): raise FileExistsError(f'{path}: somebody else has made this file; remove it')
         self._new.append(path.name)
-        self._mark()
+        self._mark()                   # killed after this, the next opening removes the file; before it, there is none
         return open(path, 'x+b', opener=no_link)
 
-    def _undo(self):
+    def _undo(self) -> None:
         "Remove what an opening that was not completed has made, unless the folder was moved"
-        new, self._new = self._new, []
         if not self._is_marked or self.description is not None: return
         with suppress(OSError):
             self.check_place()
-            for name in new: (self.path/name).unlink(missing_ok=True)
-            (self.path/self.OPENING).unlink(missing_ok=True)
-    def close(self):
+            for name in self._new: (self.path/name).unlink(missing_ok=True)
+            (self.path/self.OPENING).unlink(missing_ok=True)     # last: killed before, the next opening goes on
+    def close(self) -> None:
         "Release the lock; remove the files of an opening that failed"
         self._undo()
-        self._is_marked, self.closed = False, True
+        self._new = []
+        self._is_marked = False
+        self.closed = True
         for lock in self._locks: lock.free()
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #a83d90e4
 _TOKEN = 32                     # byte of the counters at which the token of the last flush is
 STATE = 'state'                 # the folder for what a memory is apart from its mapped files
 
-def _checksum_of(path):
+def _checksum_of(path: Path) -> int:
     "The crc32 of a file"
     now = 0
     with open(path, 'rb', opener=no_link) as file:
@@ -255,15 +262,15 @@ def _checksum_of(path):
 
 class NotedFolder(OwnFolder):
     "A folder with a note of what was certain at the last flush"
-    def __init__(self, path, writable=True) -> None:
+    def __init__(self, path: str | Path, writable: bool = True) -> None:
         super().__init__(path, writable)
         self.power_cut: PowerCut | None = None # set if the computer was restarted before `close`
         self.flushed = PowerCut(0, 0, 0.)      # what the last flush found
         self.checksums = Checksums()           # of the rows, at the last flush
-        self._tokens: list | None = [0, secrets.randbits(62)]    # of this flush and of the next
+        self._tokens: list[int] | None = [0, secrets.randbits(62)]     # of this flush and of the next
         self._in_use = True                    # as the note says
 
-    def _look_back(self):
+    def _look_back(self) -> None:
         "Warn, and say what is certain, if the computer was restarted before the folder was closed"
         file, boot = self.path/self.FLUSHED, boot_id()
         note = dict(runs=[], files={}, tokens=None, state=None) | self._read(file)    # some are newer
@@ -271,21 +278,23 @@ class NotedFolder(OwnFolder):
                      tokens=list | None, state=int | None)
         with naming(file, 'damaged'):
             if not all(isinstance(note[k], o) for k, o in kinds.items()): raise TypeError(f'expected {kinds}')
-            self.flushed = PowerCut(*(note[k] for k in PowerCut._fields))
-            self.checksums, noted, closed = Checksums(note['runs']), note['boot'], note['closed']
+            self.flushed = PowerCut(note['n_added'], note['first_id'], note['time'])
+            self.checksums = Checksums(note['runs'])
             self._tokens = None if note['tokens'] is None else [int(o) for o in note['tokens'][:2]]
             when = np.datetime64(int(self.flushed.time), 's')
-        sums = {self.path/f'{name}.map': crc for name, crc in note['files'].items()}
-        if note['state'] is not None: sums[self.path/STATE/MANIFEST] = note['state']
-        for path, crc in sums.items() if closed else (): self._compare(path, crc)
+        noted, closed = note['boot'], note['closed']
+        if closed: self._compare_files(note['files'], note['state'])
         self._in_use = noted==boot and not closed
         if boot and noted and not closed and not self._in_use: self._warn(when)
-    def begin_use(self):
+    def begin_use(self) -> None:
         "Note that the folder isn't closed any more: the last step of opening it, before anything changes"
         if not self._in_use: self._note(self.flushed, closed=False)
         self._in_use = True
 
-    def _compare(self, path, crc):
+    def _compare_files(self, files: dict[str, int], state: int | None) -> None:
+        for name, crc in files.items(): self._compare(self.path/f'{name}.map', crc)
+        if state is not None: self._compare(self.path/STATE/MANIFEST, state)
+    def _compare(self, path: Path, crc: int) -> None:
         "A `CheckpointError` if a file is not as `close` left it"
         if not path.exists(): raise CheckpointError(f'{path}: no such file; this memory is incomplete without it')
         with naming(path, 'damaged'):
@@ -293,9 +302,10 @@ class NotedFolder(OwnFolder):
         raise CheckpointError(f'{path}: damaged: it is not as it was when the memory was closed; '
                               'ReplayMemory.peek still reads the steps')
 
-    def _warn(self, when):
+    def _warn(self, when: np.datetime64) -> None:
         "After a restart: say what is certain, what can be checked, and what is unknown"
-        n, self.power_cut = self.flushed.n_added, self.flushed
+        self.power_cut = self.flushed
+        n = self.flushed.n_added
         checked = ('check_valid() compares them with their checksums, by runs of steps of which none was overwritten'
                    if self.checksums.runs else 'they have no checksums, so check_valid() can\'t compare them')
         warnings.warn(f'{self.path}: the computer was restarted before this memory was closed. If that was a '
@@ -303,7 +313,7 @@ class NotedFolder(OwnFolder):
                       f'unless they were overwritten since; {checked}. Nothing is known of the steps from {n} on, '
                       'nor of priorities: they may be lost or wrong', stacklevel=4)
 
-    def _note(self, flushed, closed, files=None):
+    def _note(self, flushed: PowerCut, closed: bool, files: dict[str, int] | None = None) -> None:
         self.check_place()
         state = self.path/STATE/MANIFEST
         note = flushed._asdict() | dict(boot=boot_id(), closed=closed, runs=self.checksums.runs, files=files or {},
@@ -312,21 +322,25 @@ class NotedFolder(OwnFolder):
         write_file(self.path/self.FLUSHED, manifest_bytes(note))
         self.flushed = flushed
 
-    def check_counts(self, counts):
+    def check_counts(self, counts: np.ndarray) -> None:
         "A `CheckpointError` if the counters (int64[8]) are not those of the last flush, or later ones"
-        n, token, flushed = int(counts[0]), int(counts[_TOKEN//8]), self.flushed.n_added
-        if n >= flushed and token in (self._tokens or [token]): return
+        n, token = int(counts[N_ADDED]), int(counts[_TOKEN//8])
+        flushed = self.flushed.n_added
+        if n >= flushed and (self._tokens is None or token in self._tokens): return
         what = f'it has {n} rows, but {flushed} were flushed' if n < flushed else 'it is of another time or memory'
         raise CheckpointError(f'{self.path/"counts.map"}: damaged, or {self.FLUSHED} is: {what}; '
                               'put back a whole copy of this folder')
 
-    def forget(self, ids=None):
+    def forget(self, ids: np.ndarray | None = None) -> None:
         "Note, before it happens, that the rows `ids` (int64[m]; None: all) will not stay as they were flushed"
         if self.description is None: return
-        if ids is None: self.checksums, self.flushed = Checksums(), self.flushed._replace(n_added=0, first_id=0)
-        if ids is None or self.checksums.drop(ids): self._note(self.flushed, closed=False)
+        if ids is None:
+            self.checksums = Checksums()
+            self.flushed = self.flushed._replace(n_added=0, first_id=0)
+        elif not self.checksums.drop(ids): return
+        self._note(self.flushed, closed=False)
 
-    def memory(self):
+    def memory(self) -> dict[str, Any]:
         "Return the description of a memory, checked: `max_sz`, `sampler`, `layout`, `dedup`"
         with naming(self.path/self.DESCRIPTION, 'this does not describe a memory'):
             there: Any = self.description
@@ -347,7 +361,7 @@ class MappedFolder(NotedFolder):
     JOURNAL, LEAST = JOURNAL_BYTES, JOURNAL_ROWS
     ROWS = 'records', 'frames', 'texts', 'journal'      # files that `close` does not sum up
     durable = True
-    def __init__(self, path, writable=True) -> None:
+    def __init__(self, path: str | Path, writable: bool = True) -> None:
         super().__init__(path, writable)
         self._maps: dict[str, mmap.mmap] = {}
         self._real: dict[str, int] = {}        # bytes of each file that have blocks on the disk
@@ -358,7 +372,7 @@ class MappedFolder(NotedFolder):
             self.close()
             raise
 
-    def _begin(self):
+    def _begin(self) -> None:
         description = self.path/self.DESCRIPTION
         if self.writable: self._enter()
         elif not self.path.is_dir(): raise CheckpointError(f'{self.path}: no such folder; there is no memory here')
@@ -369,24 +383,31 @@ class MappedFolder(NotedFolder):
         (self.path/self.OPENING).unlink(missing_ok=True)
         self._look_back()
 
-    def allocate(self, name, nbytes, grow=False):
+    def allocate(self, name: str, nbytes: int, grow: bool = False) -> np.ndarray:
         "Return the bytes (uint8[nbytes]) of the file `name`, at first zeros. `grow`: `extend` reserves their blocks"
-        path, size, made = self.path/f'{name}.map', max(1, nbytes), self.description is None
-        if not made and not os.path.lexists(path):
-            raise CheckpointError(f'{path}: no such file; this memory is incomplete without it')
-        mode = 'r+b' if self.writable else 'rb'
-        with self._make(path) if made else open(path, mode, opener=no_link) as file:
-            found = size if made else os.fstat(file.fileno()).st_size
-            if found!=size: raise CheckpointError(f'{path}: expected {size} bytes, got {found}')
-            if self.writable: self._places[path] = _place(os.fstat(file.fileno()))
+        path, size = self.path/f'{name}.map', max(1, nbytes)
+        if self.description is None: file = self._make(path)
+        else: file = self._open(path, size)
+        with file:
             self._real[name] = 0
-            if self.writable: self._reserve(name, file, 0 if grow else size, size)
-            if made: os.fsync(file.fileno())
+            if self.writable:
+                self._places[path] = _place(os.fstat(file.fileno()))
+                self._reserve(name, file, 0 if grow else size, size)
+            if self.description is None: os.fsync(file.fileno())
             access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
             self._maps[name] = mmap.mmap(file.fileno(), size, access=access)
         return np.frombuffer(self._maps[name], np.uint8)[:nbytes]
+    def _open(self, path: Path, size: int) -> BinaryIO:
+        "Open a file that is there"
+        if not os.path.lexists(path):
+            raise CheckpointError(f'{path}: no such file; this memory is incomplete without it')
+        file = open(path, 'r+b' if self.writable else 'rb', opener=no_link)
+        found = os.fstat(file.fileno()).st_size
+        if found==size: return file
+        file.close()
+        raise CheckpointError(f'{path}: expected {size} bytes, got {found}')
 
-    def extend(self, name, upto):
+    def extend(self, name: str, upto: int) -> None:
         "Reserve disk space for the first `upto` bytes of a file; an `OSError` changes nothing"
         now, size = self._real[name], len(self._maps[name])
         if upto <= now or not self.writable: return
@@ -395,7 +416,7 @@ class MappedFolder(NotedFolder):
         with open(self.path/f'{name}.map', 'r+b', opener=no_link) as file:
             self._reserve(name, file, min(size, max(upto, now + now//8)), size)
 
-    def _reserve(self, name, file, upto, size):
+    def _reserve(self, name: str, file: BinaryIO, upto: int, size: int) -> None:
         "Give a file its size, and its first `upto` bytes their blocks"
         stat, free = os.fstat(file.fileno()), shutil.disk_usage(self.path).free
         lacking = max(0, upto - 512*getattr(stat, 'st_blocks', upto))
@@ -408,28 +429,28 @@ class MappedFolder(NotedFolder):
                                    f'{e.strerror}') from None
         self._real[name] = upto
 
-    def describe(self, description):
+    def describe(self, description: dict[str, Any]) -> None:
         "Record what the files hold (JSON), which makes the folder a memory"
         self._note(PowerCut(0, 0, time.time()), closed=False)
-        self._write(description)
-        self._new = []
-        (self.path/self.OPENING).unlink(missing_ok=True)
-    def _write(self, description):
+        self._write(description)       # killed before it is written, the next opening removes what the marker names
+        (self.path/self.OPENING).unlink(missing_ok=True)     # killed before this, the next opening does it
+    def _write(self, description: dict[str, Any]) -> None:
         write_file(self.path/self.DESCRIPTION, manifest_bytes(description))
-        self.description = description
-    def need(self, feature) -> None:
+        self.description = description # after the file: interrupted between them, `close` must remove no file
+    def need(self, feature: str) -> None:
         "Note in a folder that is a memory, before it uses a feature, that its readers have to know it"
-        there = self.description
-        if there is None or feature in there.get('needs', ()): return
+        if self.description is None: return
+        known = self.description.get('needs', [])
+        if feature in known: return
         self.check_place()
-        self._write(there | dict(needs=[*there.get('needs', ()), feature]))
+        self._write(self.description | dict(needs=[*known, feature]))
 
     @property
-    def counters(self):
+    def counters(self) -> np.ndarray:
         "The memory's counters (int64[8], see `Ring`), and at byte `_TOKEN` what the last flush wrote"
         if self._counters is None: self._counters = self.allocate('counts', 64).view(np.int64)
         return self._counters
-    def attach(self, sampler: Any, max_sz: int) -> None:
+    def attach(self, sampler: Sampler, max_sz: int) -> None:
         "Let a sampler serve a memory of `max_sz` slots, with arrays that outlive the process"
         sampler.attach(max_sz, self.allocate, self.counters[TOLD:TOLD + 1])
     def draw_counts(self, n: int) -> np.ndarray:
@@ -438,121 +459,129 @@ class MappedFolder(NotedFolder):
     def check(self, rows: Any) -> None:
         "Raise an `AssertionError` if rows are not what they were at the last flush"
         self.checksums.check(rows)
-    def dropped(self, max_sz, make=False):
+    def dropped(self, max_sz: int, make: bool = False) -> 'DroppedIds | None':
         "Return the `DroppedIds` of a memory; None, if no row was ever dropped, unless it is to `make` the file"
-        path, nbytes = self.path/'dropped.map', 8*(max_sz + 1)
-        if self._dropped is not None: return self._dropped
-        if not os.path.lexists(path):
-            if not make: return None
-            self._make_late(path, nbytes, nbytes)
+        nbytes = 8*(max_sz + 1)
+        if self._dropped is not None or not self._is_there('dropped', nbytes, nbytes, make): return self._dropped
         self._dropped = DroppedIds(self.allocate('dropped', nbytes))
         if self.writable: self._dropped.recover()
         return self._dropped
     def note_dropped(self, max_sz: int, ids: np.ndarray) -> None:
         "Note that the rows `ids` of a memory were dropped; with none, make room for such a note"
         self.need('dropped rows')           # whoever does not know them would draw these again
-        self.dropped(max_sz, make=True).note(ids)
+        noted: Any = self.dropped(max_sz, make=True)
+        noted.note(ids)
     def late(self, name: str, nbytes: int, make: bool = False) -> np.ndarray | None:
         "Return the bytes of a file that is made when it is needed, as `allocate` with `grow`; None: there is none"
-        path = self.path/f'{name}.map'
-        if not os.path.lexists(path):
-            if not make: return None
-            self._make_late(path, 0, nbytes)
+        if not self._is_there(name, 0, nbytes, make): return None
         return self.allocate(name, nbytes, grow=True)
-    def _make_late(self, path, upto, nbytes):
-        "Make a file of zeros in a folder that is a memory already: whole or, with an `OSError`, not at all"
+    def _is_there(self, name: str, upto: int, nbytes: int, make: bool) -> bool:
+        """Is there such a file in a folder that is a memory already? It may be made now: of zeros, with
+        blocks for its first bytes; whole or, with an `OSError`, not at all"""
+        path = self.path/f'{name}.map'
+        there = os.path.lexists(path)
+        if there or not make: return there
         self.check_place()
         part = path.with_name(path.name + '.part')
         try:
             with open(part, 'w+b', opener=no_link) as file:
-                self._real[path.stem] = 0
-                self._reserve(path.stem, file, upto, nbytes)
+                self._real[name] = 0
+                self._reserve(name, file, upto, nbytes)
                 os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            with suppress(FileNotFoundError): part.unlink()
+            os.replace(part, path)     # killed before, only a part is there, which the next try writes again
+        finally: part.unlink(missing_ok=True)
         sync_folder(self.path)
+        return True
 
     @property
-    def files(self) -> list:
+    def files(self) -> list[Path]:
         "The paths of the files that are mapped so far, but for the counters"
         return [self.path/f'{o}.map' for o in self._maps if o!='counts']
-    def journal(self, size, max_sz):
+    def journal(self, size: int, max_sz: int) -> 'Journal | None':
         "Return the `Journal` for records of `size` bytes in `max_sz` slots; None for a reader"
         if not self.writable: return None
         rows = journal_rows(size, max_sz, self.JOURNAL, self.LEAST)
         return Journal(self.allocate('journal', rows*size), rows)
 
-    def flush(self, rows=None, closing=False):
+    def flush(self, rows: Any = None, closing: bool = False) -> None:
         """Wait until all is on the disk, and record that. `rows`: as in `Checksums`; `closing`:
         nothing is stored after this"""
         if self.description is None: return
         self.check_place()
         if rows is not None: self.checksums.update(rows)
         counts: Any = self._maps.get('counts', bytearray(64))
-        token, self._tokens = self._tokens, [(self._tokens or [0, secrets.randbits(62)])[1], secrets.randbits(62)]
+        before = self._tokens
+        token = before[1] if before else secrets.randbits(62)
+        self._tokens = [token, secrets.randbits(62)]
         try:
-            struct.pack_into('<q', counts, _TOKEN, self._tokens[0])
+            struct.pack_into('<q', counts, _TOKEN, token)      # killed after this: the last note announced it
             for name in sorted(self._maps, key=lambda o: o=='counts'): self._maps[name].flush()
-            files = [o for o in self._maps if o.split('.')[0] not in self.ROWS] if closing else []
             n, first = struct.unpack_from('<2q', counts)
-            self._note(PowerCut(n, first, time.time()), closing, {o: zlib.crc32(self._maps[o]) for o in files})
+            # the note comes last: if the power fails before it is there, the one before it is still true
+            self._note(PowerCut(n, first, time.time()), closing, self._sums() if closing else None)
         except BaseException:
-            self._tokens = token
+            self._tokens = before
             raise
         self.check_place()
+    def _sums(self) -> dict[str, int]:
+        "The crc32 of each file, but for those of rows"
+        return {o: zlib.crc32(raw) for o, raw in self._maps.items() if o.split('.')[0] not in self.ROWS}
 
-    def close(self):
+    def close(self) -> None:
         "Release every mapping and the lock; remove the files of an opening that failed"
         self._dropped = None
-        maps, self._maps, self._counters = self._maps, {}, None
-        for mapped in maps.values():           # one that an array still uses goes with the array
+        self._counters = None
+        while self._maps:                      # one that an array still uses goes with the array
+            _, mapped = self._maps.popitem()
             with suppress(BufferError): mapped.close()
         super().close()
 
-    def __repr__(self):
-        mode = 'closed' if self.closed else 'writing' if self.writable else 'reading'
+    def __repr__(self) -> str:
+        mode = 'writing' if self.writable else 'reading'
         nbytes = sum(map(len, self._maps.values()))
-        return f'MappedFolder({str(self.path)!r}, {mode}; {nbytes:,} bytes mapped)'
+        return f'MappedFolder({str(self.path)!r}, {"closed" if self.closed else mode}; {nbytes:,} bytes mapped)'
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #a046d46b
 class DroppedIds:
     """A file that says of each slot which row in it was dropped, by its id + 1; what replaces
     that row has another id. The rows of a call are noted below zero, and counted from one moment
     on"""
-    def __init__(self, raw): self._state, self._ids = raw.view(np.int64)[:1], raw.view(np.int64)[1:]
-    def note(self, ids):
+    def __init__(self, raw: np.ndarray) -> None:
+        numbers = raw.view(np.int64)
+        self._state, self._ids = numbers[:1], numbers[1:]
+    def note(self, ids: np.ndarray) -> None:
         "Note that the rows `ids` (int64[m]) were dropped: all of them or, if the process is killed, none"
         slots = ids % len(self._ids)
         self._ids[slots] = -1 - ids
-        self._state[0] = 1                   # from here on they count
-        self._ids[slots] = 1 + ids
-        self._state[0] = 0
-    def recover(self):
+        self._state[0] = 1                   # killed before this: none counts, and `recover` removes those below zero
+        self._ids[slots] = 1 + ids           # killed while they are written: all count, below zero or above
+        self._state[0] = 0                   # last, so that `recover` has always known what a number below zero means
+    def recover(self) -> None:
         "Finish, or undo, what a process began that was killed"
         noted = np.flatnonzero(self._ids < 0)
         self._ids[noted] = -self._ids[noted] if self._state[0] else 0
         self._state[0] = 0
-    def forget(self):
+    def forget(self) -> None:
         "Nothing is dropped"
         self._ids[:] = 0
-    def hold(self, ids):
+    def hold(self, ids: np.ndarray) -> np.ndarray:
         "Return which of the rows `ids` (int64[m]) were dropped (bool)"
         found = self._ids[ids % len(self._ids)]
         return (np.abs(found) if self._state[0] else found)==1 + ids
-    def ids_in(self, storage):
+    def ids_in(self, storage: Storage) -> np.ndarray:
         "Return the ids of the rows of a storage that were dropped"
         ids = np.arange(storage.first_id, storage.n_added)
         return ids[self.hold(ids)]
 
 class Journal:
     "A file that keeps the rows (at most `rows`) that a write overwrites until it is complete"
-    def __init__(self, raw, rows):
-        self.rows, self._kept = rows, raw.reshape(rows, -1)
-    def keep(self, rows):
+    def __init__(self, raw: np.ndarray, rows: int) -> None:
+        self.rows = rows
+        self._kept = raw.reshape(rows, -1)
+    def keep(self, rows: np.ndarray) -> None:
         "Copy rows (uint8[m, size]) into the file"
         self._kept[:len(rows)] = rows
-    def restore(self, records, slots):
+    def restore(self, records: np.ndarray, slots: np.ndarray) -> None:
         "Copy the first `m` rows that were kept back into these slots (int64[m])"
         records[slots] = self._kept[:len(slots)]
 
@@ -562,12 +591,13 @@ class View:
 
     It takes no lock and writes nothing; rows that are overwritten while they are read are left out.
     `max_sz`, `layout`, `sampler` (a dict of kind and options): as the memory was made."""
-    def __init__(self, path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._folder = MappedFolder(path, writable=False)
         self.path = self._folder.path
-        there: Any = self._folder.memory()
+        there = self._folder.memory()
         self._kept: Any = None
-        self.max_sz, self.sampler = there['max_sz'], there['sampler']
+        self.max_sz = there['max_sz']
+        self.sampler = there['sampler']
         self.layout = Layout.from_plain(there['layout'])
         self._storage = storage_for(self.layout, self.max_sz, as_kept(self.layout, there['dedup']), room=self._folder)
 
@@ -583,7 +613,7 @@ class View:
         first = self.first_id                  # read first: meanwhile, both only grow
         return min(self.n_added - first, self.max_sz)
 
-    def fetch(self, ids, fields: Any = None) -> Batch:
+    def fetch(self, ids: Any, fields: Iterable[str] | None = None) -> Batch:
         """Return the transitions `ids` that are in the memory, in this order, without the others;
         `fields`: the names of its columns"""
         ids = ids_of('ids', ids)
@@ -606,26 +636,26 @@ class View:
         "Return the bytes of all transitions that there is room for, and those of one"
         return self._storage.nbytes, bytes_each(self._storage)
 
-    def recent(self, k=None) -> Batch:
+    def recent(self, k: int | None = None) -> Batch:
         "Return the newest `k` transitions (None: all), in the order of time; fewer, if there are fewer"
         while True:
             n, first = self.n_added, self.first_id
             batch = self.fetch(np.arange(first if k is None else max(first, n - k), n))
             if len(batch) or not len(self): return batch       # else all were overwritten meanwhile
 
-    def sample(self, bs, seed=None) -> Batch:
+    def sample(self, bs: int, seed: int | None = None) -> Batch:
         """Draw `bs` transitions uniformly (by `seed`), or fewer if some are overwritten meanwhile, none
         that was dropped; a `ValueError` if there are none"""
         ids = np.arange(self.first_id, self.n_added)
         ids = ids[~self.dropped(ids)]
         if not len(ids): raise ValueError(f'{self.path}: the memory is empty, nothing to sample')
         return self.fetch(ids[np.random.default_rng(seed).integers(len(ids), size=bs)])
-    def dropped(self, ids) -> np.ndarray:
+    def dropped(self, ids: Any) -> np.ndarray:
         "Return which of the transitions `ids` (int64[m]) were dropped (bool[m])"
         found, ids = self._folder.dropped(self.max_sz), ids_of('ids', ids)
         return np.zeros(len(ids), bool) if found is None else found.hold(ids)
 
-    def priorities(self, ids) -> Any:
+    def priorities(self, ids: Any) -> np.ndarray | None:
         "Return the priorities of `ids` now (float64[m]); None if there are none in a known form"
         file, kind = self.path/'priorities.map', KINDS.get(self.sampler['kind'])
         if kind is None or not issubclass(kind, Prioritized) or not file.exists(): return None

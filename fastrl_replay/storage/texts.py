@@ -7,25 +7,31 @@ __all__ = ['MOST_TEXTS', 'BYTES', 'entries', 'TextList', 'TextNumbers', 'TextTab
 
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00004
 import zlib
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 import numpy as np
 from ..checks import Words, refuse
 from ..steps import Layout
+from .frames import Room
+from .request import Request, Shared
 
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00006
 MOST_TEXTS, BYTES = 1 << 20, 1 << 26           # distinct strings of a field at a time, and all their bytes
 _HINT = ('such a field is for names and instructions, each of which many steps have; keep what differs in every '
          'step outside, and its number here')
 
-def _entry(text): return text.encode('utf-8', 'surrogatepass')
-def _nbytes(found): return sum(4 + len(o) for o in found)
-def entries(raw: np.ndarray, start: int = 0) -> Any:
+_LENGTH = 4                                    # bytes before each string: its length + 1
+
+def _entry(text: str) -> bytes: return text.encode('utf-8', 'surrogatepass')
+def _nbytes(found: Iterable[bytes]) -> int: return sum(_LENGTH + len(o) for o in found)
+def entries(raw: np.ndarray, start: int = 0) -> Iterator[tuple[str, int]]:
     "Yield the strings written in `raw` (uint8) from byte `start` on, each with the byte at which it ends"
-    while start + 4 <= len(raw):
-        n = int.from_bytes(raw[start:start + 4].tobytes(), 'little') - 1
-        start += 4 + n
+    while start + _LENGTH <= len(raw):
+        begin = start + _LENGTH
+        n = int.from_bytes(raw[start:begin].tobytes(), 'little') - 1
+        start = begin + n
         if n < 0 or start > len(raw): return
-        try: text = raw[start - n:start].tobytes().decode('utf-8', 'surrogatepass')
+        try: text = raw[begin:start].tobytes().decode('utf-8', 'surrogatepass')
         except UnicodeDecodeError: return        # what a power cut left behind the last whole one
         yield text, start
 
@@ -36,7 +42,7 @@ class TextList:
         self.name, self.raw = name, raw
         self._begin()
         self.read()
-    def _begin(self):
+    def _begin(self) -> None:
         self.texts = list[str]()
         self.numbers = dict[str, int]()
         self.end = 0
@@ -45,32 +51,35 @@ class TextList:
         del self.texts[len(self.numbers):]        # of a reading that was interrupted
         for text, end in entries(self.raw, self.end):
             self.texts.append(text)
-            self.numbers[text], self.end = len(self.texts), end
+            self.numbers[text] = len(self.texts)
+            self.end = end
     def again(self) -> None:
         "Read all of it again: another process has begun it anew"
         self._begin()
         self.read()
     def append(self, entry: bytes) -> None:
         "Write a string"
-        a, b = self.end + 4, self.end + 4 + len(entry)
-        self.raw[a:b] = np.frombuffer(entry, np.uint8)
-        self.raw[b:b + 4] = 0
-        self.raw[a - 4:a] = np.frombuffer((len(entry) + 1).to_bytes(4, 'little'), np.uint8)
+        begin, end = self.end + _LENGTH, self.end + _LENGTH + len(entry)
+        self.raw[begin:end] = np.frombuffer(entry, np.uint8)
+        self.raw[end:end + _LENGTH] = 0
+        # the length comes last: killed before it is there, the string is not, and the list ends before it
+        self.raw[self.end:begin] = np.frombuffer((len(entry) + 1).to_bytes(_LENGTH, 'little'), np.uint8)
         self.read()
     def erase(self) -> None:
         "Begin with nothing"
-        self.raw[:4] = 0
+        self.raw[:_LENGTH] = 0
         self._begin()
     def written(self) -> np.ndarray:
         "Return all strings, as they are written (uint8[m])"
         return self.raw[:self.end].copy()
     def put(self, written: np.ndarray) -> None:
         "Hold what `written` returned"
+        n = len(written)
         self.erase()
-        self.raw[4:len(written)], self.raw[len(written):len(written) + 4] = written[4:], 0
-        self.raw[:min(4, len(written))] = written[:4]
+        self.raw[_LENGTH:n] = written[_LENGTH:]
+        self.raw[n:n + _LENGTH] = 0
+        self.raw[:min(_LENGTH, n)] = written[:_LENGTH]     # last: killed before it is there, the list is empty
         self.read()
-
 
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00065
 _FEW = 1024            # strings that may come before those in use are counted again
@@ -97,16 +106,19 @@ class TextNumbers:
         return self.lists[self.now].end
     def __str__(self) -> str: return f'{self.leaf.name} by strings'
 
-    def open(self, room: Any, records: np.ndarray, at: Any) -> None:
+    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         "Find the strings in a room, or allocate what they need as they come"
-        self.room, self.held = room, records[:, at[0]]                     # the number in each row
-        self.now, self.first, self.n = 0, 0, 0
-        self.counted, self.look_at = set[str](), 0
+        self.room = room
+        self.held = records[:, at[0]]                    # the number in each row
+        self.now = 0                                     # the list to which new strings go
+        self.first = self.n = 0                          # ids of the rows that refer to strings: from, to
+        self.counted = set[str]()                        # strings that may be in use,
+        self.look_at = 0                                 # and how many, before they are counted again
         self.lists = [TextList(self.name, room.allocate(self.name, BYTES, grow=True))]
         self.emptied = self._seen = np.zeros(2, np.int64)
         self._find_second()
         if len(self.lists) > 1 and room.writable: self.emptied += 1     # its readers read all of it again
-    def _find_second(self, make=False):
+    def _find_second(self, make: bool = False) -> None:
         "Take in the second list, if there is one"
         if len(self.lists) > 1: return
         raw = self.room.late(f'{self.name}.1', _FRONT + BYTES, make)
@@ -114,7 +126,7 @@ class TextNumbers:
         self.emptied = raw[:_FRONT].view(np.int64)
         self._seen = np.array([-1, self.emptied[1]])     # the first may have begun anew since it was read
         self.lists.append(TextList(f'{self.name}.1', raw[_FRONT:]))
-    def _look_again(self):
+    def _look_again(self) -> None:
         "Read what another process has written since"
         self._find_second()
         for k, texts in enumerate(self.lists):
@@ -123,94 +135,98 @@ class TextNumbers:
                 self._seen[k] = self.emptied[k]
                 texts.again()
 
-    def ensure(self, m, filled): "There is room for any rows: what is new was accepted before"
-    def accept(self, columns: Any) -> None:
+    def ensure(self, m: int, filled: int) -> None: "There is room for any rows: what is new was accepted before"
+    def accept(self, columns: Sequence[np.ndarray]) -> None:
         "Store what is new in a column; a `ValueError`, `MemoryError` or `OSError`, and no change, if that is too much"
-        wanted = dict.fromkeys(columns[0].tolist())
-        if any(o not in self.lists[self.now].numbers for o in wanted): self.lists[self.now].read()   # interrupted?
-        own, n_new = self.lists[self.now], sum(o not in self.counted for o in wanted)
+        wanted, own = dict.fromkeys(columns[0].tolist()), self.lists[self.now]
+        if not own.numbers.keys() >= wanted.keys(): own.read()             # was a reading interrupted?
         found = [_entry(o) for o in wanted if o not in own.numbers]
+        n_new = len(wanted.keys() - self.counted)
         if not n_new and not found: return
-        full = own.end + _nbytes(found) + 4 > BYTES
-        late = len(self.counted) + n_new > self.look_at
-        if full or late: own, found = self._make_room(own, wanted, found, full)
+        full = own.end + _nbytes(found) + _LENGTH > BYTES
+        if full or len(self.counted) + n_new > self.look_at:
+            self._make_room(wanted, full)
+            own = self.lists[self.now]
+            found = [_entry(o) for o in wanted if o not in own.numbers]
         self._reserve(own, found)
         for o in found: own.append(o)
         self.counted.update(wanted)
-    def _reserve(self, texts, found):
+    def _reserve(self, texts: TextList, found: list[bytes]) -> None:
         front = 0 if texts is self.lists[0] else _FRONT
-        self.room.extend(texts.name, front + texts.end + _nbytes(found) + 4)
-    def _make_room(self, own, wanted, found, full):
-        "Find out what is in use, and forget the rest if it is time; return the list to write to, and what"
-        alive, other = self._in_use(self.now), self._in_use(1 - self.now)
+        self.room.extend(texts.name, front + texts.end + _nbytes(found) + _LENGTH)
+    def _make_room(self, wanted: Iterable[str], full: bool) -> None:
+        "Find out what is in use, and write to the other list from now on, if it is time to forget the rest"
+        alive, other, own = self._in_use(self.now), self._in_use(1 - self.now), self.lists[self.now]
         n = len({*alive, *other, *wanted})
-        if n > MOST_TEXTS:
-            refuse(self.leaf.name, f'at most {MOST_TEXTS:,} different strings', Words('one more'), _HINT)
-        if full and (other or _nbytes(map(_entry, {*alive, *wanted})) + 4 > BYTES):
-            most = f'at most {BYTES:,} bytes of different strings'
-            refuse(self.leaf.name, most, Words('more'), _HINT)
+        if n > MOST_TEXTS: self._refuse(f'{MOST_TEXTS:,} different strings', 'one more')
+        if full and (other or _nbytes(map(_entry, {*alive, *wanted})) + _LENGTH > BYTES):
+            self._refuse(f'{BYTES:,} bytes of different strings', 'more')
         dead = len(own.texts) - len(alive)
         half_dead = dead > max(_FEW//2, len(alive))
-        if not other and (full or half_dead): own, found = self._empty_other(wanted)
+        if not other and (full or half_dead): self._empty_other(wanted)
         self.counted = alive | other
         self.look_at = min(MOST_TEXTS, n + max(_FEW, n, len(self.held)//64))
-        return own, found
-    def _in_use(self, k):
-        "The strings of list `k` that rows refer to (a set)"
+    def _refuse(self, most: str, got: str) -> NoReturn: refuse(self.leaf.name, f'at most {most}', Words(got), _HINT)
+    def _in_use(self, k: int) -> set[str]:
+        "The strings of list `k` that rows refer to"
         if k >= len(self.lists): return set()
-        numbers, texts = self._living(), self.lists[k].texts
-        numbers = numbers[numbers > 0] if k==0 else -numbers[numbers < 0]
-        return {texts[o - 1] for o in np.flatnonzero(np.bincount(numbers)).tolist()}
-    def _living(self):
+        numbers = -self._living() if k else self._living()
+        used = np.flatnonzero(np.bincount(numbers[numbers > 0]))
+        return {self.lists[k].texts[o - 1] for o in used.tolist()}
+    def _living(self) -> np.ndarray:
         "The numbers in all living rows"
         max_sz = len(self.held)
         first = max(self.first, self.n - max_sz)
-        a, m = first % max_sz, self.n - first
-        return np.concatenate([self.held[a:a + m], self.held[:max(0, a + m - max_sz)]])
-    def _empty_other(self, wanted):
+        begin, m = first % max_sz, self.n - first
+        return np.concatenate([self.held[begin:begin + m], self.held[:max(0, begin + m - max_sz)]])
+    def _empty_other(self, wanted: Iterable[str]) -> None:
         "Write to the other list from now on, which no row refers to; an error changes nothing"
         self._find_second(make=True)
-        other, found = self.lists[1 - self.now], [_entry(o) for o in wanted]
-        front = 0 if self.now else _FRONT
-        self.room.extend(other.name, front + _nbytes(found) + 4)
+        to = 1 - self.now
+        other = self.lists[to]
+        front = _FRONT if to else 0
+        self.room.extend(other.name, front + _nbytes(map(_entry, wanted)) + _LENGTH)
         other.erase()
-        self.emptied[1 - self.now] += 1           # after this, a reader that knew the old ones reads again
-        self.now = 1 - self.now
-        return other, found
+        self.emptied[to] += 1          # before new strings are there: a reader that knew the old ones reads again
+        self.now = to
 
-    def refer(self, columns: Any, back: Any, first: int) -> list:
+    def refer(self, columns: Sequence[np.ndarray], back: np.ndarray, first: int) -> list[np.ndarray]:
         "Return the numbers of a column's strings, those that are new included"
         self.accept(columns)
-        numbers, sign = self.lists[self.now].numbers, -1 if self.now else 1
-        self.n = first + len(columns[0])
-        return [sign*np.array([numbers[o] for o in columns[0].tolist()], np.int32)]
-    def refer_step(self, values: Any, back: Any, first: int) -> list:
+        [texts] = columns
+        known = self.lists[self.now].numbers
+        self.n = first + len(texts)
+        numbers = np.array([known[o] for o in texts.tolist()], np.int32)
+        return [-numbers if self.now else numbers]
+    def refer_step(self, values: Sequence[np.ndarray], back: np.ndarray, first: int) -> list[np.int32]:
         "As `refer`, for one row"
         [numbers] = self.refer([values[0][None]], back, first)
         return [numbers[0]]
-    def fill(self, request: Any, shared: Any) -> None:
+    def fill(self, request: Request, shared: Shared) -> None:
         "Write strings by their numbers. A `RuntimeError` if one is missing"
         if not self.room.writable: self._look_again()
         [k] = shared.leaves
-        found = request.numbers(k)[:, 0]                                 # −1: no row, and no string
+        assert k is not None                                             # else there is nothing to fill
+        asked: Any = request.numbers(k)
+        found = asked[:, 0]                                              # −1: no row, and no string
         numbers = (found + 1).astype(np.uint32).view(np.int32)           # as the records have them
         self._check(numbers[found >= 0], RuntimeError)
         request.leaves[k][...] = [self._text(o) for o in numbers.tolist()]
     def distinct(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         "Return all strings (object array), and which of them the rows in `slots` have (int64[m])"
         if not self.room.writable: self._look_again()
-        first, *second = [o.texts for o in self.lists]
-        strings = ['', *first, *(second[0] if second else ())]
+        strings, n_first = [''], len(self.lists[0].texts)
+        for o in self.lists: strings += o.texts
         numbers = self.held[slots].astype(np.int64)
-        return np.array(strings, object), np.where(numbers < 0, len(first) - numbers, numbers)
-    def _text(self, number):
+        return np.array(strings, object), np.where(numbers < 0, n_first - numbers, numbers)
+    def _text(self, number: int) -> str:
         if number < 0: return self.lists[1].texts[-number - 1]
         return self.lists[0].texts[number - 1] if number else ''
-    def _check(self, numbers, error):
-        most = [len(o.texts) for o in self.lists]
-        least = -most[1] if len(most) > 1 else 0
+    def _check(self, numbers: np.ndarray, error: type[Exception]) -> None:
         if not len(numbers): return
-        if least <= numbers.min() and numbers.max() <= most[0] and numbers.all(): return
+        most, least = len(self.lists[0].texts), 0
+        if len(self.lists) > 1: least = -len(self.lists[1].texts)
+        if least <= numbers.min() and numbers.max() <= most and numbers.all(): return
         raise error(f'{self.leaf.name}: a record is damaged: it refers to a string that is not there')
     @property
     def most(self) -> int:
@@ -220,56 +236,56 @@ class TextNumbers:
         "Return how many distinct strings the rows refer to"
         return len(self._in_use(0) | self._in_use(1))
 
-
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00067
-def _is_written(raw, most):
+def _is_written(raw: object) -> bool:
     "Is this what `TextList.written` may have returned?"
     if not isinstance(raw, np.ndarray) or raw.dtype!=np.uint8 or raw.ndim!=1: return False
-    if len(raw) + 4 > most: return False
-    found = [*entries(raw)]
-    return (found[-1][1] if found else 0)==len(raw) and len({o for o, _ in found})==len(found)
+    if len(raw) + _LENGTH > BYTES: return False
+    found = TextList('', raw)
+    return found.end==len(raw) and len(found.numbers)==len(found.texts)
 
 class TextTable(TextNumbers):
     "A `Table` of distinct strings: saved, restored and checked"
-    def recover(self, references: Any, first_id: int) -> None:
+    def recover(self, references: Sequence[np.ndarray], first_id: int) -> None:
         "Check that the strings of all living rows are there, and find out to which list the newest refer"
         self._check(references[0], ValueError)
         self.first, self.n = first_id, first_id + len(references[0])
         if len(references[0]): self.now = int(references[0][-1] < 0)
         self.look_at = 0
-    def checksum(self, references: Any, crc: int) -> int:
+    def checksum(self, references: Sequence[np.ndarray], crc: int) -> int:
         "Continue a crc32 with the strings that these numbers refer to, each once"
         for k in sorted(set(references[0].tolist())):
-            text = self.lists[0].texts[k - 1] if k > 0 else self.lists[1].texts[-k - 1]
-            crc = zlib.crc32(_entry(text), crc)
+            crc = zlib.crc32(_entry(self._text(k)), crc)
         return crc
-    def get_state(self, references: Any) -> dict[str, Any]:
+    def get_state(self, references: Sequence[np.ndarray]) -> dict[str, Any]:
         "Return all strings, as they are written in a file"
-        first, *second = [o.written() for o in self.lists]
-        return dict(texts=first) | (dict(second=second[0]) if second and len(second[0]) else {})
-    def check_state(self, state: Any) -> None:
+        state = dict(texts=self.lists[0].written())
+        if len(self.lists) > 1 and self.lists[1].end: state['second'] = self.lists[1].written()
+        return state
+    def check_state(self, state: dict[str, Any]) -> None:
         "Raise a `ValueError` unless `get_state` may have returned `state`; make room"
         second = state.get('second')
-        fits = _is_written(state.get('texts'), BYTES) and (second is None or _is_written(second, BYTES))
-        if not fits: raise ValueError(f'state: texts of {self.leaf.name}: damaged')
-        self.room.extend(self.name, len(state['texts']) + 4)
+        if not _is_written(state.get('texts')) or second is not None and not _is_written(second):
+            raise ValueError(f'state: texts of {self.leaf.name}: damaged')
+        self.room.extend(self.name, len(state['texts']) + _LENGTH)
         if second is None: return
         self._find_second(make=True)
-        self.room.extend(f'{self.name}.1', _FRONT + len(second) + 4)
-    def set_state(self, state: Any) -> None:
+        self.room.extend(f'{self.name}.1', _FRONT + len(second) + _LENGTH)
+    def set_state(self, state: dict[str, Any]) -> None:
         "Store the strings of a state that `check_state` accepted; then call `recover`"
         parts = state['texts'], state.get('second', np.empty(0, np.uint8))
         for k, (texts, written) in enumerate(zip(self.lists, parts)):
             if np.array_equal(texts.written(), written): continue       # as `clear` gives them back
             texts.put(written)
             self.emptied[k] += 1
-    def check_valid(self, references: Any) -> None:
+    def check_valid(self, references: Sequence[np.ndarray]) -> None:
         "Raise an `AssertionError` unless the strings of all records are there, each once"
-        self._check(references[0], AssertionError)
-        numbers, name = references[0], self.leaf.name
-        assert not (np.diff(np.sign(numbers))!=0).sum() > 1, f'{name}: the rows of two lists are mixed'
+        [numbers] = references
+        name = self.leaf.name
+        self._check(numbers, AssertionError)
+        changes = np.count_nonzero(np.diff(np.sign(numbers)))
+        assert changes <= 1, f'{name}: the rows of two lists are mixed'
         for o in self.lists:
             o.read()
             assert [text for text, _ in entries(o.raw)]==o.texts, f'{name}: the strings differ from those written'
             assert len(set(o.texts))==len(o.texts), f'{name}: a string is there twice'
-
