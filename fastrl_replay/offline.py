@@ -6,85 +6,96 @@
 __all__ = ['episode_steps', 'load_minari', 'by_episodes', 'space_of', 'save_minari']
 
 # %% ../nbs/3_lasting/20_offline.ipynb #6f3eeb50
-import re, shutil
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 import gymnasium as gym
 import numpy as np
 from .checks import Words, extra, refuse, require, shown
 from .protocol import Memory
-from .steps import tree_leaves, tree_map
+from .steps import FLAGS, tree_leaves, tree_map
 
 # %% ../nbs/3_lasting/20_offline.ipynb #e81aaa82
 _KNOWN = ('state', 'action', 'reward', 'next_state', 'terminated', 'truncated', 'total_reward', 'env_id', 'proc_id',
           'step_n', 'episode_n')
 _FIXED = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary
 
-def _minari():
+def _minari() -> ModuleType:
     with extra('Minari data sets', 'minari'): import minari
     return minari
 
-def _check_space(name, space):
+def _check_space(name: str, space: gym.Space) -> None:
     "Raise a `ValueError` unless all elements of the space are arrays of a fixed size"
-    parts = space.spaces if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)) else None
-    if parts is None and not isinstance(space, _FIXED):
-        refuse(name, 'arrays of a fixed size', space, 'a record cannot hold it')
-    for key, o in parts.items() if isinstance(parts, dict) else enumerate(parts or ()): _check_space(f'{name}.{key}', o)
+    if isinstance(space, gym.spaces.Dict): parts = list(space.spaces.items())
+    elif isinstance(space, gym.spaces.Tuple): parts = [(str(k), o) for k, o in enumerate(space.spaces)]
+    elif isinstance(space, _FIXED): return
+    else: refuse(name, 'arrays of a fixed size', space, 'a record cannot hold it')
+    for key, o in parts: _check_space(f'{name}.{key}', o)
 
-def episode_steps(dataset: Any, step_type: Any) -> Iterator[Any]:
+def episode_steps(dataset: Any, step_type: type) -> Iterator[Any]:
     """Yield each episode of a `MinariDataset` as a `step_type` of stacked arrays (T, …).
 
     Fields that a data set doesn't have get their defaults. A `ValueError` or `TypeError` names
     the space, the field or the episode that doesn't fit."""
-    more = getattr(step_type, '_field_defaults', {})
-    unknown = [f for f in getattr(step_type, '_fields', [step_type]) if f not in _KNOWN and f not in more]
-    if unknown: refuse('step_type', f'a NamedTuple of some of {_KNOWN}', unknown[0], 'give each other field a default')
+    more: dict[str, Any] = getattr(step_type, '_field_defaults', {})
+    fields: Any = getattr(step_type, '_fields', [step_type])
+    for f in fields:
+        if f in _KNOWN or f in more: continue
+        refuse('step_type', f'a NamedTuple of some of {_KNOWN}', f, 'give each other field a default')
     for name in ('observation_space', 'action_space'): _check_space(name, getattr(dataset, name))
     for k, episode in enumerate(dataset.iterate_episodes()):
         n = len(episode.rewards)
         for name, m in dict(observations=n + 1, actions=n, terminations=n, truncations=n).items():
             lengths = {len(a) for a in tree_leaves(getattr(episode, name))}
             if lengths!={m}: refuse(f'episode {episode.id}: {name}', f'{m} rows', lengths)
-        columns = {f: tree_map(partial(_repeated, n), v) for f, v in more.items()} | _columns(episode, k, n)
-        if n: yield step_type(*(columns[f] for f in step_type._fields))
+        columns = {f: tree_map(partial(_repeated, n), v) for f, v in more.items()}
+        columns |= _columns(episode, k, n)
+        if n: yield step_type(*(columns[f] for f in fields))
 
-def _repeated(n, v):
+def _repeated(n: int, v: object) -> np.ndarray:
     "A default `n` times, of the dtype in which a step has it"
     a = np.asarray(v, np.float32 if type(v) is float else None)
     return np.broadcast_to(a, (n, *a.shape))
 
-def _columns(episode, k, n):
+def _columns(episode: Any, k: int, n: int) -> dict[str, Any]:
     "Return the columns of the `n` steps of episode number `k`"
     seen, rewards = tree_map(np.asarray, episode.observations), np.asarray(episode.rewards, float)
     zeros = np.zeros(n, np.int64)
-    return dict(state=tree_map(lambda a: a[:-1], seen), next_state=tree_map(lambda a: a[1:], seen),
-                action=tree_map(np.asarray, episode.actions), reward=rewards, total_reward=np.cumsum(rewards),
-                terminated=np.asarray(episode.terminations, bool), truncated=np.asarray(episode.truncations, bool),
-                env_id=zeros, proc_id=zeros, step_n=np.arange(n), episode_n=zeros + k)
+    return dict(
+        state=tree_map(lambda a: a[:-1], seen),
+        next_state=tree_map(lambda a: a[1:], seen),
+        action=tree_map(np.asarray, episode.actions),
+        reward=rewards, total_reward=np.cumsum(rewards),
+        terminated=np.asarray(episode.terminations, bool), truncated=np.asarray(episode.truncations, bool),
+        env_id=zeros, proc_id=zeros, step_n=np.arange(n), episode_n=zeros + k)
 
-def _ends(steps):
+def _ends(steps: Any) -> bool:
     "Does a flag of the last of these steps say that their episode ends?"
-    return any(steps._asdict()[f][-1] for f in ('terminated', 'truncated') if f in steps._fields)
+    flags = [v for f, v in steps._asdict().items() if f in FLAGS]
+    return any(v[-1] for v in flags)
 
-def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: Any = None, **options: Any) -> Any:
+def load_minari(make: Callable[..., Any], dataset: object, step_type: type, path: str | Path | None = None,
+                **options: object) -> Any:
     "Return a memory made by `make` and filled with a data set: see `ReplayMemory.from_minari`"
-    if isinstance(dataset, str): dataset = _minari().load_dataset(dataset)
-    if not hasattr(dataset, 'iterate_episodes'):
-        refuse('dataset', 'a MinariDataset or the id of one', dataset, error=TypeError)
+    found: Any = _minari().load_dataset(dataset) if isinstance(dataset, str) else dataset
+    if not hasattr(found, 'iterate_episodes'):
+        refuse('dataset', 'a MinariDataset or the id of one', found, error=TypeError)
     used = path is not None and Path(path).exists() and any(Path(path).iterdir())
     full = f'path: {path} is not empty, and a data set needs a new memory; give another folder'
     require(not used, full, FileExistsError)
-    require(dataset.total_steps, f'dataset: {dataset.id} holds no steps')
-    memory = make(**dict(max_sz=dataset.total_steps) | options, path=path)
+    require(found.total_steps, f'dataset: {found.id} holds no steps')
+    memory = make(**dict(max_sz=found.total_steps) | options, path=path)
     counted = 'env_id' in getattr(step_type, '_fields', ())
     try:
         stream = 1
-        for steps in episode_steps(dataset, step_type):
+        for steps in episode_steps(found, step_type):
             n = len(tree_leaves(steps)[0])
             memory.extend(steps, streams=None if counted else np.full(n, stream))
-            stream += not _ends(steps)
+            if not _ends(steps): stream += 1
     except BaseException:
         memory.close()
         if path is not None: shutil.rmtree(path)
@@ -92,6 +103,9 @@ def load_minari(make: Callable[..., Any], dataset: Any, step_type: Any, path: An
     return memory
 
 # %% ../nbs/3_lasting/20_offline.ipynb #2686b97c
+_SMALL = 64           # bytes of a field all of whose values are read, to find the largest
+_ID = re.compile(r'([-\w][-\w/]*[-\w]/)?[-\w]+-v\d+')
+
 def by_episodes(memory: Memory) -> list[np.ndarray]:
     "Return the ids in `memory`: an int64 array for each episode or stored part of one, in order"
     first, ids = memory.first_id, np.arange(memory.first_id, memory.n_added)
@@ -102,19 +116,19 @@ def by_episodes(memory: Memory) -> list[np.ndarray]:
     order = np.argsort(start, kind='stable')
     return np.split(ids[order], np.flatnonzero(np.diff(start[order])) + 1)
 
-def _buffers(memory, make):
+def _buffers(memory: Memory, make: Callable[..., Any]) -> Iterator[Any]:
     "Yield the episodes in Minari's form; a `ValueError` for one whose rows are not consecutive"
     for ids in by_episodes(memory):
         rows = memory.fetch(ids).numpy()
         for a, b in zip(tree_leaves(rows.state), tree_leaves(rows.next_state)):
-            if not np.array_equal(a[1:], b[:-1], equal_nan=a.dtype.kind in 'fc'):
-                raise ValueError(f'next_state: in transitions {ids[0]} to {ids[-1]}, expected the state of the next; '
-                                 'a data set holds consecutive single steps')
+            if np.array_equal(a[1:], b[:-1], equal_nan=a.dtype.kind in 'fc'): continue
+            raise ValueError(f'next_state: in transitions {ids[0]} to {ids[-1]}, expected the state of the next; '
+                             'a data set holds consecutive single steps')
         seen = tree_map(lambda a, b: np.concatenate([a, b[-1:]]), rows.state, rows.next_state)
         yield make(observations=seen, actions=rows.action, rewards=rows.reward,
                    terminations=rows.terminated.astype(bool), truncations=rows.truncated.astype(bool))
 
-def space_of(values: Any, counted: bool = True) -> gym.Space:
+def space_of(values: np.ndarray | dict[str, Any] | tuple, counted: bool = True) -> gym.Space:
     """Return a space for arrays (n, …) of rows, or dicts or tuples of arrays: all numbers of
     their dtype. `counted`: `Discrete` for single whole numbers from 0 on, up to the largest in
     `values`"""
@@ -122,18 +136,20 @@ def space_of(values: Any, counted: bool = True) -> gym.Space:
     if isinstance(values, tuple): return gym.spaces.Tuple([space_of(v, counted) for v in values])
     shape, dtype = values.shape[1:], values.dtype
     if dtype.kind=='b': return gym.spaces.Box(0, 1, shape, np.bool_)
+    if dtype.kind=='f': return gym.spaces.Box(-np.inf, np.inf, shape, dtype.type)
     if counted and not shape and dtype.kind in 'iu' and values.min() >= 0:
         return gym.spaces.Discrete(int(values.max()) + 1)
-    low, high = (-np.inf, np.inf) if dtype.kind=='f' else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return gym.spaces.Box(low, high, shape, dtype.type)
+    most = np.iinfo(dtype)
+    return gym.spaces.Box(most.min, most.max, shape, dtype.type)
 
-def _space(memory, field):
+def _space(memory: Memory, field: str) -> gym.Space:
     "Return the space of a field; for small fields all values are read, to find the largest"
-    small = sum(o.nbytes for o in memory.layout.select([field]).leaves) <= 64
-    ids = np.arange(memory.first_id if small else memory.n_added - 1, memory.n_added)
+    small = sum(o.nbytes for o in memory.layout.select([field]).leaves) <= _SMALL
+    first = memory.first_id if small else memory.n_added - 1
+    ids = np.arange(first, memory.n_added)
     return space_of(memory.fetch(ids, fields=[field]).numpy()[0], counted=small)
 
-def _why_refused(dataset_id):
+def _why_refused(dataset_id: str) -> str:
     "What to change in an id that Minari doesn't take, as far as that can be told"
     namespace, slash, name = dataset_id.rpartition('/')
     if slash and len(namespace) < 2:
@@ -141,31 +157,32 @@ def _why_refused(dataset_id):
                 f'and {namespace!r} has not')
     return '' if re.search(r'-v\d+$', name) else 'it must end in a version, such as -v0'
 
-def _new_place(dataset_id):
+def _new_place(dataset_id: object) -> Path:
     "Return the folder for a new data set of this id"
     from minari.storage import get_dataset_path
-    if not (isinstance(dataset_id, str) and re.fullmatch(r'([-\w][-\w/]*[-\w]/)?[-\w]+-v\d+', dataset_id)):
+    if not isinstance(dataset_id, str) or not _ID.fullmatch(dataset_id):
         refuse('dataset_id', "a name such as 'cartpole/mixed-v0'", dataset_id, _why_refused(str(dataset_id)))
     place = get_dataset_path(dataset_id)
     taken = f'dataset_id: {dataset_id} exists already, in {place}; take another name'
     require(not place.exists(), taken, FileExistsError)
     return place
 
-def save_minari(memory: Memory, dataset_id: str, env: Any = None, **options: Any) -> Any:
+def save_minari(memory: Memory, dataset_id: str, env: gym.Env | str | None = None, **options: Any) -> Any:
     "Write the contents of `memory` as a new data set: see `ReplayMemory.to_minari`"
     minari = _minari()
     if not len(memory): refuse('memory', 'an episode', Words('an empty memory'))
     for f in _KNOWN[:6]:
         require(f in memory.layout.fields, f'memory: a data set needs {f}, which its steps lack')
-    place, made = _new_place(dataset_id), gym.make(env) if isinstance(env, str) else env
+    place = _new_place(dataset_id)
+    if isinstance(env, str): env = gym.make(env)
     row = memory.fetch([memory.first_id])[0]
     for k, f in dict(observation_space='state', action_space='action').items():
-        options[k] = options.get(k) or getattr(made, k, None) or _space(memory, f)
+        options[k] = options.get(k) or getattr(env, k, None) or _space(memory, f)
         value = tree_map(np.asarray, getattr(row, f))
         if not options[k].contains(value):
             refuse(k, f'one that contains the {f} {shown(value)}', options[k])
-    buffers, options = _buffers(memory, minari.data_collector.EpisodeBuffer), dict(jpeg_encoding=False) | options
-    try: return minari.create_dataset_from_buffers(dataset_id, buffers, env=made, **options)
+    buffers = _buffers(memory, minari.data_collector.EpisodeBuffer)
+    try: return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **dict(jpeg_encoding=False) | options)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise

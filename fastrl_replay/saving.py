@@ -11,7 +11,7 @@ __all__ = ['FORMAT', 'NEEDING', 'MANIFEST', 'FEATURES', 'PATIENCE', 'LOCKS', 'BL
 import base64, errno, io, itertools, json, os, re, secrets, struct, time, weakref, zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,23 +25,25 @@ from .checks import Words, refuse, require, typed
 class CheckpointError(ValueError):
     "A saved state that is missing, damaged, or of another kind. The message names the file."
 
-def to_plain(v: Any, put: Callable, where: str = 'state') -> Any:
+_NUMBERS = 'biufc'      # kinds of numpy's dtypes
+def _is_array(v: Any) -> bool: return type(v) in (np.ndarray, np.memmap) and v.dtype.kind in _NUMBERS
+
+def to_plain(v: object, put: Callable[..., Any], where: str = 'state') -> Any:
     """Return `v` (numbers, strings, None, lists, tuples, dicts, arrays, tensors, nested) as JSON
     can hold it.
 
     `put(array)` stores an array and returns its placeholder. A `TypeError` names a value that
     can't be saved."""
-    if isinstance(v, np.generic) and v.dtype.kind in 'biufc': return {'!scalar': put(np.asarray(v))}
+    if isinstance(v, np.generic) and v.dtype.kind in _NUMBERS: return {'!scalar': put(np.asarray(v))}
     if v is None or isinstance(v, (bool, int, float, str)): return v
-    if type(v) in (np.ndarray, np.memmap) and v.dtype.kind in 'biufc': return put(v)
+    if _is_array(v): return put(v)
     if isinstance(v, torch.Tensor):
         raw = v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return {'!tensor': [put(raw), str(v.dtype)[6:], list(v.shape)]}
     if isinstance(v, tuple): return {'!tuple': to_plain(list(v), put, where)}
     if isinstance(v, list): return [to_plain(o, put, f'{where}.{k}') for k, o in enumerate(v)]
     if not isinstance(v, dict):
-        wanted = 'numbers, strings, lists, dicts, arrays of numbers or tensors'
-        refuse(where, wanted, typed(v), error=TypeError)
+        refuse(where, 'numbers, strings, lists, dicts, arrays of numbers or tensors', typed(v), error=TypeError)
     parts = {k: to_plain(o, put, f'{where}.{k}') for k, o in v.items()}
     if all(isinstance(k, str) and k[:1]!='!' for k in parts): return parts
     return {'!pairs': [[to_plain(k, put, f'{where}, a key'), o] for k, o in parts.items()]}
@@ -55,24 +57,25 @@ def check_plain(name: str, v: Any) -> Any:
         for k, o in v.items() if isinstance(v, dict) else enumerate(v):
             if not isinstance(k, str): check_plain(f'{name}, a key', k)
             check_plain(f'{name}.{k}', o)
-    elif isinstance(v, torch.Tensor): known = v.layout is torch.strided and not v.is_quantized and not v.is_meta
-    elif kind in (np.ndarray, np.memmap) or isinstance(v, np.generic): known = v.dtype.kind in 'biufc'
-    else: known = kind in (bool, int, float, str, type(None))
-    if kind in (list, tuple, dict, OrderedDict) or known: return v
+        return v
+    if isinstance(v, torch.Tensor): known = v.layout is torch.strided and not v.is_quantized and not v.is_meta
+    elif isinstance(v, np.generic): known = v.dtype.kind in _NUMBERS
+    else: known = _is_array(v) or kind in (bool, int, float, str, type(None))
+    if known: return v
     wanted = 'numbers, strings, None, arrays, tensors, or lists, tuples and dicts of them'
     refuse(name, wanted, typed(v), 'save its state_dict, or leave it out', TypeError)
 
-def from_plain(v: Any, get: Callable) -> Any:
+def from_plain(v: object, get: Callable[..., Any]) -> Any:
     "Return the value that `to_plain` got. `get(tag, inner)` returns the array for the placeholder `{tag: inner}`."
     if isinstance(v, list): return [from_plain(o, get) for o in v]
     if not isinstance(v, dict): return v
     if not any(k.startswith('!') for k in v): return {k: from_plain(o, get) for k, o in v.items()}
-    (tag, inner), = v.items()
+    [(tag, inner)] = v.items()
     if tag=='!tuple': return tuple(from_plain(o, get) for o in inner)
     if tag=='!pairs': return {from_plain(k, get): from_plain(o, get) for k, o in inner}
     if tag=='!scalar': return from_plain(inner, get)[()]
     return _tensor(*from_plain(inner, get)) if tag=='!tensor' else get(tag, inner)
-def _tensor(raw, name, shape):
+def _tensor(raw: np.ndarray, name: str, shape: list[int]) -> torch.Tensor:
     dtype = getattr(torch, name)
     require(isinstance(dtype, torch.dtype), f'{name!r:.40} is not the dtype of a tensor')
     raw = np.require(raw, np.uint8, ['C', 'W'])
@@ -89,13 +92,13 @@ _NONSENSE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError
              MemoryError, AssertionError, struct.error)
 
 @contextmanager
-def naming(path: str | Path, what: str, errors: tuple = _NONSENSE) -> Iterator[None]:
+def naming(path: str | Path, what: str, errors: tuple[type[Exception], ...] = _NONSENSE) -> Iterator[None]:
     "Turn whatever fails in this block because of the contents of a file into a `CheckpointError`"
     try: yield
     except CheckpointError: raise
     except errors as e: raise CheckpointError(f'{path}: {what} ({type(e).__name__}: {str(e):.300})') from e
 @contextmanager
-def _reading(path):
+def _reading(path: Path) -> Iterator[io.FileIO]:
     require(os.path.isfile(path), f'{path}: no such file, no saved state', CheckpointError)
     with naming(path, 'corrupted or unreadable', (Exception,)), open(path, 'rb', buffering=0) as f: yield f
 
@@ -126,17 +129,17 @@ def write_file(path: Path, data: bytes) -> None:
     finally:
         if not os.path.islink(part): _remove(part)
     sync_folder(path.parent)
-def _remove(path):
+def _remove(path: Path) -> None:
     with suppress(OSError): path.unlink()
-def manifest_bytes(manifest: Any) -> bytes:
+def manifest_bytes(manifest: object) -> bytes:
     "Return a manifest as bytes: a line with its format (4 if it has `needs`) and checksum, then JSON"
     number = NEEDING if isinstance(manifest, dict) and manifest.get('needs') else FORMAT
     body = json.dumps(manifest, separators=(',', ':')).encode() + b'\n'
     return b'{"format":%d,"crc32":"%08x"}\n%b' % (number, zlib.crc32(body), body)
-def check_needs(name: str | Path, needs: Any) -> None:
+def check_needs(name: str | Path, needs: object) -> None:
     "Raise a `CheckpointError` unless `needs` is a list of features that this version knows"
-    given = isinstance(needs, list) and len(needs)
-    require(given, f'{name}: needs: expected a list of features', CheckpointError)
+    if not isinstance(needs, list) or not needs:
+        raise CheckpointError(f'{name}: needs: expected a list of features')
     unknown = [o for o in needs if o not in FEATURES]
     if not unknown: return
     words = ', '.join(f'{o!s:.60}' for o in unknown)
@@ -146,12 +149,12 @@ def check_needs(name: str | Path, needs: Any) -> None:
 def read_manifest(path: Path) -> Any:
     "Return the manifest in a file; `CheckpointError` if missing, damaged, of another format, or newer"
     with _reading(path) as f:
-        head: Any = _HEAD.match(text := f.read())
+        text = f.read()
+        head: Any = _HEAD.match(text)
         require(head, f'expected a first line of format {FORMAT}')
-        body, number = text[head.end():], int(head[1])
-        known = number in (FORMAT, NEEDING)
-        require(known, f'expected format {NEEDING} or format {FORMAT}, got {number}')
-        require(zlib.crc32(body)==int(head[2], 16), 'checksum mismatch')
+        body, number, crc = text[head.end():], int(head[1]), int(head[2], 16)
+        require(number in (FORMAT, NEEDING), f'expected format {NEEDING} or format {FORMAT}, got {number}')
+        require(zlib.crc32(body)==crc, 'checksum mismatch')
         found = json.loads(body)
         if number==NEEDING: check_needs(path, found['needs'])
         return found
@@ -163,7 +166,8 @@ LOCKS = fcntl is not None      # are there locks? Not on Windows
 def lock_file(fd: int, exclusive: bool, wait: float = 0.) -> None:
     "Lock the open file `fd` until it is closed (not on Windows); a `BlockingIOError` after waiting `wait` seconds"
     if fcntl is None: return
-    kind, end = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, time.monotonic() + wait
+    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    end = time.monotonic() + wait
     while True:
         try: return fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -184,7 +188,8 @@ class Lock:
     def __init__(self, path: Path, exclusive: bool, wait: float = 0., flags: int = os.O_RDONLY,
                  lasting: bool = False, opener: Callable[..., int] = os.open) -> None:
         try:
-            self.fd, self.pid = opener(path, flags), os.getpid()
+            self.pid = os.getpid()
+            self.fd = opener(path, flags)
             _locks.add(self)
             if lasting: _lasting.add(self)
             lock_file(self.fd, exclusive, wait)
@@ -198,7 +203,8 @@ class Lock:
             if self.pid==os.getpid():
                 with suppress(OSError, AttributeError): fcntl.flock(self.fd, fcntl.LOCK_UN)
         finally:
-            fd, self.fd = self.fd, None
+            fd = self.fd
+            self.fd = None     # before the file is closed: after a signal in between, its number is another file's
             os.close(fd)
     def is_on(self, path: Path) -> bool:
         "Return whether this is what is locked"
@@ -207,11 +213,11 @@ class Lock:
     def __enter__(self) -> 'Lock': return self
     __exit__ = __del__ = free
 
-def _in_forked_child():
+def _in_forked_child() -> None:
     for lock in list(_locks): lock.free()
 if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_in_forked_child)
 
-def _lock(folder, exclusive):
+def _lock(folder: Path, exclusive: bool) -> AbstractContextManager[object]:
     "A `Lock` on a folder: many may load, or one may save"
     if any(o.is_on(folder) for o in list(_lasting)):
         raise BlockingIOError(f'{folder}: a memory is kept in this folder (path=…); choose another')
@@ -224,11 +230,11 @@ def _lock(folder, exclusive):
 # %% ../nbs/3_lasting/06_saving.ipynb #02a2e79f
 _SMALL, BLOCK = 1 << 10, 1 << 20
 
-def _write_array(path, a):
+def _write_array(path: Path, a: np.ndarray) -> tuple[int, int]:
     "Write a new .npy file, on the disk, and never copy all of it. Return its size and checksum."
-    head, crc, n = io.BytesIO(), 0, max(1, BLOCK//a.itemsize)
+    head, crc = io.BytesIO(), 0
     np.lib.format.write_array_header_1_0(head, dict(descr=a.dtype.str, fortran_order=False, shape=a.shape))
-    parts = np.nditer(a, ['external_loop', 'buffered', 'zerosize_ok'], buffersize=n, order='C')
+    parts = np.nditer(a, ['external_loop', 'buffered', 'zerosize_ok'], buffersize=max(1, BLOCK//a.itemsize), order='C')
     with open(path, 'xb') as f:
         for part in itertools.chain([np.frombuffer(head.getvalue(), np.uint8)], parts):
             block = np.ascontiguousarray(part).view(np.uint8).data
@@ -238,7 +244,7 @@ def _write_array(path, a):
         os.fsync(f.fileno())
         return f.tell(), crc
 
-def _read_array(path, size, crc, mapped):
+def _read_array(path: Path, size: int, crc: int, mapped: bool) -> np.ndarray:
     "Return the array in a file, checked, in memory or (`mapped`) read-only in the file"
     with _reading(path) as f:
         found = os.fstat(f.fileno()).st_size
@@ -247,14 +253,16 @@ def _read_array(path, size, crc, mapped):
         while n := f.readinto(raw): now = zlib.crc32(raw[:n], now)
         require(now==crc, 'checksum mismatch')
         a = np.lib.format.open_memmap(path, 'r')
-        known = a.dtype.kind in 'biufc' and a.flags.c_contiguous and a.offset + a.nbytes==size
+        known = a.dtype.kind in _NUMBERS and a.flags.c_contiguous and a.offset + a.nbytes==size
         require(known, f'unexpected dtype {str(a.dtype):.40} or shape {a.shape}')
         return np.asarray(a) if mapped else np.array(a)
 
-def _short(a): return {'!array': [a.dtype.str, list(a.shape), base64.b64encode(a.tobytes()).decode()]}
-def _from_short(dtype, shape, text):
+def _short(a: np.ndarray) -> dict[str, Any]:
+    return {'!array': [a.dtype.str, list(a.shape), base64.b64encode(a.tobytes()).decode()]}
+def _from_short(dtype: str, shape: list[int], text: str) -> np.ndarray:
     require(re.fullmatch('[<>|][biufc][0-9]{1,2}', dtype), f'dtype {dtype!r:.40}')
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape).copy()
+    raw = base64.b64decode(text, validate=True)
+    return np.frombuffer(raw, dtype).reshape(shape).copy()
 
 # %% ../nbs/3_lasting/06_saving.ipynb #40295b4a
 PIECES, _TOKENS = 100, 64
@@ -280,80 +288,88 @@ class Rows:
         return sorted(found)
     def pieces(self) -> list[Any]:
         "Return all rows, as a list of one piece of each memory that ever had one"
-        filled = [(k, o) for k, o in enumerate((self, *self.others)) if o.n_added]
-        return [_of_memory(k, o.get(o.first_id)) for k, o in filled]
+        every = enumerate((self, *self.others))
+        return [_of_memory(k, o.get(o.first_id)) for k, o in every if o.n_added]
     def note(self, token: str) -> None:
         "Note that the save with this `token` holds these rows: the next one in its folder writes what is new"
         for o in (self, *self.others):
             o.known[token] = o.n_added
             while len(o.known) > _TOKENS: del o.known[next(iter(o.known))]
 
-def _of_memory(k, piece): return piece | dict(of_memory=k) if k else piece
+def _of_memory(k: int, piece: dict[str, Any]) -> dict[str, Any]: return piece | dict(of_memory=k) if k else piece
 
-def _ranges(folder, n):
+def _ranges(folder: Path, n: int) -> tuple[str, list[dict[str, Any] | None]]:
     "Return the token of the save in `folder`, and what it says of the rows of `n` memories; None: nothing"
     try: before = _manifest_in(folder)
     except CheckpointError: return '', [None]*n
     found = [before, *before.get('others', ())]
     return before['token'], found if len(found)==n else [None]*n
 
-def _kept(folder, token, before, rows):
-    "Return the pieces in `folder` that stay, and the id from which on rows are to be written"
-    nothing: tuple[list, int] = [], rows.first_id
-    if before is None: return nothing
+def _kept(folder: Path, token: str, before: dict[str, Any] | None, rows: Rows) -> list[dict[str, Any]]:
+    "Return the pieces in `folder` that stay; none, if they aren't of these rows, or if it is time to write all again"
+    if before is None: return []
     since = before['n_added']
-    if rows.known.get(token)!=since or since > rows.n_added: return nothing
+    if rows.known.get(token)!=since or since > rows.n_added: return []
     kept = [o for o in before['pieces'] if o['end'] > rows.first_id]
-    if not kept or len(kept) >= PIECES: return nothing
-    if rows.n_added - kept[0]['first'] > 2*(rows.n_added - rows.first_id): return nothing
-    files = [(folder/name, size) for name, (size, _) in _files(kept)]
-    is_whole = all(path.is_file() and path.stat().st_size==size for path, size in files)
-    return (kept, since) if is_whole else nothing
-def _files(parts): return [o for part in parts for o in part['files'].items()]
+    if not kept or len(kept) >= PIECES: return []
+    n, n_kept = rows.n_added - rows.first_id, rows.n_added - kept[0]['first']
+    if n_kept > 2*n: return []
+    sizes = {folder/name: size for name, (size, _) in _files(kept)}
+    is_whole = all(path.is_file() and path.stat().st_size==size for path, size in sizes.items())
+    return kept if is_whole else []
+def _files(parts: list[dict[str, Any]]) -> list[tuple[str, list[int]]]:
+    return [o for part in parts for o in part['files'].items()]
 
 class _Save:
     "A save in progress, with the sizes and checksums of the files written so far, by name"
-    def __init__(self, folder): self.folder, self.token, self.files = folder, secrets.token_hex(8), {}
-    def put(self, a):
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.token = folder, secrets.token_hex(8)
+        self.files: dict[str, tuple[int, int]] = {}
+    def put(self, a: np.ndarray) -> dict[str, Any]:
         "Store an array, and return its placeholder"
         if a.nbytes <= _SMALL: return _short(a)
         name = f'{self.token}-{len(self.files)}.npy'
         self.files[name] = 0, 0      # recorded first: if interrupted, the file is removed
         self.files[name] = _write_array(self.folder/name, a)
         return {'!file': name}
-    def part(self, v, where):
+    def part(self, v: object, where: str) -> dict[str, Any]:
         "Write the arrays of a part of the state, and return what the manifest says of it"
         n, plain = len(self.files), to_plain(v, self.put, where)
-        return dict(plain=plain, files=dict([*self.files.items()][n:]))
-    def range(self, rows, pieces, since):
-        "Write the rows of a memory from id `since` on; return what the manifest says of all, `pieces` included"
-        if since < rows.n_added or rows.n_added and not pieces:
+        return dict(plain=plain, files=dict(itertools.islice(self.files.items(), n, None)))
+    def range(self, rows: Rows, kept: list[dict[str, Any]]) -> dict[str, Any]:
+        "Write the rows of a memory that are not in the pieces `kept`; return what the manifest says of all"
+        since = kept[-1]['end'] if kept else rows.first_id
+        pieces = list(kept)
+        if since < rows.n_added or rows.n_added and not kept:
             pieces.append(dict(first=since, end=rows.n_added, **self.part(rows.get(since), 'rows')))
         return dict(first_id=rows.first_id, n_added=rows.n_added, pieces=pieces)
 
-def _write_state(folder, state, kind, rows):
+def _write_state(folder: Path, state: object, kind: str, rows: Rows) -> int:
     save, text = _Save(folder), b''
     try:
         whole = save.part(state, 'state')
         parts = [rows, *rows.others]
         token, before = _ranges(folder, len(parts))
-        first, *others = [save.range(o, *_kept(folder, token, there, o)) for o, there in zip(parts, before)]
+        ranges = [save.range(o, _kept(folder, token, there, o)) for o, there in zip(parts, before)]
+        first, *others = ranges
         more = {k: v for k, v in dict(others=others, needs=rows.all_needs()).items() if v}
         text = manifest_bytes(dict(kind=kind, token=save.token, state=whole, **first, **more))
         write_file(folder/MANIFEST, text)
-        rows.note(save.token)
-        used = [whole, *(piece for o in (first, *others) for piece in o['pieces'])]
-        with suppress(OSError):      # remove what this manifest doesn't name
-            for name in set(os.listdir(folder)).difference(dict(_files(used))):
-                if _NAME.fullmatch(name): _remove(folder/name)
-    except BaseException:      # remove what was written, unless its manifest is in place
+        rows.note(save.token)        # after the manifest: only what it names may be left out of the next save
+        _remove_unused(folder, [whole, *(piece for o in ranges for piece in o['pieces'])])
+    except BaseException:            # remove what was written, unless its manifest is in place
         try: is_in_place = bool(text) and (folder/MANIFEST).read_bytes()==text
         except FileNotFoundError: is_in_place = False
         for name in () if is_in_place else save.files: _remove(folder/name)
         raise
     return len(text) + sum(size for size, _ in save.files.values())
+def _remove_unused(folder: Path, used: list[dict[str, Any]]) -> None:
+    "Remove the arrays that the manifest doesn't name"
+    with suppress(OSError):
+        for name in set(os.listdir(folder)).difference(dict(_files(used))):
+            if _NAME.fullmatch(name): _remove(folder/name)
 
-def save_state(folder: str | Path, state: Any, kind: str, rows: Rows | None = None) -> int:
+def save_state(folder: str | Path, state: object, kind: str, rows: Rows | None = None) -> int:
     """Save `state` (numbers, strings, None, lists, tuples, dicts, arrays, tensors) in `folder`.
 
     Return the number of bytes written. `kind` names the kind of object that has this state. Only
@@ -372,19 +388,19 @@ def save_state(folder: str | Path, state: Any, kind: str, rows: Rows | None = No
         raise
 
 # %% ../nbs/3_lasting/06_saving.ipynb #130158e5
-def _check_numbers(numbers):
+def _check_numbers(*numbers: object) -> None:
     require(all(type(o) is int and 0 <= o < 1 << 62 for o in numbers), 'an invalid number')
 
-def _check_range(pieces, first_id, n_added):
+def _check_range(pieces: list[dict[str, Any]], first_id: int, n_added: int) -> None:
     "Do the pieces hold these ids, without a gap?"
     firsts, ends = [o['first'] for o in pieces], [o['end'] for o in pieces]
-    _check_numbers([first_id, n_added, *firsts, *ends])
+    _check_numbers(first_id, n_added, *firsts, *ends)
     edges = [*firsts[:1], *ends] or [n_added]
-    in_order = edges==sorted({*edges}) or edges==2*[n_added]        # or one piece without rows
+    in_order = edges==sorted({*edges}) or edges==[n_added, n_added]        # or one piece without rows
     require(firsts==edges[:-1] and in_order, 'pieces with gaps between them')
     require(edges[0] <= first_id <= n_added==edges[-1], f'wrong ids: {first_id} to {n_added}')
 
-def _manifest_in(folder):
+def _manifest_in(folder: Path) -> dict[str, Any]:
     "Return the manifest in `folder`; a `CheckpointError` unless `save_state` may have written it"
     manifest = read_manifest(folder/MANIFEST)
     with naming(folder/MANIFEST, 'not a valid manifest'):
@@ -392,8 +408,8 @@ def _manifest_in(folder):
         files = _files([manifest['state'], *(piece for o in ranges for piece in o['pieces'])])
         require(all(_NAME.fullmatch(name) for name, _ in files), 'it names a file of another folder')
         require(len(dict(files))==len(files), 'it names a file twice')
-        _check_numbers([o for _, (size, crc) in files for o in (size, crc)])
-        for o in ranges: _check_range(**{k: o[k] for k in ('pieces', 'first_id', 'n_added')})
+        for _, (size, crc) in files: _check_numbers(size, crc)
+        for o in ranges: _check_range(o['pieces'], o['first_id'], o['n_added'])
         require(re.fullmatch('[0-9a-f]{16}', manifest['token']), 'an invalid token')
         require(isinstance(manifest['kind'], str), 'an invalid kind')
     return manifest
@@ -411,7 +427,8 @@ class SavedState:
         with ExitStack() as held:
             held.enter_context(_lock(self.folder, exclusive=False))
             self._manifest = _manifest_in(self.folder)
-            self.kind, self.token = self._manifest['kind'], self._manifest['token']
+            self.kind: str = self._manifest['kind']
+            self.token: str = self._manifest['token']
             if kind not in (None, self.kind):
                 refuse(path, f'the state of a {kind}', Words(f'a {self.kind}'), error=CheckpointError)
             self._held = held.pop_all()
@@ -421,13 +438,13 @@ class SavedState:
         self._held.close()
     def __enter__(self) -> 'SavedState': return self
     def __exit__(self, *_: object) -> None: self.close()
-    def sense(self, what: str) -> Any:
+    def sense(self, what: str) -> AbstractContextManager[None]:
         "Return a context that turns errors into a `CheckpointError`: not the state of `what`"
         return naming(self.folder/MANIFEST, f'not the state of {what}')
 
-    def _part(self, part, mapped):
+    def _part(self, part: dict[str, Any], mapped: bool) -> Any:
         left = dict(part['files'])         # each is used once: a short manifest can't fill the RAM
-        def get(tag, inner):
+        def get(tag: str, inner: Any) -> np.ndarray:
             if tag=='!array': return _from_short(*inner)
             require(tag=='!file', f'{tag!r:.40} is an unknown tag')
             size, crc = left.pop(inner)

@@ -12,11 +12,11 @@ import torch
 from ..checks import require
 from ..batch import DRAWN, HEADER, Batch, Column, as_kind, batch_type, constant_result, made_of
 from ..samplers.eligible import ALL, Eligible
+from .base import Storage
 from .sequence_sampler import SequenceSampler
 from ..steps import tree_map
 from .episodes import EpisodeIndex
 from .request import Request, windows_of
-
 
 # %% ../../nbs/3_lasting/14_sequence_batch.ipynb #7fd67a6b
 WINDOWED = (*DRAWN, 'mask', 'learn')
@@ -28,9 +28,11 @@ class Learned(Column[torch.Tensor]):
     def __get__(self, batch: Any, owner: Any = None) -> Any:
         found = super().__get__(batch, owner)
         if found is not None: return found
-        late = torch.arange(batch.mask.shape[0 if 'time_first' in batch._extra else 1]) >= batch.burn_in
-        late = late.to(batch.mask.device)
-        found = batch.__dict__['learn'] = batch.mask & (late[:, None] if 'time_first' in batch._extra else late)
+        mask = batch.mask.T if batch._is_turned else batch.mask
+        late = torch.arange(mask.shape[1], device=mask.device) >= batch.burn_in
+        found = mask & late
+        if batch._is_turned: found = found.T
+        batch.__dict__['learn'] = found
         return found
 
 class SequenceBatch(Batch):
@@ -47,39 +49,45 @@ class SequenceBatch(Batch):
     def burn_in(self) -> int:
         "The number of steps at the beginning of each window that only warm up a recurrent state"
         return self._extra['burn_in']
+    @property
+    def _is_turned(self) -> bool: return 'time_first' in self._extra
     def first(self, field: str) -> Any:
         "Return a column at each window's first step, (bs, …), such as a recurrent state"
-        def first(t): return t[:, 0] if isinstance(t, torch.Tensor) else [row[0] for row in t]     # strings: lists
-        return tree_map(lambda t: t[0] if 'time_first' in self._extra else first(t), self[field])
+        def first(t: Any) -> Any:
+            if self._is_turned: return t[0]
+            return t[:, 0] if isinstance(t, torch.Tensor) else [row[0] for row in t]     # strings: lists
+        return tree_map(first, self[field])
 
     def time_first(self) -> 'SequenceBatch':
         "Return the same batch with `ids`, `mask`, `learn` and columns of shape (length, bs, …)"
-        def turned(k, t):
-            if isinstance(t, list): return [list(o) for o in zip(*t)]
-            return t if t is None or k in _OF_WINDOWS else t.transpose(0, 1).contiguous()
-        columns = [turned(k, t) for k, t in enumerate(self._tensors())]
-        more = dict(_extra=self._extra | dict(time_first=True), _type=_turned(self._type, len(self)))
-        return made_of(type(self), self._kept() | more | dict(_n=len(columns[0]), _columns=columns))
+        columns = [t if k in _OF_WINDOWS else _transposed(t) for k, t in enumerate(self._tensors())]
+        more = dict(_extra=self._extra | dict(time_first=True), _type=_turned(self._type, len(self)),
+                    _n=len(columns[0]), _columns=columns)
+        return made_of(type(self), self._kept() | more)
 
     def update_priorities(self, td_errors: Any) -> int:
         """Send TD errors back, of shape (bs, length) or (bs, length − burn_in), transposed if
         this batch is `time_first`, or (bs,). Only those of steps that `learn` count. Return how
         many sequences got a new priority"""
-        turned = 'time_first' in self._extra and np.ndim(td_errors)==2
-        return super().update_priorities(td_errors.T if turned else td_errors)
+        if self._is_turned and np.ndim(td_errors)==2: td_errors = td_errors.T
+        return super().update_priorities(td_errors)
 
 _OF_WINDOWS = [k for k, o in enumerate(HEADER) if o in ('probs', 'weights', 'source')]
 
-@constant_result
-def _turned(of_type, n): return batch_type(of_type, windows_of(of_type._layout, n, 1))
+def _transposed(column: Any) -> Any:
+    if isinstance(column, list): return [list(o) for o in zip(*column)]      # strings
+    return None if column is None else column.transpose(0, 1).contiguous()
 
+@constant_result
+def _turned(of_type: type[Batch], n: int) -> type[Batch]: return batch_type(of_type, windows_of(of_type._layout, n, 1))
 
 # %% ../../nbs/3_lasting/14_sequence_batch.ipynb #ddc865ec
-def read_windows(storage: Any, request: Request, burn_in: int = 0) -> SequenceBatch:
+def read_windows(storage: Storage, request: Request, burn_in: int = 0) -> SequenceBatch:
     "Return a batch of the windows in the slots (int64[bs, length]; −1: padding) of a request of a `storage`"
     return as_kind(storage.read(request), SequenceBatch, burn_in=burn_in)
 
-def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fields: Any = None) -> Request:
+def draw_sequences(storage: Storage, sampler: SequenceSampler, bs: int, rng: np.random.Generator,
+                   fields: tuple[str, ...] | None = None) -> Request:
     "Return a request for the `bs` sequences that the sampler of a memory draws"
     if sampler.episodes is None: sampler.enter(storage)           # after a load
     request = storage.ask(bs, fields, WINDOWED, sampler.sequence.length)
@@ -87,7 +95,8 @@ def draw_sequences(storage: Any, sampler: SequenceSampler, bs: int, rng: Any, fi
     sampler.learned(request.slots, request.learn)
     return request
 
-def _whole(episodes, slots, length, eligible):
+def _whole(episodes: EpisodeIndex, slots: np.ndarray, length: int,
+           eligible: Eligible) -> tuple[np.ndarray, np.ndarray]:
     "Return the ids of the windows that begin in `slots` (int64[m, length]), and which may be drawn (bool[m])"
     ids = episodes.window(slots, range(length))
     whole = ids[:, -1] >= 0
@@ -101,10 +110,12 @@ def window_starts(episodes: EpisodeIndex, length: int, eligible: Eligible = ALL)
     slots = np.arange(storage.first_id, storage.n_added) % storage.max_sz
     slots = slots[episodes.counts(slots)[1] >= length - 1]
     if eligible.all or not len(slots): return slots
-    parts = np.array_split(slots, -(-len(slots)*length//_AT_ONCE))
-    return np.concatenate([o[_whole(episodes, o, length, eligible)[1]] for o in parts])
+    whole = [_whole(episodes, part, length, eligible)[1]
+             for part in np.array_split(slots, -(-len(slots)*length//_AT_ONCE))]
+    return slots[np.concatenate(whole)]
 
-def draw_anywhere(episodes: EpisodeIndex, bs: int, length: int, rng: Any, eligible: Eligible = ALL) -> Request:
+def draw_anywhere(episodes: EpisodeIndex, bs: int, length: int, rng: np.random.Generator,
+                  eligible: Eligible = ALL) -> Request:
     """Return a request for `bs` windows of `length` steps of one episode each, which begin at any step with
     equal probability (`probs` are NaN). Where hardly any step begins one, all that do are
     counted; a `ValueError` if there are none. `eligible`: the slots whose rows may be drawn"""
@@ -115,15 +126,18 @@ def draw_anywhere(episodes: EpisodeIndex, bs: int, length: int, rng: Any, eligib
         first = rng.integers(n, size=bs)
         eligible.to_slots(first)
         ids, whole = _whole(episodes, first, length, eligible)
-        found, vain = np.concatenate([found, ids[whole]]), vain + bs - int(whole.sum())
+        found = np.concatenate([found, ids[whole]])
+        vain += bs - int(whole.sum())
     if len(found) < bs:
         starts = window_starts(episodes, length, eligible)
         require(len(starts), f'length: a window of {length} steps of one episode begins at 0 of the {n} '
                              'steps that may be drawn; take a smaller length, or drop fewer')
         chosen = starts[rng.integers(len(starts), size=bs - len(found))]
-        found = np.concatenate([found, _whole(episodes, chosen, length, eligible)[0]])
+        ids, _ = _whole(episodes, chosen, length, eligible)
+        found = np.concatenate([found, ids])
     request = storage.ask(bs, header=WINDOWED, length=length)
-    request.slots[:], request.probs[:], request.weights[:] = found[:bs] % storage.max_sz, np.nan, 1
+    request.slots[:] = found[:bs] % storage.max_sz
+    request.probs[:] = np.nan
+    request.weights[:] = 1
     request.learn[:] = True
     return request
-
