@@ -211,40 +211,76 @@ def _ends_eligible(tables, e, first, here, last, held):
     while end < last and may_draw(held, slot_at(tables, e, end + 1)): end += 1
     return begin, end
 
+@_inlined
+def _run_of(tables, slot, least, most):
+    """Return where the place of a row is stored, and whether its window lies around it in one run:
+    all steps are stored, all in the same ring, and none of them beyond its end"""
+    e = np.uint64(tables[0][slot, EPISODE])
+    stream = np.uint64(tables[1][e, STREAM])
+    here, limit = place_of(tables, slot), tables[2][stream, LIMIT]
+    p = tables[1][e, BEGIN] + here
+    is_old = p + most < limit
+    start = tables[2][stream, OLD] if is_old else tables[2][stream, START]
+    mask = (tables[2][stream, ROOM] >> is_old) - 1
+    at = p & mask
+    is_stored = (tables[1][e, GONE] <= here + least) & (here + most < tables[1][e, LENGTH])
+    is_run = (at + least >= 0) & (at + most <= mask) & (is_old | (p + least >= limit))
+    return start + at, is_stored & is_run
+
+@_inlined
+def _all_eligible(places, at, least, most, held):
+    "May all steps from `least` to `most` places later be drawn?"
+    for k in range(at + least, at + most + 1):
+        if not may_draw(held, places[np.uint64(k)]): return False
+    return True
+
+@_inlined
+def _look_apart(tables, slot, offsets, least, most, held, found, is_pad):
+    "Write the slots around one row: see `_look_around`"
+    e, here, places = tables[0][slot, EPISODE], place_of(tables, slot), tables[3]
+    begins, start, old, limit, mask, half = _ring_of(tables, e)
+    first, last = tables[1][e, GONE], tables[1][e, LENGTH] - 1
+    if len(held):
+        first, last = max(first, here + least), min(last, here + most)
+        first, last = _ends_eligible(tables, e, first, here, last, held)
+    for k in range(np.uint64(len(offsets))):
+        place = max(first, min(last, here + offsets[k]))
+        is_pad[k] = place!=here + offsets[k]
+        p = begins + place
+        at = start + (p & mask) if p >= limit else old + (p & half)
+        found[k] = places[np.uint64(at)]
+
 @_kernel
 def _look_around(tables, slots, offsets, held, found, is_pad):
     """Write the slots of the steps `offsets` places later into `found` (int64[m, k]): beyond
     what is stored of an episode its first or last step, and True into `is_pad`. An episode ends
     before a step that may not be drawn (`held`: see `Eligible`). Each pass prefetches what the
     next one reads"""
-    least, most = np.int64(0), np.int64(0)
+    least, most, n = np.int64(0), np.int64(0), np.uint64(len(offsets))
     for by in offsets: least, most = min(least, by), max(most, by)
     rows, episodes, _, places, _, _ = tables
     for begin in range(0, len(slots), _AT_ONCE):
         part = slots[begin:begin + _AT_ONCE]
+        to, pads = found[begin:begin + _AT_ONCE], is_pad[begin:begin + _AT_ONCE]
         for slot in part: prefetch(rows, 2*slot)
         for slot in part: prefetch(episodes, 5*rows[slot, EPISODE])
-        for slot in part:
-            begins, start, old, limit, mask, half = _ring_of(tables, rows[slot, EPISODE])
-            for p in (begins + place_of(tables, slot), begins + place_of(tables, slot) + offsets[-1]):
-                prefetch(places, start + (p & mask) if p >= limit else old + (p & half))
-        for i, slot in enumerate(part):
-            e, to, pads = rows[slot, EPISODE], found[begin + i], is_pad[begin + i]
-            begins, start, old, limit, mask, half = _ring_of(tables, e)
-            first, last, here = episodes[e, GONE], episodes[e, LENGTH] - 1, place_of(tables, slot)
-            if len(held):
-                first, last = max(first, here + least), min(last, here + most)
-                first, last = _ends_eligible(tables, e, first, here, last, held)
-            for k in range(np.uint64(len(offsets))):
-                by = max(first - here, min(last - here, offsets[k]))
-                pads[k] = by!=offsets[k]
-                to[k] = begins + here + by
-            if begins + max(first, here + least) >= limit:         # no row is in the old ring
-                for k in range(np.uint64(len(offsets))): to[k] = places[np.uint64(start + (to[k] & mask))]
+        for i in range(np.uint64(len(part))):
+            at, is_run = _run_of(tables, np.uint64(part[i]), least, most)
+            prefetch(places, at + least)
+            prefetch(places, at + most)
+            if len(held): prefetch(held, part[i])
+            to[i, 0] = at if is_run else -1
+        for i in range(np.uint64(len(part))):
+            at = to[i, 0]
+            if at < 0: continue
+            if len(held) and not _all_eligible(places, at, least, most, held):
+                to[i, 0] = -1
                 continue
-            for k in range(np.uint64(len(offsets))):
-                at = start + (to[k] & mask) if to[k] >= limit else old + (to[k] & half)
-                to[k] = places[np.uint64(at)]
+            for k in range(n):
+                to[i, k] = places[np.uint64(at + offsets[k])]
+                pads[i, k] = False
+        for i in range(np.uint64(len(part))):
+            if to[i, 0] < 0: _look_apart(tables, part[i], offsets, least, most, held, to[i], pads[i])
 
 @_inlined
 def _last_eligible(tables, e, held):
