@@ -19,7 +19,7 @@ from numpy import ndarray
 from torch import from_numpy
 from .checks import Words, form, named_by, of_batch, one_of, plain_array, refuse, typed
 from .steps import (
-    LOOSE, Layout, SimpleStep, Transition, children, encode, fit_columns, is_step, same_layout, tree_leaves, tree_map)
+    FLAGS, LOOSE, Layout, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/04_batch.ipynb #2108dd11
 _KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', source='i8', _is_pad='?',
@@ -356,10 +356,10 @@ class Batch(Columns):
     @classmethod
     def of(cls, step, streams=None) -> 'Batch':
         "Return a batch of a step of stacked arrays, copied; `ValueError` or `TypeError` if they don't fit"
-        layout = Layout.of(first_row(step))
+        layout = _layout_of_rows(step)
         values = layout.values(step)
         n = len(values[0])
-        return cls.empty(layout, n, streams)._filled(fit_columns(layout.fitters, values, n))
+        return cls.empty(layout, n, streams)._filled(layout.chunk_fitter.fit(values, n))
 
     @classmethod
     def of_steps(cls, steps, layout=None, streams=None) -> 'Batch':
@@ -561,7 +561,22 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
         values = layout.values(chunk)
         try: m = len(values[0])
         except TypeError: refuse(layout.leaves[0].name, 'an array of rows', values[0], 'store a single step with add')
-    return fit_columns(layout.fitters, values, m), m
+    return layout.chunk_fitter.fit(values, m), m
+
+_known_layouts: dict[tuple, Layout] = {}
+
+def _layout_of_rows(step: Any) -> Layout:
+    "Return the layout of the rows of stacked arrays; of the same type, dtypes and shapes it is the same"
+    arrays = is_step(step) and {ndarray}.issuperset(map(type, step))
+    sure = arrays and all(a.ndim and not a.dtype.hasobject for a in step)
+    sure = sure and all(getattr(step, f, _NO_FLAGS).dtype==bool for f in FLAGS)     # other flags are looked at
+    if not sure: return Layout.of(first_row(step))
+    key = type(step), *[(a.dtype, a.shape[1:]) for a in step]
+    if key not in _known_layouts:
+        if len(_known_layouts) > 99: _known_layouts.clear()
+        _known_layouts[key] = Layout.of(first_row(step))
+    return _known_layouts[key]
+_NO_FLAGS = np.empty(0, bool)
 
 def first_row(step) -> Any:
     "Return the first row of a step of stacked arrays, as an example step; of arrays without rows, zeros"
@@ -612,9 +627,9 @@ def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | 
     """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
     order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one
     stream"""
-    m, key = len(columns[0]), layout.stream_leaf
-    if streams is not None: streams = _checked_streams(streams, m)
+    key = layout.stream_leaf
+    if streams is not None: streams = _checked_streams(streams, len(columns[0]))
     if key is not None: return columns[key].astype(np.int64)
     if streams is not None: return streams
-    if isinstance(chunk, list): return np.zeros(m, np.int64)
+    if isinstance(chunk, list): return np.zeros(len(chunk), np.int64)
     return chunk.streams if isinstance(chunk, Batch) else None

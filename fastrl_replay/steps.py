@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOOSE', 'FLAGS', 'Transition', 'SimpleStep', 'Leaf', 'readable', 'leaf_of', 'encode', 'as_number', 'Fitter',
-           'fit_columns', 'StepFitter', 'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout',
+           'ChunkFitter', 'StepFitter', 'is_step', 'children', 'like', 'tree_map', 'tree_leaves', 'Layout',
            'same_layout', 'derived_type', 'ending_columns', 'goes_on', 'last_fields']
 
 # %% ../nbs/1_memory/03_steps.ipynb #16625101
@@ -224,12 +224,15 @@ def _safe_dtypes(leaf):
     elif leaf.dtype.kind in 'fc': found = [o for o in found if o.kind not in 'iu' or o.itemsize < 8]
     return frozenset(found)
 
+_DOUBLE = np.dtype(float)
+
 class Fitter:
     "Converts values of one leaf to the form in which they are stored, by the rules of `encode`"
     def __init__(self, leaf):
         self.leaf, self.types, self.dtypes = leaf, _exact_types(leaf), _safe_dtypes(leaf)
         self.shape, self.dtype = leaf.shape, None if leaf.bits_of is not None or leaf.text else leaf.dtype
         self.flag, self.text = leaf.flag and not leaf.shape, leaf.text
+        self.single = leaf.loose and not leaf.shape
         self.number = leaf.shape==() and leaf.dtype.kind not in 'cO'
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
@@ -275,16 +278,27 @@ class Fitter:
 
     def stacked(self, v, m) -> np.ndarray:
         "Return an array of `m` values that numpy can assign to this leaf's column without loss"
-        if v.__class__ is not np.ndarray or v.shape!=(m,) + self.shape: return encode(self.leaf, v, (m,))
-        if v.dtype in self.dtypes: return v
-        small = self.leaf.loose and v.dtype==np.float64 and v.ndim==1 and v.dot(v) < 1e76    # fits float32
-        return v if small else encode(self.leaf, v, (m,))
+        if v.__class__ is np.ndarray and v.shape==(m,) + self.shape:
+            if self.single and v.dtype is _DOUBLE and v.dot(v) < 1e76: return v      # each fits float32
+            if v.dtype in self.dtypes: return v
+        return encode(self.leaf, v, (m,))
 
-def fit_columns(fitters: list[Fitter], values: list, m: int) -> list[np.ndarray]:
-    "Return a column of `m` rows for each of the stacked `values`: see `Fitter.stacked`, which most need not call"
-    lead, plain = (m,), np.ndarray
-    return [v if v.__class__ is plain and v.dtype is f.dtype and v.shape==lead + f.shape else f.stacked(v, m)
-            for f, v in zip(fitters, values)]
+class ChunkFitter:
+    "Fits the columns of a chunk. Most are as they will be stored: it knows which dtypes and shapes those have"
+    def __init__(self, fitters: list[Fitter]) -> None:
+        self.fitters = fitters
+        self._plans: dict[int, list[tuple]] = {}
+    def fit(self, values: list, m: int) -> list:
+        "Make columns of `m` rows of the stacked `values`, and return them: see `Fitter.stacked`, which few need"
+        plain = np.ndarray
+        for v, (k, dtype, shape, stacked) in zip(values, self._plans.get(m) or self._plan(m)):
+            if v.__class__ is plain and v.dtype is dtype and v.shape==shape: continue
+            values[k] = stacked(v, m)
+        return values
+    def _plan(self, m):
+        if len(self._plans) > 99: self._plans.clear()
+        plan = self._plans[m] = [(k, f.dtype, (m, *f.shape), f.stacked) for k, f in enumerate(self.fitters)]
+        return plan
 
 class StepFitter:
     "Fits all values of a step, which `order` brings into that of a record; classes say which need more than `struct`"
@@ -502,6 +516,10 @@ class Layout:
     def fitters(self) -> list:
         "The `Fitter` of each leaf"
         return [Fitter(o) for o in self.leaves]
+    @cached_property
+    def chunk_fitter(self) -> ChunkFitter:
+        "What fits the columns of a chunk"
+        return ChunkFitter(self.fitters)
 
     @cached_property
     def packing(self) -> tuple:
@@ -522,7 +540,7 @@ class Layout:
 
     def values(self, step) -> list:
         "Return the leaf values of a step (or a step of stacked arrays); a `TypeError` for another type"
-        if not self.same_type(step):
+        if step.__class__ is not self.step_type and not self.same_type(step):
             wanted = f'{self.step_type.__name__}{self.fields}'
             refuse('step', wanted, typed(step), 'a memory holds one type of step', TypeError)
         if self.flat: return list(step)

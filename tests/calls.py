@@ -100,7 +100,8 @@ CALLS = {
     'storage.base': dict(
         first_place=lambda o: (np.zeros(8, np.int64), 60, 7), find_place=lambda o: (np.zeros(8, np.int64), 60, 7),
         move_streams=lambda o: (np.ones(8, np.int64), np.zeros(16, np.int64), 60, 1),
-        link=lambda o: (np.zeros(2, np.int64), np.zeros(32, np.int64), 60, 8, np.arange(4), 0, np.zeros((4, 2), np.int32), 0, np.zeros((16, 2), np.int32), 0, 16),
+        link=lambda o: (np.zeros(2, np.int64), np.zeros(32, np.int64), 60, 8, np.arange(4), 0, np.zeros((4, 2), np.int32), 0, np.zeros((16, 2), np.int32), 0),
+        link_own=lambda o: (np.zeros(16, np.int64), np.zeros((4, 2), np.int32), np.zeros((16, 2), np.int32), 0, 4),
         follow_links=lambda o: (np.ones((16, 2), np.int32), np.arange(4), np.zeros((4, 2), np.int64), 9, 0, False)),
     'storage.draw_counts': dict(watch_stride=lambda o: (50,), count_drawn=lambda o: (np.zeros(9, np.int64), np.arange(4), 9, 1, 9)),
     'storage.episodes': dict(

@@ -37,7 +37,7 @@ def as_windows(given: Any, max_sz: int) -> dict[str, tuple[int, ...]] | None:
     return {field: _offsets(field, o, max_sz) for field, o in given.items()}
 
 # %% ../../nbs/3_lasting/17_windows.ipynb #3f951a95
-_PLAIN = range, tuple
+_PLAIN = frozenset((range, tuple))       # offsets of these kinds never change
 
 class Around:
     "The rows around each that is drawn from a `shelf`: of which fields, and how far away"
@@ -45,6 +45,7 @@ class Around:
         self.shelf, self.windows = shelf, windows
         self._given: dict[str, Any] = {}                  # by the last call that gave any, and what that means
         self._found: dict[str, tuple[int, ...]] | None = {}
+        self._asked: tuple = None, None, ()               # windows and fields of the last draw: those of both
 
     def set(self, given: Any) -> None:
         "Draw these windows from now on, where a call asks for no others"
@@ -61,19 +62,19 @@ class Around:
     def ask(self, bs: int, fields: tuple[str, ...] | None, windows: Any = None) -> Any:
         "Return a request for `bs` rows, and what is around them; `windows`: None, or other ones than usual"
         shelf: Any = self.shelf
-        given = self.windows
-        if windows is not None:
-            given = self._checked(windows)
-            self.check_fields(given, shelf.layout.fields if fields is None else fields)
-        if not given: return shelf.storage.ask(bs, fields)
-        wanted = tuple([o for o in given.items() if fields is None or o[0] in fields])
-        if not wanted: return shelf.storage.ask(bs, fields)
+        given = self.windows if windows is None else self._checked(windows)
+        asked = self._asked
+        if given is not asked[0] or fields!=asked[1]:
+            if windows is not None: self.check_fields(given, shelf.layout.fields if fields is None else fields)
+            asked = given, fields, tuple([o for o in (given or {}).items() if fields is None or o[0] in fields])
+            self._asked = asked
+        if not asked[2]: return shelf.storage.ask(bs, fields)
         shelf.in_order = True
-        shelf.episodes().catch_up()
-        return shelf.storage.ask(bs, fields, AROUND, None, wanted)
+        shelf.episodes()                     # an error where nothing tells the end of one
+        return shelf.storage.ask(bs, fields, AROUND, None, asked[2])
     def _checked(self, given):
         "Offsets that a call gives, checked; those that the call before gave are known"
-        plain = given.__class__ is dict and all(o.__class__ in _PLAIN for o in given.values())
+        plain = given.__class__ is dict and _PLAIN.issuperset(map(type, given.values()))
         if not plain: return as_windows(given, self.shelf.max_sz)
         if given!=self._given: self._given, self._found = dict(given), as_windows(given, self.shelf.max_sz)
         return self._found

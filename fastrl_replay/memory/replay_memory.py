@@ -391,7 +391,7 @@ class ReplayMemory(Readable, Persistent, metaclass=KnowsOtherNames):
             if priorities is not None: chooser.expect(storage, as_priorities('priorities', priorities, m))
             elif chooser.given is not None: chooser.enter(storage)  # of a call that was interrupted
             first = storage.put(rows) if not lag or m <= lag else chooser.put_parts(storage, rows, lag)
-            if streams is None: self._watch(chunk, m)
+            if streams is None and m!=shelf.lengths.even: self._watch(chunk, m)
             if priorities is not None or lag is not None and chooser.is_late(storage): chooser.enter(storage)
             return np.arange(first, first + m)
     def _open_for(self, chunk, priorities, streams):

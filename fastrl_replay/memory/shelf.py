@@ -28,11 +28,13 @@ class Lengths:
     "The numbers of rows of chunks that don't say whose each row is"
     def __init__(self) -> None:
         self.before, self.last, self.uneven, self.told = 0, '', '', False
+        self.even = 0                    # that of all of them, if they do not differ
     def note(self, m: int, is_part: Callable[[], bool]) -> None:
         """Note a chunk of `m` rows. `is_part()`: are these consecutive steps? Then the last of
         them may be shorter, and counts only if another follows"""
         before, self.before = self.before, m
         self.uneven = self.uneven or self.last
+        self.even = m if not self.uneven and before in (0, m) else 0
         if not before or m==before or self.uneven: return
         said = _UNEVEN.format(m=m, before=before)
         if m < before and is_part(): self.last = said

@@ -293,19 +293,6 @@ def _look(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.ndarray
 _AT_ONCE = 256                              # rows that a kernel prefetches at once
 
 @_inlined
-def _prefetch(tables: Tables, slots: np.ndarray, last_offset: int) -> None:
-    "Prefetch what `_look_around` reads: each pass prefetches what the next one reads"
-    rows, episodes, streams = tables.rows, tables.episodes, tables.streams
-    for slot in slots: prefetch(rows, slot)
-    for slot in slots: prefetch(episodes, rows[slot].episode)
-    for slot in slots:
-        episode = episodes[rows[slot].episode]
-        stream = streams[episode.stream]
-        p = episode.begin + place_of(tables, slot)
-        prefetch(tables.places, _where(stream, p))
-        prefetch(tables.places, _where(stream, p + last_offset))
-
-@_inlined
 def _ends_eligible(tables: Tables, e: int, first: int, here: int, last: int, held: np.ndarray) -> tuple[int, int]:
     "The first and the last place of the steps around `here`, from `first` to `last`, that may all be drawn"
     begin, end = here, here
@@ -313,38 +300,80 @@ def _ends_eligible(tables: Tables, e: int, first: int, here: int, last: int, hel
     while end < last and may_draw(held, slot_at(tables, e, end + 1)): end += 1
     return begin, end
 
+@_inlined
+def _run_of(tables: Tables, slot: int, least: int, most: int) -> tuple[int, bool]:
+    """Where the place of a row is stored, and whether its window lies around it in one run: all
+    steps are stored, all in the same ring, and none of them beyond its end"""
+    episode = tables.episodes[np.uint64(tables.rows[slot].episode)]
+    stream = tables.streams[np.uint64(episode.stream)]
+    here = place_of(tables, slot)
+    p = episode.begin + here
+    is_old = p + most < stream.limit
+    ring = stream.old if is_old else stream.start
+    mask = (stream.room >> is_old) - 1
+    at = p & mask
+    is_stored = (episode.gone <= here + least) & (here + most < episode.length)
+    is_run = (at + least >= 0) & (at + most <= mask) & (is_old | (p + least >= stream.limit))
+    return ring + at, is_stored & is_run
+
+@_inlined
+def _all_eligible(places: np.ndarray, at: int, least: int, most: int, held: np.ndarray) -> bool:
+    "May all steps from `least` to `most` places later be drawn?"
+    for k in range(at + least, at + most + 1):
+        if not may_draw(held, places[np.uint64(k)]): return False
+    return True
+
+@_inlined
+def _look_apart(tables: Tables, slot: int, offsets: np.ndarray, least: int, most: int, held: np.ndarray,
+                found: np.ndarray, is_pad: np.ndarray) -> None:
+    "Write the slots around one row: see `_look_around`"
+    e, here = tables.rows[slot].episode, place_of(tables, slot)
+    episode = tables.episodes[e]
+    stream = tables.streams[episode.stream]
+    first, last = episode.gone, episode.length - 1
+    if len(held):
+        first, last = max(first, here + least), min(last, here + most)
+        first, last = _ends_eligible(tables, e, first, here, last, held)
+    for k in range(np.uint64(len(offsets))):
+        place = max(first, min(last, here + offsets[k]))
+        is_pad[k] = place!=here + offsets[k]
+        found[k] = tables.places[np.uint64(_where(stream, episode.begin + place))]
+
 @_kernel
 def _look_around(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.ndarray, held: np.ndarray,
                  found: np.ndarray, is_pad: np.ndarray) -> None:
     """Write the slots of the steps `offsets` places later into `found` (int64[m, k]): beyond
     what is stored of an episode its first or last step, and True into `is_pad`. An episode ends
-    before a step that may not be drawn (`held`: see `Eligible`)"""
+    before a step that may not be drawn (`held`: see `Eligible`). Each pass prefetches what the
+    next one reads"""
     tables = tables_of(arrays)
-    rows, episodes, streams, places = tables.rows, tables.episodes, tables.streams, tables.places
+    rows, places = tables.rows, tables.places
     n, least, most = np.uint64(len(offsets)), np.int64(0), np.int64(0)
     for offset in offsets:
         least = min(least, offset)
         most = max(most, offset)
     for start in range(0, len(slots), _AT_ONCE):
         part = slots[start:start + _AT_ONCE]
-        _prefetch(tables, part, offsets[-1])
-        for i, slot in enumerate(part):
-            e, to, pads = rows[slot].episode, found[start + i], is_pad[start + i]
-            episode, here = episodes[e], place_of(tables, slot)
-            first, last, begin = episode.gone, episode.length - 1, episode.begin
-            if len(held):
-                first, last = max(first, here + least), min(last, here + most)
-                first, last = _ends_eligible(tables, e, first, here, last, held)
+        to, pads = found[start:start + _AT_ONCE], is_pad[start:start + _AT_ONCE]
+        for slot in part: prefetch(rows, slot)
+        for slot in part: prefetch(tables.episodes, rows[slot].episode)
+        for i in range(np.uint64(len(part))):
+            at, is_run = _run_of(tables, np.uint64(part[i]), least, most)
+            prefetch(places, at + least)
+            prefetch(places, at + most)
+            if len(held): prefetch(held, part[i])
+            to[i, 0] = at if is_run else -1
+        for i in range(np.uint64(len(part))):
+            at = to[i, 0]
+            if at < 0: continue
+            if len(held) and not _all_eligible(places, at, least, most, held):
+                to[i, 0] = -1
+                continue
             for k in range(n):
-                offset = max(first - here, min(last - here, offsets[k]))
-                pads[k] = offset!=offsets[k]
-                to[k] = begin + here + offset
-            stream = streams[episode.stream]
-            ring, mask = stream.start, stream.room - 1
-            if begin + max(first, here + least) < stream.limit:     # some rows are in the old ring
-                for k in range(n): to[k] = places[_where(stream, to[k])]
-            else:
-                for k in range(n): to[k] = places[np.uint64(ring + (to[k] & mask))]
+                to[i, k] = places[np.uint64(at + offsets[k])]
+                pads[i, k] = False
+        for i in range(np.uint64(len(part))):
+            if to[i, 0] < 0: _look_apart(tables, part[i], offsets, least, most, held, to[i], pads[i])
 
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e915002d
 STRATEGIES = 'future', 'final', 'episode'

@@ -15,7 +15,7 @@ from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
 from ..saving import CheckpointError, naming
 from ..steps import Layout, StepFitter, same_layout
-from .base import Accepted, Streams, follow_links
+from .base import Accepted, Streams, follow_links, link_own
 from .request import Request, Requests, fetch
 from .rooms import Ram
 
@@ -59,10 +59,14 @@ class Ring:
 
     def _publish(self, data, n, m):
         "Write the bytes of the rows `n` … `n + m − 1`, which lie before the ring's end"
-        count, slot, size = self._count, n % self.max_sz, self.size
+        count, size, begin = self._count, self.size, n % self.max_sz*self.size
         if self.journal is not None: self._keep(n, m)
-        first = max(count[FIRST_ID], n + m - self.max_sz)
-        count[FIRST_ID], self._bytes[slot*size:(slot + m)*size], count[N_ADDED] = first, data, n + m
+        # A process may be killed between these lines: a row that is being overwritten counts
+        # neither as an old one any more nor as a new one yet
+        first = n + m - self.max_sz
+        if first > count[FIRST_ID]: count[FIRST_ID] = first
+        self._bytes[begin:begin + m*size] = data
+        count[N_ADDED] = n + m
         self.unsettled = False
     def _keep(self, n, m):
         "Copy the rows that rows `n` … `n + m − 1` will overwrite into the journal"
@@ -214,7 +218,8 @@ class Writer(Ring):
         self.scratch = np.zeros(self.piece, stored.record)
         self._scratches: dict[int, Any] = {}
         self._back = np.zeros(1, np.int32)
-        self._scratch_links, self._streams_there = links_of(self.scratch.view(np.uint8).reshape(-1, self.size)), None
+        self._scratch_links = links_of(self.scratch.view(np.uint8).reshape(-1, self.size))
+        self._own = 0                    # so many scratch records have their own number as their stream
         words, at = self.rows.view(np.int32), stored.offsets()
         for t in self.tables: t.open(self.room, words, [*(at[k]//4 for k in t.leaves), 0])
 
@@ -283,24 +288,26 @@ class Writer(Ring):
     def _put(self, columns, m, streams):
         "Store a piece: `m` rows that fit into the scratch array, and before the ring's end"
         if self.tables: self._ensure(m)
-        n = self._count[N_ADDED]
-        fields, data, numbers = self._scratches.get(m) or self._scratch(m)
-        if streams is None: streams = numbers
+        n, links = self._count[N_ADDED], self._scratch_links
+        fields, data = self._scratches.get(m) or self._scratch(m)
         self.unsettled = True
-        self.streams.link(streams, self._scratch_links, 0, self.links, n, self.max_sz)
-        if self.tables: columns = self._refer(columns, self._scratch_links[:m, 0].copy(), n)
+        if streams is None: link_own(self.streams.near, links, self.links, n, m)
+        else: self.streams.link(streams, links, 0, self.links, n, self.max_sz)
+        if self.tables: columns = self._refer(columns, links[:m, 0].copy(), n)
         for field, column in zip(fields, columns): field[...] = column
-        if self.key is None and streams is not self._streams_there:
-            self._streams_there = None
-            self.scratch['_stream'][:m] = streams
-            self._streams_there = streams if streams is numbers else None  # only those never change
+        if self.key is None and not (streams is None and m <= self._own): self._number(m, streams)
         self._publish(data, n, m)
+    def _number(self, m, streams):
+        "Write the streams of the first `m` scratch records; None: their own numbers, which stay for the next time"
+        self._own = 0
+        self.scratch['_stream'][:m] = np.arange(m) if streams is None else streams
+        if streams is None: self._own = m
     def _scratch(self, m):
-        "The first `m` scratch records: their fields, their bytes, their numbers"
+        "The first `m` scratch records: their fields, their bytes"
         if len(self._scratches) > 64: self._scratches.clear()
         part = self.scratch[:m]
         fields = [self._field(part, o.path) for o in self.stored.leaves]
-        found = self._scratches[m] = fields, part.view(np.uint8).data, np.arange(m)
+        found = self._scratches[m] = fields, part.view(np.uint8).data
         return found
 
     def _ensure(self, m):
