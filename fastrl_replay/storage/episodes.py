@@ -24,23 +24,23 @@ ENDINGS = 'terminated', 'truncated', 'episode_n', 'discount', 'step_n'      # fi
 def _record(kind: str, *names: str) -> np.dtype: return np.dtype((np.record, [(name, kind) for name in names]))
 
 ROW = _record('i4', 'episode', 'place')     # of a slot; of the place the lower 32 bits
-EPISODE = _record('i8', 'length', 'gone', 'stream', 'begin', 'ended', 'next_free')
+EPISODE = _record('i8', 'length', 'gone', 'stream', 'begin', 'ended', 'next_free')      # `ended`: is its newest row flagged?
 STREAM = _record('i8', 'start', 'room', 'n_rows', 'n_gone', 'old', 'limit', 'next_free')
 FREE = _record('i8', 'n_given', 'first')    # the numbers of episodes or streams
-COUNTS = _record('i8', 'seen', 'first', 'since', 'used')
+COUNTS = np.dtype((np.record, [
+    ('seen', 'i8'), ('first', 'i8'), ('since', 'i8'),    # rows; the oldest that lives; since which none is missing
+    ('used', 'i8'), ('free_rings', 'i8', 40),            # places; the first free ring of each size
+    ('episodes', FREE), ('streams', FREE)]))
 
 class Tables(NamedTuple):
     "What the index knows. Kernels get it as plain arrays, which Numba recognizes sooner than records"
-    rows: np.ndarray           # ROW of each slot; episode 0: none
-    episodes: np.ndarray       # EPISODE of each number, from 1 on. `ended`: its newest row is flagged
-    streams: np.ndarray        # STREAM of each number, from 1 on. Places before `limit` are in its `old` ring
+    rows: np.ndarray           # a ROW for each slot; episode 0: none
+    episodes: np.ndarray       # an EPISODE for each number, from 1 on
+    streams: np.ndarray        # a STREAM for each number, from 1 on. Places before `limit` are in its `old` ring
     places: np.ndarray         # int32: all rings; ring 0 is none
-    counts: np.ndarray         # one COUNTS: rows seen; the oldest that lives; since which none is missing; places used
-    free: np.ndarray           # FREE of episodes and of streams
-    free_rings: np.ndarray     # int64: the first free ring of each size
+    counts: np.ndarray         # one COUNTS
     fresh: np.ndarray          # bool, of each slot: did its row follow an episode's last step?
 
-_EPISODES, _STREAMS = range(2)              # in `free`
 _LEAST_ROOM = 4                             # of a ring
 # Without `_nrt=False`, Numba counts references to arrays in each loop, which takes longer than the rest
 _inlined = inlined(forceinline=True, _nrt=False)
@@ -49,20 +49,17 @@ inlined(goes_on, forceinline=True)          # which Python calls, too
 
 def new_arrays(max_sz: int) -> tuple[np.ndarray, ...]:
     "Return empty tables for `max_sz` slots, as kernels get them"
-    numbers = partial(np.zeros, dtype=np.int64)
-    made = Tables(rows=np.zeros(2*max_sz, np.int32), episodes=numbers((max_sz + 1)*EPISODE.itemsize//8),
-                  streams=numbers((max_sz + 1)*STREAM.itemsize//8), places=np.zeros(8*max_sz + 64, np.int32),
-                  counts=numbers(COUNTS.itemsize//8), free=numbers(2*FREE.itemsize//8), free_rings=numbers(40),
-                  fresh=np.zeros(max_sz, bool))
-    tables_of(made).counts[0].used = 1
-    return tuple(made)
+    def numbers(n: int, kind: np.dtype) -> np.ndarray: return np.zeros(n*kind.itemsize//8, np.int64)
+    rows, places = np.zeros(2*max_sz, np.int32), np.zeros(8*max_sz + 64, np.int32)
+    counts = numbers(1, COUNTS)
+    counts.view(COUNTS)[0].used = 1
+    return rows, numbers(max_sz + 1, EPISODE), numbers(max_sz + 1, STREAM), places, counts, np.zeros(max_sz, bool)
 
 @_inlined
 def tables_of(arrays: tuple[np.ndarray, ...]) -> Tables:
     "Return the same tables, with records. Only for kernels with `_nrt=False`: the views count no references"
-    rows, episodes, streams, places, counts, free, free_rings, fresh = arrays
-    return Tables(rows.view(ROW), episodes.view(EPISODE), streams.view(STREAM), places, counts.view(COUNTS),
-                  free.view(FREE), free_rings, fresh)
+    rows, episodes, streams, places, counts, fresh = arrays
+    return Tables(rows.view(ROW), episodes.view(EPISODE), streams.view(STREAM), places, counts.view(COUNTS), fresh)
 
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e9150028
 @_inlined
@@ -92,8 +89,8 @@ def _take_ring(room: int, tables: Tables) -> int:
     "The first of `room` places; 0: so many are not free"
     counts = tables.counts[0]
     size = _size_of(room)
-    start = tables.free_rings[size]
-    if start: tables.free_rings[size] = tables.places[start]
+    start = counts.free_rings[size]
+    if start: counts.free_rings[size] = tables.places[start]
     elif counts.used + room <= len(tables.places):
         start = counts.used
         counts.used += room
@@ -102,15 +99,18 @@ def _take_ring(room: int, tables: Tables) -> int:
 @_inlined
 def _give_ring(start: int, room: int, tables: Tables) -> None:
     "A free ring's first place says where the next free one of its size begins"
-    size = _size_of(room)
-    tables.places[start] = tables.free_rings[size]
-    tables.free_rings[size] = start
+    size, counts = _size_of(room), tables.counts[0]
+    tables.places[start] = counts.free_rings[size]
+    counts.free_rings[size] = start
 
 @_inlined
 def _where(stream: np.record, p: int) -> int:
     "Where place `p` of a stream is: in its ring, or in the old one, which has half of the room"
-    if p < stream.limit: return stream.old + (p & ((stream.room >> 1) - 1))
-    return stream.start + (p & (stream.room - 1))
+    ring, mask = stream.start, stream.room - 1
+    if p < stream.limit:
+        ring = stream.old
+        mask >>= 1
+    return ring + (p & mask)
 
 @_inlined
 def place_of(tables: Tables, slot: int) -> int:
@@ -134,14 +134,14 @@ def _leave(row: np.record, tables: Tables) -> None:
     episode = tables.episodes[e]
     episode.gone += 1
     s = episode.stream
-    if episode.gone==episode.length: _give(tables.episodes, tables.free[_EPISODES], e)
+    if episode.gone==episode.length: _give(tables.episodes, tables.counts[0].episodes, e)
     stream = tables.streams[s]
     stream.n_gone += 1
     if stream.n_gone < stream.n_rows: return
     if stream.limit: _give_ring(stream.old, stream.room >> 1, tables)
     _give_ring(stream.start, stream.room, tables)
     stream.room = 0                                      # it is free
-    _give(tables.streams, tables.free[_STREAMS], s)
+    _give(tables.streams, tables.counts[0].streams, s)
 
 @_inlined
 def _make_room(s: int, tables: Tables) -> int:
@@ -155,7 +155,7 @@ def _make_room(s: int, tables: Tables) -> int:
         stream.old = stream.start
         stream.limit = stream.n_rows
     else:
-        s = _take(tables.streams, tables.free[_STREAMS])
+        s = _take(tables.streams, tables.counts[0].streams)
         stream = tables.streams[s]
         stream.n_rows = 0
         stream.n_gone = 0
@@ -182,7 +182,7 @@ def _append(slot: int, stream: np.record, tables: Tables) -> None:
 @_inlined
 def _begin(s: int, n_before: int, tables: Tables) -> int:
     "Begin an episode, `n_before` steps of which were not stored or are gone, behind the rows of a stream; return it"
-    e = _take(tables.episodes, tables.free[_EPISODES])
+    e = _take(tables.episodes, tables.counts[0].episodes)
     episode = tables.episodes[e]
     episode.length = n_before
     episode.gone = n_before
@@ -237,8 +237,8 @@ def _lay_out(tables: Tables) -> None:
     "Give each stream a new ring, with room for twice its rows"
     counts = tables.counts[0]
     counts.used = 1
-    tables.free_rings[:] = 0
-    for s in range(1, tables.free[_STREAMS].n_given + 1):
+    counts.free_rings[:] = 0
+    for s in range(1, counts.streams.n_given + 1):
         stream = tables.streams[s]
         if stream.room==0: continue                      # a free one
         stream.start = counts.used
@@ -515,5 +515,6 @@ class EpisodeIndex:
         assert (found==np.where(there, earlier, -1)).all(), 'a previous step is wrong'
         assert ((before > 0)==there).all(), 'an episode begins at a wrong step'
         assert (after[earlier[there] - first]==after[there] + 1).all(), 'following steps are miscounted'
-        assert self.tables.free['n_given'].max() <= max_sz, 'numbers are not given back'
+        counts = self.tables.counts[0]
+        assert max(counts.episodes.n_given, counts.streams.n_given) <= max_sz, 'numbers are not given back'
         return True
