@@ -50,7 +50,8 @@ inlined(goes_on, forceinline=True)          # which Python calls, too
 def new_arrays(max_sz: int) -> tuple[np.ndarray, ...]:
     "Return empty tables for `max_sz` slots, as kernels get them"
     def numbers(n: int, kind: np.dtype) -> np.ndarray: return np.zeros(n*kind.itemsize//8, np.int64)
-    rows, places = np.zeros(2*max_sz, np.int32), np.zeros(8*max_sz + 64, np.int32)
+    rows = np.zeros(2*max_sz, np.int32)
+    places = np.zeros(8*max_sz + 64, np.int32)
     counts = numbers(1, COUNTS)
     counts.view(COUNTS)[0].used = 1
     return rows, numbers(max_sz + 1, EPISODE), numbers(max_sz + 1, STREAM), places, counts, np.zeros(max_sz, bool)
@@ -195,7 +196,9 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
            first_id: int, across: bool) -> None:
     "Enter the rows up to `n_added`, as `enter_rows` does, or those for which there is room"
     back, terminated, truncated, episode_n, discount, step_n = columns
-    counts, rows, episodes = tables.counts[0], tables.rows, tables.episodes
+    counts = tables.counts[0]
+    rows = tables.rows
+    episodes = tables.episodes
     max_sz = len(rows)
     if counts.seen < first_id:
         counts.seen = first_id
@@ -283,7 +286,9 @@ def _look(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.ndarray
     for i, slot in enumerate(slots):
         e = tables.rows[slot].episode
         episode = tables.episodes[e]
-        place, gone, length = place_of(tables, slot), episode.gone, episode.length
+        place = place_of(tables, slot)
+        gone = episode.gone
+        length = episode.length
         for k, offset in enumerate(offsets):
             to = place + offset
             if not gone <= to < length: found[i, k] = -1
@@ -320,8 +325,13 @@ def _look_around(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.
     what is stored of an episode its first or last step, and True into `is_pad`. An episode ends
     before a step that may not be drawn (`held`: see `Eligible`)"""
     tables = tables_of(arrays)
-    rows, episodes, streams, places = tables.rows, tables.episodes, tables.streams, tables.places
-    n, least, most = np.uint64(len(offsets)), np.int64(0), np.int64(0)
+    rows = tables.rows
+    episodes = tables.episodes
+    streams = tables.streams
+    places = tables.places
+    n = np.uint64(len(offsets))
+    least = np.int64(0)
+    most = np.int64(0)
     for offset in offsets:
         least = min(least, offset)
         most = max(most, offset)
@@ -329,11 +339,16 @@ def _look_around(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.
         part = slots[start:start + _AT_ONCE]
         _prefetch(tables, part, offsets[-1])
         for i, slot in enumerate(part):
-            e, to, pads = rows[slot].episode, found[start + i], is_pad[start + i]
+            e = rows[slot].episode
+            to = found[start + i]
+            pads = is_pad[start + i]
             episode, here = episodes[e], place_of(tables, slot)
-            first, last, begin = episode.gone, episode.length - 1, episode.begin
+            first = episode.gone
+            last = episode.length - 1
+            begin = episode.begin
             if len(held):
-                first, last = max(first, here + least), min(last, here + most)
+                first = max(first, here + least)
+                last = min(last, here + most)
                 first, last = _ends_eligible(tables, e, first, here, last, held)
             for k in range(n):
                 offset = max(first - here, min(last - here, offsets[k]))
@@ -377,13 +392,18 @@ def _choose(arrays: tuple[np.ndarray, ...], slots: np.ndarray, strategy: int, wo
     """Write ids of steps that may be drawn: one that may not is drawn again, as often as there are
     steps, and only then are all looked at"""
     tables, state = tables_of(arrays), load(words)
-    known, last = np.int64(0), np.int64(-1)      # the last episode whose last eligible step was looked for
+    known = np.int64(0)      # the last episode whose last eligible step was looked for
+    last = np.int64(-1)
     for i, slot in enumerate(slots):
-        e, least = np.int64(tables.rows[slot].episode), place_of(tables, slot)
+        e = np.int64(tables.rows[slot].episode)
+        least = place_of(tables, slot)
         length = tables.episodes[e].length
         if strategy==_FINAL: least = length - 1
         if strategy==_EPISODE: least = tables.episodes[e].gone
-        n, tries, at, fits = np.uint64(length - least), 0, slot, False
+        n = np.uint64(length - least)
+        tries = 0
+        at = slot
+        fits = False
         while not fits and tries < n:
             number, state = below_of(state, n)
             at = slot_at(tables, e, least + np.int64(number))
@@ -455,7 +475,8 @@ class EpisodeIndex:
 
     def window(self, slots: np.ndarray, offsets: Sequence[int] | np.ndarray) -> np.ndarray:
         "Return ids of the steps `offsets` (k) places later in the episodes (int64[m, k]); −1: not stored"
-        arrays, offsets = self.catch_up(), np.asarray(offsets, np.int64)
+        arrays = self.catch_up()
+        offsets = np.asarray(offsets, np.int64)
         found = np.empty((len(slots), len(offsets)), np.int64)
         _look(arrays, slots, offsets, self._counts[_SEEN], found)
         return found
@@ -496,7 +517,8 @@ class EpisodeIndex:
         """Return the id of a step of the episode of each (int64[m]): with equal probability one
         from the row itself on ('future') or any stored one ('episode'), or the last ('final').
         It is one of those that are `eligible` for a draw; where there is none, the row itself"""
-        arrays, found = self.catch_up(), np.empty(len(slots), np.int64)
+        arrays = self.catch_up()
+        found = np.empty(len(slots), np.int64)
         _choose(arrays, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[_SEEN], eligible.held, found)
         return found
 
@@ -508,7 +530,8 @@ class EpisodeIndex:
         earlier = self._before(slots)
         there = earlier >= 0
         _, terminated, truncated, *others = self.columns
-        a, b = earlier[there] % max_sz, slots[there]
+        a = earlier[there] % max_sz
+        b = slots[there]
         there[there] = self._across | goes_on(terminated[a] | truncated[a], *((o[a], o[b]) for o in others))
         before, after = self.counts(slots)
         found = self.window(slots, [-1])[:, 0]
