@@ -63,7 +63,8 @@ def _repeated(n: int, v: object) -> np.ndarray:
 
 def _columns(episode: Any, k: int, n: int) -> dict[str, Any]:
     "Return the columns of the `n` steps of episode number `k`"
-    seen, rewards = tree_map(np.asarray, episode.observations), np.asarray(episode.rewards, float)
+    seen = tree_map(np.asarray, episode.observations)
+    rewards = np.asarray(episode.rewards, float)
     zeros = np.zeros(n, np.int64)
     return dict(
         state=tree_map(lambda a: a[:-1], seen),
@@ -108,7 +109,8 @@ _ID = re.compile(r'([-\w][-\w/]*[-\w]/)?[-\w]+-v\d+')
 
 def by_episodes(memory: Memory) -> list[np.ndarray]:
     "Return the ids in `memory`: an int64 array for each episode or stored part of one, in order"
-    first, ids = memory.first_id, np.arange(memory.first_id, memory.n_added)
+    first = memory.first_id
+    ids = np.arange(memory.first_id, memory.n_added)
     if not len(ids): return []
     before = memory.previous(ids, within_episode=True)
     start = np.where(before < 0, ids, before) - first

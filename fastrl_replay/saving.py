@@ -152,7 +152,9 @@ def read_manifest(path: Path) -> Any:
         text = f.read()
         head: Any = _HEAD.match(text)
         require(head, f'expected a first line of format {FORMAT}')
-        body, number, crc = text[head.end():], int(head[1]), int(head[2], 16)
+        body = text[head.end():]
+        number = int(head[1])
+        crc = int(head[2], 16)
         require(number in (FORMAT, NEEDING), f'expected format {NEEDING} or format {FORMAT}, got {number}')
         require(zlib.crc32(body)==crc, 'checksum mismatch')
         found = json.loads(body)
@@ -312,7 +314,8 @@ def _kept(folder: Path, token: str, before: dict[str, Any] | None, rows: Rows) -
     if rows.known.get(token)!=since or since > rows.n_added: return []
     kept = [o for o in before['pieces'] if o['end'] > rows.first_id]
     if not kept or len(kept) >= PIECES: return []
-    n, n_kept = rows.n_added - rows.first_id, rows.n_added - kept[0]['first']
+    n = rows.n_added - rows.first_id
+    n_kept = rows.n_added - kept[0]['first']
     if n_kept > 2*n: return []
     sizes = {folder/name: size for name, (size, _) in _files(kept)}
     is_whole = all(path.is_file() and path.stat().st_size==size for path, size in sizes.items())
@@ -334,7 +337,8 @@ class _Save:
         return {'!file': name}
     def part(self, v: object, where: str) -> dict[str, Any]:
         "Write the arrays of a part of the state, and return what the manifest says of it"
-        n, plain = len(self.files), to_plain(v, self.put, where)
+        n = len(self.files)
+        plain = to_plain(v, self.put, where)
         return dict(plain=plain, files=dict(itertools.islice(self.files.items(), n, None)))
     def range(self, rows: Rows, kept: list[dict[str, Any]]) -> dict[str, Any]:
         "Write the rows of a memory that are not in the pieces `kept`; return what the manifest says of all"
@@ -393,7 +397,8 @@ def _check_numbers(*numbers: object) -> None:
 
 def _check_range(pieces: list[dict[str, Any]], first_id: int, n_added: int) -> None:
     "Do the pieces hold these ids, without a gap?"
-    firsts, ends = [o['first'] for o in pieces], [o['end'] for o in pieces]
+    firsts = [o['first'] for o in pieces]
+    ends = [o['end'] for o in pieces]
     _check_numbers(first_id, n_added, *firsts, *ends)
     edges = [*firsts[:1], *ends] or [n_added]
     in_order = edges==sorted({*edges}) or edges==[n_added, n_added]        # or one piece without rows

@@ -180,7 +180,7 @@ def test_a_ring_that_doubles_moves_one_place_a_row():
         memory.add(world.row(0))
         slots = np.arange(k + 1)
         assert index.window(slots[-1:], -slots)[0].tolist()==slots[::-1].tolist()
-    free = index.tables.free_rings
+    free = index.tables.counts[0].free_rings
     assert (free[:9] > 0).tolist()==[False, False] + [True]*6 + [False]     # of 4 to 128; 256 is just being moved
 
 

@@ -24,23 +24,23 @@ ENDINGS = 'terminated', 'truncated', 'episode_n', 'discount', 'step_n'      # fi
 def _record(kind: str, *names: str) -> np.dtype: return np.dtype((np.record, [(name, kind) for name in names]))
 
 ROW = _record('i4', 'episode', 'place')     # of a slot; of the place the lower 32 bits
-EPISODE = _record('i8', 'length', 'gone', 'stream', 'begin', 'ended', 'next_free')
+EPISODE = _record('i8', 'length', 'gone', 'stream', 'begin', 'ended', 'next_free')      # `ended`: is its newest row flagged?
 STREAM = _record('i8', 'start', 'room', 'n_rows', 'n_gone', 'old', 'limit', 'next_free')
 FREE = _record('i8', 'n_given', 'first')    # the numbers of episodes or streams
-COUNTS = _record('i8', 'seen', 'first', 'since', 'used')
+COUNTS = np.dtype((np.record, [
+    ('seen', 'i8'), ('first', 'i8'), ('since', 'i8'),    # rows; the oldest that lives; since which none is missing
+    ('used', 'i8'), ('free_rings', 'i8', 40),            # places; the first free ring of each size
+    ('episodes', FREE), ('streams', FREE)]))
 
 class Tables(NamedTuple):
     "What the index knows. Kernels get it as plain arrays, which Numba recognizes sooner than records"
-    rows: np.ndarray           # ROW of each slot; episode 0: none
-    episodes: np.ndarray       # EPISODE of each number, from 1 on. `ended`: its newest row is flagged
-    streams: np.ndarray        # STREAM of each number, from 1 on. Places before `limit` are in its `old` ring
+    rows: np.ndarray           # a ROW for each slot; episode 0: none
+    episodes: np.ndarray       # an EPISODE for each number, from 1 on
+    streams: np.ndarray        # a STREAM for each number, from 1 on. Places before `limit` are in its `old` ring
     places: np.ndarray         # int32: all rings; ring 0 is none
-    counts: np.ndarray         # one COUNTS: rows seen; the oldest that lives; since which none is missing; places used
-    free: np.ndarray           # FREE of episodes and of streams
-    free_rings: np.ndarray     # int64: the first free ring of each size
+    counts: np.ndarray         # one COUNTS
     fresh: np.ndarray          # bool, of each slot: did its row follow an episode's last step?
 
-_EPISODES, _STREAMS = range(2)              # in `free`
 _LEAST_ROOM = 4                             # of a ring
 # Without `_nrt=False`, Numba counts references to arrays in each loop, which takes longer than the rest
 _inlined = inlined(forceinline=True, _nrt=False)
@@ -49,20 +49,18 @@ inlined(goes_on, forceinline=True)          # which Python calls, too
 
 def new_arrays(max_sz: int) -> tuple[np.ndarray, ...]:
     "Return empty tables for `max_sz` slots, as kernels get them"
-    numbers = partial(np.zeros, dtype=np.int64)
-    made = Tables(rows=np.zeros(2*max_sz, np.int32), episodes=numbers((max_sz + 1)*EPISODE.itemsize//8),
-                  streams=numbers((max_sz + 1)*STREAM.itemsize//8), places=np.zeros(8*max_sz + 64, np.int32),
-                  counts=numbers(COUNTS.itemsize//8), free=numbers(2*FREE.itemsize//8), free_rings=numbers(40),
-                  fresh=np.zeros(max_sz, bool))
-    tables_of(made).counts[0].used = 1
-    return tuple(made)
+    def numbers(n: int, kind: np.dtype) -> np.ndarray: return np.zeros(n*kind.itemsize//8, np.int64)
+    rows = np.zeros(2*max_sz, np.int32)
+    places = np.zeros(8*max_sz + 64, np.int32)
+    counts = numbers(1, COUNTS)
+    counts.view(COUNTS)[0].used = 1
+    return rows, numbers(max_sz + 1, EPISODE), numbers(max_sz + 1, STREAM), places, counts, np.zeros(max_sz, bool)
 
 @_inlined
 def tables_of(arrays: tuple[np.ndarray, ...]) -> Tables:
     "Return the same tables, with records. Only for kernels with `_nrt=False`: the views count no references"
-    rows, episodes, streams, places, counts, free, free_rings, fresh = arrays
-    return Tables(rows.view(ROW), episodes.view(EPISODE), streams.view(STREAM), places, counts.view(COUNTS),
-                  free.view(FREE), free_rings, fresh)
+    rows, episodes, streams, places, counts, fresh = arrays
+    return Tables(rows.view(ROW), episodes.view(EPISODE), streams.view(STREAM), places, counts.view(COUNTS), fresh)
 
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e9150028
 @_inlined
@@ -92,8 +90,8 @@ def _take_ring(room: int, tables: Tables) -> int:
     "The first of `room` places; 0: so many are not free"
     counts = tables.counts[0]
     size = _size_of(room)
-    start = tables.free_rings[size]
-    if start: tables.free_rings[size] = tables.places[start]
+    start = counts.free_rings[size]
+    if start: counts.free_rings[size] = tables.places[start]
     elif counts.used + room <= len(tables.places):
         start = counts.used
         counts.used += room
@@ -102,15 +100,18 @@ def _take_ring(room: int, tables: Tables) -> int:
 @_inlined
 def _give_ring(start: int, room: int, tables: Tables) -> None:
     "A free ring's first place says where the next free one of its size begins"
-    size = _size_of(room)
-    tables.places[start] = tables.free_rings[size]
-    tables.free_rings[size] = start
+    size, counts = _size_of(room), tables.counts[0]
+    tables.places[start] = counts.free_rings[size]
+    counts.free_rings[size] = start
 
 @_inlined
 def _where(stream: np.record, p: int) -> int:
     "Where place `p` of a stream is: in its ring, or in the old one, which has half of the room"
-    if p < stream.limit: return stream.old + (p & ((stream.room >> 1) - 1))
-    return stream.start + (p & (stream.room - 1))
+    ring, mask = stream.start, stream.room - 1
+    if p < stream.limit:
+        ring = stream.old
+        mask >>= 1
+    return ring + (p & mask)
 
 @_inlined
 def place_of(tables: Tables, slot: int) -> int:
@@ -134,14 +135,14 @@ def _leave(row: np.record, tables: Tables) -> None:
     episode = tables.episodes[e]
     episode.gone += 1
     s = episode.stream
-    if episode.gone==episode.length: _give(tables.episodes, tables.free[_EPISODES], e)
+    if episode.gone==episode.length: _give(tables.episodes, tables.counts[0].episodes, e)
     stream = tables.streams[s]
     stream.n_gone += 1
     if stream.n_gone < stream.n_rows: return
     if stream.limit: _give_ring(stream.old, stream.room >> 1, tables)
     _give_ring(stream.start, stream.room, tables)
     stream.room = 0                                      # it is free
-    _give(tables.streams, tables.free[_STREAMS], s)
+    _give(tables.streams, tables.counts[0].streams, s)
 
 @_inlined
 def _make_room(s: int, tables: Tables) -> int:
@@ -155,7 +156,7 @@ def _make_room(s: int, tables: Tables) -> int:
         stream.old = stream.start
         stream.limit = stream.n_rows
     else:
-        s = _take(tables.streams, tables.free[_STREAMS])
+        s = _take(tables.streams, tables.counts[0].streams)
         stream = tables.streams[s]
         stream.n_rows = 0
         stream.n_gone = 0
@@ -182,7 +183,7 @@ def _append(slot: int, stream: np.record, tables: Tables) -> None:
 @_inlined
 def _begin(s: int, n_before: int, tables: Tables) -> int:
     "Begin an episode, `n_before` steps of which were not stored or are gone, behind the rows of a stream; return it"
-    e = _take(tables.episodes, tables.free[_EPISODES])
+    e = _take(tables.episodes, tables.counts[0].episodes)
     episode = tables.episodes[e]
     episode.length = n_before
     episode.gone = n_before
@@ -195,7 +196,9 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
            first_id: int, across: bool) -> None:
     "Enter the rows up to `n_added`, as `enter_rows` does, or those for which there is room"
     back, terminated, truncated, episode_n, discount, step_n = columns
-    counts, rows, episodes = tables.counts[0], tables.rows, tables.episodes
+    counts = tables.counts[0]
+    rows = tables.rows
+    episodes = tables.episodes
     max_sz = len(rows)
     if counts.seen < first_id:
         counts.seen = first_id
@@ -237,8 +240,8 @@ def _lay_out(tables: Tables) -> None:
     "Give each stream a new ring, with room for twice its rows"
     counts = tables.counts[0]
     counts.used = 1
-    tables.free_rings[:] = 0
-    for s in range(1, tables.free[_STREAMS].n_given + 1):
+    counts.free_rings[:] = 0
+    for s in range(1, counts.streams.n_given + 1):
         stream = tables.streams[s]
         if stream.room==0: continue                      # a free one
         stream.start = counts.used
@@ -283,7 +286,9 @@ def _look(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.ndarray
     for i, slot in enumerate(slots):
         e = tables.rows[slot].episode
         episode = tables.episodes[e]
-        place, gone, length = place_of(tables, slot), episode.gone, episode.length
+        place = place_of(tables, slot)
+        gone = episode.gone
+        length = episode.length
         for k, offset in enumerate(offsets):
             to = place + offset
             if not gone <= to < length: found[i, k] = -1
@@ -406,13 +411,18 @@ def _choose(arrays: tuple[np.ndarray, ...], slots: np.ndarray, strategy: int, wo
     """Write ids of steps that may be drawn: one that may not is drawn again, as often as there are
     steps, and only then are all looked at"""
     tables, state = tables_of(arrays), load(words)
-    known, last = np.int64(0), np.int64(-1)      # the last episode whose last eligible step was looked for
+    known = np.int64(0)      # the last episode whose last eligible step was looked for
+    last = np.int64(-1)
     for i, slot in enumerate(slots):
-        e, least = np.int64(tables.rows[slot].episode), place_of(tables, slot)
+        e = np.int64(tables.rows[slot].episode)
+        least = place_of(tables, slot)
         length = tables.episodes[e].length
         if strategy==_FINAL: least = length - 1
         if strategy==_EPISODE: least = tables.episodes[e].gone
-        n, tries, at, fits = np.uint64(length - least), 0, slot, False
+        n = np.uint64(length - least)
+        tries = 0
+        at = slot
+        fits = False
         while not fits and tries < n:
             number, state = below_of(state, n)
             at = slot_at(tables, e, least + np.int64(number))
@@ -484,7 +494,8 @@ class EpisodeIndex:
 
     def window(self, slots: np.ndarray, offsets: Sequence[int] | np.ndarray) -> np.ndarray:
         "Return ids of the steps `offsets` (k) places later in the episodes (int64[m, k]); −1: not stored"
-        arrays, offsets = self.catch_up(), np.asarray(offsets, np.int64)
+        arrays = self.catch_up()
+        offsets = np.asarray(offsets, np.int64)
         found = np.empty((len(slots), len(offsets)), np.int64)
         _look(arrays, slots, offsets, self._counts[_SEEN], found)
         return found
@@ -525,7 +536,8 @@ class EpisodeIndex:
         """Return the id of a step of the episode of each (int64[m]): with equal probability one
         from the row itself on ('future') or any stored one ('episode'), or the last ('final').
         It is one of those that are `eligible` for a draw; where there is none, the row itself"""
-        arrays, found = self.catch_up(), np.empty(len(slots), np.int64)
+        arrays = self.catch_up()
+        found = np.empty(len(slots), np.int64)
         _choose(arrays, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[_SEEN], eligible.held, found)
         return found
 
@@ -537,12 +549,14 @@ class EpisodeIndex:
         earlier = self._before(slots)
         there = earlier >= 0
         _, terminated, truncated, *others = self.columns
-        a, b = earlier[there] % max_sz, slots[there]
+        a = earlier[there] % max_sz
+        b = slots[there]
         there[there] = self._across | goes_on(terminated[a] | truncated[a], *((o[a], o[b]) for o in others))
         before, after = self.counts(slots)
         found = self.window(slots, [-1])[:, 0]
         assert (found==np.where(there, earlier, -1)).all(), 'a previous step is wrong'
         assert ((before > 0)==there).all(), 'an episode begins at a wrong step'
         assert (after[earlier[there] - first]==after[there] + 1).all(), 'following steps are miscounted'
-        assert self.tables.free['n_given'].max() <= max_sz, 'numbers are not given back'
+        counts = self.tables.counts[0]
+        assert max(counts.episodes.n_given, counts.streams.n_given) <= max_sz, 'numbers are not given back'
         return True

@@ -134,11 +134,13 @@ def _nearest(words: np.ndarray, at: np.ndarray, numbers: np.ndarray, back: np.nd
     They are held by up to 16 earlier records of its stream. Arguments: see `intern_rows`."""
     stack, count = numbers.shape[1]//2, 0
     id = first + i
-    oldest, distance = id - len(words), back[i]
+    oldest = id - len(words)
+    distance = back[i]
     for depth in range(_LOOK_BACK):
         id -= distance
         if distance <= 0 or id <= oldest: break
-        is_new, row = id >= first, id % len(words)       # is it of the same chunk, and not in `words` yet?
+        is_new = id >= first       # is it of the same chunk, and not in `words` yet?
+        row = id % len(words)
         for k in range(2*stack):
             if depth and k % stack < stack - 1: continue      # neighbours hold all but a stack's newest
             if is_new: near[count] = numbers[id - first, k]
@@ -220,7 +222,8 @@ def gather_stacks(frames: np.ndarray, n: int, numbers: np.ndarray, factors: np.n
     `numbers` (int64[m, stack]): those of the frames, from 0 on (−1: zeros). With `factors`, a
     pixel's stack is one word, in which frame k is multiplied by `factors[k]`. Returns False if a
     number is not below `n`."""
-    stack, n_words = np.uint64(numbers.shape[1]), np.uint64(frames.shape[1])
+    stack = np.uint64(numbers.shape[1])
+    n_words = np.uint64(frames.shape[1])
     for i in range(len(numbers)):
         row = out[i]
         for k in range(stack):
@@ -239,7 +242,8 @@ def gather_stacks(frames: np.ndarray, n: int, numbers: np.ndarray, factors: np.n
 # %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61b1
 def _factors(leaf: Leaf, pair: Interned) -> np.ndarray:
     "Return the factor of each frame in a word that holds a pixel's whole stack, if there is one"
-    each, whole = leaf.dtype.itemsize, leaf.dtype.itemsize*pair.stack
+    each = leaf.dtype.itemsize
+    whole = leaf.dtype.itemsize*pair.stack
     is_word = pair.last and whole in (2, 4, 8) and sys.byteorder=='little'
     if not is_word: return np.empty(0, np.uint8)
     shifts = 8*each*np.arange(pair.stack, dtype=np.uint64)
@@ -248,7 +252,8 @@ def _factors(leaf: Leaf, pair: Interned) -> np.ndarray:
 class FrameColumns:
     "Two columns of observations, made of frames. `pair`: the two leaves of `layout` that hold them"
     def __init__(self, layout: Layout, pair: Interned) -> None:
-        self.leaf, self.stack = layout.leaves[pair.state], pair.stack
+        self.leaf = layout.leaves[pair.state]
+        self.stack = pair.stack
         self.pair = pair
         self.leaves = pair.state, pair.next_state
         self.nbytes_each = self.leaf.nbytes // pair.stack
@@ -285,9 +290,12 @@ class FrameColumns:
         `intern_rows`"""
         states, next_states = map(self.planes, columns)
         m, stack, n_words = states.shape
-        frames, prints = np.empty((2*m*stack, n_words), self.unit), np.zeros(2*m*stack, np.uint64)
-        counts, free = np.zeros(2, np.int64), np.zeros(0, np.int32)
-        words, at = np.zeros((m + 1, 1), np.int32), np.zeros(3, np.int64)         # there are no records
+        frames = np.empty((2*m*stack, n_words), self.unit)
+        prints = np.zeros(2*m*stack, np.uint64)
+        counts = np.zeros(2, np.int64)
+        free = np.zeros(0, np.int32)
+        words = np.zeros((m + 1, 1), np.int32)         # there are no records
+        at = np.zeros(3, np.int64)
         numbers = np.zeros((m, 2*stack), np.int32)
         intern_rows(frames, prints, counts, free, words, at, states, next_states, back, 0, numbers)
         return frames[:counts[_USED]].copy(), numbers
@@ -309,7 +317,8 @@ def of_frames(layout: Layout) -> list[FrameColumns]:
     return [FrameColumns(layout, o) for o in interned(layout, 'large')]
 def columns_once(batch: Batch) -> list[np.ndarray]:
     "Return the columns of a batch; in place of two that consist of frames, these, each once, and their numbers"
-    columns, links = list(batch.arrays()), np.zeros((len(batch), 2), np.int32)
+    columns = list(batch.arrays())
+    links = np.zeros((len(batch), 2), np.int32)
     if not len(batch) or not of_frames(batch.layout): return columns
     if batch.ids is None: Streams().link(stream_numbers(batch), links, 0, links, 0, len(batch))
     back, _ = links.T.copy()
@@ -398,7 +407,9 @@ class FrameTable(FrameColumns):
 
     def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         "Allocate frames for these records (int32[max_sz, k]); `at`: as in `Table`"
-        self.room, self.words, self.at = room, records, np.array(at)
+        self.room = room
+        self.words = records
+        self.at = np.array(at)
         stack, (states, next_states, _) = self.stack, at
         self.columns = np.r_[states:states + stack, next_states:next_states + stack]
         self.capacity, _ = _room(stack, len(records))
@@ -499,7 +510,9 @@ class FrameTable(FrameColumns):
 
     def check_valid(self, references: Sequence[np.ndarray]) -> None:
         "Raise an `AssertionError` unless the frames of all records are there and unchanged, and none of them is free"
-        name, used, numbers = self.leaf.name, self.used, np.concatenate(references, 1)
+        name = self.leaf.name
+        used = self.used
+        numbers = np.concatenate(references, 1)
         assert ((numbers > 0) & (numbers <= used)).all(), f'{name}: a record lacks a frame'
         held = np.bincount(numbers.ravel(), minlength=used + 1)
         assert self._intact(np.flatnonzero(held[1:])), f'{name}: a frame is damaged'
@@ -527,7 +540,8 @@ class FrameTable(FrameColumns):
     def _kind(self) -> dict[str, Any]: return dict(stack=self.stack, codec=self.codec or '')
 
     def _content(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        raw, n = self.frames.view(np.uint8), len(rows)
+        raw = self.frames.view(np.uint8)
+        n = len(rows)
         whole = n > 0 and rows[-1]==n - 1
         return dict(frames=raw[:n] if whole else raw[rows])
     def check_state(self, state: dict[str, Any]) -> None:
@@ -536,7 +550,8 @@ class FrameTable(FrameColumns):
         for key, there, own in differences({k: state.get(k) for k in self._kind()}, self._kind()):
             raise ValueError(f'state: frames of {what}: expected {key} {own!r}, got {there!r}')
         numbers = _array(what, state, 'numbers', np.int32)
-        low, high = numbers.min(initial=1), numbers.max(initial=1)
+        low = numbers.min(initial=1)
+        high = numbers.max(initial=1)
         if not 0 < low <= high <= self.capacity:
             raise ValueError(f'state: frames of {what}: expected numbers from 1 to {self.capacity}, '
                              f'got {low} to {high}')

@@ -53,7 +53,8 @@ def _take_lock(folder: Path, path: Path, **how: Any) -> Lock:
     with suppress(BlockingIOError): return Lock(path, exclusive=True, **how)
     gc.collect()                               # perhaps a memory that was dropped without `close`
     with suppress(BlockingIOError): return Lock(path, exclusive=True, **how)
-    holder, me = _holder(folder), f'process {os.getpid()}'
+    holder = _holder(folder)
+    me = f'process {os.getpid()}'
     what = (f'{holder or "another process"} is writing to this memory, and only one process may; '
             'close it there, or read it with ReplayMemory.peek')
     if holder==me: what = f'this process ({me}) already has this memory open; close it first'
@@ -124,7 +125,8 @@ class Checksums:
         known = {part: list(runs) for part, runs in groupby(self.runs, lambda run: run[0]//size)}
         self.runs = []
         for part in range(rows.first_id//size, -(-rows.n_added//size)):
-            first, end = max(part*size, rows.first_id), min((part + 1)*size, rows.n_added)
+            first = max(part*size, rows.first_id)
+            end = min((part + 1)*size, rows.n_added)
             kept = [run for run in known.get(part, ()) if first <= run[0] and run[1] <= end]
             if len(kept)!=1 or kept[0][:2]!=[first, end]:        # what is damaged stays noticed
                 kept = [run for run in kept if rows.checksum(*run[:2])!=run[2]]
@@ -324,7 +326,8 @@ class NotedFolder(OwnFolder):
 
     def check_counts(self, counts: np.ndarray) -> None:
         "A `CheckpointError` if the counters (int64[8]) are not those of the last flush, or later ones"
-        n, token = int(counts[N_ADDED]), int(counts[_TOKEN//8])
+        n = int(counts[N_ADDED])
+        token = int(counts[_TOKEN//8])
         flushed = self.flushed.n_added
         if n >= flushed and (self._tokens is None or token in self._tokens): return
         what = f'it has {n} rows, but {flushed} were flushed' if n < flushed else 'it is of another time or memory'
@@ -385,7 +388,8 @@ class MappedFolder(NotedFolder):
 
     def allocate(self, name: str, nbytes: int, grow: bool = False) -> np.ndarray:
         "Return the bytes (uint8[nbytes]) of the file `name`, at first zeros. `grow`: `extend` reserves their blocks"
-        path, size = self.path/f'{name}.map', max(1, nbytes)
+        path = self.path/f'{name}.map'
+        size = max(1, nbytes)
         if self.description is None: file = self._make(path)
         else: file = self._open(path, size)
         with file:
@@ -409,7 +413,8 @@ class MappedFolder(NotedFolder):
 
     def extend(self, name: str, upto: int) -> None:
         "Reserve disk space for the first `upto` bytes of a file; an `OSError` changes nothing"
-        now, size = self._real[name], len(self._maps[name])
+        now = self._real[name]
+        size = len(self._maps[name])
         if upto <= now or not self.writable: return
         if upto > size: raise ValueError(f'upto: {name}: expected at most {size} bytes, got {upto}')
         self.check_place()
@@ -418,7 +423,8 @@ class MappedFolder(NotedFolder):
 
     def _reserve(self, name: str, file: BinaryIO, upto: int, size: int) -> None:
         "Give a file its size, and its first `upto` bytes their blocks"
-        stat, free = os.fstat(file.fileno()), shutil.disk_usage(self.path).free
+        stat = os.fstat(file.fileno())
+        free = shutil.disk_usage(self.path).free
         lacking = max(0, upto - 512*getattr(stat, 'st_blocks', upto))
         try:
             if lacking > free: raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -548,7 +554,8 @@ class DroppedIds:
     on"""
     def __init__(self, raw: np.ndarray) -> None:
         numbers = raw.view(np.int64)
-        self._state, self._ids = numbers[:1], numbers[1:]
+        self._state = numbers[:1]
+        self._ids = numbers[1:]
     def note(self, ids: np.ndarray) -> None:
         "Note that the rows `ids` (int64[m]) were dropped: all of them or, if the process is killed, none"
         slots = ids % len(self._ids)
@@ -652,16 +659,19 @@ class View:
         return self.fetch(ids[np.random.default_rng(seed).integers(len(ids), size=bs)])
     def dropped(self, ids: Any) -> np.ndarray:
         "Return which of the transitions `ids` (int64[m]) were dropped (bool[m])"
-        found, ids = self._folder.dropped(self.max_sz), ids_of('ids', ids)
+        found = self._folder.dropped(self.max_sz)
+        ids = ids_of('ids', ids)
         return np.zeros(len(ids), bool) if found is None else found.hold(ids)
 
     def priorities(self, ids: Any) -> np.ndarray | None:
         "Return the priorities of `ids` now (float64[m]); None if there are none in a known form"
-        file, kind = self.path/'priorities.map', KINDS.get(self.sampler['kind'])
+        file = self.path/'priorities.map'
+        kind = KINDS.get(self.sampler['kind'])
         if kind is None or not issubclass(kind, Prioritized) or not file.exists(): return None
         if self._kept is None: self._kept = self._folder.allocate('priorities', file.stat().st_size)
         with naming(file, 'damaged'):
-            ids, entered = ids_of('ids', ids), self._folder.counters[TOLD]
+            ids = ids_of('ids', ids)
+            entered = self._folder.counters[TOLD]
             found, largest = kind.kept_priorities(self._kept, self.max_sz, ids % self.max_sz)
             return np.where(ids < entered, found, largest or 1.)    # the others have not entered the sampler
 

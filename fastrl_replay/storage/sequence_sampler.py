@@ -43,7 +43,8 @@ class Sequence:
     learn_first: bool = True        # do an episode's steps count for the loss from its first one on?
 
     def __post_init__(self) -> None:
-        length, burn_in = whole('length', self.length, 1), whole('burn_in', self.burn_in)
+        length = whole('length', self.length, 1)
+        burn_in = whole('burn_in', self.burn_in)
         if burn_in >= length: refuse('burn_in', f'less than the length of {length}', burn_in)
         stride = length - burn_in if self.stride is None else self.stride
         object.__setattr__(self, 'stride', whole('stride', stride, 1))
@@ -104,7 +105,9 @@ def _begin(marks: tuple[np.ndarray, ...], priorities: tuple, n: int, scratch: np
     "Begin a change of `n` starts"
     rows, starts, kept = marks
     tree, lows, alpha, largest = priorities
-    counts, lines, holes = scratch[:3], scratch[3:3 + _MOST_LINES], scratch[3 + _MOST_LINES:]
+    counts = scratch[:3]
+    lines = scratch[3:3 + _MOST_LINES]
+    holes = scratch[3 + _MOST_LINES:]
     counts[:] = 0
     counts[_N] = n
     return Change(rows, starts, kept, tree, lows, counts, holes, lines, alpha, largest, power(largest, alpha))
@@ -185,13 +188,15 @@ def enter_starts(columns: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...]
     rows, _, kept = marks
     along = across or not numbered                       # are starts counted by the index?
     enter_rows(columns, arrays, rows, known if along else 0, n_added, first_id, across)
-    tables, change = tables_of(arrays), _begin(marks, priorities, n, scratch)
+    tables = tables_of(arrays)
+    change = _begin(marks, priorities, n, scratch)
     _, terminated, truncated, _, _, _ = columns
     slot = begin % len(rows) - 1
     for id in range(begin, n_added):
         slot = slot + 1 if slot + 1 < len(rows) else 0
         if rows[slot, PLACE] > 0: _leave(change, slot)   # a start is overwritten
-        e, place = tables.rows[slot].episode, place_of(tables, slot)
+        e = tables.rows[slot].episode
+        place = place_of(tables, slot)
         phase = (place if along else step_n[slot]) % stride
         if numbered: fresh = step_n[slot]==0
         elif id < known: fresh = rows[slot, PHASE] < 0
@@ -213,10 +218,12 @@ def enter_starts(columns: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...]
 def bar_starts(arrays: tuple[np.ndarray, ...], marks: tuple[np.ndarray, ...], priorities: tuple, scratch: np.ndarray,
                n: int, slots: np.ndarray, length: int) -> int:
     "Bar the starts whose windows hold a row in one of these slots (int64[k]); return how many of `n` are left"
-    tables, change = tables_of(arrays), _begin(marks, priorities, n, scratch)
+    tables = tables_of(arrays)
+    change = _begin(marks, priorities, n, scratch)
     rows = change.rows
     for slot in slots:
-        e, place = tables.rows[slot].episode, place_of(tables, slot)
+        e = tables.rows[slot].episode
+        place = place_of(tables, slot)
         least = max(place + 1 - length, tables.episodes[e].gone) if e else place     # 0: cleared, with those before it
         for first in range(least, place + 1):
             at = slot if first==place else slot_at(tables, e, first)
@@ -232,8 +239,10 @@ def write_windows(arrays: tuple[np.ndarray, ...], starts: np.ndarray, places: np
     for place in places: prefetch(starts, 2*place)
     for place in places: prefetch(tables.rows, np.int64(starts[place, SLOT]))
     for i, place in enumerate(places):
-        slot, span = starts[place, SLOT], starts[place, SPAN]
-        e, first = tables.rows[slot].episode, place_of(tables, slot)
+        slot = starts[place, SLOT]
+        span = starts[place, SPAN]
+        e = tables.rows[slot].episode
+        first = place_of(tables, slot)
         for k in range(slots.shape[1]): slots[i, k] = slot_at(tables, e, first + k) if k < span else -1
 
 @kernel
@@ -252,7 +261,8 @@ def mark_learned(rows: np.ndarray, at: np.ndarray, burn_in: int, first: int, lea
 def join_errors(learn: np.ndarray, errors: np.ndarray, eta: float) -> np.ndarray:
     """Return eta · max|δ| + (1 − eta) · mean|δ| of each row (float64[bs]) of `errors`, which are
     those of the last steps of windows, over the steps that count (`learn`: bool[bs, length])"""
-    values, late = np.zeros(len(learn)), learn.shape[1] - errors.shape[1]
+    values = np.zeros(len(learn))
+    late = learn.shape[1] - errors.shape[1]
     for i in range(len(learn)):
         most, total, n = 0., 0., 0
         for k in range(errors.shape[1]):
@@ -276,7 +286,8 @@ def consistent(rows: object, starts: object, size: int, n: int, sequence: Sequen
     if not isinstance(rows, np.ndarray) or not isinstance(starts, np.ndarray): return False
     if rows.dtype!=np.int32 or starts.dtype!=np.int32: return False
     if rows.shape!=(size, 2) or starts.shape!=(n, 2): return False
-    places, (slots, spans) = rows[:, PLACE], starts.T
+    places = rows[:, PLACE]
+    (slots, spans) = starts.T
     if not phases_fit(rows[:, PHASE], sequence) or (places < BARRED).any(): return False
     inside = (slots >= 0) & (slots < size) & (spans > 0) & (spans <= sequence.length)
     if not inside.all() or np.count_nonzero(places > 0)!=n: return False
@@ -346,14 +357,16 @@ class Starts(Sampler):
 
     def get_state(self) -> dict[str, Any]:
         "Return which starts can be drawn, in which order, and the state of the base sampler"
-        rows, starts = self.rows[:self.size].copy(), self.starts[:len(self)].copy()
+        rows = self.rows[:self.size].copy()
+        starts = self.starts[:len(self)].copy()
         return super().get_state() | dict(rows=rows, starts=starts, inner=self.base_sampler.get_state(), tails=True)
 
     def _from_state(self, state: dict[str, Any]) -> dict[str, Any]:
         attributes = super()._from_state(state)
         rows, starts, inner = take(state, 'rows', 'starts', 'inner')
         if np.shape(rows)[1:]==(4,): rows = rows[:, 1::2]           # of a version that kept links, too
-        n, size = whole('state: starts', take(inner, 'size')[0]), attributes['size']
+        n = whole('state: starts', take(inner, 'size')[0])
+        size = attributes['size']
         fits = consistent(rows, starts, size, n, self.sequence)
         require(fits, 'state: rows and starts do not match each other, or this memory')
         made = self._new_arrays(self.max_sz, None) | dict(known=None, ends_early='tails' not in state)
@@ -397,7 +410,8 @@ class SequenceSampler(Starts):
 
     def _change(self, most: int) -> tuple:
         "What kernels change, where at most so many starts leave"
-        base, marks = self.base_sampler, (self.rows, self.starts, self.kept)
+        base = self.base_sampler
+        marks = (self.rows, self.starts, self.kept)
         priorities = (base.tree, base.lows, base.alpha, base.largest) if self.prioritized else (NO_TREE, NO_LOWS, 0., 1.)
         return marks, priorities, new_scratch(max(most, 0)), len(self)
 
@@ -482,7 +496,8 @@ class SequenceSampler(Starts):
         return float((~counted[stored]).mean()), n_idle/len(self) if len(self) else float('nan')
     def _waiting(self) -> np.ndarray:
         "The slots of starts whose windows may yet be completed (int64 array): their episodes go on"
-        tables, slots = self.episodes.tables, np.flatnonzero(self.rows[:self.size, PLACE]==WAITING)
+        tables = self.episodes.tables
+        slots = np.flatnonzero(self.rows[:self.size, PLACE]==WAITING)
         episodes = tables.episodes[tables.rows['episode'][slots]]
         n_rows = tables.streams['n_rows'][episodes['stream']]
         newest = episodes['begin'] + episodes['length']==n_rows
@@ -496,11 +511,13 @@ class SequenceSampler(Starts):
         ids, td = self._answers(ids, td_errors)
         learn = np.ones(ids.shape, bool)
         if ids.shape[1] > 1: self.learned(ids, learn)
-        starts, values = ids[:, 0], join_errors(learn, td, self.sequence.eta)
+        starts = ids[:, 0]
+        values = join_errors(learn, td, self.sequence.eta)
         check_answers('ids', starts, values, n_added)
         there = starts >= first_id
         there[there] = self.rows[starts[there] % self.max_sz, PLACE]!=BARRED
-        slots, values = starts[there] % self.max_sz, values[there]
+        slots = starts[there] % self.max_sz
+        values = values[there]
         places = self.rows[slots, PLACE].astype(np.int64) - 1
         if (places < 0).any():
             refuse('ids', 'those of drawn sequences', Words('one that is not the first of a sequence'))
@@ -514,7 +531,8 @@ class SequenceSampler(Starts):
 
     def _answers(self, ids: Any, td_errors: Any) -> tuple[np.ndarray, np.ndarray]:
         "Return `ids` and TD errors (float64) with two axes; a `ValueError` unless their shapes fit"
-        shape, shape_td = tuple(np.shape(ids)), tuple(np.shape(td_errors))
+        shape = tuple(np.shape(ids))
+        shape_td = tuple(np.shape(td_errors))
         length = self.sequence.length
         late = length - self.sequence.burn_in
         of_steps = [(), (length,), (late,)] if shape[1:] else [()]       # those of starts have no steps
@@ -530,7 +548,9 @@ class SequenceSampler(Starts):
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is broken. O(N)"
-        n, rows, starts = len(self), self.rows[:self.size], self.starts[:len(self)]
+        n = len(self)
+        rows = self.rows[:self.size]
+        starts = self.starts[:len(self)]
         assert consistent(rows, starts, self.size, n, self.sequence), 'rows and starts do not match each other'
         same = not self.prioritized or (self.kept[starts[:, SLOT]]==self.priorities).all()
         assert same, 'a priority differs from the one kept'

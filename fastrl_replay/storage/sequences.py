@@ -119,7 +119,9 @@ def draw_anywhere(episodes: EpisodeIndex, bs: int, length: int, rng: np.random.G
     """Return a request for `bs` windows of `length` steps of one episode each, which begin at any step with
     equal probability (`probs` are NaN). Where hardly any step begins one, all that do are
     counted; a `ValueError` if there are none. `eligible`: the slots whose rows may be drawn"""
-    storage, found, vain = episodes.storage, np.empty((0, length), np.int64), 0
+    storage = episodes.storage
+    found = np.empty((0, length), np.int64)
+    vain = 0
     n = eligible.among(storage.n_added - storage.first_id)
     require(n, 'nothing to draw from: what was stored has been dropped or cleared')
     while len(found) < bs and vain <= _VAIN*bs:

@@ -59,7 +59,8 @@ class TextList:
         self.read()
     def append(self, entry: bytes) -> None:
         "Write a string"
-        begin, end = self.end + _LENGTH, self.end + _LENGTH + len(entry)
+        begin = self.end + _LENGTH
+        end = self.end + _LENGTH + len(entry)
         self.raw[begin:end] = np.frombuffer(entry, np.uint8)
         self.raw[end:end + _LENGTH] = 0
         # the length comes last: killed before it is there, the string is not, and the list ends before it
@@ -91,7 +92,9 @@ class TextNumbers:
     on what rows refer to"""
     codec: str|None = None
     def __init__(self, layout: Layout, k: int) -> None:
-        self.leaf, self.leaves, self.name = layout.leaves[k], (k,), f'texts.{k}'
+        self.leaf = layout.leaves[k]
+        self.leaves = (k,)
+        self.name = f'texts.{k}'
         self.references = (self.leaf._replace(dtype=np.dtype(np.int32)),)
     def bytes_for(self, max_sz: int) -> int:
         "Return how many bytes the strings of `max_sz` rows usually take: few"
@@ -138,7 +141,8 @@ class TextNumbers:
     def ensure(self, m: int, filled: int) -> None: "There is room for any rows: what is new was accepted before"
     def accept(self, columns: Sequence[np.ndarray]) -> None:
         "Store what is new in a column; a `ValueError`, `MemoryError` or `OSError`, and no change, if that is too much"
-        wanted, own = dict.fromkeys(columns[0].tolist()), self.lists[self.now]
+        wanted = dict.fromkeys(columns[0].tolist())
+        own = self.lists[self.now]
         if not own.numbers.keys() >= wanted.keys(): own.read()             # was a reading interrupted?
         found = [_entry(o) for o in wanted if o not in own.numbers]
         n_new = len(wanted.keys() - self.counted)
@@ -156,7 +160,9 @@ class TextNumbers:
         self.room.extend(texts.name, front + texts.end + _nbytes(found) + _LENGTH)
     def _make_room(self, wanted: Iterable[str], full: bool) -> None:
         "Find out what is in use, and write to the other list from now on, if it is time to forget the rest"
-        alive, other, own = self._in_use(self.now), self._in_use(1 - self.now), self.lists[self.now]
+        alive = self._in_use(self.now)
+        other = self._in_use(1 - self.now)
+        own = self.lists[self.now]
         n = len({*alive, *other, *wanted})
         if n > MOST_TEXTS: self._refuse(f'{MOST_TEXTS:,} different strings', 'one more')
         if full and (other or _nbytes(map(_entry, {*alive, *wanted})) + _LENGTH > BYTES):
@@ -177,7 +183,8 @@ class TextNumbers:
         "The numbers in all living rows"
         max_sz = len(self.held)
         first = max(self.first, self.n - max_sz)
-        begin, m = first % max_sz, self.n - first
+        begin = first % max_sz
+        m = self.n - first
         return np.concatenate([self.held[begin:begin + m], self.held[:max(0, begin + m - max_sz)]])
     def _empty_other(self, wanted: Iterable[str]) -> None:
         "Write to the other list from now on, which no row refers to; an error changes nothing"
@@ -215,7 +222,8 @@ class TextNumbers:
     def distinct(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         "Return all strings (object array), and which of them the rows in `slots` have (int64[m])"
         if not self.room.writable: self._look_again()
-        strings, n_first = [''], len(self.lists[0].texts)
+        strings = ['']
+        n_first = len(self.lists[0].texts)
         for o in self.lists: strings += o.texts
         numbers = self.held[slots].astype(np.int64)
         return np.array(strings, object), np.where(numbers < 0, n_first - numbers, numbers)
@@ -249,7 +257,8 @@ class TextTable(TextNumbers):
     def recover(self, references: Sequence[np.ndarray], first_id: int) -> None:
         "Check that the strings of all living rows are there, and find out to which list the newest refer"
         self._check(references[0], ValueError)
-        self.first, self.n = first_id, first_id + len(references[0])
+        self.first = first_id
+        self.n = first_id + len(references[0])
         if len(references[0]): self.now = int(references[0][-1] < 0)
         self.look_at = 0
     def checksum(self, references: Sequence[np.ndarray], crc: int) -> int:
