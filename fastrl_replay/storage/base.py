@@ -49,7 +49,9 @@ class Accepted:
     "Rows that a storage has checked: a column for each leaf, and the stream of each row (None: each its own)"
     __slots__ = 'columns', 'm', 'streams'
     def __init__(self, columns: list, m: int, streams: Any = None) -> None:
-        self.columns, self.m, self.streams = columns, m, streams
+        self.columns = columns
+        self.m = m
+        self.streams = streams
     def __len__(self) -> int: return self.m
     def __getitem__(self, part: slice) -> 'Accepted':
         streams = np.arange(*part.indices(self.m)) if self.streams is None else self.streams[part]
@@ -76,7 +78,8 @@ def find_place(table, shift, stream):
 def _link_row(newest, at, links, place, ring, id, first):
     """Link row `id` to the newest row of its stream, of which `newest[at]` is the number of rows
     there were with it. Its links are at `place`; those of rows before `first` are in the `ring`"""
-    max_sz, tail = len(ring), newest[at] - 1
+    max_sz = len(ring)
+    tail = newest[at] - 1
     newest[at] = id + 1
     distance = id - tail
     if tail < 0 or distance >= max_sz: distance = 0
@@ -97,13 +100,17 @@ def link(near, table, shift, room, streams, begin, links, at_link, ring, n):
     their distances back and ahead go into `links` (int32[·, 2]) from `at_link` on, those of older
     rows into the `ring` (int32[max_sz, 2]). Return the number of the first row that is not linked,
     because the table has no room for another new stream, and for how many it has `room`"""
-    m, n_near = len(streams), len(near)
+    m = len(streams)
+    n_near = len(near)
     for i in range(begin, m):
-        stream, ahead = streams[i], streams[min(i + _AHEAD, m - 1)]
-        cells, at = near, stream
+        stream = streams[i]
+        ahead = streams[min(i + _AHEAD, m - 1)]
+        cells = near
+        at = stream
         if not 0 <= ahead < n_near: prefetch(table, first_place(table, shift, ahead))
         if not 0 <= stream < n_near:
-            cells, at = table, find_place(table, shift, stream) + 1
+            cells = table
+            at = find_place(table, shift, stream) + 1
             if not table[at]:
                 if room == 0: return i, room
                 table[at - 1] = stream
@@ -132,7 +139,8 @@ class Streams:
     def _begin(self, n):
         "Begin a table with room for twice `n` streams"
         size = max(64, 1 << (4*n).bit_length())
-        self.table, self.room = np.zeros(2*size, np.int64), size//2 - n
+        self.table = np.zeros(2*size, np.int64)
+        self.room = size//2 - n
         self.shift = 64 - size.bit_length()       # to the product's upper bits
         self.view = self.table.data
         self.places: dict[int, int] = {}          # where streams were found; they stay there
@@ -146,7 +154,8 @@ class Streams:
         return streams[there], ids[there]
     def make_room(self, first_id: int) -> None:
         "Drop the streams that have no row left, and make room for as many new ones as there are"
-        old, least = self.table, max(0, first_id) + 1
+        old = self.table
+        least = max(0, first_id) + 1
         self._begin(int(np.count_nonzero(old[1::2] >= least)))
         move_streams(old, self.table, self.shift, least)
     def find(self, stream: int) -> int:
@@ -181,7 +190,9 @@ class Streams:
 @kernel
 def follow_links(ring, slots, ids, n_added, first_id, back):
     "Fill `ids` (int64[m, length], all −1) along the streams, from the rows in `slots` on (−1: none)"
-    max_sz, column, sign = len(ring), 0 if back else 1, -1 if back else 1
+    max_sz = len(ring)
+    column = 0 if back else 1
+    sign = -1 if back else 1
     for i in range(len(slots)):
         if slots[i] < 0: continue
         id = ids_in(slots[i], n_added, max_sz)

@@ -99,7 +99,8 @@ def example_step(given: Any) -> Any:
 
 def check_fits(layout, max_sz, tables, free=None) -> None:
     "Raise a `MemoryError` with the figures unless `max_sz` transitions fit into `free` bytes (None: all that are free)"
-    free, need = free_memory() if free is None else free, bytes_for(layout, max_sz, tables)
+    free = free_memory() if free is None else free
+    need = bytes_for(layout, max_sz, tables)
     if free is None or need <= free: return
     least, thousands = (bytes_for(layout, n, tables) for n in (0, 32_000))
     most = max(0, int((free - least)/(thousands - least)*32_000))
@@ -169,5 +170,6 @@ def texts_in(storage: Any) -> dict[str, float]:
     return dict(n_texts=max(t.count() for t in found), most_texts=found[0].most) if found else {}
 def bytes_each(storage) -> float:
     "Return the bytes that a transition takes: its record, and its share of the frames"
-    packed, n = sum(t.nbytes for t in tables_of(storage) if t.codec), storage.n_added - storage.first_id
+    packed = sum(t.nbytes for t in tables_of(storage) if t.codec)
+    n = storage.n_added - storage.first_id
     return (storage.nbytes - packed)/storage.max_sz + packed/max(1, n)

@@ -68,7 +68,8 @@ class DrawCounts:
     `since` are left out. `counts` (int64[COUNTS + max_sz]): count there, and on, the draws of every
     slot"""
     def __init__(self, max_sz: int, since: int = 0, counts: np.ndarray | None = None) -> None:
-        self.max_sz, self.since = max_sz, since
+        self.max_sz = max_sz
+        self.since = since
         self.begun, self.before = since, 0   # the id from which draws are known; those of earlier lives
         self.stride = watch_stride(max_sz) if counts is None else 1
         if counts is None:

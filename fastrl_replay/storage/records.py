@@ -22,8 +22,13 @@ from .rooms import Ram
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
 # The counters: rows so far, the oldest, those that entered the sampler, a load under way; and at the last `clear`,
 # rows so far
-N_ADDED, FIRST_ID, TOLD, LOADING, CLEARED = 0, 1, 2, 3, 5
-PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
+N_ADDED = 0
+FIRST_ID = 1
+TOLD = 2
+LOADING = 3
+CLEARED = 5
+PIECE = 4096
+SCRATCH = 1 << 20                   # rows and bytes of a piece, at most
 MOST = 2**60                      # rows that can ever be stored: 36,000 years at a million a second
 
 def links_of(rows: np.ndarray) -> np.ndarray:
@@ -36,17 +41,21 @@ class Ring:
     _kept: tuple[str, ...] = ('max_sz', 'size')
     whose: Any           # the stream of the row in each slot, which a subclass finds in its rows
     def __init__(self, max_sz: int, size: int, room: Any = None) -> None:
-        self.max_sz, self.size = max_sz, size
+        self.max_sz = max_sz
+        self.size = size
         self.room: Any = Ram() if room is None else room
         raw = self.room.allocate('records', max_sz*size)
-        self.rows, self._bytes = raw.reshape(max_sz, size), raw.data
+        self.rows = raw.reshape(max_sz, size)
+        self._bytes = raw.data
         self.links = links_of(self.rows)
         self.counts = self.room.counters
-        self._count, self._next_view = self.counts.data, self.links[:, 1].data
+        self._count = self.counts.data
+        self._next_view = self.links[:, 1].data
         self.journal: Any = self.room.journal(size, max_sz)
         rows = min(max_sz, PIECE, max(1, SCRATCH//size))
         self.piece = rows if self.journal is None else min(rows, self.journal.rows)
-        self.streams, self.unsettled = Streams(max_sz), False
+        self.streams = Streams(max_sz)
+        self.unsettled = False
 
     @property
     def n_added(self) -> int:
@@ -59,7 +68,9 @@ class Ring:
 
     def _publish(self, data, n, m):
         "Write the bytes of the rows `n` … `n + m − 1`, which lie before the ring's end"
-        count, size, begin = self._count, self.size, n % self.max_sz*self.size
+        count = self._count
+        size = self.size
+        begin = n % self.max_sz*self.size
         if self.journal is not None: self._keep(n, m)
         # A process may be killed between these lines: a row that is being overwritten counts
         # neither as an old one any more nor as a new one yet
@@ -90,12 +101,15 @@ class Ring:
         return ids
     def settle(self) -> None:
         "Link all living rows again, after an interrupted write, a load, or an opening"
-        self.streams, self.unsettled = self._link_into(self.links), False
+        self.streams = self._link_into(self.links)
+        self.unsettled = False
     def _link_into(self, links):
         "Link all living rows in `links`, keeping links to overwritten rows; return the `Streams`"
-        streams, first = Streams(self.max_sz), self.first_id
+        streams = Streams(self.max_sz)
+        first = self.first_id
         for n, run in self._runs(first, self.n_added):
-            back, ids = links[run, 0].copy(), np.arange(n, n + run.stop - run.start)
+            back = links[run, 0].copy()
+            ids = np.arange(n, n + run.stop - run.start)
             streams.link(self.whose[run].astype(np.int64), links, run.start, links, n, self.max_sz)
             gone = (links[run, 0]==0) & (back > ids - first) & (back < self.max_sz)
             links[run, 0][gone] = back[gone]
@@ -104,7 +118,8 @@ class Ring:
     def recover(self) -> None:
         "Undo an interrupted overwrite, and link all rows; a `CheckpointError` if the counters are damaged"
         n, first, entered, loading = self.counts[:4].tolist()
-        whole, cleared = max(0, n - self.max_sz), int(self.counts[CLEARED])
+        whole = max(0, n - self.max_sz)
+        cleared = int(self.counts[CLEARED])
         oldest = max(whole, cleared)
         require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
                              'load again, into a new folder', CheckpointError)
@@ -121,7 +136,8 @@ class Ring:
                               f'in {self.max_sz} slots, of which the sampler has {entered}')
     def checksum(self, a, end) -> int:
         "Return the crc32 of the rows `a` … `end − 1`, of what never changes: the links are left out"
-        crc, block = 0, max(1, SCRATCH//self.size)
+        crc = 0
+        block = max(1, SCRATCH//self.size)
         for _, run in self._runs(a, end):
             for k in range(run.start, run.stop, block):
                 rows: Any = self.rows[k:min(k + block, run.stop)].copy()
@@ -139,7 +155,8 @@ class Ring:
         """Restore what several `get_state` returned, oldest first; a `ValueError` if it doesn't
         fit. One without rows, of the present `n_added`, clears the ring: at one moment, also on the
         disk"""
-        n, oldest = None, 0
+        n = None
+        oldest = 0
         for piece in pieces:
             self._check_piece(piece, n)
             clears = piece['since']==self.n_added==piece['n_added']
@@ -148,7 +165,8 @@ class Ring:
                 self.room.forget()
             oldest = piece['since'] if n is None else oldest
             self._put_piece(piece)
-            n, first = piece['n_added'], piece['first_id']
+            n = piece['n_added']
+            first = piece['first_id']
         if n is None or first < oldest: raise ValueError('state: rows are missing')
         self.unsettled = True
         # `recover` goes by `CLEARED`; one statement, which Python never interrupts
@@ -167,15 +185,19 @@ class Ring:
         if rows.dtype==np.uint8 and rows.shape==(end - a, self.size): return
         raise ValueError(f'state: expected {end - a} records of {self.size} bytes, got {rows.dtype}{list(rows.shape)}')
     def _put_piece(self, piece):
-        a, rows = piece['since'], piece['records']
+        a = piece['since']
+        rows = piece['records']
         for n, run in self._runs(a, piece['n_added']): self.rows[run] = rows[n - a:n - a + run.stop - run.start]
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is wrong. O(N)"
         if self.unsettled: self.settle()
-        n, first, max_sz = self.n_added, self.first_id, self.max_sz
+        n = self.n_added
+        first = self.first_id
+        max_sz = self.max_sz
         assert first==max(0, n - max_sz, self._count[CLEARED]), f'living ids {first} … {n - 1} in {max_sz} slots'
-        ids, links = np.arange(first, n), self.links.copy()
+        ids = np.arange(first, n)
+        links = self.links.copy()
         streams = self._link_into(links)
         wrong = (links!=self.links)[ids % max_sz].any(1)
         assert not wrong.any(), f'the links of row {ids[wrong][0]} do not follow its stream'
@@ -205,14 +227,18 @@ class Writer(Ring):
     "A ring of records: steps are checked, packed and written. What `tables` keep is referred to"
     _kept = 'max_sz', 'size', 'layout'
     def __init__(self, max_sz: int, layout: Layout, room: Any = None, tables: Any = ()) -> None:
-        self.layout, self.tables, self.stored = layout, tuple(tables), stored_layout(layout, tables)
+        self.layout = layout
+        self.tables = tuple(tables)
+        self.stored = stored_layout(layout, tables)
         super().__init__(max_sz, self.stored.record.itemsize, room)
-        self.key, stored = self.stored.stream_leaf, self.stored
+        self.key = self.stored.stream_leaf
+        stored = self.stored
         self.records = self.rows.reshape(-1).view(stored.record)
         self.fields = [self._field(self.records, leaf.path) for leaf in stored.leaves]
         self.whose = self.records['_stream'] if self.key is None else self.fields[self.key]
         packer, order = stored.packing
-        self._pack, self._flat_type = packer.pack, stored.step_type if stored.flat else None
+        self._pack = packer.pack
+        self._flat_type = stored.step_type if stored.flat else None
         self._key_at: Any = None if self.key is None else order(range(len(stored.leaves))).index(self.key)
         self._step = StepFitter(stored.fitters, order)
         self.scratch = np.zeros(self.piece, stored.record)
@@ -220,7 +246,8 @@ class Writer(Ring):
         self._back = np.zeros(1, np.int32)
         self._scratch_links = links_of(self.scratch.view(np.uint8).reshape(-1, self.size))
         self._own = 0                    # so many scratch records have their own number as their stream
-        words, at = self.rows.view(np.int32), stored.offsets()
+        words = self.rows.view(np.int32)
+        at = stored.offsets()
         for t in self.tables: t.open(self.room, words, [*(at[k]//4 for k in t.leaves), 0])
 
     @staticmethod
@@ -234,12 +261,19 @@ class Writer(Ring):
         if self.tables: step = self._referring(step)
         elif step.__class__ is not self._flat_type: step = self.layout.values(step)
         values = self._step.fit(step)
-        count, streams, max_sz = self._count, self.streams, self.max_sz
-        n, first, stream = count[N_ADDED], count[FIRST_ID], 0 if self.key is None else int(values[self._key_at])
-        cells, at, is_near = streams.near_view, stream, 0 <= stream < max_sz
+        count = self._count
+        streams = self.streams
+        max_sz = self.max_sz
+        n = count[N_ADDED]
+        first = count[FIRST_ID]
+        stream = 0 if self.key is None else int(values[self._key_at])
+        cells = streams.near_view
+        at = stream
+        is_near = 0 <= stream < max_sz
         if not is_near:
             found = streams.places.get(stream)
-            cells, at = streams.view, 1 + (streams.find(stream) if found is None else found)
+            cells = streams.view
+            at = 1 + (streams.find(stream) if found is None else found)
         newest = cells[at] - 1
         back = n - newest if newest >= 0 and n - newest < max_sz else 0
         try: data = self._pack(back, 0, stream, *values) if self.key is None else self._pack(back, 0, *values)
@@ -274,7 +308,9 @@ class Writer(Ring):
         """Store the rows that `accept` returned, or some of them; return the first id. A
         `MemoryError` or `OSError`, and no change, if a table has no room"""
         if self.unsettled: self.settle()
-        first, m, a = self._count[N_ADDED], rows.m, 0
+        first = self._count[N_ADDED]
+        m = rows.m
+        a = 0
         if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows.columns, m, rows.streams)
         else:
             if self.tables: self._ensure(m)  # for all pieces, or for none
@@ -288,7 +324,8 @@ class Writer(Ring):
     def _put(self, columns, m, streams):
         "Store a piece: `m` rows that fit into the scratch array, and before the ring's end"
         if self.tables: self._ensure(m)
-        n, links = self._count[N_ADDED], self._scratch_links
+        n = self._count[N_ADDED]
+        links = self._scratch_links
         fields, data = self._scratches.get(m) or self._scratch(m)
         self.unsettled = True
         if streams is None: link_own(self.streams.near, links, self.links, n, m)
@@ -320,7 +357,9 @@ class Writer(Ring):
         return columns
     def _referring(self, step):
         "The values of a step, with references in place of what the tables keep"
-        values, n, fitters = self.layout.values(step), self._count[N_ADDED], self.layout.fitters
+        values = self.layout.values(step)
+        n = self._count[N_ADDED]
+        fitters = self.layout.fitters
         for t in self.tables: t.ensure(1, min(n, self.max_sz))
         stream = 0 if self.key is None else int(fitters[self.key].array(values[self.key]))
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
@@ -385,7 +424,8 @@ class Records(Writer):
     def _check_piece(self, piece, n):
         require(Layout.from_plain(piece['layout'])==self.layout, f'state: expected steps of {self.layout}')
         super()._check_piece(piece, n)
-        frames, own = piece.get('frames', {}), {str(t.leaves[0]): t for t in self.tables}
+        frames = piece.get('frames', {})
+        own = {str(t.leaves[0]): t for t in self.tables}
         fits = isinstance(frames, dict) and frames.keys()==own.keys()
         require(fits, f'dedup: expected a state with {"; ".join(map(str, self.tables)) or "plain records"}, '
                       'got one that stores other leaves once')

@@ -53,10 +53,12 @@ class Form:
                  kind: type = Batch, **known: object) -> None:
         rows = layout if length is None else windows_of(layout, length)
         for field, offsets in windows: rows = windows_of(rows, len(offsets), fields=(field,))
-        self.layout, self.shape = layout, (n,) if length is None else (n, length)
+        self.layout = layout
+        self.shape = (n,) if length is None else (n, length)
         self.offsets = np.array([o for _, offsets in windows for o in offsets], np.int64)
         self.columns = Plan.of(rows, n, header_shapes(header, n, length, len(self.offsets)))
-        self.type, self.known = batch_type(kind, rows), dict[str, Any](known, _n=n, _plan=self.columns)
+        self.type = batch_type(kind, rows)
+        self.known = dict[str, Any](known, _n=n, _plan=self.columns)
         if windows: self.known['_extra'] = self.known.get('_extra', {}) | dict(windows=windows)
         self.nbytes = self.columns.nbytes
         self.around = self._beside(n*len(self.offsets)) if windows else 0     # where their slots are
@@ -89,7 +91,8 @@ class Form:
 
     def _heads(self, windows: dict, size: int) -> dict[str | None, tuple[int, ...]]:
         "The head of each part, by its field of windows (None: the other fields)"
-        m, first = math.prod(self.shape), self.around
+        m = math.prod(self.shape)
+        first = self.around
         heads: dict[str | None, tuple[int, ...]] = {None: (m, 0, size)}
         for field, offsets in windows.items():
             each = len(offsets)
@@ -99,7 +102,8 @@ class Form:
 
     def _line(self, k: int, m: int, o: Leaf, begin: int) -> tuple[int, int, int, int]:
         "The line for leaf `k` of `m` rows, at byte `begin` of a record as `o`: itself, or numbers"
-        leaf, each = self.layout.leaves[k], math.prod(o.shape)
+        leaf = self.layout.leaves[k]
+        each = math.prod(o.shape)
         if o==leaf: return leaf.word, begin, o.nbytes, self._column(k)
         at = self._beside(m*each)
         self.numbers[k] = 8*at, (m, each)
@@ -133,7 +137,9 @@ class Request:
 
     def fit(self, form: Form) -> None:
         "Become a request of another `form`, which fits these bytes"
-        self.form, self.offsets, raw = form, form.offsets, self.out[:form.columns.nbytes]
+        self.form = form
+        self.offsets = form.offsets
+        raw = self.out[:form.columns.nbytes]
         columns = form.columns.carve(raw)
         self.slots, self.probs, self.weights, self.mask, _, self.source, self.is_pad, self.learn = columns[:N_HEADER]
         self._known = form.known | dict(_columns=columns, _raw=raw)
@@ -178,8 +184,11 @@ def _copy_four(source, a, out, b):
 @inlined(forceinline=True)
 def _copy(source, shift, starts, now, m, begin, n, out, to):
     "Copy `n` words from word `begin` of `m` rows that start at these bytes to word `to` of `out`"
-    begin, n, to = _u(begin), _u(n), _u(to)
-    shift, now = _u(shift), _u(now)
+    begin = _u(begin)
+    n = _u(n)
+    to = _u(to)
+    shift = _u(shift)
+    now = _u(now)
     if n == _ONE:
         for i in range(_u(m)): out[to + i] = source[(starts[now + i] >> shift) + begin]
     elif n == _TWO:
@@ -202,7 +211,10 @@ def _copy(source, shift, starts, now, m, begin, n, out, to):
 @inlined(forceinline=True)
 def _copy_numbers(source, starts, now, m, begin, n, numbers, to):
     "The same of the numbers of what rows share, from 1 on (int32), as those of its rows, from 0 on"
-    begin, n, to, now = _u(begin), _u(n), _u(to), _u(now)
+    begin = _u(begin)
+    n = _u(n)
+    to = _u(to)
+    now = _u(now)
     for i in range(_u(m)):
         a = (starts[now + i] >> _TWO) + begin
         for j in range(n):
@@ -219,15 +231,19 @@ def _line_up(numbers, head):
     "Put the numbers of windows one after the other"
     each = _u(head[EACH])
     for i in range(_u(head[ROWS]//head[EACH])):
-        to, at = _u(head[AT]) + i*each, _u(head[FIRST]) + i*_u(head[STEP])
+        to = _u(head[AT]) + i*each
+        at = _u(head[FIRST]) + i*_u(head[STEP])
         for w in range(each): numbers[to + w] = numbers[at + w]
 
 @inlined(forceinline=True)
 def _look_ahead(words, numbers, at, a, b, size, lines, starts, then, n_rows, n_added, newest):
     """Find the bytes at which rows `a` … `b` − 1 start, and prefetch them; their slots become ids.
     Return how many are to be zeros; −1 if there is no such row"""
-    first, more, n_gone = lines[1], lines[0] > 1, 0
-    place, to = _u(at + a), _u(then)
+    first = lines[1]
+    more = lines[0] > 1
+    n_gone = 0
+    place = _u(at + a)
+    to = _u(then)
     for i in range(_u(b - a)):
         number = numbers[place + i]
         if number >= n_rows: return -1
@@ -264,25 +280,35 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
     place of the first), and a line that says how many cache lines to prefetch, and which; of
     each leaf follow bytes of a word (0: numbers of what rows share), first word in a row, words,
     first word in `out`"""
-    source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
-    numbers, out4 = out.view(np.int64), out.view(np.uint32)
+    source8 = source[:len(source)//8*8].view(np.int64)
+    source4 = source[:len(source)//4*4].view(np.uint32)
+    numbers = out.view(np.int64)
+    out4 = out.view(np.uint32)
     starts = np.empty(2*_AHEAD, np.uint64)          # of the rows copied now, of the next
-    newest, begin = n_added % max(n_rows, 1), 0
+    newest = n_added % max(n_rows, 1)
+    begin = 0
     while begin < len(plan):
-        head, lines = plan[begin], plan[begin + 1]
-        m, at, size = head[ROWS], head[AT], head[SIZE]
+        head = plan[begin]
+        lines = plan[begin + 1]
+        m = head[ROWS]
+        at = head[AT]
+        size = head[SIZE]
         end = begin + head[LINES]
         leaves = plan[begin + 2:end]
         if head[EACH]: _line_up(numbers, head)
         b = min(m, _AHEAD)
         gone = _look_ahead(source8, numbers, at, 0, b, size, lines, starts, 0, n_rows, n_added, newest)
         for a in range(0, m, _AHEAD):
-            b, now = min(a + _AHEAD, m), a % (2*_AHEAD)
-            c, then = min(b + _AHEAD, m), _AHEAD - now
+            b = min(a + _AHEAD, m)
+            now = a % (2*_AHEAD)
+            c = min(b + _AHEAD, m)
+            then = _AHEAD - now
             later = _look_ahead(source8, numbers, at, b, c, size, lines, starts, then, n_rows, n_added, newest)
             if gone < 0 or later < 0: return False
             for k in range(len(leaves)):
-                word, first, n = leaves[k, WORD], leaves[k, BEGIN], leaves[k, WORDS]
+                word = leaves[k, WORD]
+                first = leaves[k, BEGIN]
+                n = leaves[k, WORDS]
                 to = leaves[k, TO] + a*n
                 if word == 8: _copy(source8, 3, starts, now, b - a, first, n, numbers, to)
                 elif word == 4: _copy(source4, 2, starts, now, b - a, first, n, out4, to)
@@ -304,14 +330,17 @@ class _Pool:
     "Requests of one kind and size, about in the order in which they were handed out"
     LOOKS = 4               # at the first, and at so many in all, before a new one is made
     def __init__(self, kind: tuple, nbytes: int) -> None:
-        self.kind, self.nbytes, self.all = kind, nbytes, list[Request]()
+        self.kind = kind
+        self.nbytes = nbytes
+        self.all = list[Request]()
         self.at = 0                # the last that was looked at but the first
         self.last: Request | None = None
         self.before: Request | None = None    # … the last: whoever keeps one batch while the next is drawn has released it
 
     def look_round(self, form: Form) -> Request | None:
         "Return a request that is not in use, of this form, or made to fit it; None if none was found"
-        n, spare = len(self.all), None
+        n = len(self.all)
+        spare = None
         for k in range(min(self.LOOKS, n)):
             if k: self.at = (self.at + 1) % n
             at = self.at if k else 0
@@ -330,7 +359,8 @@ class Requests:
     KINDS = 64              # kinds and sizes of requests that may
 
     def __init__(self, layout: Layout, **known: Any) -> None:
-        self.layout, self.known = layout, known
+        self.layout = layout
+        self.known = known
         self._forms: dict[tuple, tuple[Form, _Pool]] = {}
         self._pools: dict[tuple, _Pool] = {}         # that in which a request was made last is the last
     @property
@@ -353,8 +383,10 @@ class Requests:
 
     def _begin(self, n: int, fields: tuple[str, ...] | None, *how: Any) -> tuple[Form, _Pool]:
         "The form of what has not been asked for lately, and the pool of its kind"
-        layout, most = self.layout if fields is None else self.layout.select(fields), _rounded(n)
-        form, kind = Form(layout, n, *how, **self.known), (most, fields, *how)
+        layout = self.layout if fields is None else self.layout.select(fields)
+        most = _rounded(n)
+        form = Form(layout, n, *how, **self.known)
+        kind = (most, fields, *how)
         if kind not in self._pools:
             self._pools[kind] = _Pool(kind, Form(layout, most, *how, **self.known).nbytes)
         pool = self._pools[kind]

@@ -24,7 +24,8 @@ def _number_in(path, key=None):
 def free_memory(proc='/proc', cgroup='/sys/fs/cgroup') -> int | None:
     "Return how many bytes this process may still take, or None if the system doesn't say"
     kilobytes = _number_in(f'{proc}/meminfo', 'MemAvailable')
-    limit, taken = _number_in(f'{cgroup}/memory.max'), _number_in(f'{cgroup}/memory.current')
+    limit = _number_in(f'{cgroup}/memory.max')
+    taken = _number_in(f'{cgroup}/memory.current')
     cached = _number_in(f'{cgroup}/memory.stat', 'inactive_file') or 0      # given back on demand
     found = [] if kilobytes is None else [kilobytes*1024]
     if limit is not None and taken is not None: found.append(max(0, limit - taken + cached))
@@ -50,7 +51,8 @@ def fresh_pages(nbytes: int, reserve: bool = True) -> np.ndarray:
 
 _UNASKED = 1 << 20         # bytes that may follow before the system is asked again, which takes longer than a step
 
-JOURNAL_BYTES, JOURNAL_ROWS = 1 << 20, 256       # of the journal of a folder: its bytes, its rows at least
+JOURNAL_BYTES = 1 << 20
+JOURNAL_ROWS = 256       # of the journal of a folder: its bytes, its rows at least
 
 def journal_rows(size: int, max_sz: int, nbytes: int = JOURNAL_BYTES, least: int = JOURNAL_ROWS) -> int:
     "Return how many rows of `size` bytes the journal of a folder of `max_sz` rows holds"
@@ -58,7 +60,8 @@ def journal_rows(size: int, max_sz: int, nbytes: int = JOURNAL_BYTES, least: int
 
 class Ram:
     "Allocates main memory for storages and samplers. A `MappedFolder` has the same methods"
-    durable, writable = False, True
+    durable = False
+    writable = True
     path = power_cut = description = None
     files: tuple = ()
     def __init__(self) -> None: self._upto: dict = {}
