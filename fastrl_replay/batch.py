@@ -26,9 +26,11 @@ _KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', sour
               learn='?')
 HEADER = {k: np.dtype(t) for k, t in _KINDS.items()}
 "The header's columns; the others are the leaves'. A sequence has `ids`, `mask`, `learn`, `relabelled` for each step"
-DRAWN, FETCHED = ('ids', 'probs', 'weights'), ('ids',)      # what the batches of a memory have
+DRAWN = ('ids', 'probs', 'weights')
+FETCHED = ('ids',)      # what the batches of a memory have
 AROUND = (*DRAWN, '_is_pad')                                # … those with windows around their rows
-N_HEADER, NONE = len(HEADER), (None,)*len(HEADER)
+N_HEADER = len(HEADER)
+NONE = (None,)*len(HEADER)
 
 def header_shapes(names: tuple, n: int, length: int | None = None, width: int = 0) -> tuple:
     """Return the shape of each column of the header, or None, for `n` rows, or sequences of
@@ -51,7 +53,9 @@ class Plan:
     """Where the columns of `n` rows lie in a buffer of `nbytes`; `shapes`: those of the header,
     None where there is no such column"""
     def __init__(self, layout: Layout, n: int, shapes: tuple = NONE) -> None:
-        self.layout, self.n, self.shapes = layout, n, shapes
+        self.layout = layout
+        self.n = n
+        self.shapes = shapes
         dtypes = [*HEADER.values(), *(o.dtype for o in layout.leaves)]
         wanted = [*shapes, *((n, *o.shape) for o in layout.leaves)]
         self.columns: list = [None]*len(wanted)
@@ -100,7 +104,8 @@ class Column(Generic[T]):
     "Column `k` of a batch (None: that of its name in the header) as a tensor, made when it is first read; or None"
     def __init__(self, k: Any = None) -> None: self.k, self.name = k, ''
     def __set_name__(self, owner: Any, name: str) -> None:
-        self.name, self.k = name, list(HEADER).index(name) if self.k is None else self.k
+        self.name = name
+        self.k = list(HEADER).index(name) if self.k is None else self.k
     def __get__(self, batch: Any, owner: Any = None) -> T:
         if batch is None: return cast(Any, self)
         known = batch.__dict__
@@ -124,7 +129,8 @@ class Nested(Column):
         self.bits = bits
     def __get__(self, batch: Any, owner: Any = None) -> Any:
         if batch is None: return self
-        columns, bits = batch.__dict__['_columns'], self.bits
+        columns = batch.__dict__['_columns']
+        bits = self.bits
         made = batch.__dict__[self.name] = tree_map(lambda k: as_tensor(columns[k], bits[k]), self.k)
         return made
 
@@ -228,7 +234,8 @@ class Columns:
 
     def _values(self):
         "All columns as they are by now: arrays until they were read, then tensors"
-        known, columns = self.__dict__, self._columns
+        known = self.__dict__
+        columns = self._columns
         found = [known.get(o, columns[k]) if o in self._header else None for k, o in enumerate(HEADER)]
         for name, numbers in self._trees.items():
             found += tree_leaves(known[name]) if name in known else [columns[k] for k in numbers]
@@ -240,7 +247,8 @@ class Columns:
 
     def arrays(self) -> list:
         "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
-        columns, unread = self._columns, self._trees.keys().isdisjoint(self.__dict__)
+        columns = self._columns
+        unread = self._trees.keys().isdisjoint(self.__dict__)
         if unread and isinstance(columns[-1], ndarray): return columns[N_HEADER:]      # a list keeps them alive
         return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, self._values()[N_HEADER:])]
 
@@ -285,7 +293,8 @@ class Columns:
         "The plan and the bytes of one buffer on the CPU that holds all columns"
         block = self._block()
         if block is not None: return self._plan, block.cpu().numpy()
-        header, leaves = self._values()[:N_HEADER], self.arrays()
+        header = self._values()[:N_HEADER]
+        leaves = self.arrays()
         header = [None if v is None else plain_array('header', v)[0] for v in header]
         plan = Plan.of(self._type._layout, self._n, tuple(None if a is None else a.shape for a in header))
         raw = aligned(plan.nbytes)
@@ -390,7 +399,8 @@ class Batch(Columns):
         copy, in a compiled function too. `header`: those of `ids`, `probs`, `weights` … that it
         has, (n, …); `max_sz`: that of the memory, for `idxs`. A `ValueError` names one with another
         number of rows"""
-        n, leaves = len(tensors[0]), layout.leaves
+        n = len(tensors[0])
+        leaves = layout.leaves
         if len(tensors)!=len(leaves): refuse('tensors', f'{len(leaves)}, one for each leaf', len(tensors))
         for o in header: one_of('header', o, HEADER)
         columns = [None if header.get(o) is None else _checked_rows(o, header[o], n) for o in HEADER]
@@ -417,7 +427,9 @@ class Batch(Columns):
     def is_pad(self) -> dict[str, torch.Tensor] | None:
         """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs,
         n) for each field that was drawn with its neighbours; None without `windows`"""
-        pads, at, found = self._is_pad, 0, {}
+        pads = self._is_pad
+        at = 0
+        found = {}
         if pads is None: return None
         for field, offsets in self._extra['windows']:
             found[field], at = pads[:, at:at + len(offsets)], at + len(offsets)
@@ -459,7 +471,8 @@ class Batch(Columns):
         "Return all columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
         return self.layout.step(self._readable())
     def _readable(self):
-        leaves, arrays = self.layout.leaves, self.arrays()
+        leaves = self.layout.leaves
+        arrays = self.arrays()
         found = [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
         for k in self._texts.values(): found[k] = found[k].tolist()
         return found
@@ -510,7 +523,8 @@ def came_from(batch: Batch, memory: Any) -> Batch:
 
 def packed(batch: Batch) -> tuple[Plan, np.ndarray]:
     "Return the bytes (uint8) on the CPU that hold all columns of a batch, as drawn or copied, and where they lie in it"
-    plan, raw = batch._plan, batch._raw
+    plan = batch._plan
+    raw = batch._raw
     return batch._packed() if plan is None or not isinstance(raw, ndarray) else (plan, raw)
 
 def as_kind(batch: Batch, kind: Any, **extra: Any) -> Any:
@@ -615,7 +629,8 @@ def check_streams(layout: Layout, chunk: Any, streams: Any) -> None:
     key = layout.stream_leaf
     if streams is None or key is None: return
     columns, m = chunk_columns(layout, chunk)
-    own, given = columns[key].astype(np.int64), _checked_streams(streams, m)
+    own = columns[key].astype(np.int64)
+    given = _checked_streams(streams, m)
     if isinstance(streams, str): given = np.full(m, own[0])
     differs = own!=given
     if not differs.any(): return

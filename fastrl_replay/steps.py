@@ -229,9 +229,13 @@ _DOUBLE = np.dtype(float)
 class Fitter:
     "Converts values of one leaf to the form in which they are stored, by the rules of `encode`"
     def __init__(self, leaf):
-        self.leaf, self.types, self.dtypes = leaf, _exact_types(leaf), _safe_dtypes(leaf)
-        self.shape, self.dtype = leaf.shape, None if leaf.bits_of is not None or leaf.text else leaf.dtype
-        self.flag, self.text = leaf.flag and not leaf.shape, leaf.text
+        self.leaf = leaf
+        self.types = _exact_types(leaf)
+        self.dtypes = _safe_dtypes(leaf)
+        self.shape = leaf.shape
+        self.dtype = None if leaf.bits_of is not None or leaf.text else leaf.dtype
+        self.flag = leaf.flag and not leaf.shape
+        self.text = leaf.text
         self.single = leaf.loose and not leaf.shape
         self.number = leaf.shape==() and leaf.dtype.kind not in 'cO'
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
@@ -263,7 +267,8 @@ class Fitter:
 
     def column(self, values) -> np.ndarray:
         "Return one array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"
-        m, fitted = len(values), values
+        m = len(values)
+        fitted = values
         try:
             if self.text: return encode(self.leaf, list(values), (m,))
             if not self.types.issuperset(map(type, values)): fitted = list(map(self.fit, values))
@@ -303,7 +308,8 @@ class ChunkFitter:
 class StepFitter:
     "Fits all values of a step, which `order` brings into that of a record; classes say which need more than `struct`"
     def __init__(self, fitters: list[Fitter], order: Callable) -> None:
-        self.fitters, self.order = order(fitters), order
+        self.fitters = order(fitters)
+        self.order = order
         self._classes: tuple[type, ...] = ()
         self._checks: list[tuple] = []
     def fit(self, values) -> list:
@@ -379,7 +385,8 @@ def _ceil(n, to): return -(-n // to) * to
 
 def _struct(parts):
     "A numpy record dtype of `parts` {name: (dtype, word)}, widest words first, and its own word"
-    offsets, at = {}, 0
+    offsets = {}
+    at = 0
     for name, (dt, word) in sorted(parts.items(), key=lambda o: -o[1][1]):
         offsets[name] = at = _ceil(at, word)
         at += dt.itemsize
@@ -404,7 +411,9 @@ _LINKS_AND_STREAM = np.dtype([*_LINKS.descr, ('_stream', np.int64)])
 class Layout:
     "How steps of one type are laid out in a record and in the columns of a batch"
     def __init__(self, step_type, trees, leaves):
-        self.step_type, self.trees, self.leaves = step_type, tuple(trees), tuple(leaves)
+        self.step_type = step_type
+        self.trees = tuple(trees)
+        self.leaves = tuple(leaves)
         self.fields = step_type._fields
         self.flat = all(isinstance(o, int) for o in self.trees)
         self.is_plain = self.flat and all(o.bits_of is None for o in self.leaves)    # each field is one numpy array
@@ -415,7 +424,8 @@ class Layout:
         `state`; a `TypeError` or `ValueError` names what can't be stored"""
         layout = cls.as_is(step).strict
         for f in FLAGS:
-            v, k = getattr(step, f, False), layout.leaf(f)
+            v = getattr(step, f, False)
+            k = layout.leaf(f)
             if k is not None and not isinstance(v, (bool, np.bool_)): encode(layout.leaves[k], v)
         return layout
 
@@ -486,7 +496,8 @@ class Layout:
         "The numpy record dtype, links included, padded"
         links: Any = _LINKS if self.stream_leaf is not None else _LINKS_AND_STREAM
         dt: Any = _struct({f: _nested(t, self.leaves) for f, t in zip(self.fields, self.trees)})[0]
-        names, at = [*links.names, *dt.names], links.itemsize           # the links come first
+        names = [*links.names, *dt.names]
+        at = links.itemsize           # the links come first
         formats = [links[n] for n in links.names] + [dt[n] for n in dt.names]
         offsets = [links.fields[n][1] for n in links.names] + [at + dt.fields[n][1] for n in dt.names]
         end = max(o + f.itemsize for o, f in zip(offsets, formats))
@@ -525,7 +536,9 @@ class Layout:
     def packing(self) -> tuple:
         "How a step is packed: a `Struct` of links, stream and leaves; a function that orders leaves"
         links = 'ii' if self.stream_leaf is not None else 'iiq'
-        parts, code, end = list(zip(self.offsets(), self.fitters)), '<' + links, struct.calcsize('<' + links)
+        parts = list(zip(self.offsets(), self.fitters))
+        code = '<' + links
+        end = struct.calcsize('<' + links)
         order = sorted(range(len(parts)), key=lambda k: parts[k][0])
         for at, f in (parts[k] for k in order):
             code += f'{at - end}x{f.code}'

@@ -42,7 +42,8 @@ _PLAIN = frozenset((range, tuple))       # offsets of these kinds never change
 class Around:
     "The rows around each that is drawn from a `shelf`: of which fields, and how far away"
     def __init__(self, shelf: Shelf, windows: dict[str, tuple[int, ...]] | None = None) -> None:
-        self.shelf, self.windows = shelf, windows
+        self.shelf = shelf
+        self.windows = windows
         self._given: dict[str, Any] = {}                  # by the last call that gave any, and what that means
         self._found: dict[str, tuple[int, ...]] | None = {}
         self._asked: tuple = None, None, ()               # windows and fields of the last draw: those of both

@@ -27,12 +27,16 @@ _UNEVEN = ('extend: {m} rows of stacked arrays follow {before}, and nothing says
 class Lengths:
     "The numbers of rows of chunks that don't say whose each row is"
     def __init__(self) -> None:
-        self.before, self.last, self.uneven, self.told = 0, '', '', False
+        self.before = 0
+        self.last = ''
+        self.uneven = ''
+        self.told = False
         self.even = 0                    # that of all of them, if they do not differ
     def note(self, m: int, is_part: Callable[[], bool]) -> None:
         """Note a chunk of `m` rows. `is_part()`: are these consecutive steps? Then the last of
         them may be shorter, and counts only if another follows"""
-        before, self.before = self.before, m
+        before = self.before
+        self.before = m
         self.uneven = self.uneven or self.last
         self.even = m if not self.uneven and before in (0, m) else 0
         if not before or m==before or self.uneven: return
@@ -61,9 +65,11 @@ class Shelf:
 
     def __init__(self, max_sz: int, room: Any = None, dtype: np.dtype | None = None,
                  dedup: str | None = 'auto', codec: str | None = None) -> None:
-        self.max_sz, self.dtype = max_sz, dtype
+        self.max_sz = max_sz
+        self.dtype = dtype
         self.room: Any = Ram() if room is None else room
-        self.dedup, self.codec = dedup, codec
+        self.dedup = dedup
+        self.codec = codec
         self.settles = dedup=='auto'     # do the first rows decide what is stored once?
         self.in_order = False            # has somebody asked for rows in the order of their episodes?
         self.lengths = Lengths()         # of the chunks that don't say whose each row is
@@ -253,7 +259,9 @@ class Shelf:
     def correct(self, ids: Any, field: str, values: Any, before: Callable[[np.ndarray], None]) -> None:
         "Change a field of some rows: see `ReplayMemory.correct`. `before(ids)` is called before they change"
         layout: Any = self.layout
-        slots, column, k = self.slots(ids), self.numbers(field), layout.leaf(field)
+        slots = self.slots(ids)
+        column = self.numbers(field)
+        k = layout.leaf(field)
         if k==layout.stream_leaf: refuse(field, 'another field', field, 'rows are linked by this one')
         given = corrections(field, layout.fitters[k], values, len(slots))
         ids = ids_of('ids', ids)
@@ -292,8 +300,10 @@ def corrections(field: str, fitter: Any, values: Any, m: int) -> np.ndarray:
 def check_agree(field: str, ids: np.ndarray, given: np.ndarray) -> None:
     "Refuse an id that is given twice with two values; NaN is equal to NaN"
     order = np.argsort(ids, kind='stable')
-    ids, ordered = ids[order], given[order]
-    a, b = ordered[:-1], ordered[1:]
+    ids = ids[order]
+    ordered = given[order]
+    a = ordered[:-1]
+    b = ordered[1:]
     differs = (ids[1:]==ids[:-1]) & (a!=b) & ((a==a) | (b==b))
     if not differs.any(): return
     k = int(np.argmax(differs))

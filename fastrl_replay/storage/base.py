@@ -6,6 +6,7 @@
 __all__ = ['Storage', 'Accepted', 'first_place', 'find_place', 'link_own', 'link', 'move_streams', 'Streams', 'follow_links']
 
 # %% ../../nbs/1_memory/07_storage.ipynb #c0c81819
+from collections.abc import Iterable
 from typing import Any, Protocol
 import numpy as np
 from ..batch import DRAWN, Batch
@@ -25,22 +26,25 @@ class Storage(Protocol):
     def first_id(self) -> int: "The id of the oldest row stored"
     @property
     def nbytes(self) -> int: "Bytes allocated"
-    def add(self, step) -> int: "Store one step and return its id"
-    def accept(self, chunk, streams=None) -> Any:
+    def add(self, step: tuple) -> int: "Store one step and return its id"
+    def accept(self, chunk: object, streams: object = None) -> 'Accepted':
         "Return the rows of a chunk as `put` takes them, with a length and slices; an error if they don't fit"
-    def put(self, rows) -> int: "Store what was accepted; return the id of the first row"
-    def ask(self, n, fields=None, header=DRAWN, length=None, windows=()) -> Request:
+    def put(self, rows: 'Accepted') -> int: "Store what was accepted; return the id of the first row"
+    def ask(self, n: int, fields: tuple[str, ...] | None = None, header: tuple[str, ...] = DRAWN,
+            length: int | None = None, windows: tuple = ()) -> Request:
         """Return a `Request` for `n` rows, or sequences of `length` rows; `fields`: the names of
         its columns; `windows`: fields and offsets of which it holds the rows around each"""
-    def read(self, request) -> Batch: "Return the rows in a request's slots, which turn into ids"
-    def follow(self, slots, length, back=False) -> np.ndarray:
+    def read(self, request: Request) -> Batch: "Return the rows in a request's slots, which turn into ids"
+    def follow(self, slots: np.ndarray, length: int, back: bool = False) -> np.ndarray:
         "Return ids along the streams, from the rows in `slots` on (int64[m, length]; −1: none is stored)"
-    def numbers(self, field) -> Any:
+    def numbers(self, field: str) -> np.ndarray | None:
         """Return a view of a field that is one number, of all slots, to read and to correct; or
         None. '_prev': the distances back along the streams (int32; 0: none); None, if it doesn't
         keep them"""
-    def get_state(self, since=0) -> dict: "Return the rows with ids ≥ `since`, as plain numbers and arrays"
-    def set_state(self, pieces) -> None: "Restore what several `get_state` returned, oldest first"
+    def get_state(self,
+                  since: int = 0) -> dict: "Return the rows with ids ≥ `since`, as plain numbers and arrays"
+    def set_state(self,
+                  pieces: Iterable[dict]) -> None: "Restore what several `get_state` returned, oldest first"
     def check_valid(self) -> bool: "Return True, or raise an `AssertionError` that says what is wrong"
     def flush(self) -> None: "Wait until everything is on the disk, if that is where the rows are"
     def close(self) -> None: "Release files and memory"
@@ -48,8 +52,10 @@ class Storage(Protocol):
 class Accepted:
     "Rows that a storage has checked: a column for each leaf, and the stream of each row (None: each its own)"
     __slots__ = 'columns', 'm', 'streams'
-    def __init__(self, columns: list, m: int, streams: Any = None) -> None:
-        self.columns, self.m, self.streams = columns, m, streams
+    def __init__(self, columns: list, m: int, streams: np.ndarray | None = None) -> None:
+        self.columns = columns
+        self.m = m
+        self.streams = streams
     def __len__(self) -> int: return self.m
     def __getitem__(self, part: slice) -> 'Accepted':
         streams = np.arange(*part.indices(self.m)) if self.streams is None else self.streams[part]
@@ -61,22 +67,24 @@ _FACTOR = 0x6F81DC1331B2E34F   # odd, and however its bits are shifted, never ne
 _AHEAD = 32                    # rows between a prefetch and its use
 
 @inlined
-def first_place(table, shift, stream):
+def first_place(table: np.ndarray, shift: int, stream: int) -> int:
     "Return the place in the table at which a search for `stream` begins"
     return stream*_FACTOR >> shift & (len(table) - 2)     # bits below the 64th: the same in Python as in int64
 
 @inlined
-def find_place(table, shift, stream):
+def find_place(table: np.ndarray, shift: int, stream: int) -> int:
     "Return the place of `stream` in the table, its number of rows next to it; or a free one (next: 0)"
     at = first_place(table, shift, stream)
     while table[at] != stream and table[at + 1]: at = (at + 2) & (len(table) - 2)
     return at
 
 @inlined
-def _link_row(newest, at, links, place, ring, id, first):
+def _link_row(newest: np.ndarray, at: int, links: np.ndarray, place: int, ring: np.ndarray, id: int,
+              first: int) -> None:
     """Link row `id` to the newest row of its stream, of which `newest[at]` is the number of rows
     there were with it. Its links are at `place`; those of rows before `first` are in the `ring`"""
-    max_sz, tail = len(ring), newest[at] - 1
+    max_sz = len(ring)
+    tail = newest[at] - 1
     newest[at] = id + 1
     distance = id - tail
     if tail < 0 or distance >= max_sz: distance = 0
@@ -87,23 +95,28 @@ def _link_row(newest, at, links, place, ring, id, first):
     else: ring[tail % max_sz, 1] = distance
 
 @kernel(_nrt=False)
-def link_own(near, links, ring, n, m):
+def link_own(near: np.ndarray, links: np.ndarray, ring: np.ndarray, n: int, m: int) -> None:
     "Link rows `n` … `n + m − 1`, one of each of the streams 0 … `m` − 1: as `link` does, with fewer questions"
     for i in range(m): _link_row(near, i, links, i, ring, n + i, n)
 
 @kernel(_nrt=False)
-def link(near, table, shift, room, streams, begin, links, at_link, ring, n):
+def link(near: np.ndarray, table: np.ndarray, shift: int, room: int, streams: np.ndarray, begin: int,
+         links: np.ndarray, at_link: int, ring: np.ndarray, n: int) -> tuple[int, int]:
     """Link rows `n`, … of `streams` (int64[m]), those before number `begin` being linked already:
     their distances back and ahead go into `links` (int32[·, 2]) from `at_link` on, those of older
     rows into the `ring` (int32[max_sz, 2]). Return the number of the first row that is not linked,
     because the table has no room for another new stream, and for how many it has `room`"""
-    m, n_near = len(streams), len(near)
+    m = len(streams)
+    n_near = len(near)
     for i in range(begin, m):
-        stream, ahead = streams[i], streams[min(i + _AHEAD, m - 1)]
-        cells, at = near, stream
+        stream = streams[i]
+        ahead = streams[min(i + _AHEAD, m - 1)]
+        cells = near
+        at = stream
         if not 0 <= ahead < n_near: prefetch(table, first_place(table, shift, ahead))
         if not 0 <= stream < n_near:
-            cells, at = table, find_place(table, shift, stream) + 1
+            cells = table
+            at = find_place(table, shift, stream) + 1
             if not table[at]:
                 if room == 0: return i, room
                 table[at - 1] = stream
@@ -112,7 +125,7 @@ def link(near, table, shift, room, streams, begin, links, at_link, ring, n):
     return m, room
 
 @kernel
-def move_streams(old, table, shift, least):
+def move_streams(old: np.ndarray, table: np.ndarray, shift: int, least: int) -> None:
     "Enter what an `old` table has in another one, but for streams that had fewer than `least` rows before theirs"
     for k in range(0, len(old), 2):
         if old[k + 1] < least: continue
@@ -129,10 +142,11 @@ class Streams:
         self.near_view = self.near.data           # which Python reads faster
         self._begin(0)
 
-    def _begin(self, n):
+    def _begin(self, n: int) -> None:
         "Begin a table with room for twice `n` streams"
         size = max(64, 1 << (4*n).bit_length())
-        self.table, self.room = np.zeros(2*size, np.int64), size//2 - n
+        self.table = np.zeros(2*size, np.int64)
+        self.room = size//2 - n
         self.shift = 64 - size.bit_length()       # to the product's upper bits
         self.view = self.table.data
         self.places: dict[int, int] = {}          # where streams were found; they stay there
@@ -146,7 +160,8 @@ class Streams:
         return streams[there], ids[there]
     def make_room(self, first_id: int) -> None:
         "Drop the streams that have no row left, and make room for as many new ones as there are"
-        old, least = self.table, max(0, first_id) + 1
+        old = self.table
+        least = max(0, first_id) + 1
         self._begin(int(np.count_nonzero(old[1::2] >= least)))
         move_streams(old, self.table, self.shift, least)
     def find(self, stream: int) -> int:
@@ -168,7 +183,8 @@ class Streams:
         self.room -= 1
         self.view[at], self.view[at + 1] = stream, id + 1
 
-    def link(self, streams: np.ndarray, links: np.ndarray, at_link: int, ring: np.ndarray, n: int, max_sz: int) -> None:
+    def link(self, streams: np.ndarray, links: np.ndarray, at_link: int, ring: np.ndarray, n: int,
+             max_sz: int) -> None:
         "Link the rows from `n` on, which are of these `streams` (int64[m]): see the kernel `link`"
         at = 0
         while True:
@@ -179,9 +195,12 @@ class Streams:
 
 # %% ../../nbs/1_memory/07_storage.ipynb #c1c8405b
 @kernel
-def follow_links(ring, slots, ids, n_added, first_id, back):
+def follow_links(ring: np.ndarray, slots: np.ndarray, ids: np.ndarray, n_added: int, first_id: int,
+                 back: bool) -> None:
     "Fill `ids` (int64[m, length], all −1) along the streams, from the rows in `slots` on (−1: none)"
-    max_sz, column, sign = len(ring), 0 if back else 1, -1 if back else 1
+    max_sz = len(ring)
+    column = 0 if back else 1
+    sign = -1 if back else 1
     for i in range(len(slots)):
         if slots[i] < 0: continue
         id = ids_in(slots[i], n_added, max_sz)

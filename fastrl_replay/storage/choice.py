@@ -8,13 +8,15 @@ __all__ = ['Estimate', 'tables_for', 'bytes_for', 'estimate', 'example_step', 'c
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a004
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 import numpy as np
 from ..batch import FETCHED
 from ..checks import one_of, refuse, require, typed
 from ..steps import Layout, SimpleStep, is_step, readable
-from .rooms import Ram, free_memory, journal_rows
-from .frames import FrameTable, PackedFrames, interned, lz4_block, shared_pairs, slides
+from .base import Storage
+from .rooms import Ram, Room, free_memory, journal_rows
+from .frames import FrameTable, Interned, PackedFrames, interned, lz4_block, shared_pairs, slides
 from .records import Records, stored_layout
 from .texts import TextTable
 
@@ -38,7 +40,7 @@ class Estimate(NamedTuple):
         """Bytes that the files of a memory with a `path` occupy, from its first step on. A sampler's
         priorities come on top: up to 50 bytes a transition, by rank 8"""
         return self.nbytes + self.journal
-    def __str__(self):
+    def __str__(self) -> str:
         each = ', '.join(f'{readable(getattr(self, o))} as {o}' for o in ('plain', 'next_state', 'frames'))
         told = f'{self.max_sz:,} transitions: {each}; chosen: {self.chosen}'
         if self.journal: told += f'; with path=, {readable(self.on_disk)} of the disk are reserved at its first step'
@@ -46,21 +48,22 @@ class Estimate(NamedTuple):
         return told + (f'. It is frames if the {self.planes} planes of an observation are a stack that '
                        'slides from step to step, else next_state: estimate a step of an episode, which shows it')
 
-def tables_for(layout: Layout, pairs: Any, codec: str|None = None, example: Any = None) -> list[FrameTable]:
+def tables_for(layout: Layout, pairs: Sequence[Interned], codec: str|None = None,
+               example: tuple | None = None) -> list[FrameTable]:
     "Return a table of frames for each of the `pairs`; the `example` step may show whether they are stacks"
     return [(PackedFrames if codec else FrameTable)(layout, o, example) for o in pairs]
 
-def bytes_for(layout: Layout, max_sz: int, tables: Any) -> int:
+def bytes_for(layout: Layout, max_sz: int, tables: Sequence) -> int:
     "Return how many bytes `max_sz` transitions usually take with these tables; packed frames don't count"
     return max_sz*stored_layout(layout, tables).record.itemsize + sum(t.bytes_for(max_sz) for t in tables)
 
 _COLOURS = 3          # planes that are rather colours than a stack, until steps show it
 
-def _journal_of(layout, max_sz, pairs):
+def _journal_of(layout: Layout, max_sz: int, pairs: Sequence[Interned]) -> int:
     size = stored_layout(layout, tables_for(layout, pairs)).record.itemsize
     return size*journal_rows(size, max_sz)
 
-def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
+def estimate(layout: Layout, max_sz: int, example: tuple | None = None) -> Estimate:
     """Return the `Estimate` for a layout; without stacks, the figures are those of the plainer
     kind. What is stored by frames costs that much only if the `example` step shows a stack that
     slides"""
@@ -76,8 +79,8 @@ def estimate(layout: Layout, max_sz: int, example: Any = None) -> Estimate:
     nbytes[chosen] = bytes_for(layout, max_sz, tables_for(layout, whole))
     return Estimate(max_sz, **nbytes, chosen=chosen, planes=unsure, journal=_journal_of(layout, max_sz, whole))
 
-def _is_space(o): return hasattr(o, 'is_np_flattenable') and hasattr(o, 'sample')
-def _spaces_of(given):
+def _is_space(o: object) -> bool: return hasattr(o, 'is_np_flattenable') and hasattr(o, 'sample')
+def _spaces_of(given: object) -> list:
     "The spaces of an environment or a vector of them, of a pair, or that of observations alone"
     if _is_space(given): return [given]
     if isinstance(given, (tuple, list)) and len(given)==2 and all(map(_is_space, given)): return [*given]
@@ -86,7 +89,7 @@ def _spaces_of(given):
     if None not in spaces: return spaces
     refuse('estimate', 'a step, an environment or a space of observations', typed(given), error=TypeError)
 
-def example_step(given: Any) -> Any:
+def example_step(given: object) -> Any:
     """Return a step as it is, or a `SimpleStep` of an environment (or a vector of them), which
     doesn't move, of a space of observations (the action is one number), or a pair of that and a
     space of actions; else raise a `TypeError`"""
@@ -97,9 +100,10 @@ def example_step(given: Any) -> Any:
     state, *action = [copy.deepcopy(o).sample() for o in spaces]       # copies: their generators stay as they are
     return SimpleStep(state, action[0] if action else 0, state)
 
-def check_fits(layout, max_sz, tables, free=None) -> None:
+def check_fits(layout: Layout, max_sz: int, tables: Sequence, free: int | None = None) -> None:
     "Raise a `MemoryError` with the figures unless `max_sz` transitions fit into `free` bytes (None: all that are free)"
-    free, need = free_memory() if free is None else free, bytes_for(layout, max_sz, tables)
+    free = free_memory() if free is None else free
+    need = bytes_for(layout, max_sz, tables)
     if free is None or need <= free: return
     least, thousands = (bytes_for(layout, n, tables) for n in (0, 32_000))
     most = max(0, int((free - least)/(thousands - least)*32_000))
@@ -107,7 +111,7 @@ def check_fits(layout, max_sz, tables, free=None) -> None:
                       f'at most {most:,} fit')
 
 # %% ../../nbs/3_lasting/03_choice.ipynb #b1f0a012
-def check_storage_options(dedup, codec, durable=False) -> None:
+def check_storage_options(dedup: str | None, codec: str | None, durable: bool = False) -> None:
     "Raise a `ValueError` for unknown or clashing `dedup` and `codec`; `ImportError` without lz4"
     one_of('dedup', dedup, ('auto', 'large', 'frames', 'next_state', None))
     one_of('codec', codec, ('lz4', None))
@@ -126,7 +130,8 @@ def settled(layout: Layout, dedup: str | None, codec: str | None = None) -> str 
     if dedup!='auto' or not interned(layout, 'large'): return dedup
     return 'large' if codec or interned(layout) else None
 
-def storage_for(layout, max_sz, dedup='auto', codec=None, room=None, example=None) -> Records:
+def storage_for(layout: Layout, max_sz: int, dedup: str | None = 'auto', codec: str | None = None,
+                room: Room | None = None, example: tuple | None = None) -> Records:
     """Return `Records` for steps of `layout`, with a table for observations that are stored
     once.
 
@@ -142,18 +147,18 @@ def storage_for(layout, max_sz, dedup='auto', codec=None, room=None, example=Non
     if not room.durable: check_fits(layout, max_sz, tables)
     return Records(max_sz, layout, room, tables)
 
-def tables_of(storage: Any) -> list[Any]:
+def tables_of(storage: Storage) -> list:
     "Return the tables of what a storage keeps once; another kind than `Records` has none"
     return [*storage.tables] if isinstance(storage, Records) else []
-def stored_once(storage: Any) -> dict[str, tuple[int, str]]:
+def stored_once(storage: Storage) -> dict[str, tuple[int, str]]:
     "Return what a storage keeps once: by the number of the leaf, how many frames are stacked, and the codec"
     found = [t for t in tables_of(storage) if isinstance(t, FrameTable)]
     return {str(t.leaves[0]): (t.pair.stack, t.codec or '') for t in found}
-def kept_how(storage) -> str:
+def kept_how(storage: Storage) -> str:
     "Say in words how a storage keeps its observations"
     tables = tables_of(storage)
     return '; '.join(map(str, tables)) + ', each stored once' if tables else 'plain records'
-def strings_in(storage: Any, field: str, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def strings_in(storage: Storage, field: str, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return strings (object array), and which of them the rows in `slots` have in a `field` of
     strings (int64[m]). Where a table has each once, a question about a million rows is one about
     a few strings"""
@@ -163,11 +168,12 @@ def strings_in(storage: Any, field: str, slots: np.ndarray) -> tuple[np.ndarray,
     request = storage.ask(len(slots), (field,), FETCHED)
     request.slots[:] = slots
     return np.array(storage.read(request)[field], object), np.arange(len(slots))
-def texts_in(storage: Any) -> dict[str, float]:
+def texts_in(storage: Storage) -> dict[str, float]:
     "Return how many distinct strings the rows have in the field with the most, and how many it may be"
     found = [t for t in tables_of(storage) if isinstance(t, TextTable)]
     return dict(n_texts=max(t.count() for t in found), most_texts=found[0].most) if found else {}
-def bytes_each(storage) -> float:
+def bytes_each(storage: Storage) -> float:
     "Return the bytes that a transition takes: its record, and its share of the frames"
-    packed, n = sum(t.nbytes for t in tables_of(storage) if t.codec), storage.n_added - storage.first_id
+    packed = sum(t.nbytes for t in tables_of(storage) if t.codec)
+    n = storage.n_added - storage.first_id
     return (storage.nbytes - packed)/storage.max_sz + packed/max(1, n)

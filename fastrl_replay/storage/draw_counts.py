@@ -28,7 +28,7 @@ SEEN, SINCE, ROWS, DRAWS, HISTOGRAM = range(5)
 COUNTS = HISTOGRAM + BINS
 
 @inlined
-def _evict(counts, n, stride, max_sz):
+def _evict(counts: np.ndarray, n: int, stride: int, max_sz: int) -> None:
     "Enter the watched rows that ids up to `n` have overwritten into the histogram; new rows start at zero"
     id = counts[SEEN]
     while id < n:
@@ -45,7 +45,7 @@ def _evict(counts, n, stride, max_sz):
     counts[SEEN] = n
 
 @kernel
-def count_drawn(counts, slots, n, stride, max_sz):
+def count_drawn(counts: np.ndarray, slots: np.ndarray, n: int, stride: int, max_sz: int) -> None:
     "Count a draw of the rows `slots` (int64[m]; −1: none), made when `n` rows had been added"
     if counts[SEEN] < n: _evict(counts, n, stride, max_sz)
     n_rows = 0
@@ -68,7 +68,8 @@ class DrawCounts:
     `since` are left out. `counts` (int64[COUNTS + max_sz]): count there, and on, the draws of every
     slot"""
     def __init__(self, max_sz: int, since: int = 0, counts: np.ndarray | None = None) -> None:
-        self.max_sz, self.since = max_sz, since
+        self.max_sz = max_sz
+        self.since = since
         self.begun, self.before = since, 0   # the id from which draws are known; those of earlier lives
         self.stride = watch_stride(max_sz) if counts is None else 1
         if counts is None:
@@ -77,14 +78,14 @@ class DrawCounts:
         else:
             self._counts = counts
             counts[ROWS] = 0
-    def figures(self, n_added) -> list[int]:
+    def figures(self, n_added: int) -> list[int]:
         "Return how many rows were drawn, earlier lives included, and how many were added meanwhile"
         return [self.before + self.n_rows, n_added - self.begun]
-    def go_on(self, figures, n_added) -> None:
+    def go_on(self, figures: list[int], n_added: int) -> None:
         "Continue from `figures`; rows that were added since, of unknown draws, do not count"
         self.before, n_new = figures
         self.begun = n_added - n_new
-    def recall(self, counts, figures, n_added) -> None:
+    def recall(self, counts: np.ndarray | None, figures: list[int], n_added: int) -> None:
         "Go on from the `counts` of every slot that were saved (None: from zero), and from `figures`"
         if counts is not None: self._counts[:] = without_rows(counts)
         else: self._counts[:], self._counts[SEEN], self._counts[SINCE] = 0, n_added, n_added
@@ -94,14 +95,14 @@ class DrawCounts:
         made = copy.copy(self)
         made._counts = self._counts.copy()
         return made
-    def clear(self, n_added) -> None:
+    def clear(self, n_added: int) -> None:
         "Leave out the rows with ids below `n_added` from now on: they have gone, and not because they were overwritten"
         if self._counts[SINCE] >= n_added: return
         self._counts[COUNTS:], self._counts[SEEN], self._counts[SINCE] = 0, n_added, n_added
-    def reached(self, slots, k) -> np.ndarray:
+    def reached(self, slots: np.ndarray, k: int) -> np.ndarray:
         "Return those of the `slots` (int64[m]) that were drawn `k` times, each once. All slots must be watched"
         return np.unique(slots[self._counts[COUNTS + slots] >= k])
-    def count(self, slots, n_added):
+    def count(self, slots: np.ndarray, n_added: int) -> None:
         "Count a draw of the rows in `slots` (int64[m]), made when `n_added` rows had been added"
         count_drawn(self._counts, slots, n_added, self.stride, self.max_sz)
     @property
@@ -116,16 +117,16 @@ class DrawCounts:
     def mean_draws(self) -> float:
         "How often these rows had been drawn, on average; NaN if there are none"
         return int(self._counts[DRAWS]) / self.n_evicted if self.n_evicted else float('nan')
-    def evicted(self, n_added) -> np.ndarray:
+    def evicted(self, n_added: int) -> np.ndarray:
         "Return how many overwritten rows had been drawn 0, 1, 2, … times (int64[BINS]; the last: or more often)"
         self.count(np.empty(0, np.int64), n_added)
         return self._counts[HISTOGRAM:COUNTS].copy()
-    def evicted_undrawn(self, n_added) -> float:
+    def evicted_undrawn(self, n_added: int) -> float:
         "Return the share of overwritten rows that were never drawn; NaN if there are none"
         gone = self.evicted(n_added)
         return float(gone[0]/gone.sum()) if gone.any() else float('nan')
 
-    def living(self, first_id, n_added) -> tuple:
+    def living(self, first_id: int, n_added: int) -> tuple:
         "Return the ids of stored watched rows, in order, and their numbers of draws: int64 arrays"
         self.evicted(n_added)
         slots = np.arange(0, self.max_sz, self.stride)

@@ -9,7 +9,8 @@ __all__ = ['N_ADDED', 'FIRST_ID', 'TOLD', 'LOADING', 'CLEARED', 'PIECE', 'SCRATC
 # %% ../../nbs/1_memory/08_records.ipynb #5fd815f9
 import struct
 import zlib
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 import numpy as np
 from ..batch import DRAWN, Batch, chunk_columns, chunk_streams
 from ..checks import refuse, require
@@ -17,14 +18,14 @@ from ..saving import CheckpointError, naming
 from ..steps import Layout, StepFitter, same_layout
 from .base import Accepted, Streams, follow_links, link_own
 from .request import Request, Requests, fetch
-from .rooms import Ram
+from .rooms import Ram, Room
 
 # %% ../../nbs/1_memory/08_records.ipynb #5231e0cf
-# The counters: rows so far, the oldest, those that entered the sampler, a load under way; and at the last `clear`,
-# rows so far
-N_ADDED, FIRST_ID, TOLD, LOADING, CLEARED = 0, 1, 2, 3, 5
-PIECE, SCRATCH = 4096, 1 << 20                   # rows and bytes of a piece, at most
-MOST = 2**60                      # rows that can ever be stored: 36,000 years at a million a second
+N_ADDED, FIRST_ID, TOLD, LOADING, _, CLEARED = range(6)
+"Counters: rows so far, the oldest, those that entered the sampler, a load under way, rows at the last `clear`"
+PIECE = 4096               # rows of a piece, at most
+SCRATCH = 1 << 20          # … and bytes
+MOST = 2**60               # rows that can ever be stored: 36,000 years at a million a second
 
 def links_of(rows: np.ndarray) -> np.ndarray:
     "Return the links, back and ahead, with which rows (uint8[m, size]) begin: a view, int32[m, 2]"
@@ -35,18 +36,22 @@ class Ring:
     streams, and what an interrupted write leaves. It knows nothing of what the rows hold"""
     _kept: tuple[str, ...] = ('max_sz', 'size')
     whose: Any           # the stream of the row in each slot, which a subclass finds in its rows
-    def __init__(self, max_sz: int, size: int, room: Any = None) -> None:
-        self.max_sz, self.size = max_sz, size
+    def __init__(self, max_sz: int, size: int, room: Room | None = None) -> None:
+        self.max_sz = max_sz
+        self.size = size
         self.room: Any = Ram() if room is None else room
         raw = self.room.allocate('records', max_sz*size)
-        self.rows, self._bytes = raw.reshape(max_sz, size), raw.data
+        self.rows = raw.reshape(max_sz, size)
+        self._bytes = raw.data
         self.links = links_of(self.rows)
         self.counts = self.room.counters
-        self._count, self._next_view = self.counts.data, self.links[:, 1].data
+        self._count = self.counts.data
+        self._next_view = self.links[:, 1].data
         self.journal: Any = self.room.journal(size, max_sz)
         rows = min(max_sz, PIECE, max(1, SCRATCH//size))
         self.piece = rows if self.journal is None else min(rows, self.journal.rows)
-        self.streams, self.unsettled = Streams(max_sz), False
+        self.streams = Streams(max_sz)
+        self.unsettled = False
 
     @property
     def n_added(self) -> int:
@@ -57,23 +62,24 @@ class Ring:
         "The id of the oldest row stored"
         return self._count[FIRST_ID]
 
-    def _publish(self, data, n, m):
+    def _publish(self, data: memoryview, n: int, m: int) -> None:
         "Write the bytes of the rows `n` … `n + m − 1`, which lie before the ring's end"
-        count, size, begin = self._count, self.size, n % self.max_sz*self.size
+        count = self._count
+        size = self.size
+        begin = n % self.max_sz*self.size
         if self.journal is not None: self._keep(n, m)
-        # A process may be killed between these lines: a row that is being overwritten counts
-        # neither as an old one any more nor as a new one yet
         first = n + m - self.max_sz
-        if first > count[FIRST_ID]: count[FIRST_ID] = first
-        self._bytes[begin:begin + m*size] = data
-        count[N_ADDED] = n + m
+        if first < count[FIRST_ID]: first = count[FIRST_ID]
+        # From left to right: whoever is killed after the first finds that the old rows do not count any more, and only
+        # after the last that the new ones do. One statement, since no Ctrl-C comes within it
+        count[FIRST_ID], self._bytes[begin:begin + m*size], count[N_ADDED] = first, data, n + m
         self.unsettled = False
-    def _keep(self, n, m):
+    def _keep(self, n: int, m: int) -> None:
         "Copy the rows that rows `n` … `n + m − 1` will overwrite into the journal"
         slot = n % self.max_sz
         if n >= self.max_sz: self.journal.keep(self.rows[slot:slot + m])
 
-    def _runs(self, a, end):
+    def _runs(self, a: int, end: int) -> Iterator[tuple[int, slice]]:
         "Runs of neighbouring slots of the rows `a` … `end − 1`: first id, slice of slots"
         while a < end:
             slot = a % self.max_sz
@@ -81,7 +87,7 @@ class Ring:
             yield a, slice(slot, slot + m)
             a += m
 
-    def follow(self, slots, length, back=False) -> np.ndarray:
+    def follow(self, slots: np.ndarray, length: int, back: bool = False) -> np.ndarray:
         "Return ids along the streams, from the rows in `slots` on (int64[m, length]; −1: none is stored)"
         if self.unsettled: self.settle()
         slots = np.ascontiguousarray(slots, np.int64)
@@ -90,12 +96,15 @@ class Ring:
         return ids
     def settle(self) -> None:
         "Link all living rows again, after an interrupted write, a load, or an opening"
-        self.streams, self.unsettled = self._link_into(self.links), False
-    def _link_into(self, links):
+        self.streams = self._link_into(self.links)
+        self.unsettled = False
+    def _link_into(self, links: np.ndarray) -> Streams:
         "Link all living rows in `links`, keeping links to overwritten rows; return the `Streams`"
-        streams, first = Streams(self.max_sz), self.first_id
+        streams = Streams(self.max_sz)
+        first = self.first_id
         for n, run in self._runs(first, self.n_added):
-            back, ids = links[run, 0].copy(), np.arange(n, n + run.stop - run.start)
+            back = links[run, 0].copy()
+            ids = np.arange(n, n + run.stop - run.start)
             streams.link(self.whose[run].astype(np.int64), links, run.start, links, n, self.max_sz)
             gone = (links[run, 0]==0) & (back > ids - first) & (back < self.max_sz)
             links[run, 0][gone] = back[gone]
@@ -104,7 +113,8 @@ class Ring:
     def recover(self) -> None:
         "Undo an interrupted overwrite, and link all rows; a `CheckpointError` if the counters are damaged"
         n, first, entered, loading = self.counts[:4].tolist()
-        whole, cleared = max(0, n - self.max_sz), int(self.counts[CLEARED])
+        whole = max(0, n - self.max_sz)
+        cleared = int(self.counts[CLEARED])
         oldest = max(whole, cleared)
         require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
                              'load again, into a new folder', CheckpointError)
@@ -115,13 +125,14 @@ class Ring:
         if first > oldest: self.journal.restore(self.rows, np.arange(whole, first) % self.max_sz)
         self._count[FIRST_ID] = oldest
         self.settle()
-    def _refuse_counts(self):
+    def _refuse_counts(self) -> NoReturn:
         n, first, entered = self.counts[:3].tolist()
         raise CheckpointError(f'{self.room.path/"counts.map"}: damaged: it has {n} rows, the oldest {first}, '
                               f'in {self.max_sz} slots, of which the sampler has {entered}')
-    def checksum(self, a, end) -> int:
+    def checksum(self, a: int, end: int) -> int:
         "Return the crc32 of the rows `a` … `end − 1`, of what never changes: the links are left out"
-        crc, block = 0, max(1, SCRATCH//self.size)
+        crc = 0
+        block = max(1, SCRATCH//self.size)
         for _, run in self._runs(a, end):
             for k in range(run.start, run.stop, block):
                 rows: Any = self.rows[k:min(k + block, run.stop)].copy()
@@ -129,17 +140,18 @@ class Ring:
                 crc = zlib.crc32(rows, crc)
         return crc
 
-    def get_state(self, since=0) -> dict:
+    def get_state(self, since: int = 0) -> dict:
         "Return the rows with ids ≥ `since`, as plain numbers and arrays"
         a = max(since, self.first_id)
         runs = [self.rows[run] for _, run in self._runs(a, self.n_added)]
         rows = runs[0] if len(runs)==1 else np.concatenate([self.rows[:0], *runs])
         return dict(first_id=self.first_id, n_added=self.n_added, since=a, records=rows)
-    def set_state(self, pieces) -> None:
+    def set_state(self, pieces: Iterable[dict]) -> None:
         """Restore what several `get_state` returned, oldest first; a `ValueError` if it doesn't
         fit. One without rows, of the present `n_added`, clears the ring: at one moment, also on the
         disk"""
-        n, oldest = None, 0
+        n = None
+        oldest = 0
         for piece in pieces:
             self._check_piece(piece, n)
             clears = piece['since']==self.n_added==piece['n_added']
@@ -148,15 +160,17 @@ class Ring:
                 self.room.forget()
             oldest = piece['since'] if n is None else oldest
             self._put_piece(piece)
-            n, first = piece['n_added'], piece['first_id']
+            n = piece['n_added']
+            first = piece['first_id']
         if n is None or first < oldest: raise ValueError('state: rows are missing')
         self.unsettled = True
-        # `recover` goes by `CLEARED`; one statement, which Python never interrupts
+        # `recover` goes by `CLEARED`: whoever is killed before the first has cleared nothing, after it everything.
+        # One statement, since no Ctrl-C comes within it
         self._count[CLEARED], self._count[N_ADDED], self._count[FIRST_ID] = first, n, first
         self.settle()
         self._count[LOADING] = 0
 
-    def _check_piece(self, piece, n):
+    def _check_piece(self, piece: dict[str, Any], n: int | None) -> None:
         "A `ValueError` unless these are rows of this ring, the next after id `n`"
         a, first, end, rows = (piece[o] for o in ('since', 'first_id', 'n_added', 'records'))
         numbers = all(type(o) is int for o in (a, first, end))
@@ -166,16 +180,20 @@ class Ring:
         require(n in (None, a), f'state: expected rows from {n} on, got rows from {a}')
         if rows.dtype==np.uint8 and rows.shape==(end - a, self.size): return
         raise ValueError(f'state: expected {end - a} records of {self.size} bytes, got {rows.dtype}{list(rows.shape)}')
-    def _put_piece(self, piece):
-        a, rows = piece['since'], piece['records']
+    def _put_piece(self, piece: dict[str, Any]) -> None:
+        a = piece['since']
+        rows = piece['records']
         for n, run in self._runs(a, piece['n_added']): self.rows[run] = rows[n - a:n - a + run.stop - run.start]
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is wrong. O(N)"
         if self.unsettled: self.settle()
-        n, first, max_sz = self.n_added, self.first_id, self.max_sz
+        n = self.n_added
+        first = self.first_id
+        max_sz = self.max_sz
         assert first==max(0, n - max_sz, self._count[CLEARED]), f'living ids {first} … {n - 1} in {max_sz} slots'
-        ids, links = np.arange(first, n), self.links.copy()
+        ids = np.arange(first, n)
+        links = self.links.copy()
         streams = self._link_into(links)
         wrong = (links!=self.links)[ids % max_sz].any(1)
         assert not wrong.any(), f'the links of row {ids[wrong][0]} do not follow its stream'
@@ -194,7 +212,7 @@ class Ring:
         self.__dict__.update(kept)
 
 # %% ../../nbs/1_memory/08_records.ipynb #b7a2410e
-def stored_layout(layout: Layout, tables: Any) -> Layout:
+def stored_layout(layout: Layout, tables: Sequence) -> Layout:
     "Return the layout of the records: references in place of what the tables keep"
     leaves = list(layout.leaves)
     for t in tables:
@@ -204,15 +222,19 @@ def stored_layout(layout: Layout, tables: Any) -> Layout:
 class Writer(Ring):
     "A ring of records: steps are checked, packed and written. What `tables` keep is referred to"
     _kept = 'max_sz', 'size', 'layout'
-    def __init__(self, max_sz: int, layout: Layout, room: Any = None, tables: Any = ()) -> None:
-        self.layout, self.tables, self.stored = layout, tuple(tables), stored_layout(layout, tables)
+    def __init__(self, max_sz: int, layout: Layout, room: Room | None = None, tables: Sequence = ()) -> None:
+        self.layout = layout
+        self.tables = tuple(tables)
+        self.stored = stored_layout(layout, tables)
         super().__init__(max_sz, self.stored.record.itemsize, room)
-        self.key, stored = self.stored.stream_leaf, self.stored
+        self.key = self.stored.stream_leaf
+        stored = self.stored
         self.records = self.rows.reshape(-1).view(stored.record)
         self.fields = [self._field(self.records, leaf.path) for leaf in stored.leaves]
         self.whose = self.records['_stream'] if self.key is None else self.fields[self.key]
         packer, order = stored.packing
-        self._pack, self._flat_type = packer.pack, stored.step_type if stored.flat else None
+        self._pack = packer.pack
+        self._flat_type = stored.step_type if stored.flat else None
         self._key_at: Any = None if self.key is None else order(range(len(stored.leaves))).index(self.key)
         self._step = StepFitter(stored.fitters, order)
         self.scratch = np.zeros(self.piece, stored.record)
@@ -220,26 +242,35 @@ class Writer(Ring):
         self._back = np.zeros(1, np.int32)
         self._scratch_links = links_of(self.scratch.view(np.uint8).reshape(-1, self.size))
         self._own = 0                    # so many scratch records have their own number as their stream
-        words, at = self.rows.view(np.int32), stored.offsets()
+        words = self.rows.view(np.int32)
+        at = stored.offsets()
         for t in self.tables: t.open(self.room, words, [*(at[k]//4 for k in t.leaves), 0])
 
     @staticmethod
-    def _field(records, path):
+    def _field(records: np.ndarray, path: tuple) -> np.ndarray:
         for key in path: records = records[str(key)]
         return records
-    def add(self, step) -> int:
+    def add(self, step: tuple) -> int:
         """Store a step; return its id. A `TypeError` or `ValueError`, and no change, if it doesn't
         fit; a `MemoryError` or `OSError` if a table has no room"""
         if self.unsettled: self.settle()
-        if self.tables: step = self._referring(step)
-        elif step.__class__ is not self._flat_type: step = self.layout.values(step)
-        values = self._step.fit(step)
-        count, streams, max_sz = self._count, self.streams, self.max_sz
-        n, first, stream = count[N_ADDED], count[FIRST_ID], 0 if self.key is None else int(values[self._key_at])
-        cells, at, is_near = streams.near_view, stream, 0 <= stream < max_sz
+        values: Any = step
+        if self.tables: values = self._referring(step)
+        elif step.__class__ is not self._flat_type: values = self.layout.values(step)
+        values = self._step.fit(values)
+        count = self._count
+        streams = self.streams
+        max_sz = self.max_sz
+        n = count[N_ADDED]
+        first = count[FIRST_ID]
+        stream = 0 if self.key is None else int(values[self._key_at])
+        cells = streams.near_view
+        at = stream
+        is_near = 0 <= stream < max_sz
         if not is_near:
             found = streams.places.get(stream)
-            cells, at = streams.view, 1 + (streams.find(stream) if found is None else found)
+            cells = streams.view
+            at = 1 + (streams.find(stream) if found is None else found)
         newest = cells[at] - 1
         back = n - newest if newest >= 0 and n - newest < max_sz else 0
         try: data = self._pack(back, 0, stream, *values) if self.key is None else self._pack(back, 0, *values)
@@ -251,17 +282,18 @@ class Writer(Ring):
         if n - first >= max_sz:
             if self.journal is not None: self._keep(n, 1)
             first = n + 1 - max_sz
-        at = n % max_sz*self.size
-        count[FIRST_ID], self._bytes[at:at + self.size], count[N_ADDED] = first, data, n + 1     # as `_publish`
+        begin = n % max_sz*self.size
+        # as in `_publish`
+        count[FIRST_ID], self._bytes[begin:begin + self.size], count[N_ADDED] = first, data, n + 1
         self.unsettled = False
         return n
 
-    def _refuse(self, values):
+    def _refuse(self, values: list) -> NoReturn:
         "Name the number that `struct` could not pack"
         self._step.check(values)
         refuse('step', f'numbers that fit {self.layout}', values)
 
-    def accept(self, chunk, streams=None) -> Accepted:
+    def accept(self, chunk: object, streams: object = None) -> Accepted:
         """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing
         changes. `streams`: as in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't
         fit"""
@@ -270,11 +302,13 @@ class Writer(Ring):
         streams = chunk_streams(self.layout, chunk, columns, streams)
         for t in self.tables: t.accept([columns[k] for k in t.leaves])
         return Accepted(columns, m, streams)
-    def put(self, rows) -> int:
+    def put(self, rows: Accepted) -> int:
         """Store the rows that `accept` returned, or some of them; return the first id. A
         `MemoryError` or `OSError`, and no change, if a table has no room"""
         if self.unsettled: self.settle()
-        first, m, a = self._count[N_ADDED], rows.m, 0
+        first = self._count[N_ADDED]
+        m = rows.m
+        a = 0
         if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows.columns, m, rows.streams)
         else:
             if self.tables: self._ensure(m)  # for all pieces, or for none
@@ -285,10 +319,11 @@ class Writer(Ring):
                 a = b
         return first
 
-    def _put(self, columns, m, streams):
+    def _put(self, columns: list, m: int, streams: np.ndarray | None) -> None:
         "Store a piece: `m` rows that fit into the scratch array, and before the ring's end"
         if self.tables: self._ensure(m)
-        n, links = self._count[N_ADDED], self._scratch_links
+        n = self._count[N_ADDED]
+        links = self._scratch_links
         fields, data = self._scratches.get(m) or self._scratch(m)
         self.unsettled = True
         if streams is None: link_own(self.streams.near, links, self.links, n, m)
@@ -297,12 +332,12 @@ class Writer(Ring):
         for field, column in zip(fields, columns): field[...] = column
         if self.key is None and not (streams is None and m <= self._own): self._number(m, streams)
         self._publish(data, n, m)
-    def _number(self, m, streams):
+    def _number(self, m: int, streams: np.ndarray | None) -> None:
         "Write the streams of the first `m` scratch records; None: their own numbers, which stay for the next time"
         self._own = 0
         self.scratch['_stream'][:m] = np.arange(m) if streams is None else streams
         if streams is None: self._own = m
-    def _scratch(self, m):
+    def _scratch(self, m: int) -> tuple[list[np.ndarray], memoryview]:
         "The first `m` scratch records: their fields, their bytes"
         if len(self._scratches) > 64: self._scratches.clear()
         part = self.scratch[:m]
@@ -310,17 +345,19 @@ class Writer(Ring):
         found = self._scratches[m] = fields, part.view(np.uint8).data
         return found
 
-    def _ensure(self, m):
+    def _ensure(self, m: int) -> None:
         for t in self.tables: t.ensure(m, min(self.n_added, self.max_sz))
-    def _refer(self, columns, back, n):
+    def _refer(self, columns: list, back: np.ndarray, n: int) -> list:
         "The columns of the records of the rows from `n` on, whose streams' last rows are `back` rows before them"
         columns = list(columns)
         for t in self.tables:
             for k, c in zip(t.leaves, t.refer([columns[k] for k in t.leaves], back, n)): columns[k] = c
         return columns
-    def _referring(self, step):
+    def _referring(self, step: tuple) -> list:
         "The values of a step, with references in place of what the tables keep"
-        values, n, fitters = self.layout.values(step), self._count[N_ADDED], self.layout.fitters
+        values = self.layout.values(step)
+        n = self._count[N_ADDED]
+        fitters = self.layout.fitters
         for t in self.tables: t.ensure(1, min(n, self.max_sz))
         stream = 0 if self.key is None else int(fitters[self.key].array(values[self.key]))
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
@@ -329,18 +366,20 @@ class Writer(Ring):
             for k, v in zip(t.leaves, own): values[k] = v
         return values
 
-    def _references(self, table, slots): return [self.fields[k][slots] for k in table.leaves]
+    def _references(self, table: Any, slots: np.ndarray) -> list[np.ndarray]:
+        return [self.fields[k][slots] for k in table.leaves]
     def settle(self) -> None:
         "After an interrupted write or a load: link all living rows, and let the tables find out what these refer to"
         super().settle()
-        slots = np.arange(self.first_id, self.n_added) % self.max_sz if self.tables else None
+        if not self.tables: return
+        slots = np.arange(self.first_id, self.n_added) % self.max_sz
         for t in self.tables: t.recover(self._references(t, slots), self.first_id)
 
 # %% ../../nbs/1_memory/08_records.ipynb #8758c5d8
 class Records(Writer):
     """A `Storage` of records of `layout`. `room`: `Ram()`, or a `MappedFolder`; `tables`: what
     leaves have in common, stored once (see `Table`)"""
-    def __init__(self, max_sz: int, layout: Layout, room: Any = None, tables: Any = ()) -> None:
+    def __init__(self, max_sz: int, layout: Layout, room: Room | None = None, tables: Sequence = ()) -> None:
         super().__init__(max_sz, layout, room, tables)
         shared = tuple(tuple(layout.leaves[k].path for k in t.leaves) for t in self.tables)
         self._requests = Requests(layout, stored=self.stored, shared=shared, _max_sz=max_sz)
@@ -354,47 +393,50 @@ class Records(Writer):
         "Bytes allocated; in main memory, pages are occupied once they are written to"
         return self.rows.nbytes + sum(t.nbytes for t in self.tables)
 
-    def ask(self, n, fields=None, header=DRAWN, length=None, windows=()) -> Request:
+    def ask(self, n: int, fields: tuple[str, ...] | None = None, header: tuple[str, ...] = DRAWN,
+            length: int | None = None, windows: tuple = ()) -> Request:
         """Return a `Request` for `n` rows, or sequences of `length` rows, with these fields (None:
         all) and columns of the header, and of the fields of `windows` the rows around each"""
         return self._requests.get(n, fields, header, length, windows)
-    def read(self, request) -> Batch:
+    def read(self, request: Request) -> Batch:
         "Return the `Batch` of the rows in the slots of a request, which turn into ids; −1: a row of zeros"
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
         if not fetch(self._raw, request.out, request.form.plan, self.max_sz, self._count[N_ADDED]):
             raise IndexError(f'slots: expected slots below {self.max_sz}')
         if self.tables: self._fill(request)
         return request.batch()
-    def _fill(self, request):
+    def _fill(self, request: Request) -> None:
         for t, shared in zip(self.tables, request.form.shared):
             if shared is not None: t.fill(request, shared)
-    def numbers(self, field) -> Any:
+    def numbers(self, field: str) -> np.ndarray | None:
         """Return a view of a field that is one number, of all slots, to read and to correct; or
         None. '_prev': the distances back along the streams (0: none)"""
         if self.unsettled: self.settle()
         if field=='_prev': return self.links[:, 0]
         k = self.layout.leaf(field)
-        return None if k is None or self.layout.leaves[k].shape or self.layout.leaves[k].text else self.fields[k]
+        if k is None or self.layout.leaves[k].shape or self.layout.leaves[k].text: return None
+        return self.fields[k]
 
-    def get_state(self, since=0) -> dict:
+    def get_state(self, since: int = 0) -> dict:
         "Return the rows with ids ≥ `since`, and what they refer to, as plain numbers and arrays"
         state = dict(layout=self.layout.to_plain()) | super().get_state(since)
         slots = np.arange(state['since'], self.n_added) % self.max_sz
         frames = {str(t.leaves[0]): t.get_state(self._references(t, slots)) for t in self.tables}
         return state | dict(frames=frames) if self.tables else state
-    def _check_piece(self, piece, n):
+    def _check_piece(self, piece: dict[str, Any], n: int | None) -> None:
         require(Layout.from_plain(piece['layout'])==self.layout, f'state: expected steps of {self.layout}')
         super()._check_piece(piece, n)
-        frames, own = piece.get('frames', {}), {str(t.leaves[0]): t for t in self.tables}
+        frames = piece.get('frames', {})
+        own = {str(t.leaves[0]): t for t in self.tables}
         fits = isinstance(frames, dict) and frames.keys()==own.keys()
         require(fits, f'dedup: expected a state with {"; ".join(map(str, self.tables)) or "plain records"}, '
                       'got one that stores other leaves once')
         for k, t in own.items(): t.check_state(frames[k])
-    def _put_piece(self, piece):
+    def _put_piece(self, piece: dict[str, Any]) -> None:
         super()._put_piece(piece)
         for t in self.tables: t.set_state(piece['frames'][str(t.leaves[0])])
 
-    def checksum(self, a, end) -> int:
+    def checksum(self, a: int, end: int) -> int:
         crc = super().checksum(a, end)
         for t in self.tables: crc = t.checksum(self._references(t, np.arange(a, end) % self.max_sz), crc)
         return crc
