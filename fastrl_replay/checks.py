@@ -47,7 +47,9 @@ def refusal(
     vars(made).update(argument=argument, expected=expected, got=got)
     return made
 
-def refuse(name: object, expected: object, got: object, hint: str = '', error: type[Exception] = ValueError) -> NoReturn:
+def refuse(
+    name: object, expected: object, got: object, hint: str = '', error: type[Exception] = ValueError,
+) -> NoReturn:
     "Raise an `error` in one form: the name of the value, what was expected, what was `got`, and a hint what to do"
     came = str(shown(got))
     message = f'{name}: expected {expected}, got {came}'
@@ -278,7 +280,8 @@ class NoSuch:
     def __get__(self, memory: object, kind: type) -> NoReturn:
         raise AttributeError(f'{kind.__name__} has no {self.name!r}: use {self.instead}')
 
-def _listed(memory: object) -> list[str]: return [o for o in object.__dir__(memory) if o not in MEMORY or hasattr(memory, o)]
+def _listed(memory: object) -> list[str]:
+    return [o for o in object.__dir__(memory) if o not in MEMORY or hasattr(memory, o)]
 
 class KnowsOtherNames(type):
     "The metaclass of a memory whose missing names say what to use; what a derived class defines itself is its own"
