@@ -10,13 +10,13 @@ __all__ = ['BITS', 'MEMORY', 'BATCH', 'T', 'Words', 'shown', 'typed', 'form', 'r
 
 # %% ../nbs/1_memory/02_checks.ipynb #442fcd1b
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from operator import index
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeGuard, TypeVar
 import numpy as np
 import torch
 
@@ -26,15 +26,15 @@ class Words(str):
     __slots__ = ()
     def __repr__(self) -> str: return str(self)
 
-def shown(v: Any) -> str:
+def shown(v: object) -> str:
     "Return the beginning of the repr of `v`, on one line"
     return v if isinstance(v, Words) else ' '.join(f'{v!r:.100}'.split())[:80]
 
-def typed(v: Any) -> Words:
+def typed(v: object) -> Words:
     "Return the type of `v`, and `v` as it is shown: `int 3`"
     return Words(f'{type(v).__name__} {shown(v)}')
 
-def form(a: Any) -> Words:
+def form(a: np.ndarray | torch.Tensor) -> Words:
     "Return the dtype and shape of an array or tensor: `float32 of shape (3, 4)`"
     return Words(f'{a.dtype} of shape {tuple(a.shape)}')
 
@@ -47,15 +47,18 @@ def refusal(
     vars(made).update(argument=argument, expected=expected, got=got)
     return made
 
-def refuse(name: Any, expected: Any, got: Any, hint: str = '', error: type[Exception] = ValueError) -> NoReturn:
+def refuse(
+    name: object, expected: object, got: object, hint: str = '', error: type[Exception] = ValueError,
+) -> NoReturn:
     "Raise an `error` in one form: the name of the value, what was expected, what was `got`, and a hint what to do"
-    parts = str(name), str(expected), str(shown(got))
-    message = '{}: expected {}, got {}'.format(*parts)
-    raise refusal(f'{message}; {hint}' if hint else message, error, *parts) from None
+    came = str(shown(got))
+    message = f'{name}: expected {expected}, got {came}'
+    if hint: message += f'; {hint}'
+    raise refusal(message, error, str(name), str(expected), came) from None
 
 _NAME = re.compile(r'([^\W\d]\w*)(=[^:]+)?: ')
 
-def require(ok: Any, what: str, error: type[Exception] = ValueError) -> None:
+def require(ok: object, what: str, error: type[Exception] = ValueError) -> None:
     """Raise an `error` that says `what` is wrong, unless `ok`: for the many conditions of a file
     or a state. Words that begin with a name and a colon, such as 'dedup: …', name the
     argument"""
@@ -70,34 +73,45 @@ def placed(e: Exception, where: str) -> Exception:
     return made
 
 # %% ../nbs/1_memory/02_checks.ipynb #fca59576
-def whole(name: str, v: Any, least: int = 0, most: int = 2**31 - 1, hint: str = '') -> int:
+def whole(name: str, v: object, least: int = 0, most: int = 2**31 - 1, hint: str = '') -> int:
     "Return `v` as an int from `least` to `most`, or raise a `ValueError`"
-    try: n = least - 1 if isinstance(v, (bool, np.bool_)) else index(v)
-    except TypeError: n = least - 1
+    n = least - 1                       # of what is no whole number
+    if not isinstance(v, (bool, np.bool_)):
+        try: n = index(v)               # type: ignore[arg-type]
+        except TypeError: pass
     if least <= n <= most: return n
-    refuse(name, f'a whole number ≥ {least}' if n < least else f'a whole number ≤ {most}', v, hint)
+    bound = f'≥ {least}' if n < least else f'≤ {most}'
+    refuse(name, f'a whole number {bound}', v, hint)
 
 _MOST = float(np.finfo(np.float64).max)
 
-def is_number(v: Any) -> bool:
+def is_number(v: object) -> TypeGuard[float]:
     "Is `v` a finite number of Python or NumPy, not a bool?"
     if isinstance(v, (np.integer, np.floating)): v = v.item()
     return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= _MOST
-def number(name: str, v: Any, least: float = 0., most: float = np.inf, above: bool = False, hint: str = '') -> float:
+
+def number(
+    name: str, v: object, least: float = 0., most: float = np.inf, above: bool = False, hint: str = '',
+) -> float:
     "Return `v` as a finite float from `least` (or `above` it) to `most`, or raise a `ValueError`"
     if is_number(v) and least <= v <= most and not (above and v==least): return float(v)
-    if above: wanted = f'a number above {least:g}' + (f', at most {most:g}' if most < np.inf else '')
+    if above:
+        wanted = f'a number above {least:g}'
+        if most < np.inf: wanted += f', at most {most:g}'
     elif most < np.inf: wanted = f'a number from {least:g} to {most:g}'
-    else: wanted = 'a finite number' + (f' ≥ {least:g}' if least > -np.inf else '')
+    else:
+        wanted = 'a finite number'
+        if least > -np.inf: wanted += f' ≥ {least:g}'
     refuse(name, wanted, v, hint)
 
-def one_of(name: str, v: Any, choices: Any, hint: str = '') -> Any:
+def one_of(name: str, v: object, choices: Iterable[object], hint: str = '') -> Any:
     "Return `v`, a string or None, or raise a `ValueError` unless it is one of `choices`"
     if any(v is o or isinstance(v, str) and v==o for o in choices): return v
-    *others, last = map(repr, choices)
-    refuse(name, f'{", ".join(others)} or {last}' if others else last, v, hint)
+    *others, wanted = map(repr, choices)
+    if others: wanted = f'{", ".join(others)} or {wanted}'
+    refuse(name, wanted, v, hint)
 
-def some_of(name: str, v: Any, known: tuple[str, ...]) -> tuple[str, ...]:
+def some_of(name: str, v: object, known: tuple[str, ...]) -> tuple[str, ...]:
     "Return the list of names `v` as a tuple; a `TypeError` unless it is one, a `ValueError` for an unknown name"
     if not isinstance(v, (list, tuple)) or not v: refuse(name, f'a list of some of {known}', typed(v), error=TypeError)
     for o in v:
@@ -105,7 +119,7 @@ def some_of(name: str, v: Any, known: tuple[str, ...]) -> tuple[str, ...]:
         raise refusal(f'{name}: no field {o!r:.60}; there are {known}', ValueError, name, f'some of {known}', shown(o))
     return tuple(v)
 
-def of_type(name: str, v: Any, types: Any, expected: str = '', hint: str = '') -> Any:
+def of_type(name: str, v: object, types: Any, expected: str = '', hint: str = '') -> Any:
     "Return `v`, or raise a `TypeError` unless it is an instance of `types`"
     if isinstance(v, types): return v
     refuse(name, expected or f'a {types.__name__}', typed(v), hint, TypeError)
@@ -114,7 +128,7 @@ def of_type(name: str, v: Any, types: Any, expected: str = '', hint: str = '') -
 BITS = {o: np.dtype(f'u{o.itemsize}') for o in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)}
 "Torch dtypes that numpy lacks, and the unsigned integers that hold their bits"
 
-def plain_array(name: str, v: Any) -> tuple[np.ndarray, torch.dtype | None]:
+def plain_array(name: str, v: object) -> tuple[np.ndarray, torch.dtype | None]:
     """Return `v` as an array of bools, ints, floats or complex numbers, and the torch dtype that
     its bits stand for, or None; a `TypeError` or `ValueError` for anything else"""
     if isinstance(v, torch.Tensor): return _of_tensor(name, v)
@@ -126,12 +140,14 @@ def plain_array(name: str, v: Any) -> tuple[np.ndarray, torch.dtype | None]:
         got = Words(f'an array of {a.dtype}') if isinstance(v, (np.ndarray, np.generic, list)) else typed(v)
         hint = 'encode it as numbers or drop the field'
         refuse(name, 'numbers (bool, int, float, complex)', got, hint, TypeError)
-    return (a if a.dtype.isnative else a.astype(a.dtype.newbyteorder('='))), None
+    if not a.dtype.isnative: a = a.astype(a.dtype.newbyteorder('='))
+    return a, None
 
-def _of_tensor(name, v):
+def _of_tensor(name: str, v: torch.Tensor) -> tuple[np.ndarray, torch.dtype | None]:
     try:
         if v.dtype not in BITS: return v.numpy(force=True), None
-        return v.detach().cpu().contiguous().view(getattr(torch, BITS[v.dtype].name)).numpy(), v.dtype
+        unsigned = getattr(torch, BITS[v.dtype].name)
+        return v.detach().cpu().contiguous().view(unsigned).numpy(), v.dtype
     except (TypeError, RuntimeError, NotImplementedError) as e:
         got = Words(f'{v.layout} {v.dtype} on {v.device} ({e})')
         refuse(name, 'a dense tensor of numbers', got, error=TypeError)
@@ -142,55 +158,61 @@ def values_of(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 _KINDS = {'biuf': 'real numbers', 'iu': 'whole numbers'}
 
-def array(name: str, v: Any, kinds: str = 'biuf', shape: Any = None, hint: str = '') -> np.ndarray:
+def array(
+    name: str, v: object, kinds: str = 'biuf', shape: tuple[int | None, ...] | None = None, hint: str = '',
+) -> np.ndarray:
     """Return `v` (array, tensor, list) as an array: a `TypeError` unless its dtype is of one of
     `kinds`, a `ValueError` unless it has this `shape`, in which None is any length"""
-    a, bits = (v, None) if v.__class__ is np.ndarray else plain_array(name, v)
-    if bits is not None: a = values_of(a, bits)
+    if type(v) is np.ndarray: a = v
+    else:
+        a, bits = plain_array(name, v)
+        if bits is not None: a = values_of(a, bits)
     if a.dtype.kind not in kinds: refuse(name, _KINDS[kinds], form(a), hint, TypeError)
     if shape is None or a.shape==shape: return a
     if len(a.shape)==len(shape) and all(n in (None, m) for n, m in zip(shape, a.shape)): return a
     refuse(name, f'shape {shape}', Words(f'shape {a.shape}'), hint)
 
-def ids_of(name: str, v: Any) -> np.ndarray:
+def ids_of(name: str, v: object) -> np.ndarray:
     "Return the whole numbers `v` (array, tensor, list) as a contiguous int64[m], or raise a `TypeError`"
-    if v.__class__ is np.ndarray and v.dtype==np.int64 and v.ndim==1 and v.flags.c_contiguous: return v
+    if type(v) is np.ndarray and v.dtype==np.int64 and v.ndim==1 and v.flags.c_contiguous: return v
     a, _ = plain_array(name, v)
     if a.ndim==1 and (a.dtype.kind in 'iu' or not a.size): return np.ascontiguousarray(a, np.int64)
     refuse(name, 'whole numbers in one dimension', form(a), error=TypeError)
 
-def stored_ids(v: Any, first: int, end: int) -> np.ndarray:
+def stored_ids(v: object, first: int, end: int) -> np.ndarray:
     "Return the ids `v` as `ids_of`; a `ValueError` unless a memory that holds those from `first` to `end` − 1 has them"
     ids = ids_of('ids', v)
     bad = (ids < first) | (ids >= end)
     if not bad.any(): return ids
+    id = str(ids[bad][0])
     held = f'{first} to {end - 1}' if end > first else 'nothing'
-    what, id = 'is not in the memory, which holds', str(ids[bad][0])
-    raise refusal(f'ids: {id} {what} {held}', ValueError, 'ids', held, id)
+    raise refusal(f'ids: {id} is not in the memory, which holds {held}', ValueError, 'ids', held, id)
 
 def within(name: str, a: np.ndarray, least: float = -np.inf, most: float = np.inf, hint: str = '') -> np.ndarray:
-    "Return the array `a`; a `ValueError` tells the first number that is not finite or not from `least` to `most`"
+    "Return the array `a`; a `ValueError` names the first number that is not finite or not from `least` to `most`"
     fits = np.isfinite(a) & (a >= least) & (a <= most)
     if fits.all(): return a
-    wanted = f'numbers from {least} to {most}' if most < np.inf else 'finite numbers'
-    if most==np.inf and least > -np.inf: wanted += f' ≥ {least:g}'
+    if most < np.inf: wanted = f'numbers from {least} to {most}'
+    elif least > -np.inf: wanted = f'finite numbers ≥ {least:g}'
+    else: wanted = 'finite numbers'
     at = np.unravel_index(np.argmin(fits), a.shape)
-    where = f' at {", ".join(map(str, at))}' if a.size > 1 else ''
-    refuse(name, wanted, Words(f'{a[at]}{where}'), hint)
+    got = str(a[at])
+    if a.size > 1: got += f' at {", ".join(map(str, at))}'
+    refuse(name, wanted, Words(got), hint)
 
 # %% ../nbs/1_memory/02_checks.ipynb #78281ed8
-def leave_out(name: str, v: Any, why: str, error: type[Exception] = TypeError) -> None:
+def leave_out(name: str, v: object, why: str, error: type[Exception] = TypeError) -> None:
     "Raise an `error` if the option `v` was given, that is, if it is not None or False"
     if v is not None and v is not False: raise refusal(f'{name}: {why}; leave it out', error, name, None, shown(v))
 
-def take(state: Any, *names: str) -> list[Any]:
+def take(state: object, *names: str) -> list[Any]:
     "Return the values of `names` in the dict `state`; a `ValueError` names those that are missing"
     if not isinstance(state, dict): refuse('state', f'a dict with {", ".join(names)}', typed(state))
     lacking = [o for o in names if o not in state]
     require(not lacking, f'state: {", ".join(lacking)}: missing')
     return [state[o] for o in names]
 
-def differences(there: Any, mine: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
+def differences(there: object, mine: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
     "Yield the name and both values of each difference between two options, or dicts of them"
     if not isinstance(there, dict) or not isinstance(mine, dict):
         if there!=mine: yield '.'.join(path), there, mine
@@ -210,7 +232,7 @@ def extra(what: str, name: str) -> Iterator[None]:
     except ImportError as e: raise type(e)(f'{what}: {how_to_install(name)}', name=e.name) from e
 
 # %% ../nbs/1_memory/02_checks.ipynb #904ddb58
-def _all(words, instead): return dict.fromkeys(words.split(), instead)
+def _all(words: str, instead: str) -> dict[str, str]: return dict.fromkeys(words.split(), instead)
 
 MEMORY: dict[str, str] = {        # a name that a memory lacks → what to use
     **_all('push store append put', 'add(step), or extend(chunk) for several steps'),
@@ -235,26 +257,31 @@ _FIELDS = {'obs': ('state', 'observation'), 'observations': ('state', 'observati
            'next_obs': ('next_state', 'next_observation'), 'rewards': ('reward',), 'actions': ('action',)}
 
 def of_batch(name: str, fields: tuple[str, ...]) -> str:
-    "Return what to use in place of a `name` that a batch with these `fields` lacks; '': nobody knows"
+    "Return what to use in place of a `name` that a batch with these `fields` lacks; '': unknown"
     for field in _FIELDS.get(name, ()):
         if field in fields: return f'batch.{field}'
-    if name in ('done', 'dones') and 'terminated' not in fields or not fields: return ''
+    if not fields: return ''
+    if name in ('done', 'dones') and 'terminated' not in fields: return ''
     return BATCH.get(name, '').replace('{}', fields[0])
 
-def of_memory(name: str, kind: Any) -> str:
+def of_memory(name: str, kind: type) -> str:
     "Return what to use in place of a `name` that a `kind` (class) of memory lacks; '': unknown, or it lacks that, too"
     instead = MEMORY.get(name, '')
     method, called, _ = instead.partition('(')
-    return '' if called and method!='len' and method not in dir(kind) else instead
+    if called and method!='len' and method not in dir(kind): return ''
+    return instead
 
 # %% ../nbs/1_memory/02_checks.ipynb #43693530
 class NoSuch:
-    "Stands in a class for a name that it lacks: who reads it is told what to use `instead`"
-    def __init__(self, name: str, instead: str) -> None: self.name, self.instead = name, instead
-    def __get__(self, memory: Any, kind: type) -> NoReturn:
+    "Stands in a class for a name that it lacks: reading it raises an error that says what to use `instead`"
+    def __init__(self, name: str, instead: str) -> None:
+        self.name = name
+        self.instead = instead
+    def __get__(self, memory: object, kind: type) -> NoReturn:
         raise AttributeError(f'{kind.__name__} has no {self.name!r}: use {self.instead}')
 
-def _listed(memory): return [o for o in object.__dir__(memory) if o not in MEMORY or hasattr(memory, o)]
+def _listed(memory: object) -> list[str]:
+    return [o for o in object.__dir__(memory) if o not in MEMORY or hasattr(memory, o)]
 
 class KnowsOtherNames(type):
     "The metaclass of a memory whose missing names say what to use; what a derived class defines itself is its own"

@@ -6,22 +6,25 @@
 __all__ = ['B', 'Memory', 'Lasting', 'members', 'refuse_name', 'as_memory']
 
 # %% ../nbs/1_memory/17_protocol.ipynb #d1000006
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import numpy as np
+from numpy.typing import ArrayLike
 from .checks import of_memory
 
 # %% ../nbs/1_memory/17_protocol.ipynb #d1000007
 B = TypeVar('B', covariant=True)
 
 class Memory(Protocol, Generic[B]):
-    "What pipes, learners, checks and pictures use of a memory, which returns batches of class `B`"
+    """What pipes, learners, checks and pictures use of a memory, which returns batches of class
+    `B`. Ids and errors may be arrays, tensors or lists"""
     @property
     def max_sz(self) -> int: "How many transitions it has room for"
     @property
     def layout(self) -> Any: "The `Layout` of its steps; None before the first"
     @property
-    def lock(self) -> Any: "A reentrant lock: who holds it is alone"
+    def lock(self) -> AbstractContextManager[Any]: "A reentrant lock: while a thread holds it, all others wait"
     @property
     def rng(self) -> Any: "The `Rng` of what is random here"
     @property
@@ -33,43 +36,47 @@ class Memory(Protocol, Generic[B]):
     @property
     def sampler(self) -> Any: "The `Sampler`, which knows everything stored so far"
     def __len__(self) -> int: "How many transitions are stored"
-    def add(self, step: Any, priority: float | None = None) -> int: "Store one step and return its id"
-    def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> np.ndarray:
+    def add(self, step: object, priority: float | None = None) -> int: "Store one step and return its id"
+    def extend(self, chunk: object, priorities: ArrayLike | None = None,
+               streams: ArrayLike | None = None) -> np.ndarray:
         "Store a chunk, all of it or nothing, and return its ids (int64[m])"
-    def sample(self, bs: int, fields: Any = None) -> B: "Draw `bs` transitions; with `fields`, only these columns"
-    def update_priorities(self, ids: Any, td_errors: Any) -> int: "Take TD errors; return how many rows changed"
-    def fetch(self, ids: Any, fields: Any = None) -> B: "Return the transitions with these ids, in this order"
-    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
+    def sample(self, bs: int, fields: Sequence[str] | None = None) -> B:
+        "Draw `bs` transitions; with `fields`, only these columns"
+    def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> int:
+        "Take TD errors; return how many rows changed"
+    def fetch(self, ids: ArrayLike, fields: Sequence[str] | None = None) -> B:
+        "Return the transitions with these ids, in this order"
+    def previous(self, ids: ArrayLike, within_episode: bool = False) -> np.ndarray:
         "Return the ids of the steps before these in their streams, or episodes; −1: none is stored"
-    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
+    def next(self, ids: ArrayLike, within_episode: bool = False) -> np.ndarray:
         "Return the ids of the steps after these in their streams, or episodes; −1: there is none yet"
     def episode(self, id: int) -> B: "Return the stored part of the episode with transition `id`, oldest first"
-    def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, B]]:
-        """Yield what was stored since, in parts: how many transitions were stored by each row
-        (int64[m]), and the rows. `seen`, empty at first, says how far it is known, and is brought
-        up to date"""
+    def news(self, seen: dict[int, int], fields: Sequence[str] | None = None) -> Iterator[tuple[np.ndarray, B]]:
+        """Yield what was stored since the last call, in parts: how many transitions had been stored
+        with each row (int64[m]), and the rows. `seen`, empty at first, says how far the caller has
+        read; it is brought up to date"""
     def usage(self) -> dict[str, float]:
         """Return `n_drawn`, the rows of all batches drawn, `samples_per_insert`, `n_stale`, the
         priorities that came too late, and, where it is known, `nbytes`, and `bytes_each` of a
         transition"""
-    def health(self) -> Any: "Return numbers, by name, and `warnings`: what looks wrong, in words"
+    def health(self) -> dict[str, Any]: "Return numbers, by name, and `warnings`: what looks wrong, in words"
     def show(self, *, source: str = '') -> Any: "Return a figure; `source`: whence its steps come, for the title"
 
 class Lasting(Memory[B], Protocol):
     "A memory that a pipe can save and restore with itself"
     n_stale: int                 # how many priorities came too late
     @property
-    def path(self) -> Any: "The folder in which it lies all the time, or None"
+    def path(self) -> object: "The folder in which it lies all the time, or None"
     def flush(self) -> None: "Wait until everything on the disk survives a power cut"
     def saved(self) -> tuple[dict[str, Any], Any]: "Return its state without rows, and the `Rows`"
-    def restore(self, state: dict[str, Any], pieces: Any) -> None: "Continue from these, or raise and change nothing"
+    def restore(self, state: dict[str, Any], pieces: object) -> None: "Continue from these, or raise and change nothing"
 
-def members(protocol: Any) -> list[str]:
+def members(protocol: type) -> list[str]:
     "Return the names that a protocol asks for, its bases' included"
     own = [k for o in protocol.__mro__ if Protocol in o.__bases__ for k in (*o.__annotations__, *vars(o))]
     return sorted({k for k in own if not k.startswith('_')})
 
-def refuse_name(memory: Any, name: str, instead: str) -> NoReturn:
+def refuse_name(memory: object, name: str, instead: str) -> NoReturn:
     "Raise the `AttributeError` for a name that this kind of memory lacks; `instead`: what to do"
     kind = type(memory).__name__
     if name.startswith('_'): raise AttributeError(f'{kind} has no {name!r}')
@@ -77,7 +84,7 @@ def refuse_name(memory: Any, name: str, instead: str) -> NoReturn:
     if known: raise AttributeError(f'{kind} has no {name!r}: use {known}')
     raise AttributeError(f'{name}: {kind} has no such method; {instead}', name=name, obj=memory)
 
-def as_memory(memory: Any, protocol: Any = Memory, hint: str = '') -> Any:
+def as_memory(memory: object, protocol: type = Memory, hint: str = '') -> Any:
     "Return `memory`, or raise a `TypeError` that names what it lacks of a `protocol`"
     lacking = [k for k in members(protocol) if not hasattr(memory, k)]
     if not lacking: return memory

@@ -39,6 +39,7 @@ def things(folder):
     o.flat = o.tree.reshape(-1)
     o.blocks = rank.empty_blocks(16, 8)
     rank.change(*o.blocks, np.arange(16), rank.keys_of(np.arange(16.)), True)
+    o.opened = rank.blocks_in(*(a.copy() for a in o.blocks))
     o.slots, o.probs, o.weights = np.zeros(4, np.int64), np.zeros(4), np.zeros(4)
     o.model, o.pipe = torch.nn.Linear(2, 2), ExperienceReplay(o.steps, bs=4)
     windows = ReplayMemory(50, proportional.Proportional(), seed=0, sequence=Sequence(4))
@@ -61,26 +62,27 @@ CALLS = {
     'kernel_cache': dict(
         source_key=lambda o: (Path(__file__),), package_key=lambda o: (), kernel_folder=lambda o: (), cached=lambda o: (lambda x: x,)),
     'samplers.rng': dict(
-        advance=lambda o: (o.state,), as_unit=lambda o: (o.words[0],), below_of=lambda o: (o.state, u64(10)), load=lambda o: (o.words,),
+        advance=lambda o: (o.state,), as_unit=lambda o: (o.words[0],), below_of=lambda o: (o.state, u64(10)), load=lambda o: (o.words,), store=lambda o: (o.words, o.state),
         shuffle=lambda o: (np.arange(9), o.state), unit=lambda o: (o.words,), below=lambda o: (o.words, u64(10)), words_of=lambda o: (np.random.default_rng(0),)),
     'samplers.sum_tree': dict(
         tree_shape=lambda o: (16,), new_tree=lambda o: (16,), leaf_lines=lambda o: (o.tree,), clear_sums=lambda o: (o.tree.copy(),), new_lows=lambda o: (o.tree,),
-        resum=lambda o: (o.tree, o.lows, 1), resum_run=lambda o: (o.tree, o.lows, 0, 16), resum_many=lambda o: (o.tree, o.lows, np.arange(1, 3), 2),
+        parent_of=lambda o: (2,), leaves_of=lambda o: (o.flat,), least_above_zero=lambda o: (o.tree, u64(1), 4), resum=lambda o: (o.tree, o.lows, 1), resum_run=lambda o: (o.tree, o.lows, 0, 16), resum_many=lambda o: (o.tree, o.lows, np.arange(1, 3), 2),
         count_reached=lambda o: (o.flat, u64(8), 1.), find_block=lambda o: (o.flat, np.arange(4.), o.slots), find=lambda o: (o.flat, np.arange(4.), o.slots),
-        power=lambda o: (2., .5)),
+        binary_log=lambda o: (2.,), binary_power=lambda o: (2.,), power=lambda o: (2., .5)),
     'samplers.proportional': dict(
         draw_proportional=lambda o: (o.slots, o.probs, o.weights, o.words, o.flat, o.lows, np.zeros(4), 16, .4),
         write_ids=lambda o: (o.tree, o.lows, np.arange(4), o.slots, np.arange(8.), 0, 16, 0., 1e-6, .5),
         write_run=lambda o: (o.tree, o.lows, 0, 4, .5, np.arange(4.)), zero_leaves=lambda o: (o.tree, o.lows, np.arange(2)),
         lay_down=lambda o: (o.tree, o.lows, np.arange(1., 17.), 16., .5)),
     'samplers.rank': dict(
-        empty_blocks=lambda o: (16, 8), entries_of=lambda o: (o.blocks[3],), reaches=lambda o: (o.blocks[3], 0, -5, 0), keys_of=lambda o: (np.arange(4.),),
-        block_among_equals=lambda o: (o.blocks[3], 0, -5, 0), blocks_of=lambda o: (o.blocks[3], np.arange(-4, 0), np.zeros(4, np.int64), o.slots),
-        block_now=lambda o: (o.blocks[3], 0, -5, 0), fetch_block=lambda o: (*o.blocks[:2], o.blocks[3], 0),
-        place_of=lambda o: (*o.blocks, 0, o.blocks[2][15, 0], 15), slide=lambda o: (np.arange(9), 0, 3, 4), move=lambda o: (np.arange(9), np.arange(9), 0, 3, 4),
-        shift_directory=lambda o: (o.blocks[3].copy(), 0, 1, 1), open_block=lambda o: (o.blocks[3].copy(), 1, -5, 0),
-        merge=lambda o: (*(a.copy() for a in (*o.blocks[:2], o.blocks[3])), 0), make_room=lambda o: (*(a.copy() for a in o.blocks), 0, 4, -5, 0),
-        insert_or_remove=lambda o: (*(a.copy() for a in o.blocks), 0, 15, False), change=lambda o: (*o.blocks, np.arange(2), np.arange(-2, 0), False),
+        empty_blocks=lambda o: (16, 8), blocks_in=lambda o: o.blocks, entries_of=lambda o: (o.blocks[3],), reaches=lambda o: (o.opened, 0, -5, 0),
+        key_of=lambda o: (2.,), priority_of=lambda o: (-5,), keys_of=lambda o: (np.arange(4.),), is_older=lambda o: (o.opened, 0, -5, 0),
+        block_among_equals=lambda o: (o.opened, 0, -5, 0), find_blocks=lambda o: (o.opened, np.arange(-4, 0), np.zeros(4, np.int64), o.slots),
+        block_now=lambda o: (o.opened, 0, -5, 0), fetch_block=lambda o: (o.opened, 0),
+        place_of=lambda o: (o.opened, 0, o.opened.key_of[15], 15), slide=lambda o: (np.arange(9), 0, 3, 4), move=lambda o: (o.opened, 0, 3, 4),
+        shift_directory=lambda o: (o.opened, 0, 1, 1), open_block=lambda o: (o.opened, 1, -5, 0),
+        merge=lambda o: (o.opened, 0), make_room=lambda o: (o.opened, 0, 4, -5, 0),
+        insert=lambda o: (o.opened, 0, 15), delete=lambda o: (o.opened, 0, 15), change=lambda o: (*o.blocks, np.arange(2), np.arange(-2, 0), False),
         remove=lambda o: (*(a.copy() for a in o.blocks), np.arange(2)), slots_at=lambda o: (o.blocks[1], o.blocks[3], np.arange(1, 5), o.slots),
         check_blocks=lambda o: (*o.blocks, 16), grow_mass=lambda o: (np.zeros(17), o.blocks[3], 16, .7),
         ranks_at=lambda o: (np.arange(4.)/4, np.arange(17.)/16, 16, .7, o.slots),

@@ -11,7 +11,7 @@ import numpy as np
 from ..checks import number, take, whole
 from ..kernels import kernel
 from .eligible import count_between, nth_from
-from .rng import below, below_of, load, words_of
+from .rng import below, below_of, load, store, words_of
 from .proportional import Proportional
 from .uniform import Uniform, draw_repeating
 
@@ -82,7 +82,7 @@ def draw_recent(slots, words, newest, window, size, listed, places, blocks):
             k, state = below_of(state, np.uint64(n))
             slot = nth_from(places, blocks, begin, np.int64(k))
         slots[i] = slot
-    words[0], words[1], words[2], words[3] = state
+    store(words, state)
     return n
 
 class ERE(Latest):

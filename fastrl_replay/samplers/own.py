@@ -36,7 +36,7 @@ class OwnSampler(Sampler):
 
     def on_add(self, slots, priorities=None):
         slots = self._check_slots(slots)
-        priorities = as_priorities('priorities', priorities, len(slots))
+        if priorities is not None: priorities = as_priorities('priorities', priorities, len(slots))
         super().on_add(slots)
         if self.events is not None:
             if priorities is not None: self.given[slots] = priorities

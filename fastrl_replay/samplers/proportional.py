@@ -6,72 +6,94 @@
 __all__ = ['Proportional']
 
 # %% ../../nbs/1_memory/15_proportional.ipynb #33be683c
+from functools import partial
 from typing import Any
 import numpy as np
 from ..checks import number, one_of
 from ..kernels import kernel, prefetch
 from ..schedules import schedule_state
-from .rng import advance, as_unit, load, shuffle, words_of
-from .base import Prioritized, check_beta
+from .rng import advance, as_unit, load, shuffle, store, words_of
+from .base import Allocate, Beta, Prioritized, check_beta
 from .sum_tree import (
-    CAPACITY, FIRST, LARGEST, NO_LOWS, ROOT, clear_sums, find, leaf_lines, new_lows, new_tree, power,
-    resum_many, resum_run, tree_shape)
+    CAPACITY, LARGEST, NO_LOWS, ROOT, clear_sums, find, leaf_lines, leaves_of, new_lows, new_tree,
+    power, resum_many, resum_run, tree_shape)
 
 # %% ../../nbs/1_memory/15_proportional.ipynb #1d405fe1
 @kernel(error_model='numpy')
-def draw_proportional(slots, probs, weights, words, flat, lows, leaves, n, beta):
+def draw_proportional(
+    slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, words: np.ndarray,
+    flat: np.ndarray, lows: np.ndarray, leaves: np.ndarray, n: int, beta: float,
+) -> None:
     "Draw `slots` from the mass of the first `n` leaves, stratified, shuffled; `leaves` (float64[≥ bs]): scratch"
-    bs, first, total, state = slots.shape[0], 8*np.int64(flat[FIRST]), flat[ROOT], load(words)
-    mass = total if total > 0. else np.float64(n)
+    bs = slots.shape[0]
+    first_line, _ = leaves_of(flat)
+    total = flat[ROOT]
+    is_empty = not total > 0.                              # no mass at all: the draw is uniform
+    mass = np.float64(n) if is_empty else total
+    state = load(words)
     for i in range(bs):
         word, state = advance(state)
         leaves[i] = (i + as_unit(word))*(mass/bs)
-    if total > 0.: find(flat, leaves, slots)
-    else:
-        for i in range(bs): slots[i] = np.int64(leaves[i]) % n             # no mass at all: uniform
-    state = shuffle(slots, state)
-    words[0], words[1], words[2], words[3] = state
+    if is_empty:
+        for i in range(bs): slots[i] = np.int64(leaves[i]) % n
+    else: find(flat, leaves, slots)
+    store(words, shuffle(slots, state))
     lowest = np.inf
     for i in range(bs):
-        leaf = flat[np.uint64(first + slots[i] + (slots[i] & -4))] if total > 0. else 1.
+        place = np.uint64(8*first_line + slots[i] + (slots[i] & -4))       # 8 numbers for 4 slots
+        leaf = 1. if is_empty else flat[place]
         leaves[i] = leaf
         lowest = leaf if leaf < lowest else lowest
-    if lows.ndim==2 and total > 0.: lowest = lows[0, ROOT]             # normalize='memory'
+    if lows.ndim==2 and not is_empty: lowest = lows[0, ROOT]            # normalize='memory'
     for i in range(bs): probs[i] = np.float32(leaves[i]/mass)
     for i in range(bs): weights[i] = np.float32(power(lowest/leaves[i], beta))
 
-_FOUR = np.uint64(4)
+_FOUR = np.uint64(4)           # from a leaf to its priority
 
 @kernel(error_model='numpy')
-def write_ids(tree, lows, ids, lines, values, first_id, n_added, least, eps, alpha):
+def write_ids(
+    tree: np.ndarray, lows: np.ndarray, ids: np.ndarray, lines: np.ndarray, values: np.ndarray,
+    first_id: int, n_added: int, least: float, eps: float, alpha: float,
+) -> tuple[int, int]:
     """Write p = max(|value|, least) + eps for the living `ids`; return how many distinct ids,
     stale entries.
 
     Of duplicates the last counts. Bad input: (−1, 0), no change. Scratch: `lines` int64[k],
     `values` float64[2k]."""
-    first, capacity, largest = np.int64(tree[0, FIRST]), np.int64(tree[0, CAPACITY]), tree[0, LARGEST]
-    k, fine, living, distinct, start = ids.shape[0], True, 0, 0, n_added - n_added % capacity
+    first_line, _ = leaves_of(tree[0])
+    k = ids.shape[0]
+    fine = True
     for i in range(k):
         size = abs(values[i])
         values[i] = (size if size > least else least) + eps
         fine &= (size < np.inf) & (values[i] < np.inf) & (ids[i] >= 0) & (ids[i] < n_added)
     if not fine: return -1, 0
+    capacity = np.int64(tree[0, CAPACITY])
+    start = n_added - n_added % capacity
+    living = 0
     for i in range(k):
-        slot = ids[i] - start  # id mod capacity, without a division
+        slot = ids[i] - start              # id mod capacity, without a division
         slot = slot if slot >= 0 else slot + capacity
-        prefetch(tree, 8*(first + (slot >> 2)))
-        prefetch(tree, first + (slot >> 2) + 6)
-        alive = ids[i] >= first_id
-        lines[living], values[living] = slot, values[i]
-        living += alive
-    for i in range(living): values[k + i] = power(values[i], alpha)
-    for i in range(living): tree[np.uint64(first + (lines[i] >> 2)), np.uint64(lines[i] & 3)] = -1. - i  # a mark
+        line = first_line + (slot >> 2)
+        prefetch(tree, 8*line)
+        prefetch(tree, line + 6)           # its sum in the line above
+        lines[living] = slot
+        values[living] = values[i]
+        living += ids[i] >= first_id       # no branch: what is stale is overwritten
+    leaves = values[k:]
+    for i in range(living): leaves[i] = power(values[i], alpha)
+    for i in range(living):                # each leaves a mark in its place: the last of duplicates stays
+        tree[np.uint64(first_line + (lines[i] >> 2)), np.uint64(lines[i] & 3)] = -1. - i
+    largest = tree[0, LARGEST]
+    distinct = 0
     for i in range(living):
-        line, q = np.uint64(first + (lines[i] >> 2)), np.uint64(lines[i] & 3)
+        line = np.uint64(first_line + (lines[i] >> 2))
+        leaf = np.uint64(lines[i] & 3)
         lines[i] = np.int64(line)
-        if tree[line, q]==-1. - i:  # the last of duplicates left its own
-            tree[line, q], tree[line, q + _FOUR] = values[k + i], values[i]
-            largest = values[i] if values[i] > largest else largest
+        if tree[line, leaf]==-1. - i:
+            tree[line, leaf] = leaves[i]
+            tree[line, leaf + _FOUR] = values[i]
+            largest = max(largest, values[i])
             distinct += 1
     tree[0, LARGEST] = largest
     if living: resum_many(tree, lows, lines, living)
@@ -80,37 +102,46 @@ def write_ids(tree, lows, ids, lines, values, first_id, n_added, least, eps, alp
 LARGEST_SEEN = np.empty((0, 0))         # in place of given priorities
 
 @kernel(error_model='numpy')
-def write_run(tree, lows, slot, m, alpha, given):
+def write_run(tree: np.ndarray, lows: np.ndarray, slot: int, m: int, alpha: float, given: np.ndarray) -> None:
     "Write the priorities `given` (float64[m]; 2-d: the largest seen) for `m` slots from `slot` on"
-    first, capacity, p, i = np.int64(tree[0, FIRST]), np.int64(tree[0, CAPACITY]), tree[0, LARGEST], 0
+    first_line, _ = leaves_of(tree[0])
+    capacity = int(tree[0, CAPACITY])
+    p = tree[0, LARGEST]
     leaf = power(p, alpha)
-    while i < m:
-        start, stop = slot, slot + m - i if slot + m - i < capacity else capacity
-        for at in range(start, stop):
+    written = 0
+    while written < m:
+        stop = min(slot + m - written, capacity)
+        for at in range(slot, stop):
             if given.ndim==1:
-                p = given[i]
+                p = given[written]
                 leaf = power(p, alpha)
                 if p > tree[0, LARGEST]: tree[0, LARGEST] = p
-            line, q = np.uint64(first + (at >> 2)), np.uint64(at & 3)
-            tree[line, q], tree[line, q + _FOUR] = leaf, p
-            i += 1
-        resum_run(tree, lows, start, stop)
-        slot = 0
+            line = np.uint64(first_line + (at >> 2))
+            place = np.uint64(at & 3)
+            tree[line, place] = leaf
+            tree[line, place + _FOUR] = p
+            written += 1
+        resum_run(tree, lows, slot, stop)
+        slot = 0                           # a run may pass the end of the ring
 
 @kernel
-def zero_leaves(tree, lows, slots):
+def zero_leaves(tree: np.ndarray, lows: np.ndarray, slots: np.ndarray) -> None:
     "Set the leaves of these slots (int64[k], overwritten) to 0, so that they can't be drawn; the priorities stay"
-    first = np.int64(tree[0, FIRST])
+    first_line, _ = leaves_of(tree[0])
     for i in range(len(slots)):
-        line, q = first + (slots[i] >> 2), slots[i] & 3
-        tree[line, q], slots[i] = 0., line
+        line = first_line + (slots[i] >> 2)
+        tree[line, slots[i] & 3] = 0.
+        slots[i] = line
     if len(slots): resum_many(tree, lows, slots, len(slots))
 
-def lay_down(tree, lows, priorities, largest, alpha):
+def lay_down(tree: np.ndarray, lows: np.ndarray, priorities: np.ndarray, largest: float, alpha: float) -> None:
     "Make the tree hold the `priorities` (float64[n]) of slots 0 … n−1 alone, and their sums"
-    lines, n = leaf_lines(tree), len(priorities)
-    lines[:, :4], lines[-(-n//4):, 4:], tree[0, LARGEST] = 0., 0., largest
-    if n % 4: lines[n//4, 4 + n % 4:] = 0.
+    n = len(priorities)
+    leaves, kept = np.hsplit(leaf_lines(tree), 2)
+    leaves[:] = 0.
+    kept[-(-n//4):] = 0.       # not those of the first n slots: a process that is killed here loses none on disk
+    if n % 4: kept[n//4, n % 4:] = 0.
+    tree[0, LARGEST] = largest
     clear_sums(tree, lows)
     if n: write_run(tree, lows, 0, n, alpha, priorities)
 
@@ -132,29 +163,27 @@ class Proportional(Prioritized):
 
     def __init__(
         self, alpha: float = .6,   # how much priorities decide, ≥ 0: 0 nothing, 1 in proportion
-        beta: Any = .4,            # how far weights correct for that: 0 to 1, or a schedule
+        beta: Beta = .4,           # how far weights correct for that: 0 to 1, or a schedule
         eps: float = 1e-6,         # added to each |TD error|, so that none has probability zero
         normalize: str = 'batch',  # divides weights by the largest of the 'batch' or the 'memory'
     ) -> None:
         self._adopt(self._check_options(alpha, beta, eps, normalize))
-    def _check_options(self, alpha, beta, eps, normalize):
+    def _check_options(self, alpha: float, beta: Beta, eps: float, normalize: str) -> dict[str, Any]:
         return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta), eps=number('eps', eps, 0, 1e100),
                     normalize=one_of('normalize', normalize, ('batch', 'memory')))
     def options(self) -> dict[str, Any]:
         return dict(alpha=self._alpha, beta=schedule_state(self.beta), eps=self.eps, normalize=self.normalize)
-    def _new_arrays(self, max_sz, allocate):
-        "Return an empty tree; in bytes that outlive the process, priorities stay until `recover` reads them"
-        was_empty = True
-        def room(nbytes):
-            nonlocal was_empty
-            raw = allocate('priorities', nbytes)
-            was_empty = not raw[:64].view(np.float64)[LARGEST]
-            return raw
-        tree = new_tree(max_sz, None if allocate is None else room)
-        return dict(tree=tree, flat=tree.reshape(-1), lows=new_lows(tree) if self.normalize=='memory' else NO_LOWS,
-                    lines=np.empty(0, np.int64), values=np.empty(0), allocated=allocate is not None,
-                    was_empty=was_empty)
-    def set_alpha(self, alpha):
+    def _new_arrays(self, max_sz: int, allocate: Allocate | None) -> dict[str, Any]:
+        "Return an empty tree; in bytes that outlive the process, priorities stay until `_recover` reads them"
+        tree = new_tree(max_sz, allocate and partial(allocate, 'priorities'))
+        was_empty = not tree[0, LARGEST]
+        if was_empty: tree[0, LARGEST] = 1.
+        return self._of_tree(tree, self.normalize) | dict(
+            lines=np.empty(0, np.int64), values=np.empty(0), allocated=allocate is not None, was_empty=was_empty)
+    @staticmethod
+    def _of_tree(tree: np.ndarray, normalize: str) -> dict[str, Any]:
+        return dict(tree=tree, flat=tree.reshape(-1), lows=new_lows(tree) if normalize=='memory' else NO_LOWS)
+    def set_alpha(self, alpha: float) -> None:
         self._alpha = alpha
         if self.size: write_run(self.tree, self.lows, 0, self.size, alpha, self.priorities)
         self._drop_again()
@@ -164,29 +193,32 @@ class Proportional(Prioritized):
     @property
     def priorities(self) -> np.ndarray:
         if self.tree is None: return np.empty(0)
-        return leaf_lines(self.tree)[:-(-self.size//4), 4:].flatten()[:self.size]
+        used = -(-self.size//4)
+        return leaf_lines(self.tree)[:used, 4:].flatten()[:self.size]
 
     @staticmethod
-    def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> Any:
+    def kept_priorities(kept: np.ndarray, max_sz: int, slots: np.ndarray) -> tuple[np.ndarray, float]:
         first, lines = tree_shape(max_sz)
         tree = kept.view(np.float64)[:8*(first + lines)].reshape(-1, 8)
         return tree[first + (slots >> 2), 4 + (slots & 3)], tree[0, LARGEST]
 
-    def kept(self):
+    def kept(self) -> tuple[np.ndarray, float]:
         if self.was_empty: self.tree[0, LARGEST] = 0.      # as it was found
         return self.priorities, self.largest
-    def rebuild(self, priorities, largest, first_id, n_added):
+    def rebuild(self, priorities: np.ndarray, largest: float, first_id: int, n_added: int) -> None:
         lay_down(self.tree, self.lows, priorities, largest, self._alpha)
 
-    def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
+    def add_run(self, first_slot: int, m: int, priorities: np.ndarray | None = None) -> None:
         grows = not 0 < self.size==self.max_sz
         if grows: self._check_attached()
-        write_run(self.tree, self.lows, first_slot, m, self._alpha, LARGEST_SEEN if priorities is None else priorities)
+        given = LARGEST_SEEN if priorities is None else priorities
+        write_run(self.tree, self.lows, first_slot, m, self._alpha, given)
         if grows: self._mark_filled(first_slot + m)    # last: all that is counted has an entry, at any time
-    def on_drop(self, slots: Any) -> None: zero_leaves(self.tree, self.lows, slots.copy())
+    def on_drop(self, slots: np.ndarray) -> None: zero_leaves(self.tree, self.lows, slots.copy())
 
-    def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
-        n, bs = self.eligible.among(self.size), len(slots)
+    def draw_into(self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> None:
+        n = self.eligible.among(self.size)
+        bs = len(slots)
         if not n or not bs: self._refuse(bs)
         beta = self._beta_now() or 0.
         if len(self.lines) < bs: self._make_scratch(bs)
@@ -194,12 +226,13 @@ class Proportional(Prioritized):
         if not self.eligible.all and not self.mass(): self.eligible.to_slots(slots)  # drawn uniformly, by places
         self.n_batches += 1
 
-    def _make_scratch(self, k):
+    def _make_scratch(self, k: int) -> None:
         self.values = np.empty(2*k)             # first: where `lines` is long enough, both are
         self.lines = np.empty(k, np.int64)
 
-    def write(self, ids, values, first_id, n_added, fresh):
-        k, least, eps = len(ids), 0. if fresh else self.least, 0. if fresh else self.eps
+    def write(self, ids: np.ndarray, values: np.ndarray, first_id: int, n_added: int, fresh: bool) -> tuple[int, int]:
+        k = len(ids)
+        least, eps = (0., 0.) if fresh else (self.least, self.eps)
         if len(self.lines) < k: self._make_scratch(k)
         self.values[:k] = values
         return write_ids(self.tree, self.lows, ids, self.lines, self.values, first_id, n_added, least, eps, self._alpha)
@@ -215,21 +248,21 @@ class Proportional(Prioritized):
         leaves = leaf_lines(self.tree)[:, :4]
         return float(leaves.min(initial=np.inf, where=leaves > 0))
 
-    def set_largest(self, priority): self.tree[0, LARGEST] = priority
+    def set_largest(self, priority: float) -> None: self.tree[0, LARGEST] = priority
 
-    def _from_state(self, state):
+    def _from_state(self, state: dict[str, Any]) -> dict[str, Any]:
         attributes = super()._from_state(state)
         priorities, largest = self.priorities_in(state, attributes['size'])
         if not self.max_sz: return attributes
-        tree = self.tree if self.allocated else new_tree(self.max_sz)
-        lows = new_lows(tree) if attributes['normalize']=='memory' else NO_LOWS
-        lay_down(tree, lows, priorities, largest, attributes['_alpha'])
-        return attributes | dict(tree=tree, flat=tree.reshape(-1), lows=lows)
+        arrays = self._of_tree(self.tree if self.allocated else new_tree(self.max_sz), attributes['normalize'])
+        lay_down(arrays['tree'], arrays['lows'], priorities, largest, attributes['_alpha'])
+        return attributes | arrays
 
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError` that says what is broken; O(N)"
         if self.tree is None: return super().check_valid()
-        tree, twin = self.tree, new_tree(self.max_sz)
+        tree = self.tree
+        twin = new_tree(self.max_sz)
         lows = NO_LOWS if self.lows is NO_LOWS else new_lows(twin)
         lay_down(twin, lows, self.priorities, self.largest, self._alpha)
         zero_leaves(twin, lows, self.eligible.gone(self.size))

@@ -6,268 +6,357 @@
 __all__ = ['RankBased']
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #7fd8ca4e
-from typing import Any
+from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+from numpy.typing import ArrayLike
 from ..checks import ids_of, number, take, whole
 from ..kernels import inlined, instead_of, kernel, prefetch
 from ..schedules import schedule_state
-from .rng import advance, as_unit, load, shuffle, words_of
-from .base import Prioritized, check_beta
+from .rng import advance, as_unit, load, shuffle, store, words_of
+from .base import Allocate, Beta, Prioritized, check_beta
 from .sum_tree import power
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #54ffd8c3
 START, BIRTH, BLOCK, SIZE, HEAD = range(5)  # rows of the directory: first key, its birth, number, size; counters
 BLOCKS, BORN, FIRST, WIDTH, SUMMED = range(5)  # counters: blocks, births, smallest key ever, block size, ranks summed
+KEY = 0  # columns of the table: KEY, BIRTH
 _AHEAD = 6  # blocks between a prefetch and its use
 _AT_ONCE = 16  # blocks whose sizes are summed
-_SEEN, _SLOTS = 0, 8  # places in `kept`: the largest priority seen, the priority of slot 0
+_SEEN = 0  # places in `kept`: the largest priority seen,
+_SLOTS = 8  # and the priority of slot 0
 
-def empty_blocks(capacity, width=128):
+class Blocks(NamedTuple):
+    "The four arrays of `empty_blocks`, as compiled code uses them"
+    keys: np.ndarray        # of the entries
+    slots: np.ndarray
+    key_of: np.ndarray      # of each slot
+    birth_of: np.ndarray
+    starts: np.ndarray      # for each block in use, in order: the first key,
+    births: np.ndarray      # its birth,
+    numbers: np.ndarray     # where its entries are: from number·width on,
+    sizes: np.ndarray       # and how many these are
+    counters: np.ndarray
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+def empty_blocks(capacity: int, width: int = 128) -> Arrays:
     "Return `keys`, `slots`, `table`, `directory` for `capacity` slots, without any entry"
     most = 4*capacity//width + 8
     directory = np.zeros((5, most), np.int64)
-    directory[BLOCK], directory[START, 0] = np.arange(most), np.iinfo(np.int64).min
-    directory[HEAD, WIDTH], directory[HEAD, BLOCKS] = width, 1
+    directory[BLOCK] = np.arange(most)
+    directory[START, 0] = np.iinfo(np.int64).min
+    directory[HEAD, WIDTH] = width
+    directory[HEAD, BLOCKS] = 1
     return np.zeros(most*width, np.int64), np.zeros(most*width, np.int32), np.zeros((capacity, 2), np.int64), directory
 
-def entries_of(directory):
+@inlined(forceinline=True)
+def blocks_in(keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directory: np.ndarray) -> Blocks:
+    "Return these arrays as `Blocks`"
+    return Blocks(keys, slots, table[:, KEY], table[:, BIRTH], directory[START], directory[BIRTH],
+                  directory[BLOCK], directory[SIZE], directory[HEAD])
+
+def entries_of(directory: np.ndarray) -> np.ndarray:
     "Return where the entries are, in order (int64[n])"
     used = directory[:, :directory[HEAD, BLOCKS]]
-    starts = used[BLOCK]*directory[HEAD, WIDTH] - np.cumsum(used[SIZE]) + used[SIZE]
-    return np.repeat(starts, used[SIZE]) + np.arange(used[SIZE].sum())
+    sizes = used[SIZE]
+    before = np.cumsum(sizes) - sizes
+    starts = used[BLOCK]*directory[HEAD, WIDTH] - before
+    return np.repeat(starts, sizes) + np.arange(sizes.sum())
 
 @inlined(forceinline=True)
-def reaches(directory, b, key, birth):
-    "Does block `b` begin at or before (key, birth)?"
-    start = directory[START, b]
-    return (start < key) | ((start==key) & (directory[BIRTH, b] <= birth))
+def key_of(priority: float) -> np.int64:
+    "Return the integer that stands for a `priority` ≥ 0 among the keys: the larger the priority, the smaller the key"
+    return ~np.float64(priority).view(np.int64)
 
-@inlined
-def block_among_equals(directory, b, key, birth):
+@inlined(forceinline=True)
+def priority_of(key: int) -> float:
+    "Return the priority that a `key` stands for"
+    return np.int64(~key).view(np.float64)
+
+@inlined(forceinline=True, _nrt=False)
+def reaches(blocks: Blocks, b: int, key: int, birth: int) -> bool:
+    "Does block `b` begin at or before (key, birth)?"
+    start = blocks.starts[b]
+    return (start < key) | ((start==key) & (blocks.births[b] <= birth))
+
+@inlined(_nrt=False)
+def block_among_equals(blocks: Blocks, b: int, key: int, birth: int) -> int:
     "Return the last block from `b` on that begins at or before (key, birth)"
-    last = directory[HEAD, BLOCKS]
+    last = blocks.counters[BLOCKS]
     while b + 1 < last:
         middle = (b + last) >> 1
-        if reaches(directory, middle, key, birth): b = middle
+        if reaches(blocks, middle, key, birth): b = middle
         else: last = middle
     return b
 
-@inlined(forceinline=True)
-def blocks_of(directory, keys, births, blocks):
-    "Write into `blocks` (int64[k]) the last that begin at or before each of (keys, births)"
-    n, k = directory[HEAD, BLOCKS], keys.shape[0]
-    for i in range(k): blocks[i] = 0
+@inlined(forceinline=True, _nrt=False)
+def find_blocks(blocks: Blocks, keys: np.ndarray, births: np.ndarray, found: np.ndarray) -> None:
+    "Write into `found` (int64[k]) the last blocks that begin at or before each of (keys, births)"
+    starts = blocks.starts
+    k = keys.shape[0]
+    for i in range(k): found[i] = 0
+    n = blocks.counters[BLOCKS]
     while n > 1:
         half = n >> 1
-        for i in range(k): blocks[i] += half*np.int64(directory[START, np.uint64(blocks[i] + half)] < keys[i])
+        for i in range(k): found[i] += half*np.int64(starts[np.uint64(found[i] + half)] < keys[i])
         n -= half
     for i in range(k):
-        following = blocks[i] + 1
-        if following < directory[HEAD, BLOCKS] and directory[START, following]==keys[i]:
-            blocks[i] = block_among_equals(directory, blocks[i], keys[i], births[i])
+        following = found[i] + 1
+        if following < blocks.counters[BLOCKS] and starts[following]==keys[i]:
+            found[i] = block_among_equals(blocks, found[i], keys[i], births[i])
 
-@inlined(forceinline=True)
-def fetch_block(keys, slots, directory, b):
+@inlined(forceinline=True, _nrt=False)
+def fetch_block(blocks: Blocks, b: int) -> None:
     "Prefetch the entries of block `b`"
-    start = directory[BLOCK, b]*directory[HEAD, WIDTH]
-    for at in range(start, start + directory[SIZE, b], 8): prefetch(keys, at)
-    for at in range(start, start + directory[SIZE, b], 16): prefetch(slots, at)
+    start = blocks.numbers[b]*blocks.counters[WIDTH]
+    stop = start + blocks.sizes[b]
+    for at in range(start, stop, 8): prefetch(blocks.keys, at)
+    for at in range(start, stop, 16): prefetch(blocks.slots, at)
 
-@inlined(forceinline=True)
-def block_now(directory, b, key, birth):
+@inlined(forceinline=True, _nrt=False)
+def block_now(blocks: Blocks, b: int, key: int, birth: int) -> int:
     "Return `b` if (key, birth) still belongs there, else the block where it belongs after splits and merges"
-    last = directory[HEAD, BLOCKS] - 1
-    if b <= last and reaches(directory, b, key, birth):
-        if b==last or not reaches(directory, b + 1, key, birth): return b
-    return block_among_equals(directory, np.int64(0), key, birth)
+    last = blocks.counters[BLOCKS] - 1
+    if b <= last and reaches(blocks, b, key, birth):
+        if b==last or not reaches(blocks, b + 1, key, birth): return b
+    return block_among_equals(blocks, 0, key, birth)
 
-@inlined(forceinline=True)
-def place_of(keys, slots, table, directory, b, key, birth):
+@inlined(forceinline=True, _nrt=False)
+def is_older(blocks: Blocks, entry: int, key: int, birth: int) -> bool:
+    "Has this entry the same key and an earlier birth?"
+    return blocks.keys[entry]==key and blocks.birth_of[blocks.slots[entry]] < birth
+
+@inlined(forceinline=True, _nrt=False)
+def place_of(blocks: Blocks, b: int, key: int, birth: int) -> int:
     "Return how many entries of block `b` come before (key, birth)"
-    start, n, at = directory[BLOCK, b]*directory[HEAD, WIDTH], directory[SIZE, b], 0
-    for j in range(np.uint64(start), np.uint64(start + n)): at += keys[j] < key
-    if at==n or keys[start + at]!=key or table[slots[start + at], 1] >= birth: return at
-    while at < n and keys[start + at]==key:  # ties: by bisection
+    start = blocks.numbers[b]*blocks.counters[WIDTH]
+    n = blocks.sizes[b]
+    at = 0
+    for j in range(np.uint64(start), np.uint64(start + n)): at += blocks.keys[j] < key
+    if at==n or not is_older(blocks, start + at, key, birth): return at
+    while at < n:              # ties: by bisection
         middle = (at + n) >> 1
-        if keys[start + middle]==key and table[slots[start + middle], 1] < birth: at = middle + 1
+        if is_older(blocks, start + middle, key, birth): at = middle + 1
         else: n = middle
     return at
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #a287ef16
-def slide(array, source, target, n):
+def slide(array: np.ndarray, source: int, target: int, n: int) -> None:
     "array[target:target+n] = array[source:source+n], which may overlap"
     array[target:target+n] = array[source:source+n].copy()
 
 @instead_of(slide)
 @intrinsic
-def _slide(typingctx, array, source, target, n):
-    def codegen(ctx, builder, sig, args):
-        data, byte_p = ctx.make_array(sig.args[0])(ctx, builder, args[0]).data, ir.IntType(8).as_pointer()
-        int64, width = ir.IntType(64), sig.args[0].dtype.bitwidth//8
-        at = [builder.bitcast(builder.gep(data, [args[k]]), byte_p) for k in (2, 1)]
-        move = builder.module.declare_intrinsic('llvm.memmove', [byte_p, byte_p, int64])
-        builder.call(move, [*at, builder.mul(args[3], int64(width)), ir.IntType(1)(0)])
+def _slide(typingctx: object, array: types.Type, source: types.Type, target: types.Type, n: types.Type) -> tuple:
+    def codegen(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, source, target, n = args
+        data = ctx.make_array(sig.args[0])(ctx, builder, array).data
+        pointer = ir.IntType(8).as_pointer()
+        begin, end = (builder.bitcast(builder.gep(data, [o]), pointer) for o in (source, target))
+        nbytes = builder.mul(n, ir.IntType(64)(sig.args[0].dtype.bitwidth//8))
+        move = builder.module.declare_intrinsic('llvm.memmove', [pointer, pointer, ir.IntType(64)])
+        builder.call(move, [end, begin, nbytes, ir.IntType(1)(0)])
         return ctx.get_dummy_value()
     return types.void(array, types.int64, types.int64, types.int64), codegen
 
-@inlined(forceinline=True)
-def move(keys, slots, source, target, n):
+@inlined(forceinline=True, _nrt=False)
+def move(blocks: Blocks, source: int, target: int, n: int) -> None:
     "Move `n` entries"
-    slide(keys, source, target, n)
-    slide(slots, source, target, n)
+    slide(blocks.keys, source, target, n)
+    slide(blocks.slots, source, target, n)
 
-@inlined
-def shift_directory(directory, source, target, n):
+@inlined(_nrt=False)
+def shift_directory(blocks: Blocks, source: int, target: int, n: int) -> None:
     "Move `n` columns of the directory"
-    for row in range(HEAD): slide(directory[row], source, target, n)
+    for row in (blocks.starts, blocks.births, blocks.numbers, blocks.sizes): slide(row, source, target, n)
 
-@inlined
-def open_block(directory, b, key, birth):
+@inlined(_nrt=False)
+def open_block(blocks: Blocks, b: int, key: int, birth: int) -> None:
     "Insert a new, empty block before block `b`, beginning at (key, birth)"
-    n = directory[HEAD, BLOCKS]
-    number = directory[BLOCK, n]
-    shift_directory(directory, b, b + 1, n - b)
-    directory[START, b], directory[BIRTH, b], directory[BLOCK, b], directory[SIZE, b] = key, birth, number, 0
-    directory[HEAD, BLOCKS] = n + 1
+    n = blocks.counters[BLOCKS]
+    number = blocks.numbers[n]
+    shift_directory(blocks, b, b + 1, n - b)
+    blocks.starts[b] = key
+    blocks.births[b] = birth
+    blocks.numbers[b] = number
+    blocks.sizes[b] = 0
+    blocks.counters[BLOCKS] = n + 1
 
-@inlined
-def merge(keys, slots, directory, b):
+@inlined(_nrt=False)
+def merge(blocks: Blocks, b: int) -> None:
     "Move the entries of block `b+1` into `b`, if they fill at most half a block or one is empty"
-    width, n, m = directory[HEAD, WIDTH], directory[SIZE, b], directory[SIZE, b + 1]
+    width = blocks.counters[WIDTH]
+    n = blocks.sizes[b]
+    m = blocks.sizes[b + 1]
     if 2*(n + m) > width and n and m: return
-    last, number = directory[HEAD, BLOCKS] - 1, directory[BLOCK, b + 1]
-    move(keys, slots, number*width, directory[BLOCK, b]*width + n, m)
-    directory[SIZE, b] = n + m
-    shift_directory(directory, b + 2, b + 1, last - b - 1)
-    directory[BLOCK, last], directory[HEAD, BLOCKS] = number, last
+    number = blocks.numbers[b + 1]
+    move(blocks, number*width, blocks.numbers[b]*width + n, m)
+    blocks.sizes[b] = n + m
+    last = blocks.counters[BLOCKS] - 1
+    shift_directory(blocks, b + 2, b + 1, last - b - 1)
+    blocks.numbers[last] = number
+    blocks.counters[BLOCKS] = last
 
-@inlined
-def make_room(keys, slots, table, directory, b, at, key, birth):
+@inlined(_nrt=False)
+def make_room(blocks: Blocks, b: int, at: int, key: int, birth: int) -> tuple[int, int]:
     "Return the block and place for an entry that belongs at place `at` of block `b`, which is full"
-    width, half = directory[HEAD, WIDTH], directory[HEAD, WIDTH] >> 1
+    width = blocks.counters[WIDTH]
     if at==width:
-        if b + 1 < directory[HEAD, BLOCKS] and 2*directory[SIZE, b + 1] < width:
-            directory[START, b + 1], directory[BIRTH, b + 1] = key, birth
-        else: open_block(directory, b + 1, key, birth)
-        return b + 1, np.int64(0)
-    middle = directory[BLOCK, b]*width + half
-    open_block(directory, b + 1, keys[middle], table[slots[middle], 1])
-    move(keys, slots, middle, directory[BLOCK, b + 1]*width, width - half)
-    directory[SIZE, b], directory[SIZE, b + 1] = half, width - half
+        if b + 1 < blocks.counters[BLOCKS] and 2*blocks.sizes[b + 1] < width:
+            blocks.starts[b + 1] = key
+            blocks.births[b + 1] = birth
+        else: open_block(blocks, b + 1, key, birth)
+        return b + 1, 0
+    half = width >> 1
+    middle = blocks.numbers[b]*width + half
+    open_block(blocks, b + 1, blocks.keys[middle], blocks.birth_of[blocks.slots[middle]])
+    move(blocks, middle, blocks.numbers[b + 1]*width, width - half)
+    blocks.sizes[b] = half
+    blocks.sizes[b + 1] = width - half
     return (b, at) if at <= half else (b + 1, at - half)
 
-@inlined(forceinline=True)
-def insert_or_remove(keys, slots, table, directory, b, slot, inserts):
-    "Insert `slot`, which is in the table, into block `b` (as far as it still is the right one) or remove it"
-    key, birth, width = table[slot, 0], table[slot, 1], directory[HEAD, WIDTH]
-    b = block_now(directory, b, key, birth)
-    at = place_of(keys, slots, table, directory, b, key, birth)
-    if inserts and directory[SIZE, b]==width:
-        b, at = make_room(keys, slots, table, directory, b, at, key, birth)
-    start, n = directory[BLOCK, b]*width + at, directory[SIZE, b] - at
-    if inserts:
-        move(keys, slots, start, start + 1, n)
-        keys[start], slots[start] = key, slot
-        directory[SIZE, b] += 1
-    else:
-        move(keys, slots, start + 1, start, n - 1)
-        directory[SIZE, b] -= 1
-        if b + 1 < directory[HEAD, BLOCKS]: merge(keys, slots, directory, b)
-        if b > 0: merge(keys, slots, directory, b - 1)
+@inlined(forceinline=True, _nrt=False)
+def insert(blocks: Blocks, b: int, slot: int) -> None:
+    "Insert `slot`, with the key and birth in the table, into block `b`, or where it belongs by now"
+    key = blocks.key_of[slot]
+    birth = blocks.birth_of[slot]
+    b = block_now(blocks, b, key, birth)
+    at = place_of(blocks, b, key, birth)
+    width = blocks.counters[WIDTH]
+    if blocks.sizes[b]==width: b, at = make_room(blocks, b, at, key, birth)
+    entry = blocks.numbers[b]*width + at
+    move(blocks, entry, entry + 1, blocks.sizes[b] - at)
+    blocks.keys[entry] = key
+    blocks.slots[entry] = slot
+    blocks.sizes[b] += 1
+
+@inlined(forceinline=True, _nrt=False)
+def delete(blocks: Blocks, b: int, slot: int) -> None:
+    "Remove `slot` from block `b`, or from where it is by now, and from the table"
+    key = blocks.key_of[slot]
+    birth = blocks.birth_of[slot]
+    b = block_now(blocks, b, key, birth)
+    at = place_of(blocks, b, key, birth)
+    entry = blocks.numbers[b]*blocks.counters[WIDTH] + at
+    move(blocks, entry + 1, entry, blocks.sizes[b] - at - 1)
+    blocks.sizes[b] -= 1
+    if b + 1 < blocks.counters[BLOCKS]: merge(blocks, b)
+    if b > 0: merge(blocks, b - 1)
+    blocks.key_of[slot] = 0
 
 @kernel
-def change(keys, slots, table, directory, changed, wanted, fresh, kept=None):
+def change(
+    keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directory: np.ndarray,
+    changed: np.ndarray, wanted: np.ndarray, fresh: bool, kept: np.ndarray | None = None,
+) -> int:
     """Give the slots `changed` (int64[k]) the keys `wanted` (int64[k], below 0), and new births
     if `fresh`.
 
     The last of duplicates counts. `kept` (float64[8 + slots]) receives the largest priority
     seen, then those of the slots. Returns how many distinct slots there are."""
-    k, flat, distinct = changed.shape[0], table.reshape(-1), 0
+    blocks = blocks_in(keys, slots, table, directory)
+    counters = blocks.counters
+    k = changed.shape[0]
+    flat = table.reshape(-1)
     for i in range(k): prefetch(flat, 2*changed[i])
-    before, births, blocks = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int64)
-    for i in range(k): before[i], births[i] = table[changed[i], 0], table[changed[i], 1]
-    blocks_of(directory, before, births, blocks)
-    for i in range(min(k, _AHEAD)): fetch_block(keys, slots, directory, blocks[i])
+    before = np.empty(k, np.int64)
+    births = np.empty(k, np.int64)
+    found = np.empty(k, np.int64)
     for i in range(k):
-        slot = changed[i]
-        if i + _AHEAD < k: fetch_block(keys, slots, directory, blocks[i + _AHEAD])
-        if table[slot, 0] < 0: insert_or_remove(keys, slots, table, directory, blocks[i], slot, False)
-        table[slot, 0] = 0
+        before[i] = blocks.key_of[changed[i]]
+        births[i] = blocks.birth_of[changed[i]]
+    find_blocks(blocks, before, births, found)
+    for i in range(min(k, _AHEAD)): fetch_block(blocks, found[i])
+    for i in range(k):
+        if i + _AHEAD < k: fetch_block(blocks, found[i + _AHEAD])
+        if blocks.key_of[changed[i]] < 0: delete(blocks, found[i], changed[i])
     if fresh:
-        for i in range(k): births[i] = directory[HEAD, BORN] + i
-        directory[HEAD, BORN] += k
-    blocks_of(directory, wanted, births, blocks)
-    for i in range(k): table[changed[i], 0] = i + 1
-    for i in range(min(k, _AHEAD)): fetch_block(keys, slots, directory, blocks[i])
+        for i in range(k): births[i] = counters[BORN] + i
+        counters[BORN] += k
+    find_blocks(blocks, wanted, births, found)
+    for i in range(k): blocks.key_of[changed[i]] = i + 1           # a mark: the last of duplicates stays
+    for i in range(min(k, _AHEAD)): fetch_block(blocks, found[i])
+    distinct = 0
     for i in range(k):
         slot = changed[i]
-        if i + _AHEAD < k: fetch_block(keys, slots, directory, blocks[i + _AHEAD])
-        if table[slot, 0]!=i + 1: continue
-        table[slot, 0], table[slot, 1] = wanted[i], births[i]
-        insert_or_remove(keys, slots, table, directory, blocks[i], slot, True)
-        directory[HEAD, FIRST] = min(directory[HEAD, FIRST], wanted[i])
-        if kept is not None: kept[_SLOTS + slot] = np.int64(~wanted[i]).view(np.float64)
+        if i + _AHEAD < k: fetch_block(blocks, found[i + _AHEAD])
+        if blocks.key_of[slot]!=i + 1: continue
+        blocks.key_of[slot] = wanted[i]
+        blocks.birth_of[slot] = births[i]
+        insert(blocks, found[i], slot)
+        counters[FIRST] = min(counters[FIRST], wanted[i])
+        if kept is not None: kept[_SLOTS + slot] = priority_of(wanted[i])
         distinct += 1
-    if kept is not None: kept[_SEEN] = np.int64(~directory[HEAD, FIRST]).view(np.float64)
+    if kept is not None: kept[_SEEN] = priority_of(counters[FIRST])
     return distinct
 
 @kernel
-def remove(keys, slots, table, directory, gone):
+def remove(
+    keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directory: np.ndarray, gone: np.ndarray,
+) -> None:
     "Take the slots `gone` (int64[k]) out of the blocks, if they are there"
+    blocks = blocks_in(keys, slots, table, directory)
     for slot in gone:
-        if table[slot, 0] >= 0: continue
-        b = block_among_equals(directory, np.int64(0), table[slot, 0], table[slot, 1])
-        insert_or_remove(keys, slots, table, directory, b, slot, False)
-        table[slot, 0] = 0
+        if blocks.key_of[slot] >= 0: continue
+        b = block_among_equals(blocks, 0, blocks.key_of[slot], blocks.birth_of[slot])
+        delete(blocks, b, slot)
 
 @kernel
-def slots_at(slots, directory, ranks, found):
+def slots_at(slots: np.ndarray, directory: np.ndarray, ranks: np.ndarray, found: np.ndarray) -> None:
     "Write into `found` (int64[bs]) the slots at the `ranks` (int64[bs], from 1), which must rise"
-    b, before, width, sizes = 0, 0, directory[HEAD, WIDTH], directory[SIZE]
+    numbers = directory[BLOCK]
+    sizes = directory[SIZE]
+    width = directory[HEAD, WIDTH]
+    b = before = 0
     for i in range(ranks.shape[0]):
         while ranks[i] - before > _AT_ONCE*width:              # so many blocks hold no more: they are summed at once
             for k in range(_AT_ONCE): before += sizes[np.uint64(b + k)]
             b += _AT_ONCE
-        while ranks[i] - before > directory[SIZE, b]:
-            before += directory[SIZE, b]
+        while ranks[i] - before > sizes[b]:
+            before += sizes[b]
             b += 1
-        found[i] = directory[BLOCK, b]*width + ranks[i] - before - 1
+        found[i] = numbers[b]*width + ranks[i] - before - 1
         prefetch(slots, found[i])
     for i in range(ranks.shape[0]): found[i] = slots[found[i]]
 
-def check_blocks(keys, slots, table, directory, n):
+def check_blocks(keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directory: np.ndarray, n: int) -> bool:
     "Return True if blocks that hold `n` slots are valid, else raise an `AssertionError` that says why; O(N)"
-    used, width, entries = int(directory[HEAD, BLOCKS]), directory[HEAD, WIDTH], entries_of(directory)
-    start, birth, block, size = directory[:4, :used]
+    used = int(directory[HEAD, BLOCKS])
+    width = directory[HEAD, WIDTH]
+    start, birth, block, size = directory[:HEAD, :used]
     assert sorted(directory[BLOCK])==list(range(directory.shape[1])), 'a block is lost, or in use twice'
     assert size.sum()==n and (size <= width).all(), 'the sizes of the blocks are wrong'
     assert used==1 or (size > 0).all(), 'a block is empty'
     assert (2*(size[1:] + size[:-1]) > width).all(), 'two neighbours should have been merged'
+    entries = entries_of(directory)
     own = slots[entries].astype(np.int64)
-    there = np.flatnonzero(table[:, 0] < 0)
-    assert (own==there[np.lexsort((table[there, 1], table[there, 0]))]).all(), 'a slot is in the wrong place'
-    assert (keys[entries]==table[own, 0]).all(), 'the key of an entry differs from that of its slot'
+    there = np.flatnonzero(table[:, KEY] < 0)
+    key_there, birth_there = table[there].T
+    in_order = there[np.lexsort((birth_there, key_there))]
+    assert (own==in_order).all(), 'a slot is in the wrong place'
+    assert (keys[entries]==table[own, KEY]).all(), 'the key of an entry differs from that of its slot'
     begins = [*zip(start.tolist(), birth.tolist()), (1, 0)]
     inside = zip(map(tuple, table[own].tolist()), np.repeat(np.arange(used), size).tolist())
     assert all(begins[b] <= entry < begins[b + 1] for entry, b in inside), 'an entry is outside its block'
-    assert not n or table[there, 1].max() < directory[HEAD, BORN], 'a counter is wrong: births'
-    assert not n or table[there, 0].min() >= directory[HEAD, FIRST], 'a counter is wrong: the first key'
+    assert not n or birth_there.max() < directory[HEAD, BORN], 'a counter is wrong: births'
+    assert not n or key_there.min() >= directory[HEAD, FIRST], 'a counter is wrong: the first key'
     return True
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #94a2a688
 @kernel(error_model='numpy')
-def grow_mass(mass, directory, n, alpha):
+def grow_mass(mass: np.ndarray, directory: np.ndarray, n: int, alpha: float) -> float:
     "Fill `mass` (float64[≥ n+1]) with running sums of rank^-alpha to rank `n`; return the last"
-    for rank in range(directory[HEAD, SUMMED] + 1, n + 1):
+    counters = directory[HEAD]
+    for rank in range(counters[SUMMED] + 1, n + 1):
         mass[rank] = mass[rank - 1] + 1./power(np.float64(rank), alpha)
-    directory[HEAD, SUMMED] = max(directory[HEAD, SUMMED], n)
+    counters[SUMMED] = max(counters[SUMMED], n)
     return mass[n]
 
 @kernel(error_model='numpy')
-def ranks_at(targets, mass, n, alpha, ranks):
+def ranks_at(targets: np.ndarray, mass: np.ndarray, n: int, alpha: float, ranks: np.ndarray) -> None:
     "Write into `ranks` (int64[bs]) the first of 1 … n whose `mass` is above each target"
     shape = 1. - alpha if abs(1. - alpha) > 1e-7 else 1e-7  # near 1 the formula is a logarithm
     c = mass[n] - (power(n + .5, shape) - 1.)/shape
@@ -282,36 +371,54 @@ def ranks_at(targets, mass, n, alpha, ranks):
         ranks[i] = rank
 
 @kernel(error_model='numpy')
-def draw_ranks(drawn, probs, weights, words, slots, directory, mass, n, alpha, beta):
+def draw_ranks(
+    drawn: np.ndarray, probs: np.ndarray, weights: np.ndarray, words: np.ndarray,
+    slots: np.ndarray, directory: np.ndarray, mass: np.ndarray, n: int, alpha: float, beta: float,
+) -> None:
     "Draw `drawn` from the first `n` ranks, stratified, in random order, with `probs` and `weights`"
-    bs, total, state = drawn.shape[0], grow_mass(mass, directory, n, alpha), load(words)
-    targets, ranks, found, order = np.empty(bs), np.empty(bs, np.int64), np.empty(bs, np.int64), np.arange(bs)
+    bs = drawn.shape[0]
+    total = grow_mass(mass, directory, n, alpha)
+    targets = np.empty(bs)
+    state = load(words)
     for i in range(bs):
         word, state = advance(state)
         targets[i] = (i + as_unit(word))*(total/bs)
+    ranks = np.empty(bs, np.int64)
+    found = np.empty(bs, np.int64)
     ranks_at(targets, mass, n, alpha, ranks)
     slots_at(slots, directory, ranks, found)
-    state = shuffle(order, state)
-    words[0], words[1], words[2], words[3] = state
-    for i in range(bs): targets[i] = power(ranks[i]/ranks[bs - 1], alpha*beta)  # (N·P)^-beta / the last's
+    order = np.arange(bs)
+    store(words, shuffle(order, state))
+    lowest = ranks[bs - 1]     # its probability is the least, so its weight before division the largest
+    for i in range(bs): targets[i] = power(ranks[i]/lowest, alpha*beta)  # (N·P)^-beta, divided by the largest
     for i in range(bs):
         k = order[i]
-        drawn[i], probs[i], weights[i] = found[k], (mass[ranks[k]] - mass[ranks[k] - 1])/total, targets[k]
+        drawn[i] = found[k]
+        probs[i] = (mass[ranks[k]] - mass[ranks[k] - 1])/total
+        weights[i] = targets[k]
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #8c2220a5
 @kernel
-def write_ids(keys, slots, table, directory, kept, ids, values, first_id, n_added, fresh):
+def write_ids(
+    keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directory: np.ndarray, kept: np.ndarray | None,
+    ids: np.ndarray, values: np.ndarray, first_id: int, n_added: int, fresh: bool,
+) -> tuple[int, int]:
     "Set priorities |values| of the living `ids`; return the number of distinct ids (−1: bad input) and of stale ones"
-    k, fine, living = ids.shape[0], True, 0
+    k = ids.shape[0]
+    fine = True
     for i in range(k): fine &= (abs(values[i]) < np.inf) & (ids[i] >= 0) & (ids[i] < n_added)
     if not fine: return -1, 0
-    changed, wanted = np.empty(k, np.int64), np.empty(k, np.int64)
+    changed = np.empty(k, np.int64)
+    wanted = np.empty(k, np.int64)
+    living = 0
     for i in range(k):
-        changed[living], wanted[living] = ids[i] % table.shape[0], ~np.float64(abs(values[i])).view(np.int64)
-        living += ids[i] >= first_id
-    return change(keys, slots, table, directory, changed[:living], wanted[:living], fresh, kept), k - living
+        changed[living] = ids[i] % table.shape[0]
+        wanted[living] = key_of(abs(values[i]))
+        living += ids[i] >= first_id       # no branch: what is stale is overwritten
+    distinct = change(keys, slots, table, directory, changed[:living], wanted[:living], fresh, kept)
+    return distinct, k - living
 
-def keys_of(priorities):
+def keys_of(priorities: ArrayLike) -> np.ndarray:
     "Return integers in the order of falling `priorities` (float64[n] ≥ 0), all below zero"
     return ~(np.asarray(priorities, np.float64).view(np.int64) & np.iinfo(np.int64).max)  # −0 is 0
 
@@ -323,50 +430,56 @@ class RankBased(Prioritized):
     Ranks are always exact, ties broken by age, the older first; draws are stratified. A
     `ValueError` names an option that is out of range."""
     arrays: tuple[str, ...] = 'blocks', 'keys', 'slots', 'table', 'directory', 'cumulated', 'own'
-    blocks: Any = None             # keys, slots, table, directory: see `empty_blocks`
+    blocks: Any = None             # the next four: see `empty_blocks`
     keys: Any = None
     slots: Any = None
     table: Any = None
     directory: Any = None
     cumulated: Any = None          # the running sums of rank^-alpha
-    own: Any = None  # the largest priority, then those of slots, in lasting bytes
+    own: Any = None                # the largest priority, then those of slots, in lasting bytes
     width = 128                    # entries in a block
 
     def __init__(
         self, alpha: float = .7,  # how much ranks decide, ≥ 0: 0 nothing
-        beta: Any = .5,           # how far weights correct for that: 0 to 1, or a schedule
+        beta: Beta = .5,          # how far weights correct for that: 0 to 1, or a schedule
     ) -> None:
         self._adopt(self._check_options(alpha, beta))
-    def _check_options(self, alpha, beta): return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta))
+    def _check_options(self, alpha: float, beta: Beta) -> dict[str, Any]:
+        return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta))
     def options(self) -> dict[str, Any]: return dict(alpha=self._alpha, beta=schedule_state(self.beta))
-    def _new_arrays(self, max_sz, allocate):
-        "Return empty blocks; bytes that outlive the process keep the priorities, for `recover`"
-        none, own = np.empty(0), None
+    def _new_arrays(self, max_sz: int, allocate: Allocate | None) -> dict[str, Any]:
+        "Return empty blocks; bytes that outlive the process keep the priorities, for `_recover`"
+        own = None
         if allocate is not None: own = allocate('priorities', 8*(_SLOTS + max_sz)).view(np.float64)
-        return self._built(max_sz, none, none.astype(np.int64), 0, 1.) | dict(own=own)
+        return self._built(max_sz, np.empty(0), np.empty(0, np.int64), 0, 1.) | dict(own=own)
 
-    def _built(self, max_sz, priorities, births, born, largest):
+    def _built(
+        self, max_sz: int, priorities: np.ndarray, births: np.ndarray, born: int, largest: float,
+    ) -> dict[str, Any]:
         "Return arrays that hold the `priorities` and `births` of the first slots, as attributes; or a `ValueError`"
-        keys, slots, table, directory = blocks = empty_blocks(max_sz, self.width)
-        wanted, table[:len(births), 1] = keys_of(priorities), births
+        blocks = empty_blocks(max_sz, self.width)
+        keys, slots, table, directory = blocks
+        table[:len(births), BIRTH] = births
+        wanted = keys_of(priorities)
         order = np.lexsort((births, wanted))
         same = (np.diff(wanted[order])==0) & (np.diff(births[order])==0)
         if same.any(): raise ValueError('births: two entries have the same key and the same insertion number')
         if len(order): change(*blocks, order, wanted[order], False)
-        directory[HEAD, FIRST], directory[HEAD, BORN] = keys_of([largest])[0], born
-        arrays = dict(keys=keys, slots=slots, table=table, directory=directory)
-        return arrays | dict(blocks=blocks, cumulated=np.zeros(max_sz + 1))
+        directory[HEAD, FIRST] = key_of(largest)
+        directory[HEAD, BORN] = born
+        return dict(blocks=blocks, keys=keys, slots=slots, table=table, directory=directory,
+                    cumulated=np.zeros(max_sz + 1))
 
-    def set_alpha(self, alpha):
+    def set_alpha(self, alpha: float) -> None:
         if self.directory is not None: self.directory[HEAD, SUMMED] = 0  # to be summed again
         self._alpha = alpha
     @property
     def largest(self) -> float:
-        return 1. if self.directory is None else float((~self.directory[HEAD, FIRST:FIRST + 1]).view(np.float64)[0])
+        return 1. if self.directory is None else float(priority_of(self.directory[HEAD, FIRST]))
     @property
     def priorities(self) -> np.ndarray:
         if self.table is None: return np.empty(0)
-        keys = self.table[:self.size, 0]
+        keys = self.table[:self.size, KEY]
         return np.where(keys < 0, ~keys, 0).view(np.float64)         # of what was dropped: 0
     @property
     def ranks(self) -> np.ndarray:
@@ -376,52 +489,60 @@ class RankBased(Prioritized):
         return ranks
 
     @staticmethod
-    def kept_priorities(kept: np.ndarray, max_sz: int, slots: Any) -> Any:
+    def kept_priorities(kept: np.ndarray, max_sz: int, slots: np.ndarray) -> tuple[np.ndarray, float]:
         numbers = kept.view(np.float64)
         return numbers[_SLOTS + slots], numbers[_SEEN]
-    def kept(self): return self.own[_SLOTS:_SLOTS + self.size].copy(), float(self.own[_SEEN])
-    def rebuild(self, priorities, largest, first_id, n_added):
+    def kept(self) -> tuple[np.ndarray, float]:
+        return self.own[_SLOTS:_SLOTS + self.size].copy(), float(self.own[_SEEN])
+    def rebuild(self, priorities: np.ndarray, largest: float, first_id: int, n_added: int) -> None:
         births = np.empty(self.size, np.int64)
         births[np.arange(first_id, n_added) % self.max_sz] = np.arange(self.size)
         self._adopt(self._built(self.max_sz, priorities, births, self.size, largest))
         self._keep()
-    def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
+    def add_run(self, first_slot: int, m: int, priorities: np.ndarray | None = None) -> None:
         self._check_attached()
         slots = np.arange(first_slot, first_slot + m) % self.max_sz
         wanted = np.full(m, self.directory[HEAD, FIRST]) if priorities is None else keys_of(priorities)
         change(*self.blocks, slots, wanted, True, self.own)
         # last: a counted slot has an entry at any time
         if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)
-    def on_drop(self, slots: Any) -> None: remove(*self.blocks, slots)
-    def write(self, ids, values, first_id, n_added, fresh):
+    def on_drop(self, slots: np.ndarray) -> None: remove(*self.blocks, slots)
+    def write(self, ids: np.ndarray, values: np.ndarray, first_id: int, n_added: int, fresh: bool) -> tuple[int, int]:
         values = np.ascontiguousarray(values, np.float64)
         return write_ids(*self.blocks, self.own, ids, values, first_id, n_added, fresh)
 
-    def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
+    def draw_into(self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> None:
         n = self.eligible.among(self.size)
         if not n or not len(slots): self._refuse(len(slots))
         beta = self._beta_now() or 0.
-        own = self.slots, self.directory, self.cumulated, n, self._alpha
-        draw_ranks(slots, probs, weights, words_of(rng), *own, beta)
+        own = self.slots, self.directory, self.cumulated
+        draw_ranks(slots, probs, weights, words_of(rng), *own, n, self._alpha, beta)
         self.n_batches += 1
 
     def mass(self) -> float:
         "Σ rank^-alpha over the slots that may be drawn"
         return grow_mass(self.cumulated, self.directory, len(self), self._alpha) if len(self) else 0.
-    def set_largest(self, priority):
-        self.directory[HEAD, FIRST] = keys_of([priority])[0]
+    def set_largest(self, priority: float) -> None:
+        self.directory[HEAD, FIRST] = key_of(priority)
         if self.own is not None: self.own[_SEEN] = priority
-    def _keep(self):
-        if self.own is not None: self.own[_SEEN], self.own[_SLOTS:_SLOTS + self.size] = self.largest, self.priorities
+    def _keep(self) -> None:
+        if self.own is None: return
+        self.own[_SEEN] = self.largest
+        self.own[_SLOTS:_SLOTS + self.size] = self.priorities
     def get_state(self) -> dict[str, Any]:
-        if self.table is None: return super().get_state() | dict(born=0, births=np.empty(0, np.int64))
-        born, births = int(self.directory[HEAD, BORN]), self.table[:self.size, 1].copy()
+        born, births = 0, np.empty(0, np.int64)
+        if self.table is not None:
+            born = int(self.directory[HEAD, BORN])
+            births = self.table[:self.size, BIRTH].copy()
         return super().get_state() | dict(born=born, births=births)
 
-    def _from_state(self, state):
-        attributes, (born, births) = super()._from_state(state), take(state, 'born', 'births')
-        size, born = attributes['size'], whole('state: born', born, 0, 2**63 - 2**32)
-        (priorities, largest), births = self.priorities_in(state, size), ids_of('state: births', births)
+    def _from_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        attributes = super()._from_state(state)
+        size = attributes['size']
+        born, births = take(state, 'born', 'births')
+        born = whole('state: born', born, 0, 2**63 - 2**32)
+        priorities, largest = self.priorities_in(state, size)
+        births = ids_of('state: births', births)
         if births.shape!=(size,): raise ValueError(f'state: expected {size} births, got {len(births)}')
         if size and not 0 <= births.min() <= births.max() < born:
             raise ValueError(f'state: births: expected numbers from 0 to {born - 1}')
@@ -436,7 +557,7 @@ class RankBased(Prioritized):
         summed = int(self.directory[HEAD, SUMMED])
         right = np.append(0, np.cumsum(np.arange(1., summed + 1)**-self.alpha))
         assert np.allclose(self.cumulated[:summed+1], right, rtol=1e-12, atol=0), 'the mass table is wrong'
-        there = self.table[:self.size, 0] < 0
+        there = self.table[:self.size, KEY] < 0
         same = self.own is None or (self.kept()[0]==self.priorities)[there].all()
         assert same, 'a priority differs from the one kept'
         check_blocks(self.keys, self.slots, self.table, self.directory, len(self))

@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/1_memory/14_sum_tree.ipynb #498c4994
+from collections.abc import Callable
 from typing import Any
 import numpy as np
 from llvmlite import ir
@@ -14,144 +15,178 @@ from numba.extending import intrinsic
 from ..kernels import inlined, instead_of, prefetch
 
 # %% ../../nbs/1_memory/14_sum_tree.ipynb #899973bf
-FIRST, CAPACITY, LARGEST, ROOT = 0, 1, 2, 7      # places in line 0
-_LINE = 8                                        # doubles in a line: 64 bytes
+FIRST = 0              # places in line 0: the number of the first line of leaves,
+CAPACITY = 1           # how many leaves there are,
+LARGEST = 2            # the largest priority seen,
+ROOT = 7               # and the sum of all leaves
+_LINE = 8              # doubles in a line: 64 bytes
+
+@inlined(forceinline=True)
+def parent_of(line: int) -> int:
+    "Return the number of the line that holds the sum of `line`"
+    return (line + 6) >> 3
+
+@inlined(forceinline=True)
+def leaves_of(header: np.ndarray) -> tuple[int, int]:
+    "Return the number of the first line of leaves, and how many these are; `header`: line 0, or the flat tree"
+    return int(header[FIRST]), (int(header[CAPACITY]) + 3) >> 2
 
 def tree_shape(capacity: int) -> tuple[int, int]:
     "Return the number of the first line of leaves, and how many lines of leaves there are"
     lines = -(-capacity//4)
-    first, width = 1, 1
-    while width < lines: first, width = first + width, 8*width
+    first = width = 1
+    while width < lines:
+        first += width
+        width *= 8
     return first, lines
 
-def new_tree(capacity: int, room: Any = None) -> np.ndarray:
+def new_tree(capacity: int, room: Callable[[int], np.ndarray] | None = None) -> np.ndarray:
     """Return an empty tree of `capacity` ≥ 1 leaves: float64[lines, 8], aligned to 64 bytes.
 
     `room(nbytes)`, if given, returns its bytes (uint8, aligned); what these already hold is kept:
-    the largest priority, and the priorities."""
+    the priorities, and the largest seen (0: none)."""
     first, lines = tree_shape(capacity)
     size = _LINE*(2*first + lines)
     spare = np.zeros(size + _LINE) if room is None else room(8*size).view(np.float64)
-    tree = spare[-spare.ctypes.data % 64 // 8:][:size].reshape(-1, _LINE)
-    tree[0, FIRST], tree[0, CAPACITY], tree[0, LARGEST] = first, capacity, tree[0, LARGEST] or 1.
+    start = -spare.ctypes.data % 64 // 8
+    tree = spare[start:start + size].reshape(-1, _LINE)
+    tree[0, FIRST] = first
+    tree[0, CAPACITY] = capacity
+    if room is None: tree[0, LARGEST] = 1.
     return tree
 
 def leaf_lines(tree: np.ndarray) -> np.ndarray:
     "Return a view of the lines of leaves, each four leaves and then their four priorities"
-    first = int(tree[0, FIRST])
-    return tree[first:first - (-int(tree[0, CAPACITY])//4)]
+    first, lines = leaves_of(tree[0])
+    return tree[first:first + lines]
 
 NO_LOWS = np.empty(0)          # in place of lows, where none are kept
 
 def clear_sums(tree: np.ndarray, lows: np.ndarray = NO_LOWS) -> None:
     "Set the sums to those of an empty tree; leaves, priorities and the largest priority stay"
-    first = int(tree[0, FIRST])
-    tree[0, ROOT], tree[1:first], tree[len(tree) - first:] = 0., 0., 0.
+    first, lines = leaves_of(tree[0])
+    tree[0, ROOT] = 0.
+    tree[1:first] = 0.
+    tree[first + lines:] = 0.
     lows[:] = np.inf
 
 def new_lows(tree: np.ndarray) -> np.ndarray:
     "Return lows for an empty `tree` (float64[lines, 8]): the least leaf > 0 below a node (inf: none)"
-    return np.full((int(tree[0, FIRST]), _LINE), np.inf)
+    first, _ = leaves_of(tree[0])
+    return np.full((first, _LINE), np.inf)
 
 # %% ../../nbs/1_memory/14_sum_tree.ipynb #ac451614
+@inlined(forceinline=True)
+def least_above_zero(numbers: np.ndarray, line: np.uint64, n: int) -> float:
+    "Return the least of the first `n` numbers of a line that is above zero; infinity if none is"
+    least = np.inf
+    for k in range(n):
+        if 0. < numbers[line, k] < least: least = numbers[line, k]
+    return least
+
 @inlined
-def resum(tree, lows, line):
+def resum(tree: np.ndarray, lows: np.ndarray, line: int) -> None:
     "Compute the ends of `line` (int64), and its sum in the line above"
-    first, own = np.int64(tree[0, FIRST]), np.uint64(line)
-    up, q = np.uint64((line + 6) >> 3), np.uint64((line + 6) & 7)
-    a = tree[own, 0]
-    b = a + tree[own, 1]
-    c = b + tree[own, 2]
-    d = c + tree[own, 3]
+    first, n_leaf_lines = leaves_of(tree[0])
+    own = np.uint64(line)
+    above = np.uint64(parent_of(line))
+    place = np.uint64((line + 6) & 7)
+    total = 0.
     if line < first:
-        e = d + tree[own, 4]
-        f = e + tree[own, 5]
-        g = f + tree[own, 6]
-        ends = np.uint64(first + ((np.int64(tree[0, CAPACITY]) + 3) >> 2) + line)
-        tree[ends, 0], tree[ends, 1], tree[ends, 2], tree[ends, 3] = a, b, c, d
-        d = g + tree[own, 7]
-        tree[ends, 4], tree[ends, 5], tree[ends, 6], tree[ends, 7] = e, f, g, d
-    tree[up, q] = d
+        ends = np.uint64(first + n_leaf_lines + line)
+        for k in range(8):
+            total += tree[own, k]
+            tree[ends, k] = total
+    else:
+        for k in range(4): total += tree[own, k]
+    tree[above, place] = total
     if lows.ndim==2:
-        low = np.inf
-        for k in range(8 if line < first else 4):
-            leaf = lows[own, k] if line < first else tree[own, k]
-            if 0. < leaf < low: low = leaf
-        lows[up, q] = low
+        lows[above, place] = least_above_zero(lows, own, 8) if line < first else least_above_zero(tree, own, 4)
 
 @inlined
-def resum_run(tree, lows, start, stop):
+def resum_run(tree: np.ndarray, lows: np.ndarray, start: int, stop: int) -> None:
     "Compute all nodes above the leaves of slots `start` … `stop−1`, each once"
-    left, right = np.int64(tree[0, FIRST]) + (start >> 2), np.int64(tree[0, FIRST]) + ((stop - 1) >> 2)
-    while left:
+    first, _ = leaves_of(tree[0])
+    left = first + (start >> 2)
+    right = first + ((stop - 1) >> 2)
+    while left:                        # above line 1 comes line 0, the end
         for line in range(left, right + 1): resum(tree, lows, line)
-        left, right = (left + 6) >> 3, (right + 6) >> 3        # above line 1 comes 0, the end
+        left = parent_of(left)
+        right = parent_of(right)
 
 @inlined
-def resum_many(tree, lows, lines, k):
+def resum_many(tree: np.ndarray, lows: np.ndarray, lines: np.ndarray, k: int) -> None:
     "Compute all nodes above the first `k` ≥ 1 of `lines` (int64, of leaves), which are overwritten"
-    left = np.int64(tree[0, FIRST])
-    right = left + ((np.int64(tree[0, CAPACITY]) + 3) >> 2) - 1  # of the level: all that is in use
+    left, n_leaf_lines = leaves_of(tree[0])
+    right = left + n_leaf_lines - 1    # of the level: all its lines that are in use
     while left:
-        few = right - left >= k
+        few = right - left >= k        # are there fewer changed lines than lines?
         for i in range(k if few else right - left + 1):
             line = lines[i] if few else left + i
             resum(tree, lows, line)
-            if few: lines[i] = (line + 6) >> 3
-        left, right = (left + 6) >> 3, (right + 6) >> 3
+            if few: lines[i] = parent_of(line)
+        left = parent_of(left)
+        right = parent_of(right)
 
 # %% ../../nbs/1_memory/14_sum_tree.ipynb #57620430
-def count_reached(ends, i, target):
+def count_reached(ends: np.ndarray, i: np.uint64, target: float) -> np.uint64:
     "Return how many of the eight numbers from `ends[i]` on are ≤ target"
     return np.uint64((ends[int(i):int(i) + 8] <= target).sum())
 
 @instead_of(count_reached)
 @intrinsic
-def _count_reached(typingctx, ends, i, target):
-    def codegen(ctx, builder, sig, args):
-        eight, int32 = ir.VectorType(ir.DoubleType(), 8), ir.IntType(32)
-        data = ctx.make_array(sig.args[0])(ctx, builder, args[0]).data
-        row = builder.load(builder.bitcast(builder.gep(data, [args[1]]), eight.as_pointer()), align=64)
-        one = builder.insert_element(ir.Constant(eight, ir.Undefined), args[2], int32(0))
-        all_ = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(int32, 8), None))
-        bits = builder.bitcast(builder.fcmp_ordered('<=', row, all_), ir.IntType(8))
-        count = builder.module.declare_intrinsic('llvm.ctpop', [ir.IntType(8)])
-        return builder.zext(builder.call(count, [bits]), ir.IntType(64))
+def _count_reached(typingctx: object, ends: types.Type, i: types.Type, target: types.Type) -> tuple:
+    eight = ir.VectorType(ir.DoubleType(), 8)
+    first_of_each = ir.Constant(ir.VectorType(ir.IntType(32), 8), None)        # eight zeros
+    def codegen(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, i, target = args
+        data = ctx.make_array(sig.args[0])(ctx, builder, array).data
+        place = builder.bitcast(builder.gep(data, [i]), eight.as_pointer())
+        row = builder.load(place, align=64)
+        one = builder.insert_element(ir.Constant(eight, ir.Undefined), target, ir.IntType(32)(0))
+        targets = builder.shuffle_vector(one, one, first_of_each)
+        reached = builder.bitcast(builder.fcmp_ordered('<=', row, targets), ir.IntType(8))
+        popcount = builder.module.declare_intrinsic('llvm.ctpop', [ir.IntType(8)])
+        return builder.zext(builder.call(popcount, [reached]), ir.IntType(64))
     return types.uint64(ends, types.uint64, types.float64), codegen
 
 _BELOW = 1 - 2.**-53         # x*_BELOW is the next number below x
 _1, _2, _3, _6, _7 = (np.uint64(o) for o in (1, 2, 3, 6, 7))
 
 @inlined
-def find_block(flat, targets, slots):
+def find_block(flat: np.ndarray, targets: np.ndarray, slots: np.ndarray) -> None:
     "`find` for a block of rows; on the way down, `slots` holds the places of their lines in `flat`"
-    first, level = 8*np.int64(flat[FIRST]), 8
-    ends = np.uint64(first + ((np.int64(flat[CAPACITY]) + 3) >> 2 << 3))
-    for i in range(slots.shape[0]): slots[i] = 8
+    n = slots.shape[0]
+    first_line, n_leaf_lines = leaves_of(flat)
+    first = 8*first_line                               # from here on, all are places in `flat`
+    ends = 8*(first_line + n_leaf_lines)
+    level = 8                                          # where the level begins
+    for i in range(n): slots[i] = level
     while level < first:
         level = 8*(level - 6)
-        ahead = np.int64(ends) if level < first else 0
-        for i in range(slots.shape[0]):
-            line, target = np.uint64(slots[i]), targets[i]
-            most = flat[ends + line + _7]*_BELOW
-            target = target if target < most else most
-            child = count_reached(flat, ends + line, target) & _7  # 8 only where all are empty: 0
-            before = flat[ends + line + child - _1]
+        ahead = ends if level < first else 0           # what is needed next: ends, or leaves
+        for i in range(n):
+            line = np.uint64(slots[i])
+            own_ends = np.uint64(ends) + line
+            target = min(targets[i], flat[own_ends + _7]*_BELOW)
+            child = count_reached(flat, own_ends, target) & _7     # 8 only where all are empty: 0
+            before = flat[own_ends + child - _1]
             targets[i] = target - (before if child else 0.)
             slots[i] = np.int64((line + child - _6) << _3)
             prefetch(flat, ahead + slots[i])
-    for i in range(slots.shape[0]):
-        line, target = np.uint64(slots[i]), targets[i]
-        a = flat[line]
-        b = a + flat[line + _1]
-        c = b + flat[line + _2]
-        most = (c + flat[line + _3])*_BELOW
-        target = target if target < most else most
-        q = np.uint64(a <= target) + np.uint64(b <= target) + np.uint64(c <= target)
-        slots[i], targets[i] = (slots[i] - first)//2 + np.int64(q), flat[line + q]
+    for i in range(n):
+        line = np.uint64(slots[i])
+        one = flat[line]
+        two = one + flat[line + _1]
+        three = two + flat[line + _2]
+        four = three + flat[line + _3]
+        target = min(targets[i], four*_BELOW)
+        leaf = np.uint64(one <= target) + np.uint64(two <= target) + np.uint64(three <= target)
+        targets[i] = flat[line + leaf]
+        slots[i] = (slots[i] - first)//2 + np.int64(leaf)
 
 @inlined
-def find(flat, targets, slots):
+def find(flat: np.ndarray, targets: np.ndarray, slots: np.ndarray) -> None:
     """Fill `slots` (int64[bs]) with those whose stretches of the line hold the `targets`
     (float64[bs], in [0, sum]).
 
@@ -159,27 +194,54 @@ def find(flat, targets, slots):
     for at in range(0, slots.shape[0], 256): find_block(flat, targets[at:at + 256], slots[at:at + 256])
 
 # %% ../../nbs/1_memory/14_sum_tree.ipynb #76a62bdb
-_SHIFT = 6755399441055744.  # 1.5·2⁵²: x + _SHIFT has round(x) in its low bits
+_SHIFT = 6755399441055744.     # 1.5·2⁵²: x + _SHIFT has round(x) in its low bits
+_SHIFT_BITS = 0x4338000000000000       # its bits: a whole number added to them is added to the float
+_ROOT_HALF = 0x3FE6A09E667F3BCD        # the bits of √½
+_FRACTION = 52                 # bits of a float64 below its exponent
+_BIAS = 1023                   # of its exponent
 
 @inlined(error_model='numpy', forceinline=True)
-def power(x, exponent):
-    "Return x^exponent (both ≥ 0) to about 14 digits, within 2⁻¹⁰⁰⁰ … 2⁹⁸⁰ for x > 0; 0⁰ = 1"
-    bits = np.float64(x if x > 1e-300 else 1e-300).view(np.int64)
-    whole = (bits - 0x3FE6A09E667F3BCD) >> 52  # x = m·2^whole, √½ ≤ m < √2
-    m = np.int64(bits - (whole << 52)).view(np.float64)
-    n = np.int64(whole + 0x4338000000000000).view(np.float64) - _SHIFT     # `whole` as a float
-    s = (m - 1.)/(m + 1.)  # log₂ m = 2/ln 2 · (s + s³/3 + …)
+def binary_log(x: float) -> float:
+    "Return log₂ x of a normal x > 0: x = m·2ⁿ with √½ ≤ m < √2, and log₂ m = 2/ln 2 · (s + s³/3 + s⁵/5 + …)"
+    bits = np.float64(x).view(np.int64)
+    n = (bits - _ROOT_HALF) >> _FRACTION
+    m = np.int64(bits - (n << _FRACTION)).view(np.float64)
+    n_as_float = np.int64(n + _SHIFT_BITS).view(np.float64) - _SHIFT
+    s = (m - 1.)/(m + 1.)
     z = s*s
-    z2, z4 = z*z, (z*z)*(z*z)
-    series = (1/9 + z*(1/11) + z2*(1/13 + z*(1/15))) + z4*(1/17 + z*(1/19))
-    log = 2.8853900817779268*s*((1. + z*(1/3)) + z2*(1/5 + z*(1/7)) + z4*series)
-    y: Any = exponent*(n + log)
+    z2 = z*z
+    z4 = z2*z2
+    to_s3 = 1. + z*(1/3)       # neighbouring terms at once, so that the processor need not wait
+    to_s7 = 1/5 + z*(1/7)
+    to_s11 = 1/9 + z*(1/11)
+    to_s15 = 1/13 + z*(1/15)
+    to_s19 = 1/17 + z*(1/19)
+    tail = (to_s11 + z2*to_s15) + z4*to_s19
+    return n_as_float + 2.8853900817779268*s*(to_s3 + z2*to_s7 + z4*tail)
+
+@inlined(error_model='numpy', forceinline=True)
+def binary_power(y: float) -> float:
+    "Return 2^y for −1000 ≤ y ≤ 980: y = n + f/ln 2 with a whole n, and e^f = 1 + f + f²/2 + f³/6 + …"
+    near = y + _SHIFT
+    f = (y - (near - _SHIFT))*0.6931471805599453
+    f2 = f*f
+    f4 = f2*f2
+    to_f3 = (1. + f) + f2*(1/2 + f*(1/6))
+    to_f5 = 1/24 + f*(1/120)
+    to_f7 = 1/720 + f*(1/5040)
+    to_f9 = 1/40320 + f*(1/362880)
+    to_f11 = 1/3628800 + f*(1/39916800)
+    to_f13 = 1/479001600 + f*(1/6227020800)
+    tail = (to_f9 + f2*to_f11) + f4*to_f13
+    n = np.float64(near).view(np.int64)
+    scale = np.int64((n + _BIAS) << _FRACTION).view(np.float64)
+    return (to_f3 + f4*((to_f5 + f2*to_f7) + f4*tail))*scale
+
+@inlined(error_model='numpy', forceinline=True)
+def power(x: float, exponent: float) -> float:
+    "Return x^exponent (both ≥ 0) to about 14 digits, within 2⁻¹⁰⁰⁰ … 2⁹⁸⁰ for x > 0; 0⁰ = 1"
+    y = exponent*binary_log(x if x > 1e-300 else 1e-300)
     y = y if y > -1000. else -1000.
     y = y if y < 980. else 980.
-    near = y + _SHIFT
-    f = (y - (near - _SHIFT))*0.6931471805599453  # 2^y = 2^near · e^f, |f| ≤ ln 2 / 2
-    f2, f4 = f*f, (f*f)*(f*f)
-    series = (1/40320 + f*(1/362880) + f2*(1/3628800 + f*(1/39916800))) + f4*(1/479001600 + f*(1/6227020800))
-    e = ((1. + f) + f2*(1/2 + f*(1/6))) + f4*((1/24 + f*(1/120)) + f2*(1/720 + f*(1/5040)) + f4*series)
-    scale = np.int64((np.float64(near).view(np.int64) + 1023) << 52).view(np.float64)
-    return e*scale if x > 0. else (0. if exponent > 0. else 1.)
+    at_zero = 0. if exponent > 0. else 1.
+    return binary_power(y) if x > 0. else at_zero

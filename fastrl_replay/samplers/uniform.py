@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ..checks import of_type
 from ..kernels import inlined, kernel
-from .rng import below_of, load, shuffle, words_of
+from .rng import below_of, load, shuffle, store, words_of
 from .base import Sampler
 
 # %% ../../nbs/1_memory/13_uniform.ipynb #18de7362
@@ -23,7 +23,7 @@ def draw_repeating(slots, probs, weights, words, n):
     for i in range(slots.shape[0]):
         slot, state = below_of(state, np.uint64(n))
         slots[i], probs[i], weights[i] = np.int64(slot), chance, np.float32(1)
-    words[0], words[1], words[2], words[3] = state
+    store(words, state)
 
 @inlined
 def mark_distinct(slots, k, n, marks, state):
@@ -60,7 +60,7 @@ def draw_distinct(slots, probs, weights, words, n, marks):
     else:
         for i in range(bs): marks[np.uint64(slots[i]) >> _SIX] = np.uint64(0)
     for i in range(bs): probs[i], weights[i] = chance, np.float32(1)
-    words[0], words[1], words[2], words[3] = state
+    store(words, state)
 
 # %% ../../nbs/1_memory/13_uniform.ipynb #c185e135
 def _as_bool(replace): return bool(of_type('replace', replace, (bool, np.bool_), 'a bool'))
