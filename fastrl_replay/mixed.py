@@ -17,8 +17,9 @@ from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
 from .checks import Words, array, ids_of, is_number, named_by, of_type, placed, refuse, require, whole, within
 from .health import Health, scale_of, unlike_members
 from .kernels import inlined, kernel
-from .memory.parts import memory_like
-from .memory.replay_memory import ReplayMemory, SeveralMemories, also_state
+from .memory.base import SeveralMemories, also_state
+from .memory.persistent import memory_like
+from .memory.replay_memory import ReplayMemory
 from .protocol import Lasting, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible

@@ -23,7 +23,7 @@ class Gone:
     "Replaces the storage and the sampler of a memory that can no longer be used"
     def __init__(self, why: str) -> None: self._why = why
     def __getattr__(self, name: str) -> NoReturn: raise RuntimeError(self._why)
-def _refuse(*_): raise RuntimeError(INHERITED)
+def _refuse(*_: object) -> NoReturn: raise RuntimeError(INHERITED)
 
 # %% ../../nbs/3_lasting/23_forks.ipynb #40c570bb
 class Guard:
@@ -59,7 +59,7 @@ _guards: weakref.WeakKeyDictionary[Guarded, Guard] = weakref.WeakKeyDictionary()
 def watch(memory: Guarded, guard: Guard) -> None:
     "Let forks wait for the lock of a memory, and its `guard` say what a child may do with it"
     _guards[memory] = guard
-def _watched():
+def _watched() -> list[tuple[Guarded, Guard]]:
     found = [ref() for ref in _guards.keyrefs()]
     return [(o, _guards[o]) for o in found if o is not None]
 
@@ -69,10 +69,10 @@ PATIENCE, IN_ALL = 1., 10.         # seconds that a fork waits for a memory, and
 class _Forks(threading.local):
     "The forks that a thread has begun: of each, the memories, and whether it has got their locks"
     def __init__(self) -> None: self.begun: list[dict[Guarded, bool]] = []
-    def end(self): return self.begun.pop() if self.begun else {}
+    def end(self) -> dict[Guarded, bool]: return self.begun.pop() if self.begun else {}
 _forks = _Forks()
 
-def _before_fork():
+def _before_fork() -> None:
     "Wait until no other thread is in the middle of a call"
     got: dict[Guarded, bool] = {}
     end = time.monotonic() + IN_ALL
@@ -82,12 +82,12 @@ def _before_fork():
         got[memory] = False
         got[memory] = memory.lock.acquire(timeout=max(0., min(PATIENCE, end - time.monotonic())))
 
-def _in_parent():
+def _in_parent() -> None:
     for memory in _forks.end():
         try: memory.lock.release()
         except RuntimeError: pass                            # not got, or interrupted before
 
-def _in_child():
+def _in_child() -> None:
     got = _forks.end()
     for memory, guard in _watched():
         memory.lock = threading.RLock()

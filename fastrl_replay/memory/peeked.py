@@ -30,7 +30,7 @@ class Snapshot:
         self.first_id = min(self.n_added, max(view.first_id, self.n_added - self.max_sz + spare))
         self.sampler = SimpleNamespace(sequence=None)    # it is in the other process
     def __len__(self) -> int: return self.n_added - self.first_id
-    def fetch(self, ids: Any, fields: Any = None) -> Batch:
+    def fetch(self, ids: np.ndarray, fields: list[str] | tuple[str, ...] | None = None) -> Batch:
         "Return the transitions with these ids; an `Overwritten` if one of them was, meanwhile"
         rows = self.view.fetch(ids, fields)
         if len(rows)==len(ids): return rows
@@ -48,7 +48,7 @@ class Snapshot:
         begin = np.flatnonzero(ends & (own < at)).max(initial=-1) + 1
         end = np.flatnonzero(ends & (own >= at)).min(initial=len(ids) - 1)
         return self.fetch(ids[begin:end + 1])
-    def _ends(self, ids):
+    def _ends(self, ids: np.ndarray) -> np.ndarray:
         "Which of these rows of a stream end an episode (bool)"
         fields = [o for o in ('terminated', 'truncated', 'episode_n') if o in self.layout.fields]
         found = self.fetch(ids, fields).numpy()._asdict() if fields else {}
