@@ -98,10 +98,6 @@ class Chooser:
     def catch_up(self) -> None:
         "Let what is stored enter the sampler"
         if self.shelf.storage is not None: self.enter(self.shelf.storage)
-    def is_behind(self, storage: Storage) -> bool:
-        "Is there anything to do before a draw?"
-        sampler = self.sampler
-        return sampler.n_entered!=storage.n_added or sampler.eligible.leaving is not None
     def is_late(self, storage: Storage) -> bool:
         "Have more rows not entered than the sampler allows?"
         most = self.sampler.max_lag
@@ -124,9 +120,11 @@ class Chooser:
 
     # Draws, and their priorities
     def draw_into(self, request: Request, storage: Storage) -> None:
-        "Choose the slots of a request, with their probabilities and weights, and count the draw"
-        self.sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
-        self.limit.draws.count(request.slots, storage.n_added)
+        "Let rows enter, choose the slots of a request, with their probabilities and weights, and count the draw"
+        sampler, n_added = self.sampler, storage.n_added
+        if sampler.n_entered!=n_added or sampler.eligible.leaving is not None: self.enter(storage)
+        sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
+        self.limit.draws.count(request.slots, n_added)
     def count(self, slots: np.ndarray) -> None:
         "Count a draw of the rows in these slots (int64[m]; −1: none)"
         self.limit.draws.count(slots, self.shelf.n_added)
@@ -137,13 +135,14 @@ class Chooser:
         if len(spent): self._drop(spent)
     def update(self, ids: object, td_errors: object) -> int:
         "Set new priorities: see `ReplayMemory.update_priorities`"
-        storage, first_id, n_added = self.shelf.storage, 0, 0
+        storage, sampler = self.shelf.storage, self.sampler
+        first_id = n_added = 0
         if storage is not None:
             first_id, n_added = storage.first_id, storage.n_added
-            if self.given is not None or self.is_behind(storage): self.enter(storage)
-        if not self.eligible.all and self.sequence is None:      # a sequence knows it by its starts
+            if sampler.n_entered!=n_added or sampler.eligible.leaving is not None: self.enter(storage)
+        if not sampler.eligible.all and sampler.sequence is None:    # a sequence knows it by its starts
             ids, td_errors = self._still_drawn(ids, td_errors, first_id, n_added)
-        changed, n_stale = self.sampler.update_ids(ids, td_errors, first_id, n_added)
+        changed, n_stale = sampler.update_ids(ids, td_errors, first_id, n_added)
         self.n_stale += n_stale
         return changed
     def _still_drawn(self, ids: object, td_errors: object, first_id: int, n_added: int) -> tuple[np.ndarray, np.ndarray]:

@@ -158,6 +158,7 @@ class Parts:
     # Sequences, and what was stored wrongly
     def draw_sequences(self, bs: int, fields: tuple[str, ...] | None) -> SequenceBatch:
         "Return a batch of the sequences that the sampler draws"
+        self.chooser.catch_up()
         chooser, sampler = self.chooser, cast(SequenceSampler, self.chooser.sampler)
         request = draw_sequences(self.shelf.storage, sampler, bs, chooser.rng, fields)
         return self._read(request, chooser.sequence.burn_in)

@@ -118,10 +118,8 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = whole('bs', bs, 1)
         names = None if fields is None else self._names(fields)
         with self.lock:
-            shelf, chooser, around = self._shelf, self._chooser, self._around
-            storage = shelf.storage
-            if storage is None: storage = shelf.stocked()
-            if chooser.is_behind(storage): chooser.enter(storage)
+            storage, chooser, around = self._shelf.storage, self._chooser, self._around
+            if storage is None: storage = self._shelf.stocked()
             if chooser.sampler.sequence is not None:
                 around.refuse_beside_sequences(windows)
                 return self._parts.draw_sequences(bs, names)

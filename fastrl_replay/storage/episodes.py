@@ -247,11 +247,23 @@ def _look_around(tables, slots, offsets, held, found, is_pad):
                 to[k] = places[np.uint64(at)]
 
 @_inlined
-def _last_eligible(tables, e, held):
-    "The last slot of an episode that may be drawn; −1, if none may"
-    for place in range(tables[1][e, LENGTH] - 1, tables[1][e, GONE] - 1, -1):
+def _last_eligible(tables, e, held, lasts, n_added):
+    """The last slot of an episode that may be drawn; −1, if none may. `lasts` notes the row that was
+    found: its id + 1, and how many steps the episode had. Rows that may not be drawn any more never
+    come back, so those between the two need not be looked at again"""
+    rows, max_sz, length = tables[0], len(tables[0]), tables[1][e, LENGTH]
+    place, known, before = length - 1, np.int64(-1), np.int64(-1)
+    id = lasts[e, 0] - 1
+    if id >= 0 and rows[id % max_sz, EPISODE]==e and ids_in(id % max_sz, n_added, max_sz)==id:
+        known, before = lasts[e, 1] - 1, place_of(tables, id % max_sz)
+    while place >= tables[1][e, GONE]:
+        if place==known: place = before
         at = slot_at(tables, e, place)
-        if may_draw(held, at): return at
+        if may_draw(held, at):
+            lasts[e, 0] = ids_in(at, n_added, max_sz) + 1
+            lasts[e, 1] = length
+            return at
+        place -= 1
     return -1
 
 @_inlined
@@ -267,12 +279,10 @@ def _any_eligible(tables, e, least, held, slot, state):
     return slot, state
 
 @_kernel
-def _choose(tables, slots, strategy, words, n_added, held, found):
+def _choose(tables, slots, strategy, words, n_added, held, found, lasts):
     """Write ids of steps that may be drawn: one that may not is drawn again, as often as there are
     steps, and only then are all looked at"""
     state = load(words)
-    known: Any = 0                       # the last episode of which the last step that is left was looked for
-    last: Any = -1
     for i, slot in enumerate(slots):
         e, least = np.int64(tables[0][slot, EPISODE]), place_of(tables, slot)
         if strategy==1: least = tables[1][e, LENGTH] - 1
@@ -284,7 +294,7 @@ def _choose(tables, slots, strategy, words, n_added, held, found):
             fits, tries = may_draw(held, at), tries + 1
         if not fits and strategy!=1: at, state = _any_eligible(tables, e, least, held, slot, state)
         elif not fits:
-            if e!=known: known, last = e, _last_eligible(tables, e, held)
+            last = _last_eligible(tables, e, held, lasts, n_added)
             at = slot if last < 0 else last
         found[i] = ids_in(at, n_added, len(tables[0]))
     words[0], words[1], words[2], words[3] = state
@@ -320,6 +330,8 @@ class EpisodeIndex:
         self._follows = back is None
         if self._follows: back = np.zeros((max_sz, 2), np.int32)[:, 0]
         self.columns = back, *(b if a is None else a for a, b in zip(found, nothing))
+        self._last_of: Any = None                # the `Eligible` for which `_lasts` notes what was found
+        self._lasts = np.zeros((1, 2), np.int64)
         counts = np.zeros(RINGS + 40, np.int64)
         counts[USED], self._counts = 1, counts.data
         self.tables = (np.zeros((max_sz, 2), np.int32), np.zeros((max_sz + 1, 5), np.int64),
@@ -380,7 +392,10 @@ class EpisodeIndex:
         from the row itself on ('future') or any stored one ('episode'), or the last ('final').
         It is one of those that are `eligible` for a draw; where there is none, the row itself"""
         tables, found = self.catch_up(), np.empty(len(slots), np.int64)
-        _choose(tables, slots, STRATEGIES.index(strategy), words_of(rng), self._counts[SEEN], eligible.held, found)
+        if strategy=='final' and not eligible.all and eligible is not self._last_of:
+            self._last_of, self._lasts = eligible, np.zeros((len(tables[1]), 2), np.int64)
+        kind, words = STRATEGIES.index(strategy), words_of(rng)
+        _choose(tables, slots, kind, words, self._counts[SEEN], eligible.held, found, self._lasts)
         return found
 
     def check_valid(self) -> bool:
