@@ -73,8 +73,11 @@ def needs_of(options: Options, layout: Layout | None, drops: bool) -> list[str]:
 class Parts:
     "A shelf, a chooser, and what is around: what a memory consists of, and the guard of who uses it"
     def __init__(self, shelf: Shelf, chooser: Chooser, around: Around) -> None:
-        self.shelf, self.chooser, self.around = shelf, chooser, around
-        self.guard, self.intake = Guard(shelf, chooser), Intake(self)
+        self.shelf = shelf
+        self.chooser = chooser
+        self.around = around
+        self.guard = Guard(shelf, chooser)
+        self.intake = Intake(self)
         self.known: dict[str, int] = {}      # saves it made or was loaded from: token → n_added
         self.memory: Any = None              # a weak reference to that which these are the parts of
 
@@ -97,7 +100,8 @@ class Parts:
     # Begun, in main memory or in a folder, new or found
     def agree(self, there: Options, layout: Layout | None) -> Layout:
         "Be what the folder says; return its layout. A `ValueError` names an option that differs from it"
-        shelf, room = self.shelf, self.shelf.room
+        shelf = self.shelf
+        room = self.shelf.room
         if shelf.settles: shelf.dedup = there.dedup
         given = self.options()
         check_agrees(given, there, room)
@@ -115,7 +119,9 @@ class Parts:
         if layout is not None: self.open(layout, example)
     def open(self, layout: Layout, example: object = None) -> None:
         "Make the storage, or find its rows in the folder, of which some may have been dropped"
-        shelf, chooser, room = self.shelf, self.chooser, self.shelf.room
+        shelf = self.shelf
+        chooser = self.chooser
+        room = self.shelf.room
         self.around.check_fields(self.around.windows, layout.fields)
         files = ', '.join(map(str, room.files))              # the sampler's
         storage = shelf.new_storage(layout, room, example)
@@ -137,7 +143,8 @@ class Parts:
     # Numbers that are saved beside the rows
     def counters(self) -> dict[str, Any]:
         "Return all that is saved apart from the sampler and the rows, as plain data"
-        shelf, chooser = self.shelf, self.chooser
+        shelf = self.shelf
+        chooser = self.chooser
         own = dict(max_sz=shelf.max_sz, n_stale=chooser.n_stale, rng=chooser.rng.get_state(),
                    options=dict(dedup=shelf.dedup, codec=shelf.codec))
         if self.around.windows: own['windows'] = self.around.windows
@@ -159,7 +166,8 @@ class Parts:
     def draw_sequences(self, bs: int, fields: tuple[str, ...] | None) -> SequenceBatch:
         "Return a batch of the sequences that the sampler draws"
         self.chooser.catch_up()
-        chooser, sampler = self.chooser, cast(SequenceSampler, self.chooser.sampler)
+        chooser = self.chooser
+        sampler = cast(SequenceSampler, self.chooser.sampler)
         request = draw_sequences(self.shelf.storage, sampler, bs, chooser.rng, fields)
         return self._read(request, chooser.sequence.burn_in)
     def draw_anywhere(self, bs: int, length: int) -> SequenceBatch:
@@ -188,7 +196,8 @@ class Parts:
     # Written and released
     def flush(self) -> None:
         "Wait until everything on the disk survives a power cut; in main memory, do nothing"
-        room, sampler = self.shelf.room, self.chooser.sampler
+        room = self.shelf.room
+        sampler = self.chooser.sampler
         if not room.durable or self.shelf.storage is None: return
         self.chooser.catch_up()
         for feature in self.needs(): room.need(feature)
@@ -198,7 +207,9 @@ class Parts:
     def close(self) -> None:
         "Flush, and release storage, sampler and files; a thread that comes late is told so"
         self.flush()
-        room, storage, sampler = self.shelf.room, self.shelf.storage, self.chooser.sampler
+        room = self.shelf.room
+        storage = self.shelf.storage
+        sampler = self.chooser.sampler
         if storage is not None: room.flush(closing=True)
         self.guard.give_up(CLOSED)                           # before anything is released
         self.chooser.limit.release()
@@ -216,7 +227,8 @@ class Intake:
 
     def add(self, step: object, priority: float | None = None) -> int:
         "Store a step; return its id"
-        shelf, chooser = self.shelf, self.chooser
+        shelf = self.shelf
+        chooser = self.chooser
         if shelf.storage is None: self.parts.open(shelf.layout_of_first(step), step)
         storage = shelf.storage
         if priority is not None: chooser.expect(storage, as_priorities('priority', priority, 1))
@@ -226,7 +238,8 @@ class Intake:
         return id
     def extend(self, chunk: Any, priorities: object = None, streams: object = None) -> np.ndarray:
         "Store a chunk; return its ids (int64[m])"
-        shelf, chooser = self.shelf, self.chooser
+        shelf = self.shelf
+        chooser = self.chooser
         own = None if shelf.storage is None else shelf.storage.layout.step_type
         if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
         if len(chunk)==0: return np.empty(0, np.int64)
@@ -234,7 +247,8 @@ class Intake:
         elif streams is not None: check_streams(shelf.storage.layout, chunk, streams)
         storage = shelf.storage
         rows = storage.accept(chunk, streams)
-        m, lag = len(rows), chooser.sampler.max_lag
+        m = len(rows)
+        lag = chooser.sampler.max_lag
         if priorities is not None: chooser.expect(storage, as_priorities('priorities', priorities, m))
         elif chooser.given is not None: chooser.enter(storage)  # of a call that was interrupted
         first = chooser.put(storage, rows) if lag else storage.put(rows)

@@ -16,7 +16,8 @@ from ..storage.mapped import View
 
 # %% ../../nbs/3_lasting/25_peeked.ipynb #dd435dce
 T = TypeVar('T')
-_NAN, _FAR = float('nan'), 1000          # steps of an episode that are looked at to each side
+_NAN = float('nan')
+_FAR = 1000                              # steps of an episode that are looked at to each side
 
 class Overwritten(Exception):
     "A row of a `Snapshot` was overwritten by the process that writes the memory"
@@ -25,8 +26,8 @@ class Snapshot:
     "The rows that a `view` shows at one moment, for checks and pictures; without the `spare` oldest slots of the ring"
     draws = None
     def __init__(self, view: View, spare: int = 0) -> None:
-        self.view, self.layout, self.max_sz = view, view.layout, view.max_sz
-        self.n_added = view.n_added
+        self.view = view
+        self.layout, self.max_sz, self.n_added = view.layout, view.max_sz, view.n_added
         self.first_id = min(self.n_added, max(view.first_id, self.n_added - self.max_sz + spare))
         self.sampler = SimpleNamespace(sequence=None)    # it is in the other process
     def __len__(self) -> int: return self.n_added - self.first_id
@@ -40,11 +41,14 @@ class Snapshot:
         return self.view.follow(ids, 2, back=True)[:, 1]
     def episode(self, id: int) -> Batch:
         "Return what is stored of the episode with this transition: at most 1,000 steps to each side"
-        before, after = (self.view.follow(np.array([id]), _FAR, back)[0] for back in (True, False))
+        row = np.array([id])
+        before = self.view.follow(row, _FAR, back=True)[0]
+        after = self.view.follow(row, _FAR)[0]
         ids = np.concatenate([before[:0:-1], after])
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
         at = int(np.flatnonzero(ids==id)[0])
-        ends, own = self._ends(ids), np.arange(len(ids))
+        ends = self._ends(ids)
+        own = np.arange(len(ids))
         begin = np.flatnonzero(ends & (own < at)).max(initial=-1) + 1
         end = np.flatnonzero(ends & (own >= at)).min(initial=len(ids) - 1)
         return self.fetch(ids[begin:end + 1])
@@ -52,14 +56,16 @@ class Snapshot:
         "Which of these rows of a stream end an episode (bool)"
         fields = [o for o in ('terminated', 'truncated', 'episode_n') if o in self.layout.fields]
         found = self.fetch(ids, fields).numpy()._asdict() if fields else {}
-        ends, number = np.zeros(len(ids), bool), found.pop('episode_n', np.zeros(len(ids)))
+        number = found.pop('episode_n', np.zeros(len(ids)))
+        ends = np.zeros(len(ids), bool)
         for flag in found.values(): ends |= flag!=0
         return ends | np.append(number[1:]!=number[:-1], False)
     def usage(self) -> dict[str, float]:
         "Return the bytes, and how many of the transitions were dropped; how many were drawn, the other process knows"
-        (nbytes, each), ids = self.view.nbytes(), np.arange(self.first_id, self.n_added)
+        nbytes, each = self.view.nbytes()
+        n_dropped = int(self.view.dropped(np.arange(self.first_id, self.n_added)).sum())
         return dict(nbytes=nbytes, bytes_each=each, n_drawn=_NAN, n_stale=_NAN, samples_per_insert=_NAN,
-                    n_dropped=int(self.view.dropped(ids).sum()))
+                    n_dropped=n_dropped)
 
 def looked_at(view: View, look: Callable[[Snapshot], T]) -> T:
     """Return what `look` makes of a `Snapshot`, of which no row was overwritten meanwhile; a

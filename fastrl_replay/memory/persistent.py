@@ -43,7 +43,8 @@ def counts_in(state: dict[str, Any], max_sz: int) -> np.ndarray | None:
     return counts
 def check_stored_once(storage: Storage, piece: dict[str, Any]) -> None:
     "Raise a `ValueError` unless a `storage` keeps the same once as the one whose saved rows are in `piece`"
-    own, frames = stored_once(storage), piece.get('frames', {})
+    own = stored_once(storage)
+    frames = piece.get('frames', {})
     saved = {k: (o['stack'], o['codec']) for k, o in frames.items() if 'stack' in o}
     if own==saved: return
     expected = f'{own or "nothing"} stored once (leaf: stack and codec), as this memory has'
@@ -79,14 +80,16 @@ def rows_of(parts: Parts) -> Rows:
 def taken_apart(parts: Parts) -> tuple[dict[str, Any], Rows]:
     "Return the state of a memory without rows, and the rows"
     parts.chooser.catch_up()
-    state, living = parts.counters(), parts.chooser.eligible.to_plain()
+    state = parts.counters()
+    living = parts.chooser.eligible.to_plain()
     if living is not None: state['living'] = living
     return state | dict(sampler=parts.chooser.sampler.get_state()), rows_of(parts)
 
 def _storage_for(parts: Parts, piece: dict[str, Any], dedup: str | None) -> Storage:
     """A new storage for rows saved with this `dedup`: kept as they were, unless this memory was
     told how. A `ValueError` if it can't hold them"""
-    shelf, around = parts.shelf, parts.around
+    shelf = parts.shelf
+    around = parts.around
     layout = Layout.from_plain(piece['layout'], shelf.layout)
     if shelf.settles: shelf.dedup = as_kept(layout, dedup)
     around.check_fields(around.windows, layout.fields)
@@ -103,7 +106,8 @@ def _storage_of(parts: Parts, pieces: Iterable[dict[str, Any]], dedup: str | Non
     return storage
 def check_fits(parts: Parts, state: dict[str, Any], piece: dict[str, Any] | None) -> None:
     "Raise the `ValueError` with which `restore` would refuse a state whose first rows are in `piece`"
-    saved, shelf = Options.from_plain(state), parts.shelf
+    saved = Options.from_plain(state)
+    shelf = parts.shelf
     parts.options().check(saved)
     if piece is None: return
     dedup = shelf.dedup
@@ -112,27 +116,36 @@ def check_fits(parts: Parts, state: dict[str, Any], piece: dict[str, Any] | None
 
 def restore(parts: Parts, state: dict[str, Any], pieces: Iterable[dict[str, Any]]) -> None:
     "Continue from what `taken_apart` returned, and the pieces of its rows: all of it or, with a `ValueError`, nothing"
-    shelf, chooser, around = parts.shelf, parts.chooser, parts.around
-    mine, saved = parts.options(), Options.from_plain(state)
+    shelf = parts.shelf
+    chooser = parts.chooser
+    around = parts.around
+    mine = parts.options()
+    saved = Options.from_plain(state)
     mine.check(saved)
-    counts, figures = counts_in(state, shelf.max_sz), figures_in(state)
+    counts = counts_in(state, shelf.max_sz)
+    figures = figures_in(state)
     mine.warn(saved)
-    before, windows, dedup = parts.counters(), around.windows, shelf.dedup
+    before = parts.counters()
+    windows = around.windows
+    dedup = shelf.dedup
     try:
         parts.set_counters(state)
         around.windows = saved.windows
         _adopt(parts, _storage_of(parts, pieces, saved.dedup), state['sampler'], state.get('living'))
     except BaseException:
         parts.set_counters(before)
-        around.windows, shelf.dedup = windows, dedup
+        around.windows = windows
+        shelf.dedup = dedup
         raise
     chooser.given = None
     if shelf.storage is not None: chooser.limit.draws.recall(counts, figures, shelf.n_added)
     parts.known.clear()                                      # other rows than those that were saved
 def _adopt(parts: Parts, storage: Storage | None, sampler: dict[str, Any], living: object) -> None:
     "Take over a storage, the state of a sampler, and what may be drawn: all or, with an error, nothing"
-    own, max_sz = parts.chooser.sampler, parts.shelf.max_sz
-    before, before_eligible = own.get_state(), own.eligible
+    own = parts.chooser.sampler
+    max_sz = parts.shelf.max_sz
+    before = own.get_state()
+    before_eligible = own.eligible
     filled = 0 if storage is None else min(storage.n_added, max_sz)
     try:
         own.eligible = eligible_in(storage, living, max_sz)
@@ -150,13 +163,16 @@ def _adopt(parts: Parts, storage: Storage | None, sampler: dict[str, Any], livin
     _note_dropped(parts, storage)
 def _note_dropped(parts: Parts, storage: Storage | None) -> None:
     "Note on the disk, if that is where the memory lies, which rows of a storage were dropped"
-    eligible, max_sz = parts.chooser.eligible, parts.shelf.max_sz
+    eligible = parts.chooser.eligible
+    max_sz = parts.shelf.max_sz
     if storage is None or eligible.all: return
     ids = np.arange(storage.first_id, storage.n_added)
     parts.shelf.room.note_dropped(max_sz, ids[~eligible.holds(ids % max_sz)])
 def _placed(parts: Parts, storage: Storage | None) -> Storage | None:
     "A storage that was read, where it is to lie: in main memory as it is, in a folder copied into its files"
-    shelf, room, there = parts.shelf, parts.shelf.room, parts.shelf.storage
+    shelf = parts.shelf
+    room = parts.shelf.room
+    there = parts.shelf.storage
     if not room.durable or storage is None and there is None: return storage
     if storage is None: raise ValueError(f'the memory in {room.path} holds steps, the state none; take a new folder')
     if there is None: there = shelf.new_storage(storage.layout, room)
@@ -167,7 +183,8 @@ def _placed(parts: Parts, storage: Storage | None) -> Storage | None:
 
 def copied(parts: Parts, memo: dict[int, Any], array: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
     "Return what a copy consists of, all of it its own; `array` makes the arrays of its rows"
-    shelf, chooser = parts.shelf, parts.chooser
+    shelf = parts.shelf
+    chooser = parts.chooser
     require(not shelf.room.durable, 'a memory on disk cannot be copied or pickled; use save(folder)', RuntimeError)
     chooser.catch_up()
     own = dict(sampler=chooser.sampler, layout=shelf.layout, dtype=shelf.dtype) | parts.counters()
@@ -177,7 +194,8 @@ def of_copy(state: dict[str, Any]) -> Parts:
     "Return the parts of what `copied` returned"
     sampler = state['sampler']
     made = Parts(*Options.of_copy(state).parts(None, sampler, Rng(0), state['dtype']))
-    shelf, limit = made.shelf, made.chooser.limit
+    shelf = made.shelf
+    limit = made.chooser.limit
     made.set_counters(state)
     shelf.layout = state['layout']
     storage = _storage_of(made, state['rows'], state['options']['dedup'])
@@ -215,10 +233,17 @@ class Persistent(Readable):
             room.close()
             raise
     def _consist_of(self, parts: Parts) -> None:
-        shelf, chooser = parts.shelf, parts.chooser
-        self._parts, self._shelf, self._chooser = parts, shelf, chooser
-        self._around, self._guard, self._intake = parts.around, parts.guard, parts.intake
-        self.max_sz, self.path, self.power_cut = shelf.max_sz, shelf.room.path, shelf.room.power_cut
+        shelf = parts.shelf
+        chooser = parts.chooser
+        self._parts = parts
+        self._shelf = shelf
+        self._chooser = chooser
+        self._around = parts.around
+        self._guard = parts.guard
+        self._intake = parts.intake
+        self.max_sz = shelf.max_sz
+        self.path = shelf.room.path
+        self.power_cut = shelf.room.power_cut
         self.lock = threading.RLock()
         parts.belong_to(self)
         self._ref = parts.memory         # which its batches get
@@ -288,7 +313,8 @@ class Persistent(Readable):
         """Return the memory in the folder `path`, opened for writing, with its options. Pass a
         `sampler` of your own again; `seed`: of the draws, if it was not closed. A
         `CheckpointError` if there is no memory, or a damaged one"""
-        there, make = options_at(path), cast(Any, cls)
+        there = options_at(path)
+        make = cast(Any, cls)
         return make(there.max_sz, sampler, step=step, seed=seed, path=path, **there.to_open())
     @staticmethod
     def peek(path: str | Path) -> PeekedMemory:
