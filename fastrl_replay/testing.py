@@ -8,11 +8,12 @@ __all__ = ['LAWS', 'LACKS', 'NaiveMemory', 'check_memory', 'check_sampler', 'che
 # %% ../nbs/5_looking/06_testing.ipynb #c748bae5
 import copy, json, linecache, pickle, sys, tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice, product, zip_longest
 from multiprocessing import get_all_start_methods
 from pathlib import Path
+from types import FrameType
 from typing import Any
 import numpy as np
 import torch
@@ -25,18 +26,35 @@ from .schedules import value_at
 from .steps import SimpleStep, Transition, derived_type
 
 # %% ../nbs/5_looking/06_testing.ipynb #c7e62d0a
-def _expect(ok, method, expected, got, *values):
-    words = '' if ok else expected.format(*values) if values else str(expected)     # written out only where it fails
-    if not ok: raise AssertionError(f'{method}: expected {" ".join(words.split())[:300]}, got {shown(got)}')
-def _bits(v):
+_Random = np.random.Generator
+_Begin = Callable[[Path], Any]                 # a folder → a case
+_Seed = int | list[int]
+_History = list[tuple[str, _Seed]]              # methods of a case, and the seed of each
+
+def _expect(ok: object, method: str, expected: object, got: object, *values: object) -> None:
+    "An `AssertionError` unless `ok`; `values` are for the braces in what was expected"
+    if ok: return
+    words = str(expected).format(*values) if values else str(expected)
+    raise AssertionError(f'{method}: expected {" ".join(words.split())[:300]}, got {shown(got)}')
+def _bits(v: object) -> Any:
     if isinstance(v, Batch): v = v.astuple(), v.ids, v.probs, v.weights
     if isinstance(v, dict): return {k: _bits(o) for k, o in v.items()}
     if isinstance(v, (tuple, list)): return [_bits(o) for o in v]
     if isinstance(v, torch.Tensor): v = v.detach().cpu().numpy()
     return [str(v.dtype), v.shape, v.tobytes()] if isinstance(v, (np.ndarray, np.generic)) else repr(v)
 
-def _run(begin, history):
-    counts, name, k = Counter[str](), '', 0
+def _said_of(e: Exception, name: str, names: dict[str, str]) -> str:
+    "What is told of an error in the method `name`; ours name the method themselves"
+    said = f'{name}: expected no error, got {type(e).__name__}: {" ".join(str(e).split())[:200]}'
+    is_ours = type(e) is AssertionError and ': expected ' in str(e)
+    method, _, rest = (str(e) if is_ours else said).partition(':')
+    return f'{names.get(method, method)}:{rest}'
+
+def _run(begin: _Begin, history: _History) -> tuple[Counter[str], int, str]:
+    "How often each method was called, how many were, and what failed"
+    counts = Counter[str]()
+    name = ''
+    k = 0
     with tempfile.TemporaryDirectory() as folder:
         case = begin(Path(folder))
         try:
@@ -48,57 +66,72 @@ def _run(begin, history):
                 case.check()
             return counts, k, ''
         except Exception as e:            # noqa: BLE001   (whatever is raised is a failure)
-            said = f'{name}: expected no error, got {type(e).__name__}: {" ".join(str(e).split())[:200]}'
-            method, _, rest = (str(e) if type(e) is AssertionError and ': expected ' in str(e) else said).partition(':')
-            return counts, k, f'{case.names.get(method, method)}:{rest}'
+            return counts, k, _said_of(e, name, case.names)
         finally: case.close()
 
-def _shrunk(begin, history, failure):
-    size = len(history)    # → how a history fails of which nothing more can be left out
+def _shrunk(begin: _Begin, history: _History, failure: str) -> str:
+    "How a history fails of which nothing more can be left out"
+    size = len(history)
     while size := min(size, len(history))//2:
         at = 0
         while at < len(history):
             part = history[:at] + history[at + size:]
             _, n, found = _run(begin, part)
-            if found: history, failure = part[:n], found
-            else: at += size
+            if not found:
+                at += size
+                continue
+            history = part[:n]
+            failure = found
     return f'{failure} (after {", ".join(name for name, _ in history)})'
 
-def _run_histories(ways, begins, n, seed=0):
-    counts, chances = Counter[str](), np.array([*ways.values()])/sum(ways.values())
+def _run_histories(ways: dict[str, int], begins: Sequence[_Begin], n: int, seed: int = 0) -> dict[str, int]:
+    "How often each of the `ways` was gone in random histories of `n`; an `AssertionError` if one fails"
+    counts = Counter[str]()
+    chances = np.array([*ways.values()])/sum(ways.values())
     for k, begin in enumerate(begins):
         rng = np.random.default_rng([seed, k])
-        history = list(zip(rng.choice([*ways], n, p=chances).tolist(), rng.permutation(9999)[:n].tolist()))
+        names = rng.choice([*ways], n, p=chances).tolist()
+        history: _History = list(zip(names, rng.permutation(9999)[:n].tolist()))
         found, at, failure = _run(begin, history)
         counts += found
         if failure: raise AssertionError(_shrunk(begin, history[:at], failure))
     return dict(counts)
 
-def _too_far(counts, wanted):
+def _too_far(counts: np.ndarray, wanted: np.ndarray) -> bool:
+    "Are these counts less probable than one in a million? (Wilson and Hilferty 1931)"
     counts, wanted = (np.append(o[wanted >= 5], o[wanted < 5].sum()) for o in (counts, wanted))  # rare ones together
     k = max(int(np.count_nonzero(wanted)) - 1, 1)
-    return ((counts - wanted)**2/np.maximum(wanted, 1e-9)).sum() > k*(1 - 2/(9*k) + 4.75*(2/(9*k))**.5)**3
+    chi_square = ((counts - wanted)**2/np.maximum(wanted, 1e-9)).sum()
+    return chi_square > k*(1 - 2/(9*k) + 4.75*(2/(9*k))**.5)**3
 
 # %% ../nbs/5_looking/06_testing.ipynb #c78adef0
 class NaiveMemory:
     "Every step that was ever stored, in lists and dicts, and what the contract says about it"
     def __init__(self, max_sz: int) -> None:
-        self.max_sz, self.rows, self.streams, self.dropped = max_sz, list[Any](), list[int](), set[int]()
-        self.priorities, self.largest, self.cleared, self.least, self.eps = dict[int, float](), 1., 0, 0., 0.
+        self.max_sz = max_sz
+        self.rows: list[Any] = []
+        self.streams: list[int] = []
+        self.dropped: set[int] = set()
+        self.cleared = 0                     # ids below it
+        self.priorities: dict[int, float] = {}
+        self.largest = 1.
+        self.least = self.eps = 0.
     n_added = property(lambda self: len(self.rows))
     first_id = property(lambda self: max(self.cleared, self.n_added - self.max_sz))
     ids = property(lambda self: range(self.first_id, self.n_added))
     living = property(lambda self: [i for i in self.ids if i not in self.dropped])
-    def extend(self, steps: Any, streams: Any, priorities: Any = None) -> None:
+    def extend(self, steps: Sequence[tuple], streams: Sequence[int], priorities: Sequence[float] | None = None) -> None:
         "Store steps, each of a stream; without `priorities`, with the largest so far"
         for k, step in enumerate(steps):
             p = self.largest if priorities is None else float(priorities[k])
-            self.priorities[self.n_added], self.largest = p, max(self.largest, p)
+            self.priorities[self.n_added] = p
+            self.largest = max(self.largest, p)
             self.rows.append(step)
             self.streams.append(getattr(step, 'env_id', streams[k]))
-    def update(self, ids: Any, td_errors: Any) -> int:
+    def update(self, ids: Sequence[int], td_errors: Sequence[float] | np.ndarray) -> int:
         "Take TD errors; return how many rows changed"
-        new = {i: max(abs(float(e)), self.least) + self.eps for i, e in zip(ids, td_errors) if i in self.living}
+        living = {*self.living}
+        new = {i: max(abs(float(e)), self.least) + self.eps for i, e in zip(ids, td_errors) if i in living}
         self.priorities |= new
         self.largest = max(self.largest, *new.values(), 0.)
         return len(new)
@@ -107,9 +140,10 @@ class NaiveMemory:
         i = id + by
         while i in self.ids and self.streams[i]!=self.streams[id]: i += by
         if not within or i not in self.ids: return i if i in self.ids else -1
-        a, b = self.rows[min(i, id)], self.rows[max(i, id)]
-        apart = a.episode_n!=b.episode_n if 'episode_n' in a._fields else a.terminated or a.truncated
-        return -1 if apart else i
+        a = self.rows[min(i, id)]
+        b = self.rows[max(i, id)]
+        if 'episode_n' in a._fields: return i if a.episode_n==b.episode_n else -1
+        return -1 if a.terminated or a.truncated else i
     def around(self, id: int, offset: int) -> tuple[int, bool]:
         "Return the row `offset` steps further in the episode, or the last one before that, and: is it padding?"
         for _ in range(abs(offset)):
@@ -117,17 +151,19 @@ class NaiveMemory:
             if i < 0 or i in self.dropped: return id, True
             id = i
         return id, False
-    def column(self, field: str, ids: Any) -> Any:
+    def column(self, field: str, ids: Sequence[int]) -> Any:
         "Return a field of these rows"
         values = [getattr(self.rows[i], field) for i in ids]
         return values if field=='word' else np.array(values)
 
-def _shares(ids, mass): return {i: m/sum(mass) if sum(mass) else 1/len(ids) for i, m in zip(ids, mass)}
-def _law(mass): return lambda o, s: _shares(o.living, mass(o, s))
-def _ranks(o, s):
+def _shares(ids: list[int], mass: list[float]) -> dict[int, float]:
+    return {i: m/sum(mass) if sum(mass) else 1/len(ids) for i, m in zip(ids, mass)}
+_Law = Callable[[NaiveMemory, Any], dict[int, float]]     # a memory and its sampler → probabilities
+def _law(mass: Callable[..., list[float]]) -> _Law: return lambda o, s: _shares(o.living, mass(o, s))
+def _ranks(o: NaiveMemory, s: Any) -> list[float]:
     order = sorted(o.living, key=lambda i: (-o.priorities[i], i))
     return [(order.index(i) + 1)**-s.alpha for i in o.living]
-LAWS: dict[str, Callable[[NaiveMemory, Any], dict[int, float]]] = dict(     # probabilities, by kind of sampler
+LAWS: dict[str, _Law] = dict(                  # by kind of sampler
     dict.fromkeys(('Proportional', 'LAP'), _law(lambda o, s: [o.priorities[i]**s.alpha for i in o.living])),
     Uniform=_law(lambda o, s: [1.]*len(o.living)), RankBased=_law(_ranks),
     AgeWeighted=_law(lambda o, s: [max(s.floor, 1 - (o.n_added - 1 - i)/s.horizon) for i in o.living]),
@@ -137,13 +173,20 @@ LAWS: dict[str, Callable[[NaiveMemory, Any], dict[int, float]]] = dict(     # pr
 _TOLD = derived_type('Told', (*SimpleStep._fields, 'word'))
 
 class _World:                            # endless steps of streams in any order: stacks of two frames, random ends
-    def __init__(self, kind, streams=3): self.kind, self.streams, self.at = kind, streams, {}
-    def steps(self, rng, m): return [self.step(rng) for _ in range(m)]
-    def step(self, rng):
-        k, (old, new) = int(rng.integers(self.streams)), rng.integers(0, 99, (2, 1, 3, 3), np.uint8)
-        state, t, episode = self.at.get(k, (np.concatenate([old, old]), 0, 0))
-        after, ended, cut = np.concatenate([state[1:], new]), bool(rng.random() < .15), bool(rng.random() < .1)
-        self.at[k] = (np.concatenate([old, old]), 0, episode + 1) if ended or cut else (after, t + 1, episode)
+    def __init__(self, kind: Any, streams: int = 3) -> None:
+        self.kind = kind
+        self.streams = streams
+        self.at: dict[int, tuple[np.ndarray, int, int]] = {}        # stream → its next state, step and episode
+    def steps(self, rng: _Random, m: int) -> list[Any]: return [self.step(rng) for _ in range(m)]
+    def step(self, rng: _Random) -> Any:
+        k = int(rng.integers(self.streams))
+        old, new = rng.integers(0, 99, (2, 1, 3, 3), np.uint8)
+        first = np.concatenate([old, old])
+        state, t, episode = self.at.get(k, (first, 0, 0))
+        after = np.concatenate([state[1:], new])
+        ended = bool(rng.random() < .15)
+        cut = bool(rng.random() < .1)
+        self.at[k] = (first, 0, episode + 1) if ended or cut else (after, t + 1, episode)
         known = dict(state=state, action=int(rng.integers(9)), next_state=after, terminated=ended, truncated=cut,
                      env_id=k, reward=float(rng.integers(9)), step_n=t, episode_n=episode, word='ab'[rng.integers(2)])
         return self.kind(*(known.get(o, 0) for o in self.kind._fields))
@@ -158,30 +201,40 @@ LACKS: dict[str, str] = {'ReplayMemory': '', 'with a path': 'codec deepcopy',   
      'recent episodes correct state_dict deepcopy to_minari rank_replay hindsight_replay streams NumPy check_valid '
      'Ctrl'}
 
-def _lacks(memory, folder):
-    unknown = {*' '.join(LACKS.values()).split(), 'save'} - {'streams', 'NumPy'}     # what `Memory` lacks
-    found = next(({*LACKS[o.__name__].split()} for o in type(memory).__mro__ if o.__name__ in LACKS), unknown)
-    return found | {*(LACKS['with a path'].split() if folder.exists() else ['reopen'])}
-def _sampler_of(memory):
-    own = dict(MixedMemory=lambda: memory.memories[0].sampler, DeviceMemory=lambda: memory.sampler.given)
-    return own.get(type(memory).__name__, lambda: memory.sampler)()
+def _lacks(memory: object, folder: Path) -> set[str]:
+    "What this memory lacks, as `LACKS` has it; of a kind that is unknown, all that `Memory` lacks"
+    unknown = {*' '.join(LACKS.values()).split(), 'save'} - {'streams', 'NumPy'}
+    kind = next((o.__name__ for o in type(memory).__mro__ if o.__name__ in LACKS), None)
+    found = unknown if kind is None else {*LACKS[kind].split()}
+    return found | ({*LACKS['with a path'].split()} if folder.exists() else {'reopen'})
+def _sampler_of(memory: Any) -> Any:
+    "The sampler whose law the draws of a memory follow"
+    kind = type(memory).__name__
+    if kind=='MixedMemory': return memory.memories[0].sampler
+    return memory.sampler.given if kind=='DeviceMemory' else memory.sampler
 
-def _pickled(o): return pickle.loads(pickle.dumps(o))
-def _chunks(steps, streams, lacks):
-    one, each, columns = [0]*len(steps), range(len(steps)), map(list, zip(*steps))
-    rows = type(steps[0])(*(v if isinstance(v[0], str) else np.stack(v) for v in columns))
+def _pickled(o: object) -> Any: return pickle.loads(pickle.dumps(o))
+_Form = tuple[Any, Any, Any]                    # a chunk, `streams=`, and the stream of each row
+def _chunks(steps: list[Any], streams: np.ndarray, lacks: set[str]) -> dict[str, _Form]:
+    "All forms of a chunk of these steps"
+    one = [0]*len(steps)
+    each = range(len(steps))
+    columns = [v if isinstance(v[0], str) else np.stack(v) for v in map(list, zip(*steps))]
+    rows = type(steps[0])(*columns)
     own = None if len(steps)==3 or 'env_id' in rows._fields or 'streams' in lacks else np.arange(len(steps))
     tensors = rows._make(v if isinstance(v, list) else torch.as_tensor(v) for v in rows)
-    found = dict(list=(steps, None, one), batch=(Batch.of_steps(steps), None, one), tensors=(tensors, own, each))
+    batch = Batch.of_steps(steps), None, one
+    found: dict[str, _Form] = dict(list=(steps, None, one), batch=batch, tensors=(tensors, own, each))
     if 'NumPy' not in lacks: found |= dict(arrays=(rows, own, each), dict=(rows._asdict(), own, each))
     if 'streams' in lacks: return found
     found |= dict(columns=(Batch.of(rows), own, each), streams=(rows, streams, streams),
                   own=(Batch.of(rows, streams=streams), None, streams), generator=((o for o in steps), None, one))
     return found if 'env_id' in rows._fields else found | dict(one=(rows, 'one', one))
 
-def _interrupted(call, line, *args):
-    def trace(frame, event, arg):
-        nonlocal line    # by a KeyboardInterrupt before line number `line` that runs in this package
+def _interrupted(call: Callable[..., Any], line: int, *args: object) -> None:
+    "Call something, interrupted by a KeyboardInterrupt before line number `line` that runs in this package"
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal line
         if not frame.f_code.co_filename.startswith(sys.modules['fastrl_replay'].__path__[0]): return None
         code = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         line -= event=='line' and 'release()' not in code and 'with self.lock' not in code     # they end within C
@@ -194,156 +247,201 @@ def _interrupted(call, line, *args):
     finally: sys.settrace(before)
 
 # %% ../nbs/5_looking/06_testing.ipynb #c7c71843
-class _MemoryCase:
-    ways = dict(add=4, extend=6, sample=6, update_priorities=4, next=2, episode=1, windows=2, drop=2, clear=1,
-                correct=1, save=1, state_dict=1, deepcopy=1, reopen=1, Ctrl=6, refuse=1)
+class _Case:
+    "A memory beside a naive one, and how they are compared"
+    ways: dict[str, int] = {}
     reads = {*'update_priorities late sample windows next episode drop correct save state_dict zeros'.split()}
     names: dict[str, str] = {}           # what a method is called where a part of a memory is checked
-    def __init__(self, make, kind, spread, max_sz, folder):
-        self.make, self.folder, self.spread, self.n_made = make, folder, spread, 0
-        self.world, self.naive = _World(kind), NaiveMemory(max_sz)
+    def __init__(self, make: Callable[[int, Any, Path], Any], kind: Any, spread: list[float], max_sz: int,
+                 folder: Path) -> None:
+        self.make = make
+        self.folder = folder
+        self.spread = spread
+        self.n_made = 0
+        self.world = _World(kind)
+        self.naive = NaiveMemory(max_sz)
         self.memory = self.new()
         self.lacks = _lacks(self.memory, folder/'1')
         if 'streams' in self.lacks: self.world = _World(SimpleStep, 1)
         if 'str' in self.lacks and kind is _TOLD: self.lacks |= {*self.ways}
         sampler = _sampler_of(self.memory)
         if sampler.on_drop is None: self.lacks |= {'drop', 'clear'}
-        if sampler.kind in ('Proportional', 'LAP'): self.naive.least, self.naive.eps = sampler.least, sampler.eps
-    def new(self, again=False):
+        if sampler.kind not in ('Proportional', 'LAP'): return
+        self.naive.least = sampler.least
+        self.naive.eps = sampler.eps
+    def new(self, again: bool = False) -> Any:
         self.n_made += not again
-        step, folder = _World(self.world.kind).step(np.random.default_rng(0)), self.folder/f'{self.n_made}'
-        return self.make(self.naive.max_sz, step, folder)
-    def close(self):
+        step = _World(self.world.kind).step(np.random.default_rng(0))
+        return self.make(self.naive.max_sz, step, self.folder/f'{self.n_made}')
+    def close(self) -> None:
         if 'reopen' not in self.lacks: self.memory.close()
 
-    def add(self, rng):
-        step, p, n = self.world.step(rng), rng.choice([None, 0., .5, 3.]), self.naive.n_added
-        _expect((id := self.memory.add(step, p))==n, 'add', f'id {n}', id)
+    def drawn(self, bs: int, rng: _Random, **kw: Any) -> Any:
+        "Draw a batch; an `AssertionError` unless its rows, probabilities and weights are right"
+        naive = self.naive
+        sampler = _sampler_of(self.memory)
+        chances = LAWS[sampler.kind](naive, sampler) if sampler.kind in LAWS else {}
+        beta = value_at(sampler.beta, sampler.n_batches) or 0.
+        batch = self.memory.sample(bs, **kw)
+        ids = batch.ids.tolist()
+        probs = np.asarray(batch.probs, np.float64)
+        weights = np.asarray(batch.weights, np.float64)
+        fits = len(ids)==bs and {*ids} <= {*naive.living} and (sampler.replace or len({*ids})==bs)
+        _expect(fits, 'sample', '{} of the rows {}' + ', none twice'*(not sampler.replace), ids, bs, naive.living)
+        _expect(((probs > 0) & (probs < 1.0001)).all(), 'sample', 'probabilities above 0, at most 1', probs)
+        least = probs.min()
+        if chances and sampler.options().get('normalize')=='memory': least = min(p for p in chances.values() if p)
+        wanted = (least/probs)**beta
+        _expect(np.allclose(weights, wanted, 1e-4), 'sample', 'weights {} of probabilities {}', weights, wanted, probs)
+        if not chances: return batch
+        wanted = np.array([chances[i] for i in ids])
+        _expect(np.allclose(probs, wanted, 1e-5), 'sample', 'probabilities {} of rows {}', probs, wanted, ids)
+        ends = dict(zip(chances, np.cumsum([*chances.values()])))
+        if ends[naive.living[-1]] >= 1.0001: return batch
+        self.spread += [ends[i] - rng.random()*chances[i] for i in ids]         # uniform, if draws are right
+        return batch
+    def same_rows(self, method: str, batch: Batch, ids: Sequence[int]) -> None:
+        found = np.asarray(batch.ids).tolist()
+        _expect(found==[*ids], method, 'rows {}', found, [*ids])
+        for field in self.world.kind._fields:
+            got = batch[field]
+            wanted = self.naive.column(field, ids)
+            _expect(np.array_equal(got, wanted), method, '{} {} of rows {}', got, field, wanted, [*ids])
+    def replaced(self, method: str, other: Any) -> None:
+        "Go on with another memory, which must draw the same"
+        bs = min(4, len(self.naive.living))
+        mine, its = (o.sample(bs) if bs else None for o in (self.memory, other))
+        _expect(_bits(its)==_bits(mine), method, f'rows {mine and mine.ids} to be drawn again', its and its.ids)
+        self.close()
+        self.memory = other
+    def check(self) -> None:
+        ids = self.naive.ids
+        memory = self.memory
+        found = (memory.first_id, memory.n_added, len(memory))
+        wanted = (ids.start, ids.stop, len(ids))
+        _expect(found==wanted, 'first_id, n_added, len', wanted, found)
+        if 'check_valid' not in self.lacks and ids.stop % 3==0: memory.check_valid()     # which lets rows enter
+        if ids: self.same_rows('fetch', memory.fetch([*ids]), ids)
+
+# %% ../nbs/5_looking/06_testing.ipynb #c7c71844
+class _MemoryCase(_Case):
+    "What is done to a memory"
+    ways = dict(add=4, extend=6, sample=6, update_priorities=4, next=2, episode=1, windows=2, drop=2, clear=1,
+                correct=1, save=1, state_dict=1, deepcopy=1, reopen=1, Ctrl=6, refuse=1)
+    def add(self, rng: _Random) -> None:
+        n = self.naive.n_added
+        step = self.world.step(rng)
+        p = rng.choice(np.array([None, 0., .5, 3.]))
+        id = self.memory.add(step, p)
+        _expect(id==n, 'add', f'id {n}', id)
         self.naive.extend([step], [0], None if p is None else [p])
-    def extend(self, rng):
-        n, m = self.naive.n_added, int(rng.integers(1, 25 if rng.random() < .15 else 6))
-        steps, p = self.world.steps(rng, m), None if rng.random() < .5 else torch.tensor(rng.choice([0., .5, 3.], m))
+    def extend(self, rng: _Random) -> None:
+        n = self.naive.n_added
+        m = int(rng.integers(1, 25 if rng.random() < .15 else 6))
+        steps, p = self.chunk(rng, m)
         forms = _chunks(steps, np.array([getattr(o, 'env_id', rng.integers(3)) for o in steps]), self.lacks)
         if self.memory.layout is None: forms.pop('dict', None)                      # whose step type is not yet known
         form, (chunk, given, streams) = [*forms.items()][rng.integers(len(forms))]
         ids = self.memory.extend(chunk, p, given)
         _expect([*ids]==[*range(n, n + m)], 'extend', f'ids {n} to {n + m - 1} of a chunk ({form})', ids)
         self.naive.extend(steps, streams, p)
-    def update_priorities(self, rng):
+    def update_priorities(self, rng: _Random) -> None:
         ids = rng.integers(max(0, self.naive.first_id - 4), self.naive.n_added, 8).tolist()
-        td, n_stale = rng.normal(size=8).astype(np.float32), sum(i not in self.naive.living for i in ids)
-        before, changed = int(self.memory.usage()['n_stale']), self.memory.update_priorities(ids, td)
+        td = rng.normal(size=8).astype(np.float32)
+        n_stale = sum(i not in self.naive.living for i in ids)
+        before = int(self.memory.usage()['n_stale'])
+        changed = self.memory.update_priorities(ids, td)
         wanted = self.naive.update(ids, td)*_sampler_of(self.memory).prioritized, n_stale
         got = wanted[0] if changed is None else changed, int(self.memory.usage()['n_stale']) - before
         _expect(got==wanted, 'update_priorities', f'{wanted} rows changed and stale of {ids}', got)
 
-    def sample(self, rng):
+    def chunk(self, rng: _Random, m: int) -> tuple[list[Any], Any]:
+        "Steps, and their priorities or None"
+        steps = self.world.steps(rng, m)
+        return steps, None if rng.random() < .5 else torch.tensor(rng.choice([0., .5, 3.], m))
+    def sample(self, rng: _Random) -> None:
         for bs in (1, 1, 1, 1, int(rng.integers(1, len(self.naive.living) + 1))): self.drawn(bs, rng)
-    def drawn(self, bs, rng, **kw):
-        naive, sampler = self.naive, _sampler_of(self.memory)
-        chances = LAWS[sampler.kind](naive, sampler) if sampler.kind in LAWS else {}
-        beta = value_at(sampler.beta, sampler.n_batches) or 0.
-        batch = self.memory.sample(bs, **kw)
-        ids, probs, weights = batch.ids.tolist(), *(np.asarray(o, np.float64) for o in (batch.probs, batch.weights))
-        fits = len(ids)==bs and {*ids} <= {*naive.living} and (sampler.replace or len({*ids})==bs)
-        _expect(fits, 'sample', '{} of the rows {}' + ', none twice'*(not sampler.replace), ids, bs, naive.living)
-        _expect(((probs > 0) & (probs < 1.0001)).all(), 'sample', 'probabilities above 0, at most 1', probs)
-        in_memory = chances and sampler.options().get('normalize')=='memory'
-        wanted = ((min(p for p in (chances or {}).values() if p) if in_memory else probs.min())/probs)**beta
-        _expect(np.allclose(weights, wanted, 1e-4), 'sample', 'weights {} of probabilities {}', weights, wanted, probs)
-        if not chances: return batch
-        wanted = np.array([chances[i] for i in ids])
-        _expect(np.allclose(probs, wanted, 1e-5), 'sample', 'probabilities {} of rows {}', probs, wanted, ids)
-        ends = dict(zip(chances, np.cumsum([*chances.values()])))
-        if ends[naive.living[-1]] < 1.0001: self.spread += [ends[i] - rng.random()*chances[i] for i in ids]   # uniform
-        return batch
-    def windows(self, rng):
-        batch = self.drawn(1, rng, windows=(windows := dict(state=(-2, 0), action=(0, 1, 3))))
+    def windows(self, rng: _Random) -> None:
+        windows = dict(state=(-2, 0), action=(0, 1, 3))
+        batch = self.drawn(1, rng, windows=windows)
         for field, offsets in windows.items():
             found = [[self.naive.around(i, o) for o in offsets] for i in batch.ids.tolist()]
             ids, pads = ([[o[k] for o in row] for row in found] for k in (0, 1))
             wanted = np.array([self.naive.column(field, row) for row in ids])
             same = batch.is_pad[field].tolist()==pads and np.array_equal(batch[field], wanted)
-            _expect(same, 'sample(windows=…)', '{} of rows {} around {}', batch[field], field, ids, batch.ids.tolist())
-    def same_rows(self, method, batch, ids):
-        _expect(batch.ids.tolist()==[*ids], method, 'rows {}', batch.ids.tolist(), [*ids])
-        for field in self.world.kind._fields:
-            got, wanted = batch[field], self.naive.column(field, ids)
-            _expect(np.array_equal(got, wanted), method, '{} {} of rows {}', got, field, wanted, [*ids])
-    def next(self, rng):
+            _expect(same, 'sample(windows=…)', '{} of rows {} around {}', batch[field], field, ids,
+                    batch.ids.tolist())
+    def next(self, rng: _Random) -> None:
         ids = [*self.naive.ids]
         for (method, by), within in product((('previous', -1), ('next', 1)), (False, True)):
             got = getattr(self.memory, method)(ids, within).tolist()
             wanted = [self.naive.beside(i, by, within) for i in ids]
             _expect(got==wanted, method, '{} beside {}, within_episode={}', got, wanted, ids, within)
-    def episode(self, rng):
-        ids = [id := int(rng.choice(self.naive.ids))]
+    def episode(self, rng: _Random) -> None:
+        id = int(rng.choice(self.naive.ids))
+        ids = [id]
         while (i := self.naive.beside(ids[0], -1, True)) >= 0: ids.insert(0, i)
         while (i := self.naive.beside(ids[-1], 1, True)) >= 0: ids.append(i)
         self.same_rows(f'episode({id})', self.memory.episode(id), ids)
 
-    def drop(self, rng):
+    def drop(self, rng: _Random) -> None:
         ids = rng.choice(self.naive.ids, 3).tolist()
-        n, new = self.memory.drop(ids), {*ids} - self.naive.dropped
+        n = self.memory.drop(ids)
+        new = {*ids} - self.naive.dropped
         _expect(n==len(new), 'drop', f'{len(new)} new ones of {ids}', n)
         self.naive.dropped |= new
-    def clear(self, rng):
+    def clear(self, rng: _Random) -> None:
         self.memory.clear()
         self.naive.cleared = self.naive.n_added
-    def correct(self, rng):
-        ids, values = rng.permutation(self.naive.ids)[:3].tolist(), rng.random(3).astype(np.float32)
+    def correct(self, rng: _Random) -> None:
+        ids = rng.permutation(self.naive.ids)[:3].tolist()
+        values = rng.random(3).astype(np.float32)
         self.memory.correct(ids, 'reward', values[:len(ids)])
         for i, v in zip(ids, values): self.naive.rows[i] = self.naive.rows[i]._replace(reward=v)
 
-    def replaced(self, method, other):
-        bs = min(4, len(self.naive.living))
-        mine, its = (o.sample(bs) if bs else None for o in (self.memory, other))
-        _expect(_bits(its)==_bits(mine), method, f'rows {mine and mine.ids} to be drawn again', its and its.ids)
-        self.close()
-        self.memory = other
-    def own_sampler(self): return vars(self).get('fresh', lambda: _sampler_of(self.new()).inner)()
-    def save(self, rng):
+    def own_sampler(self) -> Any: return vars(self).get('fresh', lambda: _sampler_of(self.new()).inner)()
+    def save(self, rng: _Random) -> None:
         self.memory.save(self.folder/'saved')
         more = {} if _sampler_of(self.memory).kind in LAWS else dict(sampler=self.own_sampler())
         if type(self.memory).__name__=='DeviceMemory': more = dict(device=self.memory.device)
         other = type(self.memory).load(self.folder/'saved', **more)
         if 'reopen' in self.lacks: self.replaced('load', other)
         elif self.naive.ids: self.same_rows('load', other.fetch([*self.naive.ids]), self.naive.ids)
-    def state_dict(self, rng):
+    def state_dict(self, rng: _Random) -> None:
         other = self.new()
         other.extend(self.world.steps(rng, 3))                     # which are gone after that
         other.load_state_dict(self.memory.state_dict())
         self.replaced('load_state_dict', other)
-    def deepcopy(self, rng):
+    def deepcopy(self, rng: _Random) -> None:
         for copied in (copy.deepcopy, _pickled): self.replaced(copied.__name__.strip('_'), copied(self.memory))
-    def reopen(self, rng):
+    def reopen(self, rng: _Random) -> None:
         self.memory.close()
         self.memory = self.new(again=True)
 
-    def Ctrl(self, rng):
-        memory, naive, line, m = self.memory, self.naive, int(500*rng.random()**2), int(rng.integers(1, 4))
-        steps, p = self.world.steps(rng, m), None if rng.random() < .5 else torch.tensor(rng.choice([0., .5, 3.], m))
+    def Ctrl(self, rng: _Random) -> None:
+        memory = self.memory
+        naive = self.naive
+        line = int(500*rng.random()**2)
+        m = int(rng.integers(1, 4))
+        steps, p = self.chunk(rng, m)
         _interrupted(memory.extend, line, steps, p)
         naive.extend(steps[:memory.n_added - naive.n_added], [0]*m, p)
-        if naive.living and rng.random() < .5:
-            ids, td = rng.choice(naive.living, 3).tolist(), rng.normal(size=3)
-            _interrupted(memory.update_priorities, line, ids, td)
-            memory.update_priorities(ids, td)
-            naive.update(ids, td)
-    def refuse(self, rng):
-        memory, naive, [good] = self.memory, self.naive, _World(self.world.kind).steps(rng, 1)
+        if not naive.living or rng.random() >= .5: return
+        ids = rng.choice(naive.living, 3).tolist()
+        td = rng.normal(size=3)
+        _interrupted(memory.update_priorities, line, ids, td)
+        memory.update_priorities(ids, td)
+        naive.update(ids, td)
+    def refuse(self, rng: _Random) -> None:
+        memory = self.memory
+        naive = self.naive
+        [good] = _World(self.world.kind).steps(rng, 1)
         wrong = good._replace(state=np.zeros(2, np.uint8))
         for method, arg in (('fetch', [naive.first_id - 1]), ('fetch', [naive.n_added]), ('add', wrong),
                             ('extend', [good, wrong]), ('sample', 0 if naive.living else 1)):
             try: got = getattr(memory, method)(arg)
             except (ValueError, TypeError): continue
             _expect(False, method, f'a ValueError or TypeError for {shown(arg)}', got)
-    def check(self):
-        ids, memory = self.naive.ids, self.memory
-        found, wanted = (memory.first_id, memory.n_added, len(memory)), (ids.start, ids.stop, len(ids))
-        _expect(found==wanted, 'first_id, n_added, len', wanted, found)
-        if 'check_valid' not in self.lacks and ids.stop % 3==0: memory.check_valid()     # which lets rows enter
-        if ids: self.same_rows('fetch', memory.fetch([*ids]), ids)
 
 def check_memory(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
     """Check a memory beside a naive one by random histories; return how often each operation was carried out.
@@ -359,40 +457,53 @@ def check_memory(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
 
 # %% ../nbs/5_looking/06_testing.ipynb #c7f826a9
 class _SamplerCase(_MemoryCase):
+    "A sampler in a memory of 24 rows"
     names = dict(add='on_add', extend='on_add', sample='draw', update_priorities='update', drop='on_drop',
                  save='get_state', load='set_state', state_dict='set_state', load_state_dict='set_state')
     ways = dict(add=3, extend=4, sample=6, update_priorities=4, late=2, drop=2, clear=1, save=2, state_dict=2, reopen=1)
-    def __init__(self, make, n, kept, folder):
-        def memory(max_sz, step, at): return ReplayMemory(max_sz, make(), step=step, seed=0, path=at if kept else None)
-        self.n, self.fresh = n, make
+    def __init__(self, make: Callable[[], Any], n: int, kept: bool, folder: Path) -> None:
+        def memory(max_sz: int, step: Any, at: Path) -> ReplayMemory:
+            return ReplayMemory(max_sz, make(), step=step, seed=0, path=at if kept else None)
+        self.n = n
+        self.fresh = make
         super().__init__(memory, Transition, [], 24, folder)
-    def late(self, rng):
-        sampler, gone = self.memory.sampler, np.arange(self.naive.first_id)
-        before = _bits(state := sampler.get_state())
+    def late(self, rng: _Random) -> None:
+        sampler = self.memory.sampler
+        gone = np.arange(self.naive.first_id)
+        state = sampler.get_state()
+        before = _bits(state)
         self.memory.update_priorities(gone, gone + 1e3)
         _expect(_bits(sampler.get_state())==before, 'update', 'no change by errors of rows that are gone', 'one')
         self.update_priorities(rng)
         self.extend(rng)
         _expect(_bits(state)==before, 'get_state', 'a copy', 'a state that changes with the sampler')
-    def probabilities(self, rng):
+    def probabilities(self, rng: _Random) -> None:
         self.frequencies(self.n//4, min(8, len(self.naive.living)), self.frequencies(self.n, 1))
-    def frequencies(self, n, bs, single=None):
-        sampler, counts, probs = self.memory.sampler, np.zeros(24), np.zeros(24)
+    def frequencies(self, n: int, bs: int, single: np.ndarray | None = None) -> np.ndarray:
+        "The probability of each slot, with which `n` draws of `bs` must agree; `single`: those of draws of one"
+        sampler = self.memory.sampler
+        counts = np.zeros(24)
+        probs = np.zeros(24)
         state = sampler.get_state()
         for _ in range(n):
             batch = self.memory.sample(bs, ('action',))
-            slots, chances = batch.idxs.numpy(), batch.probs.numpy()
+            slots = batch.idxs.numpy()
+            chances = batch.probs.numpy()
             known = np.where(probs[slots] > 0, probs[slots], chances)
             _expect(np.allclose(known, chances, 1e-5), 'draw', 'probabilities {} as before', chances, known)
             probs[slots] = chances
             np.add.at(counts, slots, 1)
             sampler.set_state(copy.deepcopy(state))
         if single is not None and not np.allclose(probs, single, 1e-5): return probs      # they depend on the batch
-        slots, total = np.flatnonzero(probs), probs.sum()
+        slots = np.flatnonzero(probs)
+        total = probs.sum()
         _expect(total < 1.0001 and n*bs*(1 - total) < 20, 'draw', 'probabilities that add up to 1', f'{total:.4f}')
-        got, words = (dict(zip(slots.tolist(), o[slots].round(3).tolist())) for o in (counts/n/bs, probs))
+        def by_slot(shares: np.ndarray) -> dict[int, float]:
+            return dict(zip(slots.tolist(), shares[slots].round(3).tolist()))
+        words = by_slot(probs)
         far = _too_far(counts[slots], n*bs*probs[slots])
-        _expect(not far, 'draw', f'slots as often as their probabilities say, {words}, in batches of {bs}', got)
+        _expect(not far, 'draw', f'slots as often as their probabilities say, {words}, in batches of {bs}',
+                by_slot(counts/n/bs))
         return probs
 
 def check_sampler(make: Callable[[], Any], *, n: int = 2_000, seed: int = 0) -> dict[str, int]:
@@ -404,32 +515,35 @@ def check_sampler(make: Callable[[], Any], *, n: int = 2_000, seed: int = 0) -> 
     counts = _run_histories(_SamplerCase.ways, begins, 40, seed)
     full = ['add']*3 + ['extend']*15 + ['update_priorities']*3
     for k, scene in enumerate((['add']*7, full, [*full, 'drop', 'extend', 'drop'])):
-        found, _, failure = _run(begins[0], [(name, [seed, k, i]) for i, name in enumerate([*scene, 'probabilities'])])
+        history: _History = [(name, [seed, k, i]) for i, name in enumerate([*scene, 'probabilities'])]
+        found, _, failure = _run(begins[0], history)
         if failure: raise AssertionError(failure)
         counts['probabilities'] = found['probabilities'] + counts.get('probabilities', 0)
     return counts
 
 # %% ../nbs/5_looking/06_testing.ipynb #c76fbfc9
 class _StorageCase(_MemoryCase):
+    "A storage in memories of nine rows"
     names = dict(fetch='read', next='follow', previous='follow', extend='put', sample='read', correct='numbers',
                  save='get_state', state_dict='get_state', load_state_dict='set_state', load='set_state')
     ways = {k: v for k, v in _MemoryCase.ways.items() if k not in ('deepcopy', 'clear', 'reopen')} | dict(zeros=3)
-    def __init__(self, make, kind, folder):
+    def __init__(self, make: Callable[[int, Any, Path], Any], kind: Any, folder: Path) -> None:
         self.made: list[Any] = []
         step = _World(kind).step(np.random.default_rng(0))
-        def new_storage(layout, room, example=None):
+        def new_storage(layout: object, room: object, example: object = None) -> Any:
             self.made.append(make(9, step, folder/f'{len(self.made)}'))
             return self.made[-1]
-        def consist_of(memory, parts):
+        def consist_of(memory: Any, parts: Any) -> None:
             parts.shelf.new_storage = new_storage
             ReplayMemory._consist_of(memory, parts)
         own = type('ReplayMemory', (ReplayMemory,), dict(_consist_of=consist_of))
         super().__init__(lambda *_: own(9, seed=0), kind, [], 9, folder)
-    def zeros(self, rng):
+    def zeros(self, rng: _Random) -> None:
         ids = np.append(-1, rng.choice(self.naive.ids, 3))
         request = self.made[-1].ask(4, ('action', 'reward'), FETCHED)
         request.slots[:] = np.where(ids < 0, -1, ids % 9)
-        wanted, got = [0., *self.naive.column('reward', ids[1:])], self.made[-1].read(request).reward.tolist()
+        wanted = [0., *self.naive.column('reward', ids[1:].tolist())]
+        got = self.made[-1].read(request).reward.tolist()
         _expect(got==wanted, 'read', f'rewards {wanted} of rows {ids}, zeros for −1', got)
 
 def check_storage(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
@@ -438,54 +552,76 @@ def check_storage(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
 
 # %% ../nbs/5_looking/06_testing.ipynb #c7c5f769
 class _Source:
-    def __init__(self, items): self.items, self.at = items, 0
-    def __iter__(self):
+    "Items, and how many were yielded, which is its state"
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
+        self.at = 0
+    def __iter__(self) -> Iterator[Any]:
         while self.at < len(self.items):
             self.at += 1
             yield self.items[self.at - 1]
-    def state_dict(self): return dict(at=self.at)
-    def load_state_dict(self, state): self.at = state['at']
+    def state_dict(self) -> dict[str, int]: return dict(at=self.at)
+    def load_state_dict(self, state: dict[str, int]) -> None: self.at = state['at']
 
-def _first(pipe, k=99): return [*islice(pipe, k)]
-def _same_items(method, got, wanted):
+def _first(pipe: Any, k: int = 99) -> list[Any]: return [*islice(pipe, k)]
+def _same_items(method: str, got: Sequence[object], wanted: Sequence[object]) -> None:
     for k, (a, b) in enumerate(zip_longest(got, wanted)):
         _expect(_bits(a)==_bits(b), method, f'item {k} to be {shown(b)}', a)
 
 class _PipeCase:
-    lacks, reads, check, close = set[str](), set[str](), lambda self: None, lambda self: None
+    "A pipe, made several times over the same steps"
+    lacks: set[str] = set()
+    reads: set[str] = set()
     names = dict(loops='__iter__', copies='pickle', states='state_dict')
-    def __init__(self, make, exact, folder):
+    def __init__(self, make: Callable[[Any], Any], exact: bool, folder: Path) -> None:
         steps = _World(SimpleStep).steps(np.random.default_rng(0), 60)
         parts = [steps[a:a + 6] for a in range(0, 60, 6)]
-        self.make, self.exact, self.folder = make, exact, folder
+        self.make = make
+        self.exact = exact
+        self.folder = folder
         self.forms = steps, parts, [Batch.of_steps(o) for o in parts]
-    def loops(self, rng):
+    def check(self) -> None: "Each method checks for itself"
+    def close(self) -> None: "Nothing is held"
+    def loops(self, rng: _Random) -> None:
         if self.exact: _same_items('__iter__', _first(self.make([])), [])
         for items in self.forms:
-            wanted, found, pipe = _first(self.make(items)), list[Any](), self.make(items)
+            wanted = _first(self.make(items))
             _same_items('__iter__', _first(self.make(items)), wanted)
+            pipe = self.make(items)
+            found: list[Any] = []
             while len(found) < len(wanted) and (part := _first(pipe, int(rng.integers(1, 9)))): found += part
             _same_items('__iter__, after a loop was left,', found[:len(wanted)], wanted)
-    def copies(self, rng):
-        made, wanted, way = self.make(self.forms[0]), _first(self.make(self.forms[0])), get_all_start_methods()[0]
-        def worker(o): return DataLoader(o, None, num_workers=1, collate_fn=copy.copy, multiprocessing_context=way)
+    def copies(self, rng: _Random) -> None:
+        made = self.make(self.forms[0])
+        wanted = _first(self.make(self.forms[0]))
+        way = get_all_start_methods()[0]
+        def worker(o: Any) -> Any:
+            return DataLoader(o, None, num_workers=1, collate_fn=copy.copy, multiprocessing_context=way)
         for method, again in (('pickle', _pickled), ('__iter__ in a worker', worker)):
             try: _same_items(method, _first(again(made)), wanted)
             except (TypeError, RuntimeError) as e: _expect('memory' in str(e).lower(), method, 'the same items', e)
-    def states(self, rng):
+    def states(self, rng: _Random) -> None:
         pipe, *fresh = (self.make(_Source(self.forms[0])) for _ in range(3))
-        small, _, large = ((_first(pipe, 9), len(json.dumps(pipe.state_dict())))[1] for _ in range(3))
+        sizes = []
+        for _ in range(3):
+            _first(pipe, 9)
+            sizes.append(len(json.dumps(pipe.state_dict())))
+        small, _, large = sizes
         _expect(large <= 1.5*small, 'state_dict', f'a state that stays as small as {small} characters', large)
-        state, is_replay = json.loads(json.dumps(pipe.state_dict())), isinstance(pipe, ExperienceReplay)
+        state = json.loads(json.dumps(pipe.state_dict()))
+        is_replay = isinstance(pipe, ExperienceReplay)
         if is_replay: pipe.save(self.folder)
-        for o in fresh: (o.load if is_replay else o.load_state_dict)(self.folder if is_replay else state)
+        for o in fresh:
+            if is_replay: o.load(self.folder)
+            else: o.load_state_dict(state)
         again = json.loads(json.dumps(fresh[0].state_dict()))
         rest, other, wanted = map(_first, (*fresh, pipe))
         _same_items('load_state_dict', other, rest)
         if not self.exact: return
         _expect(again==state, 'load_state_dict', f'the state {state}', again)
         there = iter(wanted)
-        fits = all(any(_bits(a)==_bits(b) for b in there) for a in rest) and len(rest) > len(wanted) - 16
+        in_order = all(any(_bits(a)==_bits(b) for b in there) for a in rest)
+        fits = in_order and len(rest) > len(wanted) - 16
         _expect(fits, 'load_state_dict', f'to go on with {shown(wanted[:1])}', rest[:1])
 
 def check_pipe(make: Callable[[Any], Any], *, exact: bool = True) -> dict[str, int]:

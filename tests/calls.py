@@ -165,6 +165,7 @@ def given(o):
         ids=np.arange(2), infos=[], instead='y', item=3, key=torch.zeros(1, dtype=torch.int64), kind=type(o.batch), kw={}, layout=o.layout, leaf=o.layout.leaves[0],
         legal=np.ones((1, 2), bool), length=4, make=lambda *k, **kw: o.memory, made=[], manifest={}, max_sz=50, memory=o.memory, method=lambda: 1, min_sz=9,
         mine={}, model=o.model, n_actions=2, nbytes=64, next_of={}, observation_space=gym.spaces.Box(-1., 1., (2,)), of_type=type(o.batch), ok=True, pairs=(),
+        memo={}, often=lambda slots, n: slots, parts=o.memory._parts, pieces=[], array=np.array,
         path=Path(o.folder)/'file', pipe=o.pipe, plain={}, plan=None, policy=None, protocol=Memory, put=lambda k: k, q=np.ones(2), ratio=1, raw=np.zeros(64, np.uint8),
         replay=o.pipe, request=None, ring=None, rng=np.random.default_rng(0), rows=newest(o.memory), sampler=o.memory.sampler, saved=None, schedule=.5, seed=0,
         sequence=None, shape=(2, 8, 8), state={}, step=o.step, step_n=(0, 1), step_type=type(o.step), steps=o.steps, steps_per_batch=2, storage=o.storage,

@@ -11,7 +11,7 @@ import pytest
 LIB = 'fastrl_replay'
 FLOORS = 8             # of folders and top-level files, at most
 PRIVATE = 12           # private names that cross from one module to another, at most
-AHEAD = 11             # modules that a chapter needs and only a later one tells, at most
+AHEAD = 8              # modules that a chapter needs and only a later one tells, at most
 IN_TEXT = re.compile(r'(?:^|[;`\n])[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b[ \t]*([^\n;`]*)|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))')
 
 

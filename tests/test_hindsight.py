@@ -119,6 +119,29 @@ def test_choices_are_uniform_over_the_right_steps(strategy):
         assert chi2 < len(wanted) + 6*np.sqrt(2*len(wanted)) + 6, (id, found)
 
 
+@pytest.mark.parametrize('seed', range(4))
+def test_the_last_step_that_is_left_is_found_whatever_came_in_between(seed):
+    "Tails and single rows are dropped, steps are added and overwritten, rows are cleared: the index notes what it found before"
+    world, twin, memory = World(seed, 3, end=.06), Twin(60), ReplayMemory(60, seed=0)
+    rng, dropped, looks = np.random.default_rng(seed), set(), 0
+    for k in range(300):
+        steps = world.steps(int(rng.integers(1, 90 if k % 50==49 else 6)))
+        for o in steps: twin.add(o)
+        memory.extend(steps)
+        dropped &= set(twin.ids)
+        if rng.random() < .5:
+            run = memory.episode_ids(int(rng.choice(list(twin.ids))))
+            gone = (run[int(rng.integers(len(run))):] if rng.random() < .7 else rng.choice(run, 1)).tolist()
+            memory.drop(gone)
+            dropped |= set(gone)
+        left = [o for o in twin.ids if o not in dropped]
+        if not left: continue
+        found = memory.episode_index().choose(np.array(left) % 60, 'final', memory.rng, memory.sampler.eligible)
+        assert found.tolist()==[[o for o in twin.stored(i) if o not in dropped][-1] for i in left]
+        looks += len(left)
+    assert looks > 2000 and memory.check_valid()
+
+
 def test_flags_end_an_episode_whose_number_stays():
     "Steps made by hand leave `episode_n` at 0"
     memory, obs = ReplayMemory(10), dict(achieved_goal=np.zeros(1), desired_goal=np.zeros(1))

@@ -764,8 +764,8 @@ def test_only_five_numbers_of_a_step_are_read():
 
 
 def test_a_look_in_pieces(monkeypatch):
-    from fastrl_replay.memory import replay_memory
-    monkeypatch.setattr(replay_memory, '_AT_ONCE', 7)
+    from fastrl_replay.memory import base
+    monkeypatch.setattr(base, '_AT_ONCE', 7)
     memory, look, fetched = ReplayMemory(100), EndedEpisodes(), []
     look.memory, fetch = memory, memory.fetch
     memory.fetch = lambda ids, fields=None: fetched.append(len(ids)) or fetch(ids, fields)

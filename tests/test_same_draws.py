@@ -56,8 +56,8 @@ def test_priorities_that_are_slightly_off_are_found(monkeypatch):
 
 
 def test_a_counter_that_a_save_forgets_is_found(monkeypatch):
-    counters = Parts._counters
-    plant = lambda: monkeypatch.setattr(Parts, '_counters', lambda self: counters(self) | dict(n_stale=0))
+    counters = Parts.counters
+    plant = lambda: monkeypatch.setattr(Parts, 'counters', lambda self: counters(self) | dict(n_stale=0))
     differs, _ = found('proportional', 6, plant=plant)
     assert {o.part for o in differs}=={'n_stale'}
 

@@ -20,7 +20,8 @@ from ..checks import (
 from .device_draws import DeviceRng, law_of
 from .device_rows import NEXT_OF, DeviceRing, check_dtypes, n_step_rows, window_rows, with_discount
 from .options import Options, described, refuse_other
-from .replay_memory import MemoryBase, ReplayMemory
+from .base import MemoryBase
+from .replay_memory import ReplayMemory
 from ..protocol import refuse_name
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState

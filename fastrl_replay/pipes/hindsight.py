@@ -6,7 +6,7 @@
 __all__ = ['HindsightBatch', 'relabel', 'Indexed', 'HindsightReplay']
 
 # %% ../../nbs/3_lasting/16_hindsight.ipynb #4b184ca2
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Protocol
 import numpy as np
 import torch
@@ -25,13 +25,13 @@ class HindsightBatch(Batch):
     _header = (*AROUND, 'relabelled')
     relabelled: Column[torch.Tensor] = Column()
 
-def _answers(name, values, m):
+def _answers(name: str, values: object, m: int) -> np.ndarray:
     "Return a user function's answers for `m` rows; a `ValueError` unless they are finite numbers"
     a = plain_array(name, values)[0]
     if a.shape!=(m,) or a.dtype.kind=='c': refuse(name, f'one number for each of {m} rows', form(a))
     return within(name, a)
 
-def _check_windows(fields):
+def _check_windows(fields: Container[str]) -> None:
     "A `ValueError` for windows of fields whose rows get other goals, one by one"
     clash = [o for o in ('state', 'next_state', 'reward', 'terminated') if o in fields]
     if clash: refuse('windows', 'fields that do not depend on the goal, such as action', Words(', '.join(clash)))
@@ -47,13 +47,15 @@ def relabel(batch: Batch, rows: np.ndarray, goals: np.ndarray, compute_reward: C
     nothing is changed."""
     _check_windows(batch.is_pad or ())
     at = {o.path: a for o, a in zip(batch.layout.leaves, batch.arrays())}
-    m, reached, flags = len(rows), at['next_state', achieved][rows], np.zeros(len(batch), bool)
+    m = len(rows)
+    reached = at['next_state', achieved][rows]
     new: dict[tuple[str, ...], Any] = {('state', goal): goals, ('next_state', goal): goals}
     for name, f in dict(reward=compute_reward, terminated=compute_terminated).items():
         if m and f is not None: new[name,] = _answers(f'compute_{name}', f(reached, goals, {}), m)
     for leaf in batch.layout.leaves:
         if leaf.flag and leaf.path in new: new[leaf.path] = encode(leaf, new[leaf.path], (m,))
-    for path, values in new.items(): at[path][rows] = values
+    for path, values in new.items(): at[path][rows] = values           # nothing is refused from here on
+    flags = np.zeros(len(batch), bool)
     flags[rows] = True
     made: Any = as_kind(batch, HindsightBatch)
     made.relabelled = flags
@@ -81,7 +83,7 @@ class HindsightReplay(ExperienceReplay):
     Raises `ValueError` for steps without goals, n-step transitions, or wrong answers of the two
     functions, and `TypeError` for a memory without `episode_index`."""
     def __init__(
-        self, source_datapipe: Any,
+        self, source_datapipe: object,
         compute_reward: Callable[..., Any],  # achieved, desired, info → rewards
         k: float = 4,                        # rows with another goal for each as it was stored
         strategy: str = 'future',            # which goal: 'future', 'final' or 'episode'
@@ -93,9 +95,12 @@ class HindsightReplay(ExperienceReplay):
         of_type('compute_reward', compute_reward, Callable, 'a function of (achieved, desired, info)')
         instead = 'draws single steps, whose goals it replaces; use sequence_replay for sequences'
         kw = refuse_options('hindsight_replay', kw, dict(sequence=instead))
-        self.compute_reward, self.compute_terminated = compute_reward, compute_terminated
-        self.k, self.strategy = number('k', k), one_of('strategy', strategy, STRATEGIES)
-        self.goal, self.achieved = goal, achieved
+        self.compute_reward = compute_reward
+        self.compute_terminated = compute_terminated
+        self.k = number('k', k)
+        self.strategy = one_of('strategy', strategy, STRATEGIES)
+        self.goal = goal
+        self.achieved = achieved
         _check_windows(kw.get('windows') or ())
         super().__init__(source_datapipe, **kw)
         as_memory(self.memory, Indexed, '; use a ReplayMemory')
@@ -104,34 +109,35 @@ class HindsightReplay(ExperienceReplay):
         self._checked: Any = None
         self._check(self.memory.layout)
 
-    def _check(self, layout):
-        "Raise a `ValueError` unless steps of this layout are single steps with goals"
-        if layout is self._checked: return
-        found, numbers = {o.path: o for o in layout.leaves}, ('reward', 'terminated')
+    def _check(self, layout: Layout | None) -> None:
+        "Raise a `ValueError` unless steps of this layout, if there is one, are single steps with goals"
+        if layout is None or layout is self._checked: return
+        found = {o.path: o for o in layout.leaves}
         require('discount' not in layout.fields, _N_STEP)
         for field, part in (('state', self.goal), ('next_state', self.goal), ('next_state', self.achieved)):
             if (field, part) in found: continue
             refuse('hindsight', f'steps whose {field} is a dict with {part!r}', layout,
                    'goal= and achieved= are the names of its parts')
-        for o in numbers if self.compute_terminated else numbers[:1]:
+        for o in ('reward', 'terminated') if self.compute_terminated else ('reward',):
             if (o,) in found and not found[o,].shape: continue
             refuse('hindsight', f'steps with {o}, one number each', layout)
-        a, b = found['next_state', self.achieved], found['next_state', self.goal]
-        if a.shape!=b.shape or a.bits_of is not None or not np.can_cast(a.dtype, b.dtype, 'same_kind'):
-            refuse('hindsight: an achieved goal must be able to replace a goal', b, a)
+        a = found['next_state', self.achieved]
+        b = found['next_state', self.goal]
+        fits = a.shape==b.shape and a.bits_of is None and np.can_cast(a.dtype, b.dtype, 'same_kind')
+        if not fits: refuse('hindsight: an achieved goal must be able to replace a goal', b, a)
         self._checked = layout
 
-    def add(self, step: Any, priority: float | None = None) -> int:
+    def add(self, step: object, priority: float | None = None) -> int:
         "As `ExperienceReplay.add`; a `ValueError` for a step without goals, which isn't stored"
         if self.memory.layout is None: self._check(Layout.of(step))
         return super().add(step, priority)
 
-    def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> Any:
+    def extend(self, chunk: object, priorities: object = None, streams: object = None) -> Any:
         "As `ExperienceReplay.extend`; a `ValueError` for steps without goals, which aren't stored"
-        if self.memory.layout is None:
-            chunk = as_chunk(chunk)
-            if len(chunk): self._check(Layout.of(example_row(chunk)))
-        return super().extend(chunk, priorities, streams)
+        if self.memory.layout is not None: return super().extend(chunk, priorities, streams)
+        found = as_chunk(chunk)
+        if len(found): self._check(Layout.of(example_row(found)))
+        return super().extend(found, priorities, streams)
 
     def sample(self, bs: int | None = None) -> Any:
         "Return a batch of `bs` rows (None: the pipe's), relabelled; it doesn't count as a batch that was due"
@@ -139,7 +145,8 @@ class HindsightReplay(ExperienceReplay):
         with memory.lock:
             self._check(memory.layout)
             batch: Any = memory.sample(self.bs if bs is None else bs)
-            rows = memory.rng.permutation(len(batch))[:round(len(batch)*self.k/(self.k + 1))]
+            n = round(len(batch)*self.k/(self.k + 1))
+            rows = memory.rng.permutation(len(batch))[:n]
             slots = batch.ids.numpy()[rows] % memory.max_sz
             found = memory.episode_index().choose(slots, self.strategy, memory.rng, memory.sampler.eligible)
             goals = memory.fetch(found, ('next_state',)).next_state[self.achieved].numpy()

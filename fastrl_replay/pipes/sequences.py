@@ -29,7 +29,7 @@ class SequenceReplay(ExperienceReplay):
     The rest: as in `ExperienceReplay`, and, of sequences, in `Sequence`, which says as well with
     which `length`, `burn_in`, `stride` and `eta` to begin."""
     def __init__(
-        self, source_datapipe: Any,
+        self, source_datapipe: object,
         bs: int,                           # sequences in a batch
         max_sz: int,                       # steps in the memory; the newest stay
         length: int,                       # steps in a sequence, burn-in included
@@ -38,7 +38,7 @@ class SequenceReplay(ExperienceReplay):
         *, across_episodes: bool = False,  # may a sequence continue into its stream's next episode?
         pad: bool = True,  # are sequences that an episode cuts short filled up with zeros?
         alpha: float | None = None,        # how much errors decide, ≥ 0 (None: uniform draws)
-        beta: Any = .4,                    # how far weights correct for that: 0 to 1, or a schedule
+        beta: object = .4,                    # how far weights correct for that: 0 to 1, or a schedule
         eta: float = .9,                   # the largest error's share in a priority, the mean's is 1 − `eta`
         learn_first: bool = True,          # do an episode's steps count from its first one on?
         replace: bool = False,             # may a uniform batch hold a sequence twice?
@@ -51,12 +51,12 @@ class SequenceReplay(ExperienceReplay):
             raise TypeError('beta: without alpha, sequence_replay draws uniformly; give alpha, or leave it out')
         sequence: Any = Sequence(length, burn_in, stride, across_episodes, pad, eta, learn_first)
         sampler: Any = Uniform(replace) if alpha is None else Proportional(alpha, beta)
-        def alike(o): return o.sequence==sequence and o.prioritized==sampler.prioritized
+        def alike(o: Any) -> bool: return o.sequence==sequence and o.prioritized==sampler.prioritized
         how = f'{sequence} ' + ('by priorities' if sampler.prioritized else 'uniformly')
         given = given_memory('sequence_replay', kw, alike, how)
         if given: sampler = sequence = None
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)
 
-    def _can_draw(self):
+    def _can_draw(self) -> bool:
         full = self.memory.n_added >= self.memory.max_sz and self.memory.sampler.eligible.all    # so the draw raises
         return full or super()._can_draw() and self.memory.sampler.can_draw(self.bs)

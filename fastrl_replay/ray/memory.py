@@ -27,7 +27,7 @@ from ..samplers.uniform import Uniform
 from ..memory import ReplayMemory
 from ..pipes.actors import STARTING
 from ..memory.options import Options, described, set_again
-from ..memory.replay_memory import SeveralMemories
+from ..memory.base import SeveralMemories
 from ..saving import MANIFEST, CheckpointError, SavedState, naming, save_state
 from ..schedules import value_at
 from ..show import bars_figure
