@@ -81,7 +81,7 @@ def parse_options(command: Callable[..., Any], args: Sequence[str]) -> dict[str,
     "Return the arguments of the function `command` in `args` (strings), as a dict; `Refused` for mistakes"
     parser: Any = make_parser(command)
     def refuse(message: str) -> NoReturn: raise Refused(f'{message} (see {parser.prog} --help)')
-    def underscored(m: re.Match[str]) -> str: return m[0].replace('-', '_')     # --checkpoint-every as --checkpoint_every
+    def underscored(m: re.Match) -> str: return m[0].replace('-', '_')     # --checkpoint-every as --checkpoint_every
     parser.error = refuse
     names = re.compile(r'(?<=^--)(?!no-)[^=]+|(?<=^--no-)[^=]+')
     return vars(parser.parse_args([names.sub(underscored, o) for o in args]))
@@ -194,7 +194,8 @@ def _pipe(o: SimpleNamespace, agent: Callable[..., Any], seeds: dict[str, int]) 
     steps = steps.n_step(n=o.n, gamma=o.gamma)
     if o.ray: return _on_ray(steps, o, seeds)
     if o.actors: steps = steps.actors(o.actors, chunk=_CHUNK)
-    how = dict(bs=o.bs, max_sz=o.max_sz, min_sz=_first_batch(o), steps_per_batch=o.steps_per_batch, seed=seeds['memory'])
+    how = dict(bs=o.bs, max_sz=o.max_sz, min_sz=_first_batch(o), steps_per_batch=o.steps_per_batch,
+               seed=seeds['memory'])
     if o.memory!='uniform': how |= dict(alpha=o.alpha, beta=_beta(o))
     if o.on_disk: how['path'] = Path(o.out)/'memory'
     make_replay = getattr(steps, _MEMORIES[o.memory])

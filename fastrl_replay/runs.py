@@ -44,7 +44,7 @@ class BestWeights:
         average: float = .005,   # share of the newest weights in the running average (0: no average)
         goal: float = -np.inf,   # the score that counts as solved
         patience: int = 0,       # evaluations without a better score before the fit ends (0: it goes on)
-        also: Callable[[Any], Any] | None = None,  # another callback, called after each batch; True from it ends the fit
+        also: Callable[[Any], Any] | None = None,  # another callback, after each batch; True from it ends the fit
     ) -> None:
         self.env_id = env_id
         self.every = whole('BestWeights: every', every, 1)
