@@ -8,76 +8,91 @@ __all__ = ['COMMANDS', 'Refused', 'make_parser', 'parse_options', 'make_env', 't
 
 # %% ../nbs/5_looking/04_cli.ipynb #de83509f
 import argparse, json, math, os, platform, re, shutil, signal, sys, tempfile, time, warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 from fastcore.docments import docments
 from . import __version__
+if TYPE_CHECKING:                   # these import torch, which takes two seconds
+    import gymnasium as gym
+    from torch import nn
+    from fastrl_replay.learner import DQNLearner
+    from fastrl_replay.pipes.replay import ExperienceReplay
+    from fastrl_replay.runs import BestWeights
 
 # %% ../nbs/5_looking/04_cli.ipynb #791c5933
 class Refused(Exception): "A mistake in what was asked for, in a sentence"
 
-def _need(ok, what):
+def _need(ok: object, what: str) -> None:
     "Refuse what was asked for, unless `ok`; `checks` has the like, but importing it takes as long as torch does"
     if not ok: raise Refused(what)
 
-_GROUPS = dict(train=dict(steps='environment', memory='memory', n='learning', episodes='evaluation', out='files'))
+_GROUPS: Any = dict(train=dict(steps='environment', memory='memory', n='learning', episodes='evaluation', out='files'))
 _ALSO = {('inspect', 'out'): ['--plot']}           # an option's second name
 
-def make_parser(command) -> argparse.ArgumentParser:
+def make_parser(command: Callable[..., Any]) -> argparse.ArgumentParser:
     "Return a parser of the parameters of the function `command`; those that are keyword-only are options"
     name = command.__name__.rstrip('_')
     form: Any = partial(argparse.HelpFormatter, max_help_position=26)
     parser = argparse.ArgumentParser(f'fastrl_replay {name}', description=command.__doc__, formatter_class=form)
+    groups = _GROUPS.get(name, {})
     group: Any = parser
+    options = command.__kwdefaults__ or {}
     words = [parser.prog]
     for k, o in docments(command, full=True, returns=False, eval_str=True).items():
-        if k in _GROUPS.get(name, {}): group = parser.add_argument_group(_GROUPS[name][k])
-        if k in command.__kwdefaults__: group.add_argument(f'--{k}', *_ALSO.get((name, k), []), **_how(o))
+        if k in groups: group = parser.add_argument_group(groups[k])
+        if k in options:
+            group.add_argument(f'--{k}', *_ALSO.get((name, k), []), **_how(o))
+        elif o.default is Parameter.empty:
+            group.add_argument(k, **_how(o))
+            words.append(k.upper())
         else:
-            needed = o.default is Parameter.empty
-            words.append(k.upper() if needed else f'[{k.upper()}]')
-            group.add_argument(k, nargs=None if needed else '?', **_how(o))
+            group.add_argument(k, nargs='?', **_how(o))
+            words.append(f'[{k.upper()}]')
     parser.usage = ' '.join([*words, '[OPTIONS]'])
     return parser
 
-def _how(o):
-    "What argparse is told of a parameter: its help, type, choices and default"
-    kind, default = next(iter(get_args(o.anno)), o.anno), o.default         # `int | None` is an int
-    shown = ('no', 'yes')[default] if kind is bool else default
-    how: dict[str, Any] = dict(help=o.docment, default=default)
-    if default not in (None, Parameter.empty): how['help'] = f'{o.docment} (default: {shown})'.replace(') (', '; ')
+def _how(o: Any) -> dict[str, Any]:
+    "What argparse needs for a parameter: its help, type, choices and default"
+    kind = next(iter(get_args(o.anno)), o.anno)          # `int | None` is an int
+    how: dict[str, Any] = dict(help=o.docment, default=o.default)
+    if o.default not in (None, Parameter.empty):
+        shown = ('no', 'yes')[o.default] if kind is bool else o.default
+        how['help'] = f'{o.docment} (default: {shown})'.replace(') (', '; ')
     if get_origin(o.anno) is Literal: return how | dict(choices=get_args(o.anno))
     if kind is bool: return how | dict(action=argparse.BooleanOptionalAction)
-    return how | dict(type=_count if kind is int else kind, metavar={int: 'N', float: 'X'}.get(kind))
+    if kind is int: return how | dict(type=_count, metavar='N')
+    return how | dict(type=kind, metavar='X' if kind is float else None)
 
-def _count(text):
+def _count(text: str) -> int:
     "Return a whole number, which may be written as 1e4"
     try: number = float(text)
     except ValueError: number = math.nan
-    if number.is_integer(): return int(text) if text.lstrip('+-').isdecimal() else int(number)
-    raise argparse.ArgumentTypeError(f'expected a whole number, got {text!r}')
+    if not number.is_integer(): raise argparse.ArgumentTypeError(f'expected a whole number, got {text!r}')
+    return int(text) if text.lstrip('+-').isdecimal() else int(number)
 
-def parse_options(command, args) -> dict[str, Any]:
+def parse_options(command: Callable[..., Any], args: Sequence[str]) -> dict[str, Any]:
     "Return the arguments of the function `command` in `args` (strings), as a dict; `Refused` for mistakes"
     parser: Any = make_parser(command)
-    def refuse(message) -> NoReturn: raise Refused(f'{message} (see {parser.prog} --help)')
-    def underscored(m): return m[0].replace('-', '_')     # --checkpoint-every as --checkpoint_every
+    def refuse(message: str) -> NoReturn: raise Refused(f'{message} (see {parser.prog} --help)')
+    def underscored(m: re.Match) -> str: return m[0].replace('-', '_')     # --checkpoint-every as --checkpoint_every
     parser.error = refuse
-    args = [re.sub(r'(?<=^--)(?!no-)[^=]+|(?<=^--no-)[^=]+', underscored, o) for o in args]
-    return vars(parser.parse_args(args))
+    names = re.compile(r'(?<=^--)(?!no-)[^=]+|(?<=^--no-)[^=]+')
+    return vars(parser.parse_args([names.sub(underscored, o) for o in args]))
 
 # %% ../nbs/5_looking/04_cli.ipynb #99a72986
-def make_env(env_id, max_steps=None, render_mode=None) -> Any:
+def make_env(env_id: str, max_steps: int | None = None, render_mode: str | None = None) -> Any:
     """Return an environment with actions 0 … n−1 and Box or Discrete observations.
 
     `max_steps`: where to cut episodes off. A `Refused` says what is wrong with `env_id`."""
     import gymnasium as gym
-    how = {} if render_mode is None else dict(render_mode=render_mode)
+    how: dict[str, Any] = {} if render_mode is None else dict(render_mode=render_mode)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try: env = gym.make(env_id, disable_env_checker=True, **how)
@@ -85,199 +100,246 @@ def make_env(env_id, max_steps=None, render_mode=None) -> Any:
             raise Refused(f'environment {env_id!r}: {_missing(env_id, e)}') from None
         except Exception as e: raise Refused(f'environment {env_id!r}: {e}') from None      # noqa: BLE001
     actions: Any = env.action_space
-    states, is_right = env.observation_space, isinstance(actions, gym.spaces.Discrete)
+    is_right = isinstance(actions, gym.spaces.Discrete)
     _need(is_right, f'environment {env_id!r}: a DQN expects Discrete actions, got {actions}')
     if max_steps and max_steps != _limit(env): env = gym.wrappers.TimeLimit(env, max_steps)
     if actions.start:
-        env = gym.wrappers.TransformAction(env, lambda a: a + actions.start, gym.spaces.Discrete(actions.n))
+        from_0 = gym.spaces.Discrete(actions.n)
+        env = gym.wrappers.TransformAction(env, lambda a: a + actions.start, from_0)
+    states = env.observation_space
     if isinstance(states, (gym.spaces.Box, gym.spaces.Discrete)): return env
     is_fixed = states.is_np_flattenable
     _need(is_fixed, f'environment {env_id!r}: expected observations of a fixed size, got {states}')
     return gym.wrappers.FlattenObservation(env)
 
-def _limit(env): return env.spec.max_episode_steps if env.spec else None
+def _limit(env: 'gym.Env') -> int | None: return env.spec.max_episode_steps if env.spec else None
 
-def _missing(env_id, error):
+def _missing(env_id: str, error: Exception) -> object:
     "Say which package the environments of a namespace come with"
+    if not env_id.startswith('ALE/'): return error
     from fastrl_replay.checks import how_to_install
-    return f'Atari games need the package ale-py: {how_to_install("atari")}' if env_id.startswith('ALE/') else error
+    return f'Atari games need the package ale-py: {how_to_install("atari")}'
 
 # %% ../nbs/5_looking/04_cli.ipynb #195ddb09
 _MEMORIES = dict(uniform='experience_replay', prioritized='prioritized_replay', rank='rank_replay')
 # Schaul et al. 2016, table 3
 _PRIORITIES = dict(uniform={}, prioritized=dict(alpha=.6, beta=.4), rank=dict(alpha=.7, beta=.5))
-_RANGES = (('≥ 1', lambda v: v >= 1, 'steps max_steps n_envs bs max_sz n hidden target_sync eps_steps shards'),
-           ('≥ 1', lambda v: v >= 1, 'episodes every select'),
-           ('≥ 0', lambda v: v >= 0, 'seed actors min_sz alpha confirm patience checkpoint_every'),
-           ('from 0 to 1', lambda v: 0 <= v <= 1, 'beta beta_end gamma average eps_start eps_end'),
-           ('above 0', lambda v: v > 0, 'steps_per_batch'),
-           ('that is finite', math.isfinite, 'steps_per_batch alpha lr lr_end'))
+_RANGES: Any = (
+    ('≥ 1', lambda v: v >= 1,
+     'steps max_steps n_envs bs max_sz n hidden target_sync eps_steps shards episodes every select'),
+    ('≥ 0', lambda v: v >= 0, 'seed actors min_sz alpha confirm patience checkpoint_every'),
+    ('from 0 to 1', lambda v: 0 <= v <= 1, 'beta beta_end gamma average eps_start eps_end'),
+    ('above 0', lambda v: v > 0, 'steps_per_batch'),
+    ('that is finite', math.isfinite, 'steps_per_batch alpha lr lr_end'))
 
-def _seeds(seed):
+def _seeds(seed: int) -> dict[str, int]:
     import numpy as np
     names = ('weights', 'agent', 'env', 'memory', 'chosen', 'reported')
-    return dict(zip(names, np.random.SeedSequence(seed).generate_state(len(names)).tolist()))
+    seeds = np.random.SeedSequence(seed).generate_state(len(names))
+    return dict(zip(names, seeds.tolist()))
 
-def _check(o):
+def _check(o: SimpleNamespace) -> None:
     "Refuse numbers that would be found out late, or never"
     for expected, is_right, names in _RANGES:
         for k in names.split():
-            _need(o[k] is None or is_right(o[k]), f'--{k}: expected a number {expected}, got {o[k]}')
-    _need(o['steps'] >= _first_batch(o) + o['n']*_streams(o),
-          f'--steps: {o["steps"]} are too few for a batch of {o["bs"]}; give more, or a smaller --bs')
-    _need(not o['ray'] or o['memory']!='rank', '--memory rank: a shard can rank only its own')
-    _need(not o['ray'] or not (o['checkpoint_every'] or o['resume']),
-          '--ray: a memory on a cluster is in no checkpoint; leave out --checkpoint_every and --resume')
-    if o['device']=='cpu': return
+            v = getattr(o, k)
+            _need(v is None or is_right(v), f'--{k}: expected a number {expected}, got {v}')
+    least = _first_batch(o) + o.n*_streams(o)
+    _need(o.steps >= least, f'--steps: {o.steps} are too few for a batch of {o.bs}; give more, or a smaller --bs')
+    if o.ray:
+        _need(o.memory!='rank', '--memory rank: a shard can rank only its own')
+        _need(not o.checkpoint_every and not o.resume,
+              '--ray: a memory on a cluster is in no checkpoint; leave out --checkpoint_every and --resume')
+    if o.device!='cpu': _check_device(o.device)
+
+def _check_device(device: str) -> None:
     import torch
-    _need(torch.cuda.is_available() or not o['device'].startswith('cuda'),
-          f'--device {o["device"]}: torch finds no CUDA GPU here; leave --device out to train on the CPU')
-    try: torch.empty(0, device=o['device'])
-    except (RuntimeError, AssertionError) as e: raise Refused(f'--device {o["device"]}: {e}') from None
+    _need(torch.cuda.is_available() or not device.startswith('cuda'),
+          f'--device {device}: torch finds no CUDA GPU here; leave --device out to train on the CPU')
+    try: torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as e: raise Refused(f'--device {device}: {e}') from None
 
-def _first_batch(o): return max(o['bs'], min(o['min_sz'], o['steps']//2))
-def _streams(o): return o['n_envs']*max(1, o['actors'])
+def _first_batch(o: SimpleNamespace) -> int:
+    "How many steps are stored before the first batch"
+    waited = min(o.min_sz, o.steps//2)
+    return max(o.bs, waited)
+def _streams(o: SimpleNamespace) -> int: return o.n_envs*max(1, o.actors)
 
-def _n_batches(o):
+def _n_batches(o: SimpleNamespace) -> int:
     "How many batches are due after `steps` steps, with an open window in each environment"
-    return 1 + int((o['steps'] - (o['n'] - 1)*_streams(o) - _first_batch(o))/o['steps_per_batch'])
+    stored = o.steps - (o.n - 1)*_streams(o)
+    return 1 + int((stored - _first_batch(o))/o.steps_per_batch)
 
 # %% ../nbs/5_looking/04_cli.ipynb #6b85904d
 _CHUNK = 16         # steps that actors send at a time: a run may store up to so many more
 _MAX_STEPS = 1000   # of an episode, where neither the environment nor the user sets a limit
 
-def _filled(o, env):
+def _filled(o: SimpleNamespace, env: 'gym.Env') -> SimpleNamespace:
     "The options, with what the memory and the environment say about those not given"
-    threshold = env.spec.reward_threshold if env.spec else None
-    given = _PRIORITIES[o['memory']] | dict(goal=threshold, max_steps=_limit(env) or _MAX_STEPS)
-    o = o | {k: v for k, v in given.items() if o[k] is None}
-    return o if o['goal'] is not None else o | dict(patience=0)
+    known: dict[str, Any] = dict(max_steps=_limit(env) or _MAX_STEPS, goal=env.spec and env.spec.reward_threshold)
+    known |= _PRIORITIES[o.memory]
+    filled = vars(o) | {k: v for k, v in known.items() if getattr(o, k) is None}
+    if filled['goal'] is None: filled['patience'] = 0
+    return SimpleNamespace(**filled)
 
-def _pipe(o, agent, seeds):
+def _beta(o: SimpleNamespace) -> Callable[[int], float]:
+    from fastrl_replay.schedules import LinearSchedule
+    return LinearSchedule(o.beta, o.beta_end, _n_batches(o))
+
+def _pipe(o: SimpleNamespace, agent: Callable[..., Any], seeds: dict[str, int]) -> 'ExperienceReplay':
     "stepper → n-step → (actors →) replay"
     from fastrl_replay.pipes import actors, n_step, replay, stepper      # noqa: F401   (for their functional forms)
-    from fastrl_replay.schedules import LinearSchedule
-    make = partial(make_env, o['env'], o['max_steps'])
-    steps: Any = stepper.GymStepper([make], agent, seeds['env'], o['n_envs']).n_step(n=o['n'], gamma=o['gamma'])
-    if o['ray']: return _on_ray(steps, o, seeds)
-    if o['actors']: steps = steps.actors(o['actors'], chunk=_CHUNK)
-    how = {k: o[k] for k in ('bs', 'max_sz', 'steps_per_batch')}
-    if o['memory']!='uniform':
-        how |= dict(alpha=o['alpha'], beta=LinearSchedule(o['beta'], o['beta_end'], _n_batches(o)))
-    if o['on_disk']: how['path'] = Path(o['out'])/'memory'
-    return getattr(steps, _MEMORIES[o['memory']])(**how, min_sz=_first_batch(o), seed=seeds['memory'])
+    make = partial(make_env, o.env, o.max_steps)
+    steps: Any = stepper.GymStepper([make], agent, seeds['env'], o.n_envs)
+    steps = steps.n_step(n=o.n, gamma=o.gamma)
+    if o.ray: return _on_ray(steps, o, seeds)
+    if o.actors: steps = steps.actors(o.actors, chunk=_CHUNK)
+    how = dict(bs=o.bs, max_sz=o.max_sz, min_sz=_first_batch(o), steps_per_batch=o.steps_per_batch,
+               seed=seeds['memory'])
+    if o.memory!='uniform': how |= dict(alpha=o.alpha, beta=_beta(o))
+    if o.on_disk: how['path'] = Path(o.out)/'memory'
+    make_replay = getattr(steps, _MEMORIES[o.memory])
+    return make_replay(**how)
 
-def _on_ray(steps, o, seeds):
+def _on_ray(steps: Any, o: SimpleNamespace, seeds: dict[str, int]) -> 'ExperienceReplay':
     "(stepper → n-step →) Ray actors → shards"
     from fastrl_replay.ray.replay import RayReplay                      # with both functional forms
     from fastrl_replay.samplers.proportional import Proportional
-    from fastrl_replay.schedules import LinearSchedule
-    beta = LinearSchedule(o['beta'], o['beta_end'], _n_batches(o)) if o['memory']=='prioritized' else None
-    path = str((Path(o['out'])/'memory').absolute()) if o['on_disk'] else None
-    sampler = None if beta is None else Proportional(o['alpha'], beta)
-    return RayReplay(steps.ray_actors(max(1, o['actors']), chunk=_CHUNK), o['shards'], o['bs'], o['max_sz'],
-                     sampler=sampler, min_sz=_first_batch(o), steps_per_batch=o['steps_per_batch'], group=4, ahead=1,
-                     path=path, name=f'train-{os.getpid()}', seed=seeds['memory'])
+    sampler = Proportional(o.alpha, _beta(o)) if o.memory=='prioritized' else None
+    folder = Path(o.out).absolute()/'memory'
+    actors = steps.ray_actors(max(1, o.actors), chunk=_CHUNK)
+    return RayReplay(actors, o.shards, o.bs, o.max_sz, sampler=sampler, min_sz=_first_batch(o),
+                     steps_per_batch=o.steps_per_batch, group=4, ahead=1, path=str(folder) if o.on_disk else None,
+                     name=f'train-{os.getpid()}', seed=seeds['memory'])
 
-def _learner(o, env, seeds):
-    "A learner on top of its pipe, and its callback, a `BestWeights`"
-    from fastrl_replay.learner import DQNLearner, q_network
+def _agent(o: SimpleNamespace, model: 'nn.Module', seed: int) -> tuple[Any, Any]:
+    "What chooses actions, and the shared weights by which workers learn of new ones (None: there are none)"
     from fastrl_replay.pipes.agents import EpsilonGreedy
     from fastrl_replay.pipes.weights import SharedAgent, SharedParams
-    from fastrl_replay.ray.replay import RayParams
+    from fastrl_replay.schedules import LinearSchedule
+    agent = EpsilonGreedy(model, LinearSchedule(o.eps_start, o.eps_end, o.eps_steps), seed)
+    if o.ray:
+        from fastrl_replay.ray.replay import RayParams
+        params = RayParams(model)
+        return SharedAgent(agent, params, every=32), params
+    if not o.actors: return agent, None
+    shared = SharedParams(model)
+    return SharedAgent(agent, shared, every=8), shared
+
+def _learner(o: SimpleNamespace, env: 'gym.Env', seeds: dict[str, int]) -> tuple['DQNLearner', 'BestWeights']:
+    "A learner on top of its pipe, and its callback, a `BestWeights`"
+    from fastrl_replay.learner import DQNLearner, q_network
     from fastrl_replay.runs import BestWeights
     from fastrl_replay.schedules import LinearSchedule
-    model = q_network(env.observation_space, int(env.action_space.n), o['hidden'], seeds['weights'])
-    agent: Any = EpsilonGreedy(model, LinearSchedule(o['eps_start'], o['eps_end'], o['eps_steps']), seeds['agent'])
-    shared: Any = RayParams(model) if o['ray'] else SharedParams(model) if o['actors'] else None
-    if shared: agent = SharedAgent(agent, shared, every=32 if o['ray'] else 8)
-    lr = LinearSchedule(o['lr'], o['lr_end'], _n_batches(o))
+    n_batches = _n_batches(o)
+    actions: Any = env.action_space
+    model = q_network(env.observation_space, int(actions.n), o.hidden, seeds['weights'])
+    agent, shared = _agent(o, model, seeds['agent'])
+    lr = LinearSchedule(o.lr, o.lr_end, n_batches)
     dl = _pipe(o, agent, seeds).loader()
     try:
-        learn = DQNLearner(model, dl, o['gamma'], lr, o['double'], o['target_sync'], o['device'], shared=shared,
-                           publish_every=2, compile=o['compile'])
+        learn = DQNLearner(model, dl, o.gamma, lr, o.double, o.target_sync, o.device, shared=shared, publish_every=2,
+                           compile=o.compile)
     except RuntimeError as e:
-        if not o['compile']: raise
+        if not o.compile: raise
         raise Refused(f'--{e}') from None                # no compiler
-    make, every = partial(make_env, o['env'], o['max_steps']), min(o['every'], _n_batches(o))
-    goal = float('-inf') if o['goal'] is None else o['goal']
-    best = BestWeights(make, every, o['select'], o['confirm'], seeds['chosen'], o['average'], goal, o['patience'])
+    make = partial(make_env, o.env, o.max_steps)
+    every = min(o.every, n_batches)
+    goal = -math.inf if o.goal is None else o.goal
+    best = BestWeights(make, every, o.select, o.confirm, seeds['chosen'], o.average, goal, o.patience)
     return learn, best
 
-def _resumed(o):
+def _resumed(o: SimpleNamespace) -> SimpleNamespace:
     "The options of the run that is to be resumed, in its own folder; `o` itself if there is none"
-    if o['resume'] is None: return o
+    if o.resume is None: return o
     from fastrl_replay.saving import MANIFEST, SavedState
-    folder = Path(o['resume'])
+    folder = Path(o.resume)
     if (folder/'checkpoint').is_dir(): folder /= 'checkpoint'
     _need((folder/MANIFEST).exists() or not folder.is_dir(),
-          f'--resume {o["resume"]}: no checkpoint here: the run made none (see --checkpoint_every), '
+          f'--resume {o.resume}: no checkpoint here: the run made none (see --checkpoint_every), '
           'or was ended before its first; start it again')
     with SavedState(folder, 'learner') as saved, saved.sense('a run'): was = saved.state()['notes']['arguments']
-    every = o['checkpoint_every'] or was['checkpoint_every']
-    return o | was | dict(resume=str(folder), out=str(folder.parent), checkpoint_every=every)
+    resumed = SimpleNamespace(**vars(o) | was)
+    resumed.resume = str(folder)
+    resumed.out = str(folder.parent)
+    resumed.checkpoint_every = o.checkpoint_every or was['checkpoint_every']
+    return resumed
 
 # %% ../nbs/5_looking/04_cli.ipynb #90d4199f
-def _say(line): print(line, flush=True)
+def _say(line: str) -> None: print(line, flush=True)
 
 @contextmanager
-def _writing(folder):
+def _writing(folder: str | Path) -> Iterator[None]:
     "An `OSError`, such as that of a full disk, says which folder it was about"
     try: yield
     except OSError as e: raise OSError(f'--out {folder}: {e.strerror or e}') from None
 
-def _checkpoint(o, best, learn):
-    if learn.n_batches % o['checkpoint_every']: return
-    with _writing(o['out']): learn.save(Path(o['out'])/'checkpoint', best, arguments=o)
+def _checkpoint(o: SimpleNamespace, best: 'BestWeights', learn: 'DQNLearner') -> None:
+    if learn.n_batches % o.checkpoint_every: return
+    with _writing(o.out): learn.save(Path(o.out)/'checkpoint', best, arguments=vars(o))
 
-def _run(o, learn, best):
+def _run(o: SimpleNamespace, learn: 'DQNLearner', best: 'BestWeights') -> None:
     "Train, and restore the best weights"
     n = _n_batches(o)
-    if o['checkpoint_every']: best.also = partial(_checkpoint, o, best)
-    if o['resume']: learn.load(o['resume'], best)
+    replay: Any = learn.replay
+    if o.checkpoint_every: best.also = partial(_checkpoint, o, best)
+    if o.resume: learn.load(o.resume, best)
     try: learn.fit(n - learn.n_batches, best)
     finally:
-        if o['ray']:
+        if o.ray:
             learn.episodes.memory = None      # what has been learned from it is known; it ends here
-            learn.replay.close()
-        elif o['actors']: learn.replay.source_datapipe.close()
-    ended = f'; stopped early, after {learn.n_batches:,} of {n:,} batches' if learn.n_batches < n else ''
-    solved, than = ('solved', 'at least') if best.score >= best.goal else ('not solved', 'below')
-    if o['goal'] is not None: _say(f'{solved}: the best score, {best.score:.1f}, is {than} {o["goal"]:g}{ended}')
+            replay.close()
+        elif o.actors: replay.source_datapipe.close()
+    if o.goal is not None: _say(_how_it_went(o.goal, best.score, learn.n_batches, n))
     best.restore(learn)
 
-def _begun(o):
+def _how_it_went(goal: float, score: float, n_batches: int, n: int) -> str:
+    "Was the goal reached, and was that before all of the `n` batches?"
+    ended = f'; stopped early, after {n_batches:,} of {n:,} batches' if n_batches < n else ''
+    if score >= goal: return f'solved: the best score, {score:.1f}, is at least {goal:g}{ended}'
+    return f'not solved: the best score, {score:.1f}, is below {goal:g}{ended}'
+
+def _begun(o: SimpleNamespace) -> dict[str, Any]:
     "Write config.json, and return what it holds: the options, when and on what the run began"
     versions = {k: version(k) for k in ('torch', 'numpy', 'numba', 'gymnasium')}
     versions |= dict(fastrl_replay=__version__, python=platform.python_version(), platform=platform.platform())
-    facts = dict(arguments=o, date=datetime.now(UTC).isoformat(timespec='seconds'), versions=versions)
-    path = Path(o['out'])/'config.json'
-    with _writing(path.parent): _write(path, lambda p: p.write_text(json.dumps(facts, indent=1) + '\n'))
+    date = datetime.now(UTC).isoformat(timespec='seconds')
+    facts = dict(arguments=vars(o), date=date, versions=versions)
+    with _writing(o.out): _write_json(Path(o.out)/'config.json', facts)
     return facts
 
-def _curve(learn, best):
+def _curve(learn: 'DQNLearner', best: 'BestWeights') -> str:
     "The learning curve as CSV. `at`: transitions stored, or batches for the loss, which is the mean of 100"
-    losses = [(k + 100, sum(learn.losses[k:k + 100])/100) for k in range(0, len(learn.losses) - 99, 100)]
-    series = dict(training=zip(learn.return_steps, learn.returns), greedy=best.history, loss=losses)
-    rows = [f'{name},{at},{value:.6g}' for name, points in series.items() for at, value in points]
-    return '\n'.join(['series,at,value', *rows, ''])
+    losses = []
+    for end in range(100, len(learn.losses) + 1, 100):
+        mean = sum(learn.losses[end - 100:end])/100
+        losses.append((end, mean))
+    series: dict[str, Any] = dict(training=zip(learn.return_steps, learn.returns), greedy=best.history, loss=losses)
+    lines = ['series,at,value']
+    for name, points in series.items():
+        for at, value in points: lines.append(f'{name},{at},{value:.6g}')
+    return '\n'.join([*lines, ''])
 
-def _write(path, write):
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
     "Write a file whole or not at all; `write` is a function of its path"
     part = path.with_name(f'part-{path.name}')
     write(part)
     os.replace(part, path)
 
+def _write_json(path: Path, facts: dict[str, Any]) -> None:
+    text = json.dumps(facts, indent=1)
+    _write(path, lambda part: part.write_text(f'{text}\n'))
+
 _LEFT = ('result.json', 'model.safetensors', 'learning_curve.csv', 'learning_curve.png', 'checkpoint', 'memory')
 
-def _vacate(o):
+def _vacate(o: SimpleNamespace) -> None:
     "Refuse a folder in which an earlier run left something; with --force, remove that"
-    out = Path(o['out'])
+    out = Path(o.out)
     left = [out/name for name in _LEFT if (out/name).exists()]
-    if o['resume'] or not left: return
+    if o.resume or not left: return
     names = ', '.join(path.name for path in left)
-    _need(o['force'], f'--out {out}: an earlier run left {names} there; choose another folder, replace it with '
-                      f'--force, or continue it with --resume {out}, if it saved a checkpoint')
+    _need(o.force, f'--out {out}: an earlier run left {names} there; choose another folder, replace it with '
+                   f'--force, or continue it with --resume {out}, if it saved a checkpoint')
     if (out/'memory'/'memory.json').exists():
         from fastrl_replay.saving import CheckpointError
         from fastrl_replay.storage.mapped import MappedFolder
@@ -328,74 +390,84 @@ def train(
     force: bool = False,            # replace what an earlier run left in OUT, its checkpoint and memory included
 ) -> Any:
     "Train a double DQN, keep its best weights, and evaluate them"
-    return _train(dict(locals()))
+    return _train(SimpleNamespace(**locals()))
 
-def _train(o):
+def _train(o: SimpleNamespace) -> dict[str, Any]:
     start = time.perf_counter()
     _check(o)
     o = _resumed(o)
-    env, out = make_env(o['env']), Path(o['out'])
+    env = make_env(o.env)
+    out = Path(o.out)
     o = _filled(o, env)
     with _writing(out):
         _vacate(o)
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-    _say(f'training {o["env"]} for at most {o["steps"]:,} steps ({_n_batches(o):,} batches of {o["bs"]}), '
-         f'{o["memory"]} memory, seed {o["seed"]}, into {out}')
+    _say(f'training {o.env} for at most {o.steps:,} steps ({_n_batches(o):,} batches of {o.bs}), '
+         f'{o.memory} memory, seed {o.seed}, into {out}')
     if _limit(env) is None:
-        _say(f'{o["env"]} has no time limit: episodes are cut off after {o["max_steps"]:,} steps (--max_steps)')
+        _say(f'{o.env} has no time limit: episodes are cut off after {o.max_steps:,} steps (--max_steps)')
     import matplotlib
     import torch
-    from safetensors.torch import save
     matplotlib.use('agg')
     torch.set_num_threads(1)           # networks this small are slower on two
-    seeds = _seeds(o['seed'])
+    seeds = _seeds(o.seed)
     learn, best = _learner(o, env, seeds)
     facts = _begun(o)
     _run(o, learn, best)
-    _say(f'evaluating the best weights: {o["episodes"]} episodes of at most {o["max_steps"]:,} steps')
-    returns = learn.evaluate(best.env_id, o['episodes'], seeds['reported'])
+    _say(f'evaluating the best weights: {o.episodes} episodes of at most {o.max_steps:,} steps')
+    returns = learn.evaluate(best.env_id, o.episodes, seeds['reported'])
+    seconds = round(time.perf_counter() - start, 2)
     result = dict(mean_return=float(returns.mean()), returns=returns.tolist(), steps=learn.n_steps,
-                  batches=learn.n_batches, seed=o['seed'], seconds=round(time.perf_counter() - start, 2),
-                  selection_score=float(best.score)) | facts
-    with _writing(out):
-        _write(out/'model.safetensors', lambda p: p.write_bytes(save(learn.model.state_dict())))
-        _write(out/'learning_curve.csv', lambda p: p.write_text(_curve(learn, best)))
-        title = (f'{o["env"]}, {o["memory"]} memory, seed {o["seed"]}: '
-                 f'the best weights reach {returns.mean():.1f} on average in {o["episodes"]} new episodes')
-        figure = learn.plot(best.history, title=title, threshold=o['goal'])
-        _write(out/'learning_curve.png', partial(figure.savefig, dpi=120))
-        _write(out/'result.json', lambda p: p.write_text(json.dumps(result, indent=1) + '\n'))
+                  batches=learn.n_batches, seed=o.seed, seconds=seconds, selection_score=float(best.score)) | facts
+    with _writing(out): _write_results(o, learn, best, result)
     _tell(result, out)
     return result
 
-def _tell(result, out):
+def _write_results(o: SimpleNamespace, learn: 'DQNLearner', best: 'BestWeights', result: dict[str, Any]) -> None:
+    "Write the weights, the learning curve and, last, result.json"
+    from safetensors.torch import save
+    out = Path(o.out)
+    weights = save(learn.model.state_dict())
+    _write(out/'model.safetensors', lambda part: part.write_bytes(weights))
+    curve = _curve(learn, best)
+    _write(out/'learning_curve.csv', lambda part: part.write_text(curve))
+    title = (f'{o.env}, {o.memory} memory, seed {o.seed}: '
+             f'the best weights reach {result["mean_return"]:.1f} on average in {o.episodes} new episodes')
+    figure = learn.plot(best.history, title=title, threshold=o.goal)
+    _write(out/'learning_curve.png', partial(figure.savefig, dpi=120))
+    _write_json(out/'result.json', result)
+
+def _tell(result: dict[str, Any], out: Path) -> None:
     "Print what a training has reached, and where its files are"
     returns = result['returns']
+    least = min(returns)
+    most = max(returns)
     print(f'{result["steps"]:,} steps, {result["batches"]:,} batches, {result["seconds"]:.0f} s')
-    print(f'mean evaluation return: {result["mean_return"]:.1f} ({len(returns)} episodes, '
-          f'{min(returns):g} to {max(returns):g})')
+    print(f'mean evaluation return: {result["mean_return"]:.1f} ({len(returns)} episodes, {least:g} to {most:g})')
     print(f'learning curve: {out/"learning_curve.png"}')
     print(f'weights: {out/"model.safetensors"}; in Python: fastrl_replay.cli.load_model({str(out)!r})')
     print(f'watch it play: fastrl_replay play {out}')
 
 # %% ../nbs/5_looking/04_cli.ipynb #5e4d7c00
-def _options(folder):
+def _options(folder: str | Path) -> SimpleNamespace:
     "The options of the run that left its weights in `folder`"
     from fastrl_replay.saving import naming
     folder = Path(folder)
-    for name, when in ('config.json', 'when it begins'), ('model.safetensors', 'at its end'):
+    config = folder/'config.json'
+    for name, when in (('config.json', 'when it begins'), ('model.safetensors', 'at its end')):
         _need((folder/name).is_file(), f'{folder}: no {name} here, which a training run writes {when}')
-    with naming(folder/'config.json', 'damaged'): return json.loads((folder/'config.json').read_text())['arguments']
+    with naming(config, 'damaged'): return SimpleNamespace(**json.loads(config.read_text())['arguments'])
 
-def load_model(folder) -> Any:
+def load_model(folder: str | Path) -> Any:
     "Return the network that a run left in `folder`: observations (bs, …) to Q-values (bs, n_actions)"
     from safetensors.torch import load_file
     from fastrl_replay.learner import q_network
     from fastrl_replay.saving import naming
-    o, path = _options(folder), Path(folder)/'model.safetensors'
-    env = make_env(o['env'])
-    model = q_network(env.observation_space, int(env.action_space.n), o['hidden'])
+    o = _options(folder)
+    path = Path(folder)/'model.safetensors'
+    env = make_env(o.env)
+    model = q_network(env.observation_space, int(env.action_space.n), o.hidden)
     with naming(path, 'damaged', (Exception,)): model.load_state_dict(load_file(path))
     return model.eval()
 
@@ -410,24 +482,37 @@ def play(
     if not window: os.environ.setdefault('SDL_VIDEODRIVER', 'dummy')       # it needs no screen
     os.environ.setdefault('PYGAME_HIDE_SUPPORT_PROMPT', '1')
     o = _options(folder)
-    env = make_env(o['env'], o['max_steps'], 'human' if window else 'rgb_array')
+    env = make_env(o.env, o.max_steps, 'human' if window else 'rgb_array')
+    fps = env.metadata.get('render_fps') or 25
+    every = max(1, round(fps/25))           # 25 pictures a second are enough
+    rewards, pictures = _episode(env, load_model(folder), seed, 0 if window else every)
+    env.close()
+    print(f'{o.env}: return {sum(rewards):g} in {len(rewards):,} steps, seed {seed}')
+    if window: return
+    path = Path(out or Path(folder)/'play.gif')
+    first, *others = pictures
+    first.save(path, save_all=True, append_images=others, duration=1000*every//fps, loop=0)
+    print(f'picture: {path}')
+
+def _episode(env: 'gym.Env', model: 'nn.Module', seed: int, every: int) -> tuple[list[float], list[Any]]:
+    "The rewards of a greedy episode, and a picture of every `every` steps (0: none)"
     import numpy as np
     from PIL import Image
     from fastrl_replay.pipes.agents import EpsilonGreedy
-    agent, fps = EpsilonGreedy(load_model(folder), 0.), env.metadata.get('render_fps') or 25
-    every, pictures = max(1, round(fps/25)), list[Any]()           # 25 pictures a second are enough
-    state, total = env.reset(seed=seed)[0], 0.
-    steps, ended = 0, False
+    agent = EpsilonGreedy(model, 0.)
+    rewards: list[float] = []
+    pictures = []
+    state, _ = env.reset(seed=seed)
+    ended = False
     while not ended:
-        if not window and steps % every==0: pictures.append(Image.fromarray(env.render()).quantize(64))
-        state, reward, terminated, truncated, _ = env.step(agent(np.stack([state]))[0])
-        total, steps, ended = total + float(reward), steps + 1, terminated or truncated
-    env.close()
-    print(f'{o["env"]}: return {total:g} in {steps:,} steps, seed {seed}')
-    if window: return
-    path = Path(out or Path(folder)/'play.gif')
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=1000*every//fps, loop=0)
-    print(f'picture: {path}')
+        if every and len(rewards) % every==0:
+            seen: Any = env.render()
+            pictures.append(Image.fromarray(seen).quantize(64))
+        [action] = agent(np.stack([state]))
+        state, reward, terminated, truncated, _ = env.step(action)
+        rewards.append(float(reward))
+        ended = terminated or truncated
+    return rewards, pictures
 
 # %% ../nbs/5_looking/04_cli.ipynb #53ad4008
 def inspect(
@@ -457,10 +542,14 @@ def import_(
     "Store a Minari data set as a memory"
     from fastrl_replay.memory import ReplayMemory
     from fastrl_replay.steps import SimpleStep, Transition
-    _need(not Path(folder).exists() or not any(Path(folder).iterdir()), f'{folder}: expected a new, empty folder')
-    options: dict[str, Any] = {} if max_sz is None else dict(max_sz=max_sz)
+    there = Path(folder)
+    is_new = not there.exists() or not any(there.iterdir())
+    _need(is_new, f'{folder}: expected a new, empty folder')
+    options: dict[str, Any] = {}
+    if max_sz is not None: options['max_sz'] = max_sz
     if on_disk: options['path'] = folder
-    with ReplayMemory.from_minari(dataset, SimpleStep if simple else Transition, **options) as memory:
+    step_type = SimpleStep if simple else Transition
+    with ReplayMemory.from_minari(dataset, step_type, **options) as memory:
         if not on_disk: memory.save(folder)
         print(f'{folder}: {memory!r}')
 
@@ -479,30 +568,33 @@ def export(
 
 COMMANDS: dict[str, Any] = {'train': train, 'play': play, 'inspect': inspect, 'import': import_, 'export': export}
 
-def _help():
+def _help() -> str:
     "What there is, a line for each command"
-    return '\n'.join(['usage: fastrl_replay COMMAND [OPTIONS]', '       fastrl_replay --version', '',
-                      *(f'  {name:8} {f.__doc__}' for name, f in COMMANDS.items()), '',
-                      'fastrl_replay COMMAND --help lists its options'])
+    lines = ['usage: fastrl_replay COMMAND [OPTIONS]', '       fastrl_replay --version', '']
+    for name, f in COMMANDS.items(): lines.append(f'  {name:8} {f.__doc__}')
+    return '\n'.join([*lines, '', 'fastrl_replay COMMAND --help lists its options'])
 
-def _dispatch(args):
+def _dispatch(args: list[str]) -> None:
     name = args[0] if args else None
     if name in ('-h', '--help', 'help'): print(_help())
     elif name=='--version': print(f'fastrl_replay {__version__}')
-    elif name in COMMANDS: COMMANDS[name](**parse_options(COMMANDS[name], args[1:]))
+    elif name in COMMANDS:
+        command = COMMANDS[name]
+        command(**parse_options(command, args[1:]))
     else:
         got = repr(name) if args else 'nothing'
         raise Refused(f'expected a command ({", ".join(COMMANDS)}), got {got} (see fastrl_replay --help)')
 
-def _complain(what, status):
-    print(f'fastrl_replay: {" ".join(str(what).split())}', file=sys.stderr, flush=True)
+def _complain(what: object, status: int) -> int:
+    line = ' '.join(str(what).split())
+    print(f'fastrl_replay: {line}', file=sys.stderr, flush=True)
     return status
-def _leave(*_):
+def _leave(*_: object) -> NoReturn:
     "End the process at once, on Ctrl-C"
     if sys.stdout.isatty(): print(flush=True)        # the bar's line
     os._exit(_complain('interrupted', 130))
 
-def main(args=None) -> int:
+def main(args: Sequence[str] | None = None) -> int:
     """Run `args` (strings; None: those of the process), and return the exit status.
 
     2: a mistake in the arguments; 1: anything else; 130: Ctrl-C; each with one line on stderr."""
@@ -514,6 +606,6 @@ def main(args=None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt: return _complain('interrupted', 130)
     except Refused as e: return _complain(e, 2)
-    except Exception as e:      # noqa: BLE001
-        return _complain(e if isinstance(e, (ValueError, OSError)) else f'{type(e).__name__}: {e}', 1)
+    except (ValueError, OSError) as e: return _complain(e, 1)
+    except Exception as e: return _complain(f'{type(e).__name__}: {e}', 1)      # noqa: BLE001
     return 0

@@ -10,15 +10,19 @@ __all__ = ['Newest', 'newest', 'not_finite', 'episode_returns', 'stored_prioriti
 # %% ../nbs/5_looking/01_health.ipynb #02de6063
 import copy, html
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import Any, NamedTuple
 import numpy as np
 from .kernels import ids_in, kernel
 from .protocol import Memory
 from .schedules import value_at
-from .steps import ending_columns, goes_on, tree_leaves
+from .steps import Layout, Leaf, ending_columns, goes_on, tree_leaves
 
 # %% ../nbs/5_looking/01_health.ipynb #949fd2e2
-_MOST, _BYTES = 1_000_000, 64 << 20       # rows whose numbers are read; bytes of larger fields
+_MOST = 1_000_000               # rows whose numbers are read
+_BYTES = 64 << 20               # bytes of larger fields that are read
+_NONE, _ELSEWHERE = -1, -2      # in `Newest.before`: there is no row before; it is not among these rows
 _NAN = float('nan')
 
 class Newest(NamedTuple):
@@ -28,67 +32,87 @@ class Newest(NamedTuple):
     columns: dict[str, np.ndarray]       # the fields of one number
     def ends(self) -> np.ndarray | None:
         "Return which rows end an episode (bool), or None where the steps have no flags"
-        if not {'terminated', 'truncated'} <= self.columns.keys(): return None
-        return (self.columns['terminated'] != 0) | (self.columns['truncated'] != 0)
+        terminated = self.columns.get('terminated')
+        truncated = self.columns.get('truncated')
+        if terminated is None or truncated is None: return None
+        return (terminated != 0) | (truncated != 0)
 
 def newest(memory: Memory, most: int = _MOST, shift: int = 0) -> Newest:
     "Return the newest rows of `memory`, at most `most`; `shift`: of a copy, how many came before its first"
     k = min(len(memory), most)
     ids = np.arange(memory.n_added - k, memory.n_added)
     if not k: return Newest(ids, ids, {})
-    layout = memory.layout
-    fields = [f for f in layout.fields if (i := layout.leaf(f)) is not None and not layout.leaves[i].shape]
+    fields = _numbers_of(memory.layout)
     columns = memory.fetch(ids, fields=fields).numpy()._asdict() if fields else {}
-    before = memory.previous(ids)
-    unknown = -1 if memory.first_id + shift==0 else -2          # it may have been overwritten
-    at = np.where(before < 0, unknown, np.where(before < ids[0], -2, before - ids[0]))
-    return Newest(ids, at, columns)
+    previous = memory.previous(ids)
+    before = np.where(previous < ids[0], _ELSEWHERE, previous - ids[0])
+    if memory.first_id + shift==0: before[previous < 0] = _NONE     # else it may have been overwritten
+    return Newest(ids, before, columns)
+
+def _numbers_of(layout: Layout) -> list[str]:
+    "The fields of one number"
+    places = {field: layout.leaf(field) for field in layout.fields}
+    return [field for field, k in places.items() if k is not None and not layout.leaves[k].shape]
 
 def not_finite(memory: Memory) -> tuple[dict[str, int], int]:
     "{name of a leaf: how many rows hold NaN or infinity there}, and how many rows were read"
-    layout, found, k = memory.layout, {}, len(memory)
+    layout = memory.layout
     fields = [f for f in layout.fields if any(map(_is_float, layout.select([f]).leaves))]
-    if not fields: return {}, k
-    k = max(1, min(k, _MOST, _BYTES // _nbytes(layout, fields)))
-    rows = memory.fetch(_evenly(memory.first_id, memory.n_added - 1, k), fields=fields)
-    for leaf, a in zip(rows.layout.leaves, tree_leaves(tuple(rows.numpy()))):
-        bad = _is_float(leaf) and int((~np.isfinite(a.reshape(len(a), -1))).any(1).sum())
-        if bad: found[leaf.name] = bad
-    return found, k
+    if not fields: return {}, len(memory)
+    fit = _BYTES // _nbytes(layout, fields)
+    n = max(1, min(len(memory), _MOST, fit))
+    ids = _evenly(memory.first_id, memory.n_added - 1, n)
+    rows = memory.fetch(ids, fields=fields)
+    found = {}
+    for leaf, values in zip(rows.layout.leaves, tree_leaves(tuple(rows.numpy()))):
+        if not _is_float(leaf): continue
+        bad = ~np.isfinite(_flat(values)).all(1)
+        if bad.any(): found[leaf.name] = int(bad.sum())
+    return found, n
 
-def _is_float(leaf): return leaf.dtype.kind in 'fc' or leaf.bits_of is not None
-def _nbytes(layout, fields): return sum(leaf.nbytes for leaf in layout.select(fields).leaves)
-def _evenly(first, last, k): return np.linspace(first, last, k).astype(np.int64)
+def _is_float(leaf: Leaf) -> bool: return leaf.dtype.kind in 'fc' or leaf.bits_of is not None
+def _nbytes(layout: Layout, fields: list[str]) -> int: return sum(o.nbytes for o in layout.select(fields).leaves)
+def _flat(a: np.ndarray) -> np.ndarray: return a.reshape(len(a), -1)
+def _evenly(first: int, last: int, k: int) -> np.ndarray: return np.linspace(first, last, k).astype(np.int64)
 
 # %% ../nbs/5_looking/01_health.ipynb #17df96e8
 @kernel
-def _add_up(before, ends, rewards):
+def _add_up(before: np.ndarray, ends: np.ndarray, rewards: np.ndarray) -> np.ndarray:
     "Sums of the rewards since the beginning of the episode, NaN where that isn't stored"
     sums = np.empty(len(rewards))
     for i in range(len(rewards)):
         k = before[i]
-        if k==-2: sums[i] = np.nan
-        else: sums[i] = rewards[i] + (0. if k < 0 or ends[k] else sums[k])
+        if k==_ELSEWHERE:
+            sums[i] = np.nan
+            continue
+        earlier = 0. if k==_NONE or ends[k] else sums[k]
+        sums[i] = rewards[i] + earlier
     return sums
 
-def episode_returns(rows) -> tuple[np.ndarray, np.ndarray]:
-    "Return ids of the last rows of the episodes in `rows` (a `Newest`), and their returns; empty: unknown"
-    columns, ends = rows.columns, rows.ends()
-    known = 'total_reward' in columns or 'reward' in columns and 'discount' not in columns
+def episode_returns(rows: Newest) -> tuple[np.ndarray, np.ndarray]:
+    "Return ids of the last rows of the episodes in `rows`, and their returns; empty: unknown"
+    columns = rows.columns
+    ends = rows.ends()
+    known = 'total_reward' in columns or ('reward' in columns and 'discount' not in columns)
     if ends is None or not known: return np.empty(0, np.int64), np.empty(0)
-    at, totals = np.flatnonzero(ends), columns.get('total_reward')
-    if totals is None: returns = _add_up(rows.before, ends, columns['reward'].astype(float))
-    else: at, returns = _last_of_each(rows, at), totals.astype(float)
+    at = np.flatnonzero(ends)
+    if 'total_reward' in columns:
+        at = _last_of_each(rows, at)
+        returns = columns['total_reward'].astype(float)
+    else: returns = _add_up(rows.before, ends, columns['reward'].astype(float))
     at = at[np.isfinite(returns[at])]
     return rows.ids[at], returns[at]
 
-def _last_of_each(rows, at):
+def _last_of_each(rows: Newest, at: np.ndarray) -> np.ndarray:
     "Of the rows `at`, which end an episode, the last of each: n-step transitions end n at a time"
     before = rows.before[at]
     *_, episode, discount, step = ending_columns(rows.columns.get)
     if discount is None: return at
-    same = goes_on(True, *((0, 0) if a is None else (a[before], a[at]) for a in (episode, discount, step)))
-    return np.setdiff1d(at, before[same & np.isin(before, at)])
+    def pair(column: np.ndarray | None) -> tuple[Any, Any]:
+        return (0, 0) if column is None else (column[before], column[at])
+    same = goes_on(True, pair(episode), pair(discount), pair(step))
+    followed = before[same & np.isin(before, at)]
+    return np.setdiff1d(at, followed)
 
 # %% ../nbs/5_looking/01_health.ipynb #2a18df0c
 def stored_priorities(memory: Memory) -> tuple[np.ndarray, np.ndarray]:
@@ -96,198 +120,282 @@ def stored_priorities(memory: Memory) -> tuple[np.ndarray, np.ndarray]:
     sampler = memory.sampler
     p = getattr(sampler, 'priorities', None)
     if not isinstance(p, np.ndarray) or not sampler.prioritized: p = np.empty(0)
-    slots = np.arange(len(p)) if sampler.sequence is None else sampler.starts[:len(p), 0]
     if sampler.sequence is None:
-        drawn = sampler.eligible.holds(slots)
-        slots, p = slots[drawn], p[drawn]
+        slots = np.arange(len(p))
+        eligible = sampler.eligible.holds(slots)
+        slots = slots[eligible]
+        p = p[eligible]
+    else: slots = sampler.starts[:len(p), 0]
     return ids_in(slots.astype(np.int64), memory.n_added, memory.max_sz), p
 
 def trial_draws(memory: Memory, n: int = 20_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "Return ids, probabilities, weights of about `n` draws by a copy of the sampler; none where nothing can be drawn"
     sampler = copy.deepcopy(memory.sampler)
-    rng, bs = type(memory.rng)(0), min(64, len(sampler))      # the memory's own stays as it is
-    slots, probs, weights = (np.empty((-(-n//max(bs, 1)), bs), dt) for dt in (np.int64, np.float32, np.float32))
-    for row in zip(slots, probs, weights) if bs else (): sampler.draw_into(*row, rng)
-    return ids_in(slots, memory.n_added, memory.max_sz).ravel(), probs.ravel(), weights.ravel()
+    rng = type(memory.rng)(0)                   # the memory's own stays as it is
+    bs = min(64, len(sampler))
+    n_batches = -(-n // bs) if bs else 0
+    slots = np.empty((n_batches, bs), np.int64)
+    probs = np.empty((n_batches, bs), np.float32)
+    weights = np.empty_like(probs)
+    for k in range(n_batches): sampler.draw_into(slots[k], probs[k], weights[k], rng)
+    ids = ids_in(slots, memory.n_added, memory.max_sz)
+    return ids.ravel(), probs.ravel(), weights.ravel()
 
 # %% ../nbs/5_looking/01_health.ipynb #54b2c706
 class _Seen:
-    "The states before and after rows of a memory; of so few at a time that they take little room"
-    def __init__(self, memory, rows, n_step=False):
-        self.memory, self.ids, layout = memory, rows.ids, memory.layout
-        names, pairs = {*layout.fields}, [[o, f'next_{o}'] for o in ('state', 'obs', 'observation')]
-        self.fields: Any = next((o for o in pairs if names.issuperset(o)), None)
-        if self.fields is None or rows.ends() is None or 'discount' in names and not n_step: self.most = 0
-        else: self.most = int(np.clip(_BYTES // 16 // _nbytes(layout, self.fields), 9, 4096))
-        shapes = [[leaf.shape for leaf in layout.select([o]).leaves] for o in self.fields or ()]
-        if self.most and shapes[0]!=shapes[1]: self.most = 0        # 0: there is nothing to compare
-    def some(self, which):
+    "The states and next states of rows of a memory; of so few at a time that they take little room"
+    def __init__(self, memory: Memory, rows: Newest, n_step: bool = False) -> None:
+        self.memory = memory
+        self.ids = rows.ids
+        self.fields = _fields_of_states(memory.layout)
+        self.most = 0                     # there is nothing to compare
+        if not self.fields or rows.ends() is None: return
+        if 'discount' in memory.layout.fields and not n_step: return
+        fit = _BYTES // 16 // _nbytes(memory.layout, self.fields)
+        self.most = int(np.clip(fit, 9, 4096))
+    def some(self, which: np.ndarray) -> np.ndarray:
         "Where `which` (bool) is true: all places, or enough of them"
         at = np.flatnonzero(which)
         return at[_evenly(0, len(at) - 1, min(self.most, len(at)))]
-    def states(self, at):
-        "The states and the next states of the rows at these places"
-        return [tree_leaves(v) for v in self.memory.fetch(self.ids[at], fields=self.fields).numpy()]
+    def all(self, most: int) -> np.ndarray:
+        "All places, or `most` of them if that isn't too many"
+        n = len(self.ids)
+        return _evenly(0, n - 1, min(n, self.most, most))
+    def states(self, at: np.ndarray) -> list[np.ndarray]:
+        "The states of the rows at these places"
+        return self._read(at, self.fields[:1])
+    def next_states(self, at: np.ndarray) -> list[np.ndarray]:
+        "The next states of the rows at these places"
+        return self._read(at, self.fields[1:])
+    def _read(self, at: np.ndarray, fields: list[str]) -> list[np.ndarray]:
+        batch = self.memory.fetch(self.ids[at], fields=fields)
+        return tree_leaves(tuple(batch.numpy()))
+    def moves(self, at: np.ndarray) -> list[np.ndarray]:
+        "How far each number of a state goes in these rows"
+        return _differences(self.states(at), self.next_states(at))
 
-def _apart(some, others):
-    "How far apart the rows of some arrays and of others are: the sum of all differences"
-    def apart(a, b): return np.abs(np.subtract(a, b, dtype=np.result_type(a, np.float32)))
-    return sum(apart(a, b).reshape(len(a), -1).sum(1) for a, b in zip(some, others))
+def _fields_of_states(layout: Layout) -> list[str]:
+    "The fields of a state and of the next state, where these have the same shapes"
+    for name in ('state', 'obs', 'observation'):
+        fields = [name, f'next_{name}']
+        if not {*fields} <= {*layout.fields}: continue
+        before, after = ([leaf.shape for leaf in layout.select([o]).leaves] for o in fields)
+        return fields if before==after else []
+    return []
 
-def _unlike(some, others):
+def _differences(some: list[np.ndarray], others: list[np.ndarray]) -> list[np.ndarray]:
+    "How far apart the numbers of some arrays and of others are, an array (n, numbers) for each pair"
+    found = []
+    for a, b in zip(some, others):
+        apart = np.subtract(a, b, dtype=np.result_type(a, np.float32))
+        found.append(_flat(np.abs(apart)))
+    return found
+
+def _distance(differences: list[np.ndarray]) -> np.ndarray:
+    "The sum of all differences of each row"
+    total: Any = sum(o.sum(1) for o in differences)
+    return total
+
+def _alike(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
+    "In which rows some arrays and others hold the same (bool)"
+    return _distance(_differences(some, others))==0
+
+def _unlike(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
     "Which rows of some arrays differ from those of others (bool); NaN is like NaN"
-    def unlike(a, b): return ((a!=b) & ((a==a) | (b==b))).reshape(len(a), -1).any(1)
-    return np.any([unlike(a, b) for a, b in zip(some, others)], 0)
+    unlike = np.zeros(len(some[0]), bool)
+    for a, b in zip(some, others):
+        both_nan = (a!=a) & (b!=b)
+        unlike |= _flat((a!=b) & ~both_nan).any(1)
+    return unlike
 
-def _after_end(rows):
+def _after_end(rows: Newest) -> np.ndarray:
     "Which rows come after the end of an episode (bool)"
-    return (rows.before >= 0) & rows.ends()[np.maximum(rows.before, 0)]
+    ends: Any = rows.ends()
+    return (rows.before >= 0) & ends[np.maximum(rows.before, 0)]
 
-def _share_alike(began, ended):
+def _inside(rows: Newest) -> np.ndarray:
+    "Which rows come after another one of the same episode, by the flags (bool)"
+    return (rows.before >= 0) & ~_after_end(rows)
+
+def _share_alike(began: list[np.ndarray], ended: list[np.ndarray]) -> float:
     "The share of rows in which both states are the same; 0 if it is below .9, or rows put together at random are too"
     mixed = np.random.default_rng(0).permutation(len(began[0]))
-    own, other = ((_apart(began, o)==0).mean() for o in (ended, [a[mixed] for a in ended]))
-    return own if own > .9 and other < .5 else 0.
+    own = _alike(began, ended).mean()
+    by_chance = _alike(began, [a[mixed] for a in ended]).mean()
+    return own if own > .9 and by_chance < .5 else 0.
 
-def stored_resets(memory, rows) -> int:
+def stored_resets(memory: Memory, rows: Newest) -> int:
     "Return how many of `rows` (a `Newest`) lead from the end of an episode to the beginning of the next"
     seen = _Seen(memory, rows)
-    if not seen.most: return 0
-    zero, follows = rows.columns.get('reward', np.zeros(len(rows.ids)))==0, _after_end(rows)
-    idle = follows & zero & ~rows.ends()
+    ends = rows.ends()
+    if not seen.most or ends is None: return 0
+    unpaid = rows.columns.get('reward', np.zeros(len(rows.ids)))==0
+    follows = _after_end(rows)
+    idle = follows & unpaid & ~ends
     if follows.sum() < 5 or idle.sum() < .9*follows.sum(): return 0
-    after, rest = seen.some(idle), seen.some(~follows)
-    began, went = seen.states(after)
-    share, usual = _share_alike(began, seen.states(rows.before[after])[1]), _apart(*seen.states(rest))
-    unpaid = zero[rest].mean() < .01 and np.ptp(usual) > 0
-    clear = unpaid or np.median(_apart(began, went)) > 2*np.median(usual)
-    return round(share*idle.sum()) if clear else 0
+    after = seen.some(idle)
+    rest = seen.some(~follows)
+    share = _share_alike(seen.states(after), seen.next_states(rows.before[after]))
+    usual = _distance(seen.moves(rest))
+    rest_is_paid = unpaid[rest].mean() < .01 and np.ptp(usual) > 0
+    stands_out = rest_is_paid or np.median(_distance(seen.moves(after))) > 2*np.median(usual)
+    return round(share*idle.sum()) if stands_out else 0
 
 # %% ../nbs/5_looking/01_health.ipynb #7fcda8b0
-def _leap(pairs, usual):
-    "Do most of the numbers in a state, of those that move, go further than usual, by far?"
-    def moves(some, others):
-        apart = [np.abs(np.subtract(a, b, dtype=np.result_type(a, np.float32))) for a, b in zip(some, others)]
-        return np.concatenate([o.reshape(len(o), -1) for o in apart], 1)
-    far, (half, most) = np.median(moves(*pairs), 0), np.quantile(moves(*usual), (.5, .75), 0)
+def _leap(seen: _Seen, last: np.ndarray, others: np.ndarray) -> bool:
+    "In the rows `last`, do most of the numbers in a state, of those that move, go much further than in `others`?"
+    far = np.median(np.concatenate(seen.moves(last), 1), 0)
+    half, most = np.quantile(np.concatenate(seen.moves(others), 1), (.5, .75), 0)
     near = np.maximum(2*half, most)
     moving = np.maximum(far, near) > 0
     return moving.any() and (far > near)[moving].mean() > .6
 
-def wrong_ends(memory, rows) -> int:
+def wrong_ends(memory: Memory, rows: Newest) -> int:
     "Return how many episodes in `rows` (a `Newest`) end in the state in which the next one begins, after a jump"
-    seen, first = _Seen(memory, rows), _after_end(rows) if rows.ends() is not None else np.zeros(0, bool)
-    if not seen.most or first.sum() < 5 or rows.ends().all(): return 0
+    seen = _Seen(memory, rows)
+    ends = rows.ends()
+    if not seen.most or ends is None: return 0
+    first = _after_end(rows)
+    if first.sum() < 5 or ends.all(): return 0
     at = seen.some(first)
-    last = seen.states(rows.before[at])
-    share = _share_alike(seen.states(at)[0], last[1])
-    return round(share*first.sum()) if share and _leap(last, seen.states(seen.some(~rows.ends()))) else 0
+    last = rows.before[at]
+    share = _share_alike(seen.states(at), seen.next_states(last))
+    if not share or not _leap(seen, last, seen.some(~ends)): return 0
+    return round(share*first.sum())
 
 # %% ../nbs/5_looking/01_health.ipynb #9b7be37a
-def _goes_on(rows, at, k):
+def _goes_on(rows: Newest, at: np.ndarray, k: np.ndarray) -> np.ndarray:
     "Do the rows `at` have the number after that of the rows `k`, in the same episode (bool)?"
-    step, episode = (rows.columns.get(o) for o in ('step_n', 'episode_n'))
+    step = rows.columns.get('step_n')
     if step is None: return np.zeros(len(at), bool)
-    return (step[at]==step[k] + 1) & (True if episode is None else episode[at]==episode[k])
+    return (step[at]==step[k] + 1) & _same_episode(rows, at, k)
 
-def reused_arrays(memory, rows) -> int:
+def _same_episode(rows: Newest, at: np.ndarray, k: np.ndarray) -> np.ndarray:
+    "Are the rows `at` and `k` of the same episode, as far as that is known (bool)?"
+    episode = rows.columns.get('episode_n')
+    if episode is None: return np.ones(len(at), bool)
+    return episode[at]==episode[k]
+
+def reused_arrays(memory: Memory, rows: Newest) -> int:
     "Return how many of `rows` (a `Newest`) have the same two states, although the next row begins elsewhere"
     seen = _Seen(memory, rows)
-    at = seen.some((rows.before >= 0) & ~_after_end(rows)) if seen.most else ()
+    if not seen.most: return 0
+    at = seen.some(_inside(rows))
     if len(at) < 5: return 0
-    began, went = seen.states(at)
-    same = _apart(began, went)==0
-    moved = _apart(began, seen.states(rows.before[at])[1]) > 0
-    clear = moved.mean() > .1 or (moved & _goes_on(rows, at, rows.before[at])).sum() >= 5
-    return round(same.mean()*len(rows.ids)) if clear and 100*(~same).mean() <= moved.mean() else 0
+    before = rows.before[at]
+    began = seen.states(at)
+    same = _alike(began, seen.next_states(at))
+    moved = ~_alike(began, seen.next_states(before))
+    none_left_out = moved & _goes_on(rows, at, before)
+    elsewhere = moved.mean() > .1 or none_left_out.sum() >= 5
+    if not elsewhere or 100*(~same).mean() > moved.mean(): return 0
+    return round(same.mean()*len(rows.ids))
 
 # %% ../nbs/5_looking/01_health.ipynb #59019e6e
-_BACK, _FAR = 16, 130     # rows of a stream among which the row before is searched, or that n steps before
+_BACK = 16      # rows of a stream among which the row before is searched
+_FAR = 130      # rows of a stream among which the row n steps before is searched
 
-def _numbered(rows):
+def _numbered(rows: Newest) -> bool:
     "Do numbers of steps say which row belongs before which?"
     return 'step_n' in rows.columns and bool((rows.columns['step_n'] > 0).any())
 
-def _origins(rows, at):
+def _origins(rows: Newest, at: np.ndarray) -> np.ndarray:
     "Return for each row of `at` the nearest row before it in its stream that has the number before; −1: none has"
-    found, left, k, ends = np.full(len(at), -1), np.arange(len(at)), rows.before[at], rows.ends()
+    ends: Any = rows.ends()
+    found = np.full(len(at), -1)
+    left = np.arange(len(at))               # places in `at` that are still searched for
+    k = rows.before[at]
     for _ in range(_BACK if 'episode_n' in rows.columns else 1):
         here = (k >= 0) & ~ends[k]
-        left, k = left[here], k[here]
+        left = left[here]
+        k = k[here]
         if not len(left): break
         fits = _goes_on(rows, at[left], k)
         found[left[fits]] = k[fits]
-        left, k = left[~fits], rows.before[k[~fits]]
+        left = left[~fits]
+        k = rows.before[k[~fits]]
     return found
 
-def _torn_numbered(seen, rows):
+def _torn_numbered(seen: _Seen, rows: Newest) -> tuple[int, int]:
     "How many rows were looked at, and how many do not begin where the row with the number before ended"
     at = seen.some((rows.before >= 0) & (rows.columns['step_n'] > 0))
-    origin = _origins(rows, at)
-    n, (at, origin) = len(at), (o[origin >= 0] for o in (at, origin))
-    if not len(at): return n, 0
-    unlike = _unlike(seen.states(at)[0], seen.states(origin)[1])
-    return n, int(np.where(origin==rows.before[at], unlike, ~unlike).sum())
+    origins = _origins(rows, at)
+    known = at[origins >= 0]
+    origins = origins[origins >= 0]
+    if not len(known): return len(at), 0
+    unlike = _unlike(seen.states(known), seen.next_states(origins))
+    wrong = np.where(origins==rows.before[known], unlike, ~unlike)
+    return len(at), int(wrong.sum())
 
-def _torn_unnumbered(seen, rows):
+def _torn_unnumbered(seen: _Seen, rows: Newest) -> tuple[int, int]:
     "The same where rows have no numbers: each belongs after the row before it in its stream"
-    at = seen.some((rows.before >= 0) & ~_after_end(rows))
+    at = seen.some(_inside(rows))
     if not len(at): return 0, 0
-    return len(at), int(_unlike(seen.states(at)[0], seen.states(rows.before[at])[1]).sum())
+    wrong = _unlike(seen.states(at), seen.next_states(rows.before[at]))
+    return len(at), int(wrong.sum())
 
-def _steps_of(discounts):
+def _steps_of(discounts: np.ndarray) -> int:
     "How many steps n-step rows consist of, by their discounts γ, γ² … γⁿ; 0: unknown"
-    logs = np.log(np.unique(discounts[discounts > 0]).astype(float))       # the largest last
-    if len(logs) < 2: return 0
+    known = np.unique(discounts[discounts > 0]).astype(float)       # the largest last
+    if len(known) < 2: return 0
+    logs = np.log(known)
     return round(logs[0]/-np.diff(logs).min())
 
-def _hops(seen, rows, n):
+def _hops(seen: _Seen, rows: Newest, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of some rows, for the row 1, 2 … before each in its stream: may it lead to this one, and does
     it? (bool each) Where rows have numbers, it must be of the same episode and, if that is known,
     `n` steps earlier"""
-    at = _evenly(0, len(rows.ids) - 1, min(len(rows.ids), seen.most, 256))
-    k, ends, began, numbered = at, rows.ends(), seen.states(at)[0], _numbered(rows)
-    step, episode = (rows.columns.get(o, rows.ids) for o in ('step_n', 'episode_n'))
+    ends: Any = rows.ends()
+    at = seen.all(256)
+    began = seen.states(at)
+    step = rows.columns['step_n'] if _numbered(rows) else None
+    k = at
     for _ in range(_FAR):
         k = np.where(k < 0, k, rows.before[k])
         may = (k >= 0) & ~ends[k]
-        if numbered: may &= (step[at] - step[k]==n) if n else step[at] > step[k]
-        if numbered and episode is not rows.ids: may &= episode[at]==episode[k]
+        if step is not None:
+            earlier = step[at] - step[k]==n if n else step[at] > step[k]
+            may &= earlier & _same_episode(rows, at, k)
         does = np.zeros(len(at), bool)
-        if may.any(): does[may] = ~_unlike([o[may] for o in began], seen.states(k[may])[1])
+        if may.any(): does[may] = ~_unlike([o[may] for o in began], seen.next_states(k[may]))
         yield may, does
 
-def _torn_n_step(seen, rows, in_order):
+def _torn_n_step(seen: _Seen, rows: Newest, in_order: bool) -> tuple[int, int]:
     """The same of n-step rows, each of which leads to the row n steps further. Where rows have
     no numbers and nobody takes them in order, only if most lead to a row at another distance:
     else they may be in any order"""
-    n, numbered, may, does = _steps_of(rows.columns['discount']), _numbered(rows), [], []
+    n = _steps_of(rows.columns['discount'])
     if n > _FAR: return 0, 0
-    for known, fits in _hops(seen, rows, n):
-        may.append(known)
-        does.append(fits)
-        enough = len(may) >= n or numbered
-        if enough and np.any(does, 0).sum() > .9*np.any(may, 0).sum() and fits.sum() >= 5: break
-    asked, fitted = np.sum(may, 1), np.sum(does, 1)
-    if numbered: return np.any(may, 0).sum(), (np.any(may, 0) & ~np.any(does, 0)).sum()
-    best = np.argmax(fitted/np.maximum(asked, 1))
+    numbered = _numbered(rows)
+    may_any = does_any = np.zeros((), bool)
+    asked, fitted = [], []
+    for may, does in _hops(seen, rows, n):
+        may_any = may_any | may
+        does_any = does_any | does
+        asked.append(may.sum())
+        fitted.append(does.sum())
+        enough = numbered or len(asked) >= n
+        if enough and fitted[-1] >= 5 and does_any.sum() > .9*may_any.sum(): break
+    if numbered: return may_any.sum(), (may_any & ~does_any).sum()
+    best = np.argmax(np.divide(fitted, np.maximum(asked, 1)))
     mixed = in_order or fitted[best] > .5*asked[best]
     at = n - 1 if n else best
     return asked[at], (asked[at] - fitted[at])*mixed
 
-def _torn_share(memory, rows, in_order=True):
+def _torn_share(memory: Memory, rows: Newest, in_order: bool = True) -> tuple[float, int]:
     """The share of linked rows, with no end between, that do not follow each other (NaN:
     unknown), and how many are linked"""
     n_step = 'discount' in rows.columns
+    numbered = _numbered(rows)
     seen = _Seen(memory, rows, n_step)
     if not seen.most: return _NAN, 0
     if n_step: looked, wrong = _torn_n_step(seen, rows, in_order)
-    elif _numbered(rows): looked, wrong = _torn_numbered(seen, rows)
+    elif numbered: looked, wrong = _torn_numbered(seen, rows)
     else: looked, wrong = _torn_unnumbered(seen, rows)
-    inside = rows.columns['step_n'] > 0 if _numbered(rows) else ~_after_end(rows)
-    linked = (rows.before >= 0) & inside
     if not looked: return _NAN, 0
-    return (float(wrong/looked) if wrong >= 5 else 0.), int(linked.sum())
+    linked = (rows.before >= 0) & (rows.columns['step_n'] > 0) if numbered else _inside(rows)
+    share = float(wrong/looked) if wrong >= 5 else 0.
+    return share, int(linked.sum())
 
 def torn_streams(memory: Memory, rows: Newest) -> int:
     """Return how many of `rows` do not begin where the row before them in their stream ended; 0: at
@@ -299,140 +407,179 @@ def consecutive(memory: Memory, m: int) -> bool:
     """Do most of the newest `m` rows begin where the row with the id before ended? False also if
     that isn't known"""
     rows = newest(memory, m)
-    seen = _Seen(memory, rows) if len(rows.ids) else None
-    if seen is None or not seen.most or len(rows.ids) < 2: return False
+    if len(rows.ids) < 2: return False
+    seen = _Seen(memory, rows)
+    if not seen.most: return False
     at = seen.some(np.arange(len(rows.ids)) > 0)
-    return bool(_unlike(seen.states(at)[0], seen.states(at - 1)[1]).mean() < .5)
-
+    unlike = _unlike(seen.states(at), seen.next_states(at - 1))
+    return bool(unlike.mean() < .5)
 
 # %% ../nbs/5_looking/01_health.ipynb #c7abf993
-def _mean(values): return float(values.mean(dtype=float)) if len(values) else _NAN
-def _share(which, of): return _mean(which) if np.isfinite(of).all() else _NAN
+def _mean(values: np.ndarray) -> float: return float(values.mean(dtype=float)) if len(values) else _NAN
+def _share(which: np.ndarray, of: np.ndarray) -> float: return _mean(which) if np.isfinite(of).all() else _NAN
 
-def _draw_numbers(memory):
+def _draw_numbers(memory: Memory) -> dict[str, Any]:
     "From the draw counts: exact where every slot is counted (`watched_every` is 1)"
-    counts, n = memory.draws, memory.n_added
+    counts = memory.draws
+    n = memory.n_added
     _, drawn = counts.living(memory.first_id, n)
     return dict(n_batches=memory.sampler.n_batches, watched_every=counts.stride, n_watched_evicted=counts.n_evicted,
                 evicted_undrawn=counts.evicted_undrawn(n), evicted_draws=counts.mean_draws,
                 stored_undrawn=_mean(drawn==0))
 
-def _sampler_numbers(memory):
+def _sampler_numbers(memory: Memory) -> dict[str, Any]:
+    "From trial draws: how unevenly rows are drawn, and how far weights correct for that"
+    sampler = memory.sampler
     _, probs, weights = trial_draws(memory)
-    beta, n = value_at(memory.sampler.beta, memory.sampler.n_batches), 1/_mean(probs)
-    return dict(effective=n, effective_share=n/max(1, len(memory.sampler)), beta=_NAN if beta is None else beta,
-                weights_effective_share=_mean(weights)**2/_mean(weights.astype(float)**2))
+    n = 1/_mean(probs)
+    beta = value_at(sampler.beta, sampler.n_batches)
+    weights_share = _mean(weights)**2/_mean(weights.astype(float)**2)
+    return dict(effective=n, effective_share=n/max(1, len(sampler)), beta=_NAN if beta is None else beta,
+                weights_effective_share=weights_share)
 
-def _window_numbers(memory):
+def _window_numbers(memory: Memory) -> dict[str, Any]:
     "Of a memory of sequences: what its windows leave out"
     if memory.sampler.sequence is None: return {}
-    return dict(zip(('unlearned_share', 'idle_windows_share'), memory.sampler.coverage()))
+    unlearned, idle = memory.sampler.coverage()
+    return dict(unlearned_share=unlearned, idle_windows_share=idle)
 
-def _priority_numbers(memory):
-    p = stored_priorities(memory)[1]
+def _priority_numbers(memory: Memory) -> dict[str, Any]:
+    _, p = stored_priorities(memory)
     if not len(p): p = np.full(1, _NAN)
-    return dict(priority_min=p.min(), priority_median=np.median(p), priority_max=p.max(),
-                priority_zero_share=_share(p==0, p), priority_equal_share=_share(p==p.max(), p))
+    most = p.max()
+    return dict(priority_min=p.min(), priority_median=np.median(p), priority_max=most,
+                priority_zero_share=_share(p==0, p), priority_equal_share=_share(p==most, p))
 
-def _row_numbers(memory, in_order):
-    rows, (bad, looked) = newest(memory), not_finite(memory)
-    reward, (_, returns) = rows.columns.get('reward', np.full(1, _NAN)), episode_returns(rows)
+def _row_numbers(memory: Memory, in_order: bool) -> dict[str, Any]:
+    "From the rows themselves"
+    rows = newest(memory)
+    bad, looked = not_finite(memory)
+    _, returns = episode_returns(rows)
+    return _ends_counted(rows) | _reward_numbers(rows) | dict(
+        n_episodes=len(returns), return_mean=_mean(returns), n_looked_at=looked, not_finite=bad, n_read=len(rows.ids),
+        one_length=_one_length(rows.columns)) | _wrong_rows(memory, rows, in_order)
+
+def _ends_counted(rows: Newest) -> dict[str, Any]:
+    "How many episodes terminated, and how many were truncated"
+    found = {}
     ends = rows.ends()
-    last = _last_of_each(rows, np.flatnonzero(np.zeros(0) if ends is None else ends))
-    ended = {f'n_{k}': np.count_nonzero(rows.columns.get(k, last)[last]) for k in ('terminated', 'truncated')}
-    return ended | dict(reward_min=reward.min(), reward_mean=_mean(reward), reward_max=reward.max(),
-                        reward_zero_share=_share(reward==0, reward), n_episodes=len(returns),
-                        return_mean=_mean(returns), n_looked_at=looked, not_finite=bad, n_read=len(rows.ids),
-                        one_length=_one_length(rows.columns), **_wrong_rows(memory, rows, in_order))
+    last = np.empty(0, np.int64) if ends is None else _last_of_each(rows, np.flatnonzero(ends))
+    for name in ('terminated', 'truncated'):
+        flags = rows.columns.get(name, last)
+        found[f'n_{name}'] = np.count_nonzero(flags[last])
+    return found
 
-def _wrong_rows(memory, rows, in_order):
+def _reward_numbers(rows: Newest) -> dict[str, Any]:
+    reward = rows.columns.get('reward', np.full(1, _NAN))
+    return dict(reward_min=reward.min(), reward_mean=_mean(reward), reward_max=reward.max(),
+                reward_zero_share=_share(reward==0, reward))
+
+def _wrong_rows(memory: Memory, rows: Newest, in_order: bool) -> dict[str, Any]:
     """How many rows are what a loop stores that is written wrongly, by the name of the mistake.
-    Without numbers of steps, rows that don't follow each other are none where nobody takes them
-    `in_order`"""
-    resets, reused = stored_resets(memory, rows), reused_arrays(memory, rows)
+    Without numbers of steps, rows that don't follow each other are no mistake where nobody takes
+    them `in_order`"""
+    resets = stored_resets(memory, rows)
+    ends = 0 if resets else wrong_ends(memory, rows)
+    reused = reused_arrays(memory, rows)
     share, linked = _torn_share(memory, rows, in_order)
     asked = in_order or _numbered(rows) or 'discount' in rows.columns
-    counts = share > .1 and asked and not reused
-    return dict(n_stored_resets=resets, n_wrong_ends=0 if resets else wrong_ends(memory, rows),
-                n_reused=reused, n_torn=round(share*linked) if counts else 0, torn_share=share)
+    torn = round(share*linked) if share > .1 and asked and not reused else 0
+    return dict(n_stored_resets=resets, n_wrong_ends=ends, n_reused=reused, n_torn=torn, torn_share=share)
 
-def _one_length(columns):
+def _one_length(columns: dict[str, np.ndarray]) -> float:
     "The length of the stored episodes, if ten or more terminated, all equally long; else NaN"
     if not {'terminated', 'truncated', 'step_n'} <= columns.keys() or 'discount' in columns: return _NAN
-    lengths = columns['step_n'][columns['terminated'] != 0]
-    same = len(lengths) >= 10 and len(np.unique(lengths))==1
-    return int(lengths[0]) + 1 if same and not columns['truncated'].any() else _NAN
+    if columns['truncated'].any(): return _NAN
+    last = columns['step_n'][columns['terminated'] != 0]
+    same = len(last) >= 10 and len(np.unique(last))==1
+    return int(last[0]) + 1 if same else _NAN
 
 # %% ../nbs/5_looking/01_health.ipynb #c3ec9be2
-_RULES = [     # when (a function of the numbers), and what to say
-    (lambda o: o['evicted_undrawn'] > .2 and o['n_watched_evicted'] > 99 and o['samples_per_insert'] > 0,
-     '{evicted_undrawn:.1%} of transitions were overwritten before they were sampled: sample more often or larger '
-     'batches, or store more'),
-    (lambda o: o['stale_share'] > .1 and o['n_stale'] >= 100,
-     '{n_stale:,} priorities ({stale_share:.1%} of all rows drawn) came too late: send them sooner, or store more'),
-    (lambda o: o['priority_equal_share']==1 and o['n_batches'] >= 100 and o['n'] > 1,
-     'after {n_batches:,} batches every priority is still {priority_max:g}: '
-     'call batch.update_priorities(td_errors) after each batch'),
-    (lambda o: o['effective_share'] < .05 and o['n'] >= 100,
-     'the effective number of transitions is {effective:,.0f} ({effective_share:.1%}): choose a smaller alpha '
-     'or a larger eps'),
-    (lambda o: o['priority_zero_share'] > .5,
-     '{priority_zero_share:.1%} of transitions have priority 0 and are never drawn: use an eps above 0'),
-    (lambda o: o['n_dropped']==o['n'],
-     'all {n:,} transitions stored were dropped: nothing can be drawn until others are added'),
-    (lambda o: o['not_finite'],
-     'NaN or infinity in {bad}, of {n_looked_at:,} rows read: find out where they come from'),
-    (lambda o: o['reward_zero_share']==1 and o['n'] >= 1000,
-     'all of {n:,} stored rewards are 0: explore more, or check how rewards are stored'),
-    (lambda o: o['one_length'] > 1,
-     'every stored episode terminated after exactly {one_length:,} steps: a time limit is stored as truncated'),
-    (lambda o: o['n_stored_resets'],
-     '{n_stored_resets:,} of {n_read:,} rows were stored while a vector environment reset itself: each '
-     'begins in the state in which the episode before it ended, and leads to a new one; drop the row after '
-     'an episode\'s end, or let GymStepper step the environments'),
-    (lambda o: o['n_wrong_ends'],
-     '{n_wrong_ends:,} episodes end, after a jump, in the state in which the next one begins: an environment that '
-     'resets itself in the same step (SAME_STEP) has the last observation in info[\'final_obs\']; store that as '
-     'next_state, or let GymStepper step the environments. (Where it goes on after an end, as after a lost life, '
-     'that is no error)'),
-    (lambda o: o['n_reused'],
-     '{n_reused:,} of {n_read:,} rows have the same state and next_state, and the next row begins elsewhere: '
-     'both are one array, which the environment writes to; store copies, or let GymStepper step the environment'),
-    (lambda o: o['n_unlike'] > .1*o['n'],
-     '{n_unlike:,} of {n:,} rows have a next observation that is not what their stream showed next, without an end of '
-     'an episode, and is stored a second time: keep the streams in order, or pass next_of=None'),
-    (lambda o: o['n_too_large'] > 0,
-     '{n_too_large:,} numbers are too large for float16, in which they are stored, and became infinite: take bfloat16'),
-    (lambda o: o['n_lost'] > 0,
-     '{n_lost:,} of the {n_stored:,} newest rows may not be drawn, since more episodes end in them than there is '
-     'room for: make the memory with a larger max_ends'),
-    (lambda o: o['n_texts'] > .8*o['most_texts'],
-     'a field of strings has {n_texts:,} different ones in the rows that are stored, and may have '
-     '{most_texts:,}: keep what differs in every step outside the memory'),
-    (lambda o: o['unlearned_share'] > .5 and o['n'] >= 100,
-     '{unlearned_share:.1%} of the steps stored count for the loss in no window: store more, or make '
-     'a Sequence with a shorter length or burn_in, a stride of at most length − burn_in, pad=True and '
-     'learn_first=True'),
-    (lambda o: o['idle_windows_share'] > .1,
-     '{idle_windows_share:.1%} of the windows hold no step that counts for the loss: their episodes '
-     'end within the burn-in; choose a shorter burn_in, and learn_first=True'),
-    (lambda o: o['n_torn'],
-     '{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended '
-     '({torn_share:.0%} of those looked at): are rows of several environments, sources or threads in '
-     'one stream? Give each stream an env_id of its own, as GymStepper(…, first_env_id=…) does, or pass '
-     'streams= to extend. (Observations that noise or crops change before they are stored differ in '
-     'all rows, and that is no error)')]
+def _drawing_warnings(o: dict[str, Any]) -> Iterator[str]:
+    "What looks wrong in how rows are drawn, as templates for the numbers `o`; what is unknown there is NaN"
+    if o['evicted_undrawn'] > .2 and o['n_watched_evicted'] > 99 and o['samples_per_insert'] > 0:
+        yield ('{evicted_undrawn:.1%} of transitions were overwritten before they were sampled: sample more often or '
+               'larger batches, or store more')
+    if o['stale_share'] > .1 and o['n_stale'] >= 100:
+        yield ('{n_stale:,} priorities ({stale_share:.1%} of all rows drawn) came too late: send them sooner, or '
+               'store more')
+    if o['priority_equal_share']==1 and o['n_batches'] >= 100 and o['n'] > 1:
+        yield ('after {n_batches:,} batches every priority is still {priority_max:g}: '
+               'call batch.update_priorities(td_errors) after each batch')
+    if o['effective_share'] < .05 and o['n'] >= 100:
+        yield ('the effective number of transitions is {effective:,.0f} ({effective_share:.1%}): choose a smaller '
+               'alpha or a larger eps')
+    if o['priority_zero_share'] > .5:
+        yield '{priority_zero_share:.1%} of transitions have priority 0 and are never drawn: use an eps above 0'
+    if o['n_dropped']==o['n']:
+        yield 'all {n:,} transitions stored were dropped: nothing can be drawn until others are added'
+
+def _row_warnings(o: dict[str, Any]) -> Iterator[str]:
+    "The same of what rows hold"
+    if o['not_finite']: yield 'NaN or infinity in {bad}, of {n_looked_at:,} rows read: find out where they come from'
+    if o['reward_zero_share']==1 and o['n'] >= 1000:
+        yield 'all of {n:,} stored rewards are 0: explore more, or check how rewards are stored'
+    if o['one_length'] > 1:
+        yield 'every stored episode terminated after exactly {one_length:,} steps: a time limit is stored as truncated'
+    if o['n_stored_resets']:
+        yield ('{n_stored_resets:,} of {n_read:,} rows were stored while a vector environment reset itself: each '
+               'begins in the state in which the episode before it ended, and leads to a new one; drop the row after '
+               "an episode's end, or let GymStepper step the environments")
+    if o['n_wrong_ends']:
+        yield ('{n_wrong_ends:,} episodes end, after a jump, in the state in which the next one begins: an '
+               'environment that resets itself in the same step (SAME_STEP) has the last observation in '
+               "info['final_obs']; store that as next_state, or let GymStepper step the environments. (Where it goes "
+               'on after an end, as after a lost life, that is no error)')
+    if o['n_reused']:
+        yield ('{n_reused:,} of {n_read:,} rows have the same state and next_state, and the next row begins '
+               'elsewhere: both are one array, which the environment writes to; store copies, or let GymStepper step '
+               'the environment')
+
+def _room_warnings(o: dict[str, Any]) -> Iterator[str]:
+    "The same of what takes more room than it should, or has none"
+    if o['n_unlike'] > .1*o['n']:
+        yield ('{n_unlike:,} of {n:,} rows have a next observation that is not what their stream showed next, without '
+               'an end of an episode, and is stored a second time: keep the streams in order, or pass next_of=None')
+    if o['n_too_large'] > 0:
+        yield ('{n_too_large:,} numbers are too large for float16, in which they are stored, and became infinite: '
+               'take bfloat16')
+    if o['n_lost'] > 0:
+        yield ('{n_lost:,} of the {n_stored:,} newest rows may not be drawn, since more episodes end in them than '
+               'there is room for: make the memory with a larger max_ends')
+    if o['n_texts'] > .8*o['most_texts']:
+        yield ('a field of strings has {n_texts:,} different ones in the rows that are stored, and may have '
+               '{most_texts:,}: keep what differs in every step outside the memory')
+
+def _sequence_warnings(o: dict[str, Any]) -> Iterator[str]:
+    "The same of sequences and streams"
+    if o['unlearned_share'] > .5 and o['n'] >= 100:
+        yield ('{unlearned_share:.1%} of the steps stored count for the loss in no window: store more, or make '
+               'a Sequence with a shorter length or burn_in, a stride of at most length − burn_in, pad=True and '
+               'learn_first=True')
+    if o['idle_windows_share'] > .1:
+        yield ('{idle_windows_share:.1%} of the windows hold no step that counts for the loss: their episodes '
+               'end within the burn-in; choose a shorter burn_in, and learn_first=True')
+    if o['n_torn']:
+        yield ('{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended '
+               '({torn_share:.0%} of those looked at): are rows of several environments, sources or threads in '
+               'one stream? Give each stream an env_id of its own, as GymStepper(…, first_env_id=…) does, or pass '
+               'streams= to extend. (Observations that noise or crops change before they are stored differ in '
+               'all rows, and that is no error)')
 
 class Health(dict[str, Any]):
     "A dict that is shown as lines, the warnings first"
     def __repr__(self) -> str:
-        warnings = [f'warning: {o}' for o in self['warnings']] or ['no warnings']
-        numbers = {k: f'{v:,.4g}' if isinstance(v, float) else f'{v:,}' if isinstance(v, int) else str(v)
-                   for k, v in self.items() if k not in ('warnings', 'memories')}
-        lines = warnings + [f'{k:24}{v}' for k, v in numbers.items()]
-        parts = [f'memory {k}\n{o!r}' for k, o in enumerate(self.get('memories', ()))]
-        return '\n\n'.join(['\n'.join(lines), *parts])
-    def _repr_html_(self): return f'<pre>{html.escape(repr(self))}</pre>'
+        lines = [f'warning: {o}' for o in self['warnings']] or ['no warnings']
+        for name, v in self.items():
+            if name not in ('warnings', 'memories'): lines.append(f'{name:24}{_written(v)}')
+        parts = ['\n'.join(lines)]
+        for k, o in enumerate(self.get('memories', ())): parts.append(f'memory {k}\n{o!r}')
+        return '\n\n'.join(parts)
+    def _repr_html_(self) -> str: return f'<pre>{html.escape(repr(self))}</pre>'
+
+def _written(v: object) -> str:
+    if isinstance(v, float): return f'{v:,.4g}'
+    return f'{v:,}' if isinstance(v, int) else str(v)
 
 def memory_health(memory: Memory) -> Health:
     """Return numbers that show whether a memory does its work, and `warnings`: what looks wrong,
@@ -443,17 +590,25 @@ def memory_health(memory: Memory) -> Health:
     episodes, `n_terminated` and `n_truncated`, count an end once, also if n n-step transitions
     lead to it. The batches stay the same. Of a memory that does not count its draws, only the
     rows are looked at. Where threads use the memory, hold its lock, as its methods do."""
-    n, max_sz, used, counted = len(memory), memory.max_sz, memory.usage(), memory.draws is not None
-    out: dict[str, Any] = dict(n=n, max_sz=max_sz, fill=n/max_sz, n_added=memory.n_added) | used
-    out['stale_share'] = used['n_stale']/max(1, used['n_drawn'])
-    if not n: return Health(out, warnings=['the memory is empty'])
-    drawn = (_draw_numbers, _sampler_numbers, _priority_numbers)*counted
-    for part in (*drawn, _window_numbers): out |= part(memory)
-    out |= _row_numbers(memory, used.get('in_order', False))
-    out = {k: v.item() if isinstance(v, np.generic) else v for k, v in out.items()}
-    out['n_stored'] = n + out.get('n_lost', 0)
-    known = defaultdict(lambda: _NAN, out, bad=', '.join(f'{k} ({v:,})' for k, v in out['not_finite'].items()))
-    return Health(out, warnings=[text.format_map(known) for when, text in _RULES if when(known)])
+    n = len(memory)
+    used = memory.usage()
+    found: dict[str, Any] = dict(n=n, max_sz=memory.max_sz, fill=n/memory.max_sz, n_added=memory.n_added) | used
+    found['stale_share'] = used['n_stale']/max(1, used['n_drawn'])
+    if not n: return Health(found, warnings=['the memory is empty'])
+    if memory.draws is not None:
+        for part in (_draw_numbers, _sampler_numbers, _priority_numbers): found |= part(memory)
+    found |= _window_numbers(memory)
+    found |= _row_numbers(memory, bool(used.get('in_order', False)))
+    found = {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()}
+    found['n_stored'] = n + found.get('n_lost', 0)
+    return Health(found, warnings=list(_warnings(found)))
+
+def _warnings(found: dict[str, Any]) -> Iterator[str]:
+    "What looks wrong, in words"
+    bad = ', '.join(f'{name} ({n:,})' for name, n in found['not_finite'].items())
+    known = defaultdict(lambda: _NAN, found, bad=bad)
+    for rules in (_drawing_warnings, _row_warnings, _room_warnings, _sequence_warnings):
+        for template in rules(known): yield template.format_map(known)
 
 # %% ../nbs/5_looking/01_health.ipynb #c3ec9c02
 class Scale(NamedTuple):
@@ -465,26 +620,30 @@ class Scale(NamedTuple):
     truncated: np.ndarray    # the lengths of those that were truncated
     def summary(self) -> dict[str, float]:
         "Return it in a few numbers"
-        return dict(reward=self.reward, reward_most=self.reward_most, state_most=float(self.state.max(initial=0)),
+        state_most = float(self.state.max(initial=0))
+        return dict(reward=self.reward, reward_most=self.reward_most, state_most=state_most,
                     n_terminated=len(self.terminated), n_truncated=len(self.truncated))
 
-def _lengths(rows, flag):
+def _lengths(rows: Newest, flag: str) -> np.ndarray:
     "The lengths of the episodes in `rows` that end with this flag, where they are known"
     ends = rows.ends()
     if ends is None: return np.empty(0)
-    at = _last_of_each(rows, np.flatnonzero(ends & (rows.columns[flag]!=0)))
-    found = _add_up(rows.before, ends, np.ones(len(rows.ids)))[at]
-    return found[np.isfinite(found)]
+    at = np.flatnonzero(ends & (rows.columns[flag]!=0))
+    lengths = _add_up(rows.before, ends, np.ones(len(rows.ids)))
+    lengths = lengths[_last_of_each(rows, at)]
+    return lengths[np.isfinite(lengths)]
 
-def _state_sizes(memory, rows):
+def _state_sizes(memory: Memory, rows: Newest) -> np.ndarray:
     "The mean and the largest size of each floating-point number or byte of the states (float64[2, n])"
     seen = _Seen(memory, rows, n_step=True)
     if not seen.most: return np.empty((2, 0))
-    at = _evenly(0, len(rows.ids) - 1, min(len(rows.ids), seen.most))
-    states = [o.reshape(len(o), -1) for o in seen.states(at)[0] if o.dtype.kind=='f' or o.dtype==np.uint8]
-    if not states: return np.empty((2, 0))
-    sizes = np.concatenate([np.abs(np.nan_to_num(o.astype(np.float64))) for o in states], 1)
-    return np.stack([sizes.mean(0), sizes.max(0)])
+    sizes = []
+    for a in seen.states(seen.all(seen.most)):
+        if a.dtype.kind!='f' and a.dtype!=np.uint8: continue
+        sizes.append(_flat(np.abs(np.nan_to_num(a.astype(np.float64)))))
+    if not sizes: return np.empty((2, 0))
+    every = np.concatenate(sizes, 1)
+    return np.stack([every.mean(0), every.max(0)])
 
 def scale_of(memory: Memory) -> Scale | None:
     "Return the `Scale` of what a memory of consecutive ids holds; None of an empty one"
@@ -492,41 +651,45 @@ def scale_of(memory: Memory) -> Scale | None:
     rows = newest(memory)
     reward = np.abs(rows.columns.get('reward', np.empty(0)).astype(np.float64))
     reward = reward[np.isfinite(reward) & (reward > 0)]
-    known = len(reward) >= 5
-    return Scale(float(np.median(reward)) if known else _NAN, float(reward.max()) if known else _NAN,
-                 _state_sizes(memory, rows), _lengths(rows, 'terminated'), _lengths(rows, 'truncated'))
+    typical = most = _NAN
+    if len(reward) >= 5:
+        typical = float(np.median(reward))
+        most = float(reward.max())
+    return Scale(typical, most, _state_sizes(memory, rows), _lengths(rows, 'terminated'), _lengths(rows, 'truncated'))
 
 _TIMES = 8.       # a little less than ten, since samples differ
 
 def unlike_members(scales: list[Scale | None]) -> list[str]:
     "Return what shows, in words, that memories with these scales cannot hold one task"
     there = [(k, o) for k, o in enumerate(scales) if o is not None]
-    pairs = [(i, a, j, b) for n, (i, a) in enumerate(there) for j, b in there[n + 1:]]
-    found = [f(*pair) for pair in pairs for f in (_rewards_apart, _states_apart, _ends_apart)]
+    rules: list[Callable[..., str]] = [_rewards_apart, _states_apart, _ends_apart]
+    found = [rule(*one, *other) for one, other in combinations(there, 2) for rule in rules]
     return [said for said in found if said]
 
-def _rewards_apart(i, a, j, b):
-    if a.reward > b.reward: i, a, j, b = j, b, i, a
+def _rewards_apart(i: int, a: Scale, j: int, b: Scale) -> str:
+    if a.reward > b.reward: return _rewards_apart(j, b, i, a)
     times = b.reward/a.reward
     if not (times >= _TIMES and b.reward_most >= _TIMES/2*a.reward_most): return ''
     return (f'rewards of memory {j} are {times:.3g} times as large as those of memory {i} (typically '
             f'{b.reward:.3g} and {a.reward:.3g}): scale or clip both alike before they are stored')
 
-def _states_apart(i, a, j, b):
+def _states_apart(i: int, a: Scale, j: int, b: Scale) -> str:
     if a.state.shape!=b.state.shape: return ''
-    moving = (a.state > 0).all(0) & (b.state > 0).all(0)
+    moving = ((a.state > 0) & (b.state > 0)).all(0)
     if moving.sum() < 2: return ''
-    times, most = (float(o) for o in np.median(b.state[:, moving]/a.state[:, moving], 1))
-    if times < 1: return _states_apart(j, b, i, a) if times > 0 and 1/times >= _TIMES else ''
+    times, most = np.median(b.state[:, moving]/a.state[:, moving], 1)
+    if 0 < times <= 1/_TIMES: return _states_apart(j, b, i, a)
     if times < _TIMES or most < _TIMES/2: return ''
     return (f'states of memory {j} are {times:.3g} times as large as those of memory {i} (up to '
             f'{b.state.max():.3g} and {a.state.max():.3g}): normalize both alike before they are stored')
 
-def _ends_apart(i, a, j, b):
-    if len(a.truncated) and len(b.terminated): i, a, j, b = j, b, i, a
-    if len(a.truncated) or len(b.terminated) or min(len(a.terminated), len(b.truncated)) < 5: return ''
-    if (a.terminated < np.median(b.truncated)).mean() > .5: return ''
+def _ends_apart(i: int, a: Scale, j: int, b: Scale) -> str:
+    "All of memory `i` terminated, all of memory `j` truncated, or the other way round"
+    if not len(a.terminated): return _ends_apart(j, b, i, a) if len(b.terminated) else ''
+    if len(a.truncated) or len(b.terminated): return ''
+    if min(len(a.terminated), len(b.truncated)) < 5: return ''
+    limit = np.median(b.truncated)
+    if (a.terminated < limit).mean() > .5: return ''
     return (f'all episodes of memory {i} are terminated, after {np.median(a.terminated):.0f} steps, and '
-            f'all of memory {j} truncated, after {np.median(b.truncated):.0f}: a time limit is stored as '
+            f'all of memory {j} truncated, after {limit:.0f}: a time limit is stored as '
             'truncated, in both')
-

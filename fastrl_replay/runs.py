@@ -7,6 +7,7 @@ __all__ = ['BestWeights', 'FolderContents', 'look', 'summary', 'picture']
 
 # %% ../nbs/5_looking/03_runs.ipynb #c32708f9
 import copy, json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
@@ -16,6 +17,7 @@ from .gradient_step import move_towards
 from .health import episode_returns, memory_health, newest, stored_priorities
 from .pipes.agents import evaluate
 from .memory import ReplayMemory
+from .protocol import Memory
 from .samplers import more, proportional, rank      # noqa: F401   (kinds of samplers)
 from .samplers.own import sampler_from
 from .saving import MANIFEST, CheckpointError, SavedState, naming
@@ -34,43 +36,52 @@ class BestWeights:
     brought no higher one. `history`: transitions stored and mean return, for each evaluation; of
     two rounds, the mean of both, so that the weights kept are those of its highest."""
     def __init__(
-        self, env_id,  # an id, a spec, or a function that makes an environment
-        every=250,     # batches between two evaluations
-        episodes=20,   # greedy episodes in each
-        confirm=80,    # further ones for weights that may be the best so far (0: none)
-        seed=1,        # determines their first states, the same in each evaluation
-        average=.005,  # share of the newest weights in the running average (0: no average)
-        goal=-np.inf,  # the score that counts as solved
-        patience=0,    # evaluations without a better score before the fit ends (0: it goes on)
-        also=None,     # another callback, called after each batch; True from it ends the fit
+        self, env_id: object,    # an id, a spec, or a function that makes an environment
+        every: int = 250,        # batches between two evaluations
+        episodes: int = 20,      # greedy episodes in each
+        confirm: int = 80,       # further ones for weights that may be the best so far (0: none)
+        seed: int = 1,           # determines their first states, the same in each evaluation
+        average: float = .005,   # share of the newest weights in the running average (0: no average)
+        goal: float = -np.inf,   # the score that counts as solved
+        patience: int = 0,       # evaluations without a better score before the fit ends (0: it goes on)
+        also: Callable[[Any], Any] | None = None,  # another callback, after each batch; True from it ends the fit
     ) -> None:
-        self.env_id, self.seed, self.average = env_id, seed, number('BestWeights: average', average, 0, 1)
-        self.every, self.episodes = whole('BestWeights: every', every, 1), whole('BestWeights: episodes', episodes, 1)
+        self.env_id = env_id
+        self.every = whole('BestWeights: every', every, 1)
+        self.episodes = whole('BestWeights: episodes', episodes, 1)
         self.confirm = confirm
-        self.goal, self.patience, self.also = goal, patience, also
-        self.score, self.since, self.history = -np.inf, 0, list[Any]()
+        self.seed = seed
+        self.average = number('BestWeights: average', average, 0, 1)
+        self.goal = goal
+        self.patience = patience
+        self.also = also
+        self.score = -np.inf
+        self.since = 0                     # evaluations since the best one
+        self.history: list[Any] = []
         self.weights: Any = None
         self.mean: Any = None              # a model of the averages, or its first weights
 
-    def __call__(self, learn) -> bool:
+    def __call__(self, learn: Any) -> bool:
         "Evaluate after every `every` batches; return True when the fit may end"
         ended = self._evaluated(learn)
         return bool(self.also is not None and self.also(learn)) or ended
 
-    def _evaluated(self, learn):
+    def _evaluated(self, learn: Any) -> bool:
         model = self._averaged(learn.model)
         if learn.n_batches % self.every: return False
-        returns = evaluate(model, self.env_id, self.episodes, self.seed)
+        mean = evaluate(model, self.env_id, self.episodes, self.seed).mean()
+        if self.confirm and mean > self.score and mean >= self.goal:
+            mean = evaluate(model, self.env_id, self.episodes + self.confirm, self.seed).mean()
+        score = float(mean)
+        self.history.append((learn.n_steps, score))
         self.since += 1
-        second_round = self.confirm and returns.mean() > self.score and returns.mean() >= self.goal
-        if second_round: returns = evaluate(model, self.env_id, self.episodes + self.confirm, self.seed)
-        self.history.append((learn.n_steps, float(returns.mean())))
-        if returns.mean() > self.score:
-            self.score, self.since = float(returns.mean()), 0
+        if score > self.score:
+            self.score = score
+            self.since = 0
             self.weights = copy.deepcopy(model.state_dict())
-        return bool(self.patience) and self.score >= self.goal and self.since >= self.patience
+        return 0 < self.patience <= self.since and self.score >= self.goal
 
-    def _averaged(self, model):
+    def _averaged(self, model: torch.nn.Module) -> torch.nn.Module:
         "Return the model with the running average of the weights, updated with the present ones"
         if not self.average: return model
         if not isinstance(self.mean, torch.nn.Module):
@@ -80,23 +91,29 @@ class BestWeights:
         move_towards(self.mean, model, self.average)
         return self.mean
 
-    def restore(self, learn) -> None:
+    def restore(self, learn: Any) -> None:
         "Load the best weights into the learner's model; a `RuntimeError` if there was no evaluation yet"
         if self.weights is None:
             raise RuntimeError(f'BestWeights: nothing to restore: no fit of every={self.every} batches yet')
         learn.model.load_state_dict(self.weights)
     def state_dict(self) -> dict[str, Any]:
         "Return score, history and weights, as plain data and tensors"
-        mean = dict(self.mean.state_dict()) if isinstance(self.mean, torch.nn.Module) else self.mean
-        return dict(score=self.score, since=self.since, history=self.history, mean=mean,
-                    weights=None if self.weights is None else dict(self.weights))
-    def load_state_dict(self, state) -> None:
+        mean = self.mean.state_dict() if isinstance(self.mean, torch.nn.Module) else self.mean
+        return dict(score=self.score, since=self.since, history=self.history, mean=_plain(mean),
+                    weights=_plain(self.weights))
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from a state that `state_dict` returned"
-        self.score, self.since, self.history = state['score'], state['since'], [tuple(o) for o in state['history']]
-        self.weights, self.mean = state['weights'], state['mean']
+        self.score = state['score']
+        self.since = state['since']
+        self.history = list(map(tuple, state['history']))
+        self.weights = state['weights']
+        self.mean = state['mean']
+
+def _plain(weights: dict[str, Any] | None) -> dict[str, Any] | None: return None if weights is None else dict(weights)
 
 # %% ../nbs/5_looking/03_runs.ipynb #04546cde
 _ROWS = 4096
+_DISK = 'memory.json'                    # a file that each memory on disk has
 
 class FolderContents(NamedTuple):
     "The contents of a folder: in words, and the memory in it (None: none that can be read)"
@@ -105,108 +122,128 @@ class FolderContents(NamedTuple):
     notes: tuple[str, ...] = ()
     shift: int = 0                       # what to add to the ids in `memory`
 
-def look(folder) -> FolderContents:
+def look(folder: str | Path) -> FolderContents:
     """Return the contents of `folder`: a memory on disk, a checkpoint, or a training run with both.
 
     A `CheckpointError` names the file that is missing or damaged."""
     folder = Path(folder)
-    if (folder/'memory.json').exists(): return _on_disk(folder)
-    if (folder/'manifest.json').exists(): return _checkpoint(folder)
+    if (folder/_DISK).exists(): return _on_disk(folder)
+    if (folder/MANIFEST).exists(): return _checkpoint(folder)
     return _training_run(folder)
 
-def _training_run(folder):
+def _training_run(folder: Path) -> FolderContents:
     "Report the result of a run, its memory on disk and its checkpoint, as far as they exist"
-    found, notes = FolderContents('a training run'), []
+    found = FolderContents('a training run')
+    notes = []
     if (folder/'result.json').exists(): notes.append(_result(folder/'result.json'))
     elif (folder/'config.json').exists(): notes.append(_unfinished(folder))
-    if (folder/'memory'/'memory.json').exists():
+    if (folder/'memory'/_DISK).exists():
         found = _on_disk(folder/'memory')
         notes.append(f'{found.what}, in {folder/"memory"}')
     if (folder/'checkpoint'/MANIFEST).exists():
-        saved = _checkpoint(folder/'checkpoint', found)
-        found, notes = saved, [*notes, f'{saved.what}, in {folder/"checkpoint"}', *saved.notes]
+        found = _checkpoint(folder/'checkpoint', found)
+        notes += [f'{found.what}, in {folder/"checkpoint"}', *found.notes]
     require(notes, f'{folder}: expected a memory, a checkpoint or the result of a run, found none', CheckpointError)
     return found._replace(what='a training run', notes=tuple(notes))
 
-def _given(o): return '{env}, {memory}, seed {seed}'.format(**o['arguments'])
+def _given(o: dict[str, Any]) -> str: return '{env}, {memory}, seed {seed}'.format(**o['arguments'])
 
-def _result(path):
+def _result(path: Path) -> str:
     with naming(path, 'not the result of a run'):
         o = json.loads(path.read_text('utf-8'))
-        return (f'finished: {_given(o)}: mean evaluation return {o["mean_return"]:.1f} '
-                f'({len(o["returns"])} episodes), {o["batches"]:,} batches')
+        n = len(o['returns'])
+        return (f'finished: {_given(o)}: mean evaluation return {o["mean_return"]:.1f} ({n} episodes), '
+                f'{o["batches"]:,} batches')
 
-def _unfinished(folder):
-    path, saved = folder/'config.json', (folder/'checkpoint'/MANIFEST).exists()
+def _unfinished(folder: Path) -> str:
+    path = folder/'config.json'
+    saved = (folder/'checkpoint'/MANIFEST).exists()
     ended = f'was ended; --resume {folder} continues it' if saved else 'was ended before it saved a checkpoint'
     with naming(path, 'not the options of a run'):
         o = json.loads(path.read_text('utf-8'))
         return f'unfinished: {_given(o)}, begun {o["date"]}: it is still running, or {ended}'
 
-def _on_disk(folder):
+def _on_disk(folder: Path) -> FolderContents:
     "Copy the rows of a memory that can be read now, a few thousand at a time"
     with ReplayMemory.peek(folder) as view:
-        what, shift = f'a memory on disk, {view.sampler["kind"]}', view.first_id
+        what = f'a memory on disk, {view.sampler["kind"]}'
+        shift = view.first_id
         if not len(view): return FolderContents(what)
         try: sampler = sampler_from(view.sampler)
         except ValueError: sampler = None
         memory = ReplayMemory(view.max_sz, sampler, seed=0)
-        for a in range(shift, view.n_added, _ROWS):
-            rows: Any = view.fetch(np.arange(a, min(a + _ROWS, view.n_added)))
+        for first in range(shift, view.n_added, _ROWS):
+            end = min(first + _ROWS, view.n_added)
+            rows: Any = view.fetch(np.arange(first, end))
             if not len(rows): continue                       # overwritten meanwhile
-            if not len(memory): shift = int(rows.columns('ids')[0][0])
+            if not len(memory): shift = int(rows.ids[0])
             memory.extend(rows, None if sampler is None else view.priorities(rows.ids))
     return FolderContents(what, memory, shift=shift)
 
-def _checkpoint(folder, found=None):
+def _checkpoint(folder: Path, found: FolderContents | None = None) -> FolderContents:
     "Report a checkpoint. `found`: the memory on disk that belongs to it, if it has been read"
     with SavedState(folder) as saved, saved.sense('anything known'):
         state = saved.state()
-        words = dict(learner='learned from', pipe='drawn')
-        notes = [f'{v} {state[k]["n_batches"]:,} batches' for k, v in words.items() if k in state]
-        found, disk = (found or FolderContents(''))._replace(what=f'a checkpoint of a {saved.kind}'), state.get('disk')
+        found = (found or FolderContents(''))._replace(what=f'a checkpoint of a {saved.kind}')
+        notes = []
+        for key, said in (('learner', 'learned from'), ('pipe', 'drawn')):
+            if key in state: notes.append(f'{said} {state[key]["n_batches"]:,} batches')
+        disk = state.get('disk')
         if disk is not None:
-            notes.append(f'its memory is on disk, in {disk["path"]}')
-            if found.memory is None and Path(disk['path']).is_dir():
-                found = _on_disk(Path(disk['path']))._replace(what=found.what)
+            path = Path(disk['path'])
+            notes.append(f'its memory is on disk, in {path}')
+            if found.memory is None and path.is_dir(): found = _on_disk(path)._replace(what=found.what)
         elif 'memory' in state:
             try: found = found._replace(memory=ReplayMemory.load(folder))
             except CheckpointError: raise
             except ValueError as e: notes.append(str(e))       # a sampler that must be passed again
     return found._replace(notes=tuple(notes))
 
-def _range(a): return f'{a.min():.4g} to {a.max():.4g}, mean {a.mean():.4g}'
+def _range(a: np.ndarray) -> str: return f'{a.min():.4g} to {a.max():.4g}, mean {a.mean():.4g}'
 
-def _sizes(folder, memory):
+_Lines = list[tuple[str, str]]           # pairs of heading and text
+
+def _sizes(folder: Path, memory: ReplayMemory | None) -> _Lines:
     "What the files of a folder take, in words, and how much of that a memory on disk has filled"
-    files = [p.stat() for p in Path(folder).rglob('*') if p.is_file()]
-    words = f'in {len(files)} file' + 's'*(len(files)!=1)
-    on_disk = any((Path(folder)/o/'memory.json').exists() for o in ('', 'memory'))
-    if not on_disk: return [('bytes', f'{readable(sum(o.st_size for o in files))} {words}')]
+    files = [p.stat() for p in folder.rglob('*') if p.is_file()]
+    words = 'in 1 file' if len(files)==1 else f'in {len(files)} files'
+    if not (folder/_DISK).exists() and not (folder/'memory'/_DISK).exists():
+        nbytes = sum(o.st_size for o in files)
+        return [('bytes', f'{readable(nbytes)} {words}')]
     taken = sum(512*o.st_blocks if hasattr(o, 'st_blocks') else o.st_size for o in files)
     lines = [('bytes', f'{readable(taken)} of the disk {words}: a memory on disk reserves its whole size')]
     if memory is None or not len(memory): return lines
-    filled = readable(len(memory)*memory.usage()['bytes_each'])
-    return lines + [('', f'{filled} of them are filled so far, by {len(memory):,} transitions')]
+    n = len(memory)
+    filled = readable(n*memory.usage()['bytes_each'])
+    return [*lines, ('', f'{filled} of them are filled so far, by {n:,} transitions')]
 
-def summary(folder, found=None) -> list[tuple[str, str]]:
+def summary(folder: str | Path, found: FolderContents | None = None) -> list[tuple[str, str]]:
     "Return lines about `folder`, as pairs of heading and text. `found`: the result of `look`"
     found = found or look(folder)
-    memory = found.memory
-    lines = [('holds', found.what), *(('', o) for o in found.notes), *_sizes(folder, memory)]
-    if memory is None or not len(memory): return lines
-    layout, n, first = memory.layout, len(memory), memory.first_id + found.shift
-    lines += [('stored', f'{n:,} of {memory.max_sz:,} ({n/memory.max_sz:.0%}), ids {first:,} to {first + n - 1:,}'),
-              ('steps', f'{layout.step_type.__name__}: {", ".join(f"{o.name} {o}" for o in layout.leaves)}'),
-              ('sampler', repr(memory.sampler).replace(', 0 batches drawn', ''))]
+    lines = [('holds', found.what)]
+    for note in found.notes: lines.append(('', note))
+    lines += _sizes(Path(folder), found.memory)
+    if found.memory is None or not len(found.memory): return lines
+    return [*lines, *_described(found.memory, found.shift)]
+
+def _described(memory: Memory, shift: int) -> _Lines:
+    "What a memory holds; `shift`: what to add to its ids"
+    n = len(memory)
+    first = memory.first_id + shift
+    leaves = ', '.join(f'{leaf.name} {leaf}' for leaf in memory.layout.leaves)
+    lines = [('stored', f'{n:,} of {memory.max_sz:,} ({n/memory.max_sz:.0%}), ids {first:,} to {first + n - 1:,}'),
+             ('steps', f'{memory.layout.step_type.__name__}: {leaves}'),
+             ('sampler', repr(memory.sampler).replace(', 0 batches drawn', ''))]
     _, priorities = stored_priorities(memory)
     if len(priorities): lines.append(('priorities', _range(priorities)))
-    _, returns = episode_returns(newest(memory, shift=found.shift))
+    _, returns = episode_returns(newest(memory, shift=shift))
     episodes = f'{len(returns):,} episodes, {_range(returns)}' if len(returns) else 'no whole episode'
+    lines.append(('returns', episodes))
     warnings = memory_health(memory)['warnings'] or ['nothing that looks wrong']
-    return lines + [('returns', episodes)] + [('' if k else 'health', o) for k, o in enumerate(warnings)]
+    for k, warning in enumerate(warnings): lines.append(('' if k else 'health', warning))
+    return lines
 
-def picture(folder, found=None) -> Any:
+def picture(folder: str | Path, found: FolderContents | None = None) -> Any:
     "Return a figure of the memory in `folder`; a `ValueError` if there is none, or it is empty"
     found = found or look(folder)
     if found.memory is None or not len(found.memory):

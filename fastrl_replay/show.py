@@ -8,202 +8,258 @@ __all__ = ['COLOUR', 'GREY', 'STYLE', 'image_leaves', 'is_image', 'as_picture', 
 
 # %% ../nbs/5_looking/02_show.ipynb #0318eb92
 import html, textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 import numpy as np
 from fastcore.basics import patch
 from .batch import Batch
 from .checks import extra, number
-from .health import episode_returns, memory_health, newest, stored_priorities, trial_draws
+from .health import Health, Newest, episode_returns, memory_health, newest, stored_priorities, trial_draws
 from .schedules import value_at
 from .protocol import Memory
 from .steps import Layout, Leaf, readable, tree_leaves
+if TYPE_CHECKING:                        # matplotlib is imported when something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure, SubFigure
 
 # %% ../nbs/5_looking/02_show.ipynb #b770fde3
-COLOUR, GREY = '#ff7f0e', '.6'
+COLOUR = '#ff7f0e'
+GREY = '.6'
 STYLE: Any = {'font.size': 9, 'legend.fontsize': 9, 'legend.frameon': False, 'figure.facecolor': 'w',
               'axes.titlesize': 10, 'axes.spines.top': False, 'axes.spines.right': False}
-_BARS, _FEW, _MOST = 50, 12, 16         # bars; values drawn one by one; numbers of a vector
-_STATES = 'state', 'obs', 'observation'
+_BARS = 50              # bars of a histogram
+_FEW = 12               # values that are drawn one by one
+_MOST = 16              # numbers of a vector
+_STATES = ('state', 'obs', 'observation')
 _OVER: Any = dict(frameon=True, framealpha=.8, edgecolor='none')  # a legend that may lie over marks
 
-def _edges(values):
+def _edges(values: np.ndarray) -> tuple[np.ndarray, str]:
     "Limits of bars over positive values, and the kind of axis: logarithmic if they span two decades"
-    low, high = values.min(), values.max()
-    wide = high > 100*low
-    return (np.geomspace if wide else np.linspace)(low, high, _BARS + 1), 'log' if wide else 'linear'
+    low = values.min()
+    high = values.max()
+    if high > 100*low: return np.geomspace(low, high, _BARS + 1), 'log'
+    return np.linspace(low, high, _BARS + 1), 'linear'
 
-def _note(ax, text, y=.95, **how):
-    ax.text(.97, y, text, transform=ax.transAxes, ha='right', va='top' if y > .5 else 'bottom', **how)
+def _note(ax: 'Axes', text: str, y: float = .95, **how: Any) -> None:
+    va = 'top' if y > .5 else 'bottom'
+    ax.text(.97, y, text, transform=ax.transAxes, ha='right', va=va, **how)
 
-def _shades(*colours):
+def _shades(*colours: str) -> 'Colormap':
     from matplotlib.colors import LinearSegmentedColormap
     return LinearSegmentedColormap.from_list('', colours)
 
-def _ages(ax, ages, n):
+def _smooth(values: Sequence[float] | np.ndarray, k: int) -> np.ndarray:
+    "The mean of every `k` values in a row (fewer, if there are fewer)"
+    k = min(k, len(values))
+    return np.convolve(values, np.ones(k)/k, 'valid') if k else np.empty(0)
+
+def _ages(ax: 'Axes', ages: np.ndarray, n: int) -> None:
     edges = np.linspace(0, n, min(_BARS, n) + 1)
-    share = np.histogram(ages, edges)[0]/len(ages)
-    ax.stairs(share/(np.diff(edges)/n), edges, fill=True, baseline=0, color=COLOUR)
+    counts, _ = np.histogram(ages, edges)
+    share = counts/len(ages)
+    uniform = np.diff(edges)/n
+    ax.stairs(share/uniform, edges, fill=True, baseline=0, color=COLOUR)
     ax.axhline(1, color='k', lw=.8, ls=':')
     ax.set(xlabel='transitions stored since', ylabel='times uniform')
 
-def _lorenz(ax, probs, n, words):
+def _lorenz(ax: 'Axes', probs: np.ndarray, n: int, words: str) -> None:
     "Each draw of a row with probability P stands for 1/(n·P) of the rows"
     probs = np.sort(probs.astype(float))[::-1]
-    rows = np.minimum(100, np.cumsum(100/probs)/(n*len(probs)))
-    ax.plot([0, *rows, 100], [*np.linspace(0, 100, len(probs) + 1), 100], color=COLOUR)
+    rows = np.cumsum(100/probs)/(n*len(probs))
+    draws = np.linspace(0, 100, len(probs) + 1)
+    ax.plot([0, *np.minimum(100, rows), 100], [*draws, 100], color=COLOUR)
     ax.plot([0, 100], [0, 100], 'k:', lw=.8)
     ax.set(xlabel='%, most sampled first', ylabel='% of draws')
     _note(ax, f'effective sample size:\n{words}', .05)
 
-def _times(ax, memory):
-    counts, n = memory.draws, memory.n_added
-    gone, (_, now) = counts.evicted(n), counts.living(memory.first_id, n)
-    top = max([1, *now, *np.flatnonzero(gone)])
-    edges = np.arange(0, top + 1 + (step := -(-top//_BARS)), step)
-    for label, values, times, how in (('stored, so far', now, np.ones(len(now)), dict(fill=True, color=COLOUR)),
-                                      ('overwritten, in all', np.arange(len(gone)), gone, dict(color='k'))):
-        found = np.histogram(values, edges, weights=times)[0]
-        if found.any(): ax.stairs(100*found/found.sum(), edges, label=label, **how)
-    ax.set(xlabel='times' + f' ({len(gone) - 1}: or more)'*bool(gone[-1]), ylabel='% of transitions')
+def _times(ax: 'Axes', memory: Memory) -> None:
+    counts = memory.draws
+    gone = counts.evicted(memory.n_added)         # how many rows were drawn 0, 1, 2 … times
+    _, now = counts.living(memory.first_id, memory.n_added)
+    most = max([1, *now, *np.flatnonzero(gone)])
+    step = -(-most // _BARS)
+    edges = np.arange(0, most + 1 + step, step)
+    stored, _ = np.histogram(now, edges)
+    overwritten, _ = np.histogram(np.arange(len(gone)), edges, weights=gone)
+    if stored.any(): ax.stairs(100*stored/stored.sum(), edges, label='stored, so far', fill=True, color=COLOUR)
+    if overwritten.any():
+        ax.stairs(100*overwritten/overwritten.sum(), edges, label='overwritten, in all', color='k')
+    more = f' ({len(gone) - 1}: or more)' if gone[-1] else ''
+    ax.set(xlabel=f'times{more}', ylabel='% of transitions')
     ax.legend(**_OVER)
 
-def _priorities_by_age(ax, ages, p):
+def _priorities_by_age(ax: 'Axes', ages: np.ndarray, p: np.ndarray) -> None:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import LogLocator
-    edges, scale = _edges(p[p > 0])
-    image = ax.hist2d(ages[p > 0], p[p > 0], [min(_BARS, len(p)), edges], cmin=1, norm=LogNorm(),
-                      cmap=_shades('#ffe8d0', COLOUR, '#401c00'))[3]
+    ages = ages[p > 0]
+    p = p[p > 0]
+    edges, scale = _edges(p)
+    bins: Any = [min(_BARS, len(p)), edges]
+    colours = _shades('#ffe8d0', COLOUR, '#401c00')
+    *_, image = ax.hist2d(ages, p, bins, cmin=1, norm=LogNorm(), cmap=colours)
     ticks = LogLocator(subs=(1, 2, 5))
-    ax.figure.colorbar(image, ax=ax, label='transitions', ticks=ticks, format='%d').ax.minorticks_off()
+    bar = ax.figure.colorbar(image, ax=ax, label='transitions', ticks=ticks, format='%d')
+    bar.ax.minorticks_off()
     ax.set(xlabel='transitions stored since', ylabel='priority', yscale=scale)
 
-def _priorities(ax, p, fresh):
+def _priorities(ax: 'Axes', p: np.ndarray, fresh: np.ndarray) -> None:
     "`fresh`: which were never updated"
     edges, scale = _edges(p[p > 0])
-    shares = [np.full(k.sum(), 100/len(p)) for k in (~fresh, fresh)]
+    both: Any = [p[~fresh], p[fresh]]
+    shares = [np.full(len(o), 100/len(p)) for o in both]
     names = ['', 'never updated']
-    ax.hist([p[~fresh], p[fresh]], edges, stacked=True, weights=shares, color=[COLOUR, GREY], label=names)
+    ax.hist(both, list(edges), stacked=True, weights=shares, color=[COLOUR, GREY], label=names)
     half, most = np.quantile(p, [.5, .99])
     for v in half, most: ax.axvline(v, color='k', lw=.8, ls=':')
-    zero = f', {(p==0).mean():.1%} are 0'*bool((p==0).any())
-    ax.set(xlabel=f'priority (median {half:.2g}, 99 % below {most:.2g}{zero})', ylabel='% of transitions', xscale=scale)
+    zero = np.mean(p==0)
+    zeros = f', {zero:.1%} are 0' if zero else ''
+    words = f'median {half:.2g}, 99 % below {most:.2g}{zeros}'
+    ax.set(xlabel=f'priority ({words})', ylabel='% of transitions', xscale=scale)
     if fresh.any(): ax.legend()
 
-def _never_updated(memory, ids):
+def _never_updated(memory: Memory, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     "Of those ids whose draws were all counted since they were stored: which they are, and which were not drawn"
-    if not memory.draws.n_rows or memory.sampler.sequence is not None: return ids >= 0, ids < 0
-    watched, drawn = memory.draws.living(memory.first_id, memory.n_added)
+    counts = memory.draws
+    if not counts.n_rows or memory.sampler.sequence is not None: return ids >= 0, ids < 0
+    watched, drawn = counts.living(memory.first_id, memory.n_added)
     known = np.isin(ids, watched)
     return known, np.isin(ids[known], watched[drawn==0])
 
-def _weights(ax, weights, beta):
+def _weights(ax: 'Axes', weights: np.ndarray, beta: float) -> None:
     "Quantiles at the present beta; at another, b, they are these to the power b/beta"
     b = np.linspace(0, 1, 50)
-    low, few, half = (np.quantile(weights, q)**(b/beta) for q in (0, .05, .5))
-    ax.fill_between(b, low, half, color=COLOUR, alpha=.3, label='smallest to median')
-    ax.plot(b, few, color=COLOUR, label='5 % are below')
-    ax.plot([beta, beta], [0, np.quantile(weights, .5)], 'k:', lw=.8, label=f'now: β = {beta:.3g}')
+    def quantile(q: float) -> np.ndarray: return np.quantile(weights, q)**(b/beta)
+    ax.fill_between(b, quantile(0), quantile(.5), color=COLOUR, alpha=.3, label='smallest to median')
+    ax.plot(b, quantile(.05), color=COLOUR, label='5 % are below')
+    ax.plot([beta, beta], [0, np.median(weights)], 'k:', lw=.8, label=f'now: β = {beta:.3g}')
     ax.set(xlabel='β', ylabel='weight', ylim=(0, 1.02))
     ax.legend()
 
-def _episodes(ax, ids, values, cut, what):
-    k = len(ids)//10
-    for which, mark, label in (~cut, '.', 'terminated'), (cut, 'x', 'truncated'):
+def _episodes(ax: 'Axes', ids: np.ndarray, values: np.ndarray, cut: np.ndarray, what: str) -> None:
+    "`cut`: which episodes were truncated"
+    for which, mark, label in ((~cut, '.', 'terminated'), (cut, 'x', 'truncated')):
         if which.any(): ax.plot(ids[which], values[which], mark, ms=4, color=GREY, label=label)
-    if k > 1: ax.plot(ids[k - 1:], np.convolve(values, np.ones(k)/k, 'valid'), color=COLOUR, label=f'mean of {k}')
+    k = len(ids)//10
+    if k > 1: ax.plot(ids[k - 1:], _smooth(values, k), color=COLOUR, label=f'mean of {k}')
     ax.set(xlabel='id of the last step', ylabel=what, ymargin=.3)          # room for the legend
     ax.legend(**_OVER)
 
-def _finite(ax, values):
+def _finite(ax: 'Axes', values: np.ndarray) -> np.ndarray:
     "The finite values; the others are named in the panel"
     bad = {'NaN': np.isnan(values).sum(), 'infinite': np.isinf(values).sum()}
-    _note(ax, ', '.join(f'{n:,} {what}' for what, n in bad.items() if n), color='C3', weight='bold')
+    words = [f'{n:,} {what}' for what, n in bad.items() if n]
+    _note(ax, ', '.join(words), color='C3', weight='bold')
     return values[np.isfinite(values)]
 
-def _values(ax, values):
+def _values(ax: 'Axes', values: np.ndarray) -> None:
     "Bars of counts; dots on a logarithmic axis, where some are rare"
     values = _finite(ax, values)
     at, counts = np.unique(values, return_counts=True)
     if not len(at): return
-    last, few = at[np.argmax(np.abs(at))], len(at) <= _FEW
-    if few:
-        ax.set(xticks=range(len(at)), xticklabels=[f'{v:.3g}' for v in at])
+    furthest = at[np.argmax(np.abs(at))]
+    if len(at) <= _FEW:
+        names = [f'{v:.3g}' for v in at]
         at = np.arange(len(at))
-    else: at, counts = _binned(ax, values, last)
+        ax.set(xticks=at, xticklabels=names)
+    else: at, counts = _binned(ax, values, furthest)
     rare = counts.max() > 100*counts.min()
-    if rare: ax.plot(at, counts, 'o', ms=4, color=COLOUR)
-    else: ax.bar(at, counts, .9*(np.diff(at).min() if len(at) > 1 else 1), color=COLOUR)
-    if rare and (n := (values==last).sum())*100 < len(values): _note(ax, f'{n:,} × {last:.4g}', .85)
+    if rare: _dots(ax, at, counts, furthest, values)
+    else:
+        width = np.diff(at).min() if len(at) > 1 else 1
+        ax.bar(at, counts, .9*width, color=COLOUR)
     ax.set(ylabel='transitions', yscale='log' if rare else 'linear')
 
-def _binned(ax, values, last):
-    "Middles of bars and counts; where the `last` value is far from the others, on an axis that is logarithmic far out"
+def _dots(ax: 'Axes', at: np.ndarray, counts: np.ndarray, furthest: float, values: np.ndarray) -> None:
+    "A dot for each count; the furthest value is named if it is rare"
+    ax.plot(at, counts, 'o', ms=4, color=COLOUR)
+    n = (values==furthest).sum()
+    if 100*n < len(values): _note(ax, f'{n:,} × {furthest:.4g}', .85)
+
+def _binned(ax: 'Axes', values: np.ndarray, furthest: float) -> tuple[np.ndarray, np.ndarray]:
+    "Middles of bars and counts; where one value is far from the others, on an axis that is logarithmic far out"
     usual = np.median(np.abs(values[values!=0]))
-    far = abs(last) > 100*usual
+    far = abs(furthest) > 100*usual
     counts, edges = np.histogram(np.arcsinh(values/usual) if far else values, _BARS)
     middle = (edges[:-1] + edges[1:])/2
-    if not far: return middle[counts > 0], counts[counts > 0]
+    middle = middle[counts > 0]
+    counts = counts[counts > 0]
+    if not far: return middle, counts
     ax.set_xscale('asinh', linear_width=usual)
-    ax.set_xticks([0, last], ['0', f'{last:.4g}'], minor=False)
-    return np.sinh(middle[counts > 0])*usual, counts[counts > 0]
+    ax.set_xticks([0, furthest], ['0', f'{furthest:.4g}'], minor=False)
+    return np.sinh(middle)*usual, counts
 
-def _ranges(ax, values):
+def _ranges(ax: 'Axes', values: np.ndarray) -> None:
     "Of each dimension, a thin line from the least to the greatest, a thick one from 5 % to 95 %, the median"
     _finite(ax, values)
-    for k, v in enumerate(v[np.isfinite(v)] for v in values.T):
-        if not len(v): continue
-        low, few, half, most, high = np.quantile(v, [0, .05, .5, .95, 1])
+    n = values.shape[1]
+    for k, column in enumerate(values.T):
+        finite = column[np.isfinite(column)]
+        if not len(finite): continue
+        low, few, half, most, high = np.quantile(finite, [0, .05, .5, .95, 1])
         ax.vlines(k, low, high, color=GREY)
         ax.vlines(k, few, most, color=COLOUR, lw=5)
         ax.plot(k, half, 'k_')
-    ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(values.shape[1]), xlim=(-.5, values.shape[1] - .5))
+    ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(n), xlim=(-.5, n - .5))
 
 # %% ../nbs/5_looking/02_show.ipynb #166a4d27
-def _leaves_of(layout, *fields):
+_Panel = tuple[str, Callable[..., None]]         # a title, and a function that draws on an axis
+
+def _leaves_of(layout: Layout, *fields: str) -> list[Leaf]:
     "The leaves of these fields, those that there are: of a dict, what lies in it"
     return [o for field in fields for o in layout.leaves if o.path[0]==field]
 
-def _columns(batch):
+def _columns(batch: Batch) -> dict[str, np.ndarray]:
     "The columns of a batch as arrays, by the names of their leaves: `state.pixels`"
-    return {o.name: a for o, a in zip(batch.layout.leaves, tree_leaves(tuple(batch.numpy())))}
+    arrays = tree_leaves(tuple(batch.numpy()))
+    return {leaf.name: a for leaf, a in zip(batch.layout.leaves, arrays)}
 
-def _vectors(memory, ids):
+def _vectors(memory: Memory, ids: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Titles and values, float (n, numbers), of states and actions of 2 to 16 numbers, or of such parts of them,
     for the newest of `ids`"""
     for leaf in _leaves_of(memory.layout, 'action', *_STATES):
         if not 1 < np.prod(leaf.shape) <= _MOST: continue
-        values = _columns(memory.fetch(ids[-10_000:], fields=[leaf.path[0]]))[leaf.name]
-        yield f'{leaf.name}s' if len(leaf.path)==1 else leaf.name, values.reshape(len(values), -1).astype(float)
+        batch = memory.fetch(ids[-10_000:], fields=[leaf.path[0]])
+        values = _columns(batch)[leaf.name].astype(float)
+        title = f'{leaf.name}s' if len(leaf.path)==1 else leaf.name
+        yield title, values.reshape(len(values), -1)
 
-def _panels(memory, rows, health, shift):
-    "Pairs of a title and a function that draws on an axis: of the panels that have something to show"
+def _panels(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterator[_Panel]:
+    "The panels that have something to show"
     if memory.draws is not None: yield from _panels_of_draws(memory, health)
-    ids, returns = episode_returns(rows)
-    if len(ids):
-        at = ids - rows.ids[0]
-        known = dict(ids=ids + shift, cut=rows.columns['truncated'][at]!=0)
-        yield 'returns of stored episodes', partial(_episodes, values=returns, what='return', **known)
-        lengths = rows.columns.get('step_n', np.zeros(len(rows.ids)))[at] + 1
-        apart = np.ptp(lengths) and (lengths!=returns).any()
-        if apart: yield 'lengths of stored episodes', partial(_episodes, values=lengths, what='steps', **known)
-    for name in 'reward', 'action':
+    yield from _panels_of_episodes(rows, shift)
+    for name in ('reward', 'action'):
         values = rows.columns.get(name, np.empty(0)).astype(float)
-        title = 'n-step '*('discount' in rows.columns and name=='reward') + name + 's'
-        if len(np.unique(values)) > 1: yield title, partial(_values, values=values)
+        if len(np.unique(values)) < 2: continue
+        summed = name=='reward' and 'discount' in rows.columns
+        yield 'n-step rewards' if summed else f'{name}s', partial(_values, values=values)
     for title, vectors in _vectors(memory, rows.ids): yield title, partial(_ranges, values=vectors)
 
-def _panels_of_draws(memory, health):
-    (drawn, probs, weights), n, n_choices = trial_draws(memory), len(memory), len(memory.sampler)
+def _panels_of_episodes(rows: Newest, shift: int) -> Iterator[_Panel]:
+    ids, returns = episode_returns(rows)
+    if not len(ids): return
+    at = ids - rows.ids[0]
+    draw = partial(_episodes, ids=ids + shift, cut=rows.columns['truncated'][at]!=0)
+    yield 'returns of stored episodes', partial(draw, values=returns, what='return')
+    if 'step_n' not in rows.columns: return
+    lengths = rows.columns['step_n'][at] + 1
+    if np.ptp(lengths) and (lengths!=returns).any():
+        yield 'lengths of stored episodes', partial(draw, values=lengths, what='steps')
+
+def _panels_of_draws(memory: Memory, health: Health) -> Iterator[_Panel]:
+    drawn, probs, weights = trial_draws(memory)
     ids, p = stored_priorities(memory)
-    what = 'transitions' if memory.sampler.sequence is None else 'sequences'
-    words = '{effective:,.0f} of {n_choices:,} {what}'.format(**health, n_choices=n_choices, what=what)
+    newest_id = memory.n_added - 1
     if len(drawn) and abs(health['effective_share'] - 1) > .001:
-        yield 'sampling probability by age (now)', partial(_ages, ages=memory.n_added - 1 - drawn, n=n)
-        yield f'draws by share of {what} (now)', partial(_lorenz, probs=probs, n=n_choices, words=words)
+        what = 'transitions' if memory.sampler.sequence is None else 'sequences'
+        n = len(memory.sampler)
+        words = f'{health["effective"]:,.0f} of {n:,} {what}'
+        yield 'sampling probability by age (now)', partial(_ages, ages=newest_id - drawn, n=len(memory))
+        yield f'draws by share of {what} (now)', partial(_lorenz, probs=probs, n=n, words=words)
     if len(p) and p.max() > p[p > 0].min(initial=np.inf):
         known, fresh = _never_updated(memory, ids)
-        yield 'priorities by age', partial(_priorities_by_age, ages=memory.n_added - 1 - ids, p=p)
+        yield 'priorities by age', partial(_priorities_by_age, ages=newest_id - ids, p=p)
         if known.any(): yield 'priorities', partial(_priorities, p=p[known], fresh=fresh)
     if len(weights) and np.ptp(weights) and health['beta'] > 0:
         yield 'importance weights', partial(_weights, weights=weights, beta=health['beta'])
@@ -214,52 +270,74 @@ _PICTURES = 3          # images of one observation that are drawn, one above the
 
 def image_leaves(layout: Layout) -> list[Leaf]:
     "Return the leaves of observations that are images, at least 8 pixels wide and high: of a dict, the first three"
-    return [o for o in _leaves_of(layout, *_STATES) if is_image(o.shape)][:_PICTURES]
+    images = [o for o in _leaves_of(layout, *_STATES) if is_image(o.shape)]
+    return images[:_PICTURES]
 
 def is_image(shape: tuple[int, ...]) -> bool:
     "May an observation of this shape be an image, or a stack of them?"
-    return len(shape) in (2, 3, 4) and sorted(shape)[-2] >= 8
+    if len(shape) not in (2, 3, 4): return False
+    *_, second, _ = sorted(shape)
+    return second >= 8
 
 def as_picture(a: np.ndarray) -> np.ndarray:
     """Return an observation as matplotlib takes it: (h, w), or (h, w, 3); of a stack of frames, or of
     images in colours, the newest"""
-    if a.ndim==4: a = a[..., -1] if min(a.shape[:2]) >= 8 else a[-1]           # (h, w, 3, k), else (k, …)
-    if a.ndim==3 and a.shape[0] < min(a.shape[1:]): a = np.moveaxis(a, 0, -1)  # channels came first
-    if a.ndim==3 and a.shape[-1]!=3: a = a[..., -1]
-    return a if a.dtype.kind!='f' else (a - a.min())/(np.ptp(a) or 1)
+    if a.ndim==4:
+        frames_last = min(a.shape[:2]) >= 8                # (h, w, 3, k), else (k, …)
+        a = a[..., -1] if frames_last else a[-1]
+    if a.ndim==3:
+        channels_first = a.shape[0] < min(a.shape[1:])
+        if channels_first: a = np.moveaxis(a, 0, -1)
+        if a.shape[-1]!=3: a = a[..., -1]
+    if a.dtype.kind!='f': return a
+    return (a - a.min())/(np.ptp(a) or 1)
 
-def _worth_seeing(memory, rows, n):
+def _worth_seeing(memory: Memory, rows: Newest, n: int) -> int:
     "The first of the newest `n` steps that end with a reward; the newest step, if there was no reward"
+    last = rows.ids[-1]
     earned = np.flatnonzero(rows.columns.get('reward', 0))
-    last = rows.ids[earned[-1] if len(earned) else -1]
+    if len(earned): last = rows.ids[earned[-1]]
     ids = memory.episode(last).ids.numpy()
-    return ids[ids <= last][-n:][0]
+    before = ids[ids <= last]
+    return before[-n:][0]
 
-def _arithmetic(rewards, gamma, terminated):
+def _arithmetic(rewards: list[float], gamma: float, terminated: bool) -> str:
     "The n-step return written out"
-    terms = [f'{gamma**k:.3g}·'*(k > 0) + f'{r:.3g}' for k, r in enumerate(rewards)]
-    total = sum(gamma**k*r for k, r in enumerate(rewards))
-    return f'{" + ".join(terms)} = {total:.3g}, {_rest(gamma**len(rewards), terminated)}'
+    terms = []
+    total = 0.
+    for k, r in enumerate(rewards):
+        factor = f'{gamma**k:.3g}·' if k else ''
+        terms.append(f'{factor}{r:.3g}')
+        total += gamma**k*r
+    rest = _rest(gamma**len(rewards), terminated)
+    return f'{" + ".join(terms)} = {total:.3g}, {rest}'
 
-def _rest(discount, terminated): return 'and the end' if terminated else f'then {discount:.3g}·Q'
+def _rest(discount: float, terminated: bool) -> str: return 'and the end' if terminated else f'then {discount:.3g}·Q'
 
-def _strip(fig, memory, rows, id, n, gamma, shift):
+def _strip(fig: Any, memory: Memory, rows: Newest, id: int | None, n: int, gamma: float, shift: int) -> None:
     "Pictures of a transition's steps, with the action taken and the reward earned"
-    id = _worth_seeing(memory, rows, n) if id is None else id
-    summed, ids = 'discount' in rows.columns, memory.episode(id).ids.numpy()
+    if id is None: id = _worth_seeing(memory, rows, n)
+    summed = 'discount' in rows.columns
+    ids = memory.episode(id).ids.numpy()
     batch = memory.fetch([id] if summed else ids[ids >= id][:n])
-    steps, columns = list(batch), _columns(batch)
+    steps = list(batch)
+    columns = _columns(batch)
     terminated = getattr(steps[-1], 'terminated', False)
-    names = [o.name for o in image_leaves(memory.layout)]
-    pictures = {o: [*columns[o], *columns.get(f'next_{o}', [])[-1:]] for o in names}
+    pictures = {}
+    for leaf in image_leaves(memory.layout):
+        after: Any = columns.get(f'next_{leaf.name}', [])[-1:]
+        pictures[leaf.name] = [*columns[leaf.name], *after]
     _rows_of_pictures(fig, pictures, [*map(_caption, steps), 'end' if terminated else 'and so on'])
     if summed: words = f'stored: {steps[0].reward:.3g}, {_rest(steps[0].discount, terminated)}'
-    else: words = _arithmetic([float(getattr(o, 'reward', 0.)) for o in steps], gamma, terminated)
+    else:
+        rewards = [float(getattr(o, 'reward', 0.)) for o in steps]
+        words = _arithmetic(rewards, gamma, terminated)
     fig.suptitle(f'transition {id + shift}: {words}', fontsize=10)
 
-def _rows_of_pictures(fig, pictures, captions):
+def _rows_of_pictures(fig: Any, pictures: dict[str, list[np.ndarray]], captions: list[str]) -> None:
     "A row for each of the images of an observation, by the names of their leaves; captions below the last"
-    rows = fig.subplots(len(pictures), max(map(len, pictures.values())), squeeze=False)
+    longest = max(map(len, pictures.values()))
+    rows = fig.subplots(len(pictures), longest, squeeze=False)
     for axes, (name, images) in zip(rows, pictures.items()):
         for ax, image in zip(axes, images):
             ax.imshow(as_picture(image), cmap='gray')
@@ -267,58 +345,74 @@ def _rows_of_pictures(fig, pictures, captions):
         if len(pictures) > 1: axes[0].set_ylabel(name)
     for ax, caption in zip(rows[-1], captions): ax.set_xlabel(caption)
 
-def _caption(step):
-    values = [(f, getattr(step, f, ())) for f in ('action', 'reward')]
-    return ', '.join(f'{name} {v:.3g}' for name, v in values if np.ndim(v)==0)
+def _caption(step: tuple) -> str:
+    words = []
+    for name in ('action', 'reward'):
+        v = getattr(step, name, ())
+        if np.ndim(v)==0: words.append(f'{name} {v:.3g}')
+    return ', '.join(words)
 
 # %% ../nbs/5_looking/02_show.ipynb #2968a42d
 def bytes_in_words(each: float, layout: Layout) -> str:
     "Return the size of a transition in words, such as '7,604 bytes (56,512 unshared)'"
+    size = f'{each:,.0f} bytes'
     unshared = sum(o.nbytes for o in layout.leaves)
-    return f'{each:,.0f} bytes' + f' ({unshared:,} unshared)'*(each < unshared)
+    return f'{size} ({unshared:,} unshared)' if each < unshared else size
 
-def _drawn_how(memory):
+def _drawn_how(memory: Memory) -> str:
     "In words: how a memory draws that has a sampler of its own"
     if memory.draws is None: return ''
     sampler = memory.sampler
-    numbers = dict(α=getattr(sampler, 'alpha', None), β=value_at(sampler.beta, sampler.n_batches))
-    return ''.join([f', {sampler.name}', *(f', {k} {v:.3g}' for k, v in numbers.items() if v is not None)])
+    words = f', {sampler.name}'
+    for name, v in (('α', getattr(sampler, 'alpha', None)), ('β', value_at(sampler.beta, sampler.n_batches))):
+        if v is not None: words += f', {name} {v:.3g}'
+    return words
 
-def _title(memory):
+def _fill(n: int, max_sz: int) -> str:
+    if n==0: return 'empty'
+    return 'full' if n==max_sz else f'{n/max_sz:.0%} full'
+
+def _title(memory: Memory) -> str:
     "Which memory it is, and how full: one line"
-    n, nbytes = len(memory), memory.usage().get('nbytes', 0)
+    n = len(memory)
+    nbytes = memory.usage().get('nbytes', 0)
     steps = f' of {memory.layout.step_type.__name__}s' if n else ''
-    fill = 'empty' if not n else 'full' if n==memory.max_sz else f'{n/memory.max_sz:.0%} full'
     size = f', {readable(nbytes)}' if nbytes else ''
-    return f'{type(memory).__name__}{steps}{_drawn_how(memory)}: {n:,} of {memory.max_sz:,} ({fill}){size}'
+    what = f'{type(memory).__name__}{steps}{_drawn_how(memory)}'
+    return f'{what}: {n:,} of {memory.max_sz:,} ({_fill(n, memory.max_sz)}){size}'
 
-def _in_words(memory, rows, health, shift):
+def _in_words(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterator[str]:
     "The summary in a line, and each warning in full"
     rewards = np.unique(rows.columns.get('reward', []))
+    unsampled = health.get('evicted_undrawn', np.nan)
     words = [f'ids {memory.first_id + shift:,} to {memory.n_added - 1 + shift:,}']
     if 'bytes_each' in health: words.append(f"{bytes_in_words(health['bytes_each'], memory.layout)} each")
     if len(rewards)==1: words.append(f'every reward is {rewards[0]:.3g}')
     if health.get('n_dropped'): words.append(f"{health['n_dropped']:,} dropped")
     if health.get('n_batches'): words.append(f"{health['n_batches']:,} batches")
     if health['n_drawn'] > 0: words.append(f"{health['samples_per_insert']:.3g} samples per insert")
-    unsampled = health.get('evicted_undrawn', np.nan)
     if not np.isnan(unsampled): words.append(f'{unsampled:.1%} overwritten unsampled')
     if not health['warnings']: words.append('no warnings')
     yield '; '.join(words)
     for o in health['warnings']: yield textwrap.fill(f'Warning: {o}.', 125)
 
-def _head(fig, height, title, lines):
-    fig.text(.012, 1 - .1/height, title, va='top', fontsize=12)
-    for k, text in enumerate(lines):
-        at = .4 + .2*sum(o.count('\n') + 1 for o in lines[:k])
-        fig.text(.012, 1 - at/height, text, va='top', color='C3' if text.startswith('Warning') else 'k')
+def _n_lines(texts: list[str]) -> int: return sum(o.count('\n') + 1 for o in texts)
 
-def _draw_panels(fig, panels, n_rows):
+def _head(fig: 'SubFigure', height: float, title: str, texts: list[str]) -> None:
+    "A title, and the texts below it, the warnings in red"
+    fig.text(.012, 1 - .1/height, title, va='top', fontsize=12)
+    for k, text in enumerate(texts):
+        down = .4 + .2*_n_lines(texts[:k])
+        colour = 'C3' if text.startswith('Warning') else 'k'
+        fig.text(.012, 1 - down/height, text, va='top', color=colour)
+
+def _draw_panels(fig: 'SubFigure', panels: list[_Panel], n_rows: int) -> None:
     "Two or three panels in a row, so that none is left alone in the last"
-    grid, at = fig.add_gridspec(n_rows, 6), 0
+    grid = fig.add_gridspec(n_rows, 6)
     for row, line in enumerate(np.array_split(np.arange(len(panels)), n_rows)):
-        for k, (title, draw) in enumerate(panels[at:(at := at + len(line))]):
-            wide = 6//len(line)
+        wide = 6//len(line)
+        for k, panel in enumerate(line):
+            title, draw = panels[panel]
             ax = fig.add_subplot(grid[row, wide*k:wide*(k + 1)])
             ax.set_title(title)
             draw(ax)
@@ -328,23 +422,31 @@ def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: floa
     """See `ReplayMemory.show`, which holds the lock meanwhile. `shift`: what to add to the ids,
     for the copy of a part of a memory; `source`: where its steps come from, for the title"""
     import matplotlib.pyplot as plt
+    rows = newest(memory, shift=shift)
+    panels: list[_Panel] = []
+    lines = ['Nothing is stored yet.']
+    n_images = 0
+    if len(memory):
+        health = memory_health(memory)
+        panels = list(_panels(memory, rows, health, shift))
+        lines = list(_in_words(memory, rows, health, shift))
+        n_images = len(image_leaves(memory.layout))
+    n_rows = -(-len(panels)//3)
+    heights = [.6 + .2*_n_lines(lines)]
+    if panels: heights.append(2.5*n_rows)
+    if n_images: heights.append(2.5*n_images)
     with plt.rc_context(STYLE):
-        rows, panels, lines, images = newest(memory, shift=shift), [], ['Nothing is stored yet.'], 0
-        if len(memory):
-            health, images = memory_health(memory), len(image_leaves(memory.layout))
-            panels, lines = [list(f(memory, rows, health, shift)) for f in (_panels, _in_words)]
-        head, n_rows = .6 + .2*sum(o.count('\n') + 1 for o in lines), -(-len(panels)//3)
-        heights = [head] + [2.5*n_rows]*bool(panels) + [2.5*images]*bool(images)
         fig: Any = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
         fig.get_layout_engine().set(h_pad=.1)            # labels of a row stay clear of the next row's titles
-        parts: Any = fig.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-        _head(parts[0], head, source + _title(memory), lines)
+        parts = list(fig.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat)
+        _head(parts[0], heights[0], source + _title(memory), lines)
         if panels: _draw_panels(parts[1], panels, n_rows)
-        if images: _strip(parts[-1], memory, rows, id, n, gamma, shift)
-        return fig
+        if n_images: _strip(parts[-1], memory, rows, id, n, gamma, shift)
+    return fig
 
 # %% ../nbs/5_looking/02_show.ipynb #65fa87d1
-def bars_figure(what: str, names: list[Any], bars: dict[str, Any], title: str, color: Any = 'C1') -> Any:
+def bars_figure(what: str, names: Iterable[object], bars: dict[str, Sequence[float]], title: str,
+                color: str | list[str] = 'C1') -> Any:
     "Return a figure with a panel for each of the `bars`, by title, in which each of the `names` has one"
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(1, len(bars), figsize=(9, 2.4), layout='constrained')
@@ -363,33 +465,53 @@ def _show_batch(self:Batch) -> Any:
     else the numbers that differ. Of a `SequenceBatch`, the first 8 steps of the first sequence
     (with time first, the first steps of 8)."""
     import matplotlib.pyplot as plt
-    ids, weights = (None if o is None else o.cpu().numpy() for o in (self.ids, self.weights))
     known = _columns(self)
-    known |= dict(id=np.arange(len(self)) if ids is None else ids)
-    if ids is not None and ids.ndim==2: known = {k: a[0] for k, a in known.items()}        # sequences: of the first
-    elif weights is not None: known['weight'] = weights
+    known['id'] = np.arange(len(self)) if self.ids is None else self.ids.cpu().numpy()
+    sequences = known['id'].ndim==2
+    if self.weights is not None and not sequences: known['weight'] = self.weights.cpu().numpy()
+    if sequences: known = {k: a[0] for k, a in known.items()}
     known = {k: a[:_SHOWN] for k, a in known.items()}
-    seen = [o.name for o in _leaves_of(self.layout, *_STATES) if is_image(known[o.name].shape[1:])][:_PICTURES]
-    with plt.rc_context(STYLE):
-        if not seen: return _numbers(plt, known, known.pop('id'))
-        fig = plt.figure(figsize=(1.3*len(known['id']), 1.2 + 1.5*len(seen)), layout='constrained')
-        said = {k: known[k] for k in ('id', 'action', 'reward', 'weight') if k in known and known[k].ndim==1}
-        captions = ['\n'.join(f'{k} {v:.4g}' for k, v in zip(said, row)) for row in zip(*said.values())]
-        _rows_of_pictures(fig, {o: known[o] for o in seen}, captions)
-        return fig
+    states = [o.name for o in _leaves_of(self.layout, *_STATES)]
+    images = [k for k in states if is_image(known[k].shape[1:])][:_PICTURES]
+    with plt.rc_context(STYLE): return _pictures(known, images) if images else _numbers(known)
 
-def _numbers(plt, known, ids):
+def _pictures(known: dict[str, np.ndarray], images: list[str]) -> 'Figure':
+    "The images of some rows, with the numbers that belong to them"
+    import matplotlib.pyplot as plt
+    width = 1.3*len(known['id'])
+    fig = plt.figure(figsize=(width, 1.2 + 1.5*len(images)), layout='constrained')
+    said = [k for k in ('id', 'action', 'reward', 'weight') if k in known and known[k].ndim==1]
+    captions = []
+    for row in zip(*(known[k] for k in said)):
+        words = [f'{k} {v:.4g}' for k, v in zip(said, row)]
+        captions.append('\n'.join(words))
+    _rows_of_pictures(fig, {k: list(known[k]) for k in images}, captions)
+    return fig
+
+def _varying(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    "The numbers of these columns that differ from row to row, a column for each"
+    found = {}
+    for name, a in known.items():
+        if a[0].size > _MOST: continue
+        for i, v in enumerate(a.reshape(len(a), -1).T.astype(float)):
+            if len(set(v)) > 1 or len(v)==1: found[f'{name}[{i}]' if a.ndim > 1 else name] = v
+    return found
+
+def _numbers(known: dict[str, np.ndarray]) -> 'Figure':
     "A table of numbers, shaded column by column"
-    columns = {f'{k}[{i}]' if a.ndim > 1 else k: v for k, a in known.items() if a[0].size <= _MOST
-               for i, v in enumerate(a.reshape(len(a), -1).T.astype(float))}
-    columns = {k: v for k, v in columns.items() if len(set(v)) > 1 or len(v)==1}
+    import matplotlib.pyplot as plt
+    ids = known.pop('id')
+    columns = _varying(known)
     table = np.array([*columns.values()]).T
-    fig, ax = plt.subplots(figsize=(1.2 + .62*len(columns), 1.1 + .28*len(ids)), layout='constrained')
+    size = 1.2 + .62*len(columns), 1.1 + .28*len(ids)
+    fig, ax = plt.subplots(figsize=size, layout='constrained')
     finite = np.where(np.isfinite(table), table, 0)
-    shades = (finite - finite.min(0))/np.maximum(np.ptp(finite, 0), 1e-30)
+    spread = np.maximum(np.ptp(finite, 0), 1e-30)
+    shades = (finite - finite.min(0))/spread
     ax.imshow(shades, cmap=_shades('w', COLOUR), alpha=.5, aspect='auto')
     for (i, k), v in np.ndenumerate(table): ax.text(k, i, f'{v:.3g}', ha='center', va='center')
-    ax.set(yticks=range(len(ids)), yticklabels=[f'id {o}' for o in ids], xticks=range(len(columns)))
+    names = [f'id {o}' for o in ids]
+    ax.set(yticks=range(len(ids)), yticklabels=names, xticks=range(len(columns)))
     ax.set_xticklabels(columns, rotation=45, ha='left')
     ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     ax.spines[:].set_visible(False)
@@ -398,47 +520,59 @@ def _numbers(plt, known, ids):
 # %% ../nbs/5_looking/02_show.ipynb #392d8883
 _ROWS = 5
 
-def _cell(v):
+def _cell(v: object) -> str:
     "A value in a table's cell: a number, a short array, or its dtype and shape"
     a = np.asarray(v)
     if a.size > 6: return html.escape(f'{a.dtype}{list(a.shape)}')
-    if not a.ndim: return f'{a:.4g}' if a.dtype.kind=='f' else f'{a}'
+    if a.ndim==0: return f'{a:.4g}' if a.dtype.kind=='f' else f'{a}'
     return html.escape(np.array2string(a, precision=3, suppress_small=True, separator=', '))
 
-def _table(head, rows, caption):
+def _table(head: Iterable[object], rows: list[list], caption: str) -> str:
     style = 'padding:2px 8px;white-space:nowrap;text-align:right'
-    def cell(o, tag): return f'<{tag} style="{style}">{o}</{tag}>'
-    def line(cells, tag): return f'<tr>{"".join(cell(o, tag) for o in cells)}</tr>'
+    def line(cells: Iterable[object], tag: str) -> str:
+        written = [f'<{tag} style="{style}">{o}</{tag}>' for o in cells]
+        return f'<tr>{"".join(written)}</tr>'
     top = f'<caption style="caption-side:top;text-align:left">{caption}</caption><thead>{line(head, "th")}</thead>'
-    return f'<table style="font-size:85%">{top}<tbody>{"".join(line(o, "td") for o in rows)}</tbody></table>'
+    body = ''.join(line(o, 'td') for o in rows)
+    return f'<table style="font-size:85%">{top}<tbody>{body}</tbody></table>'
 
-def batch_table(batch) -> str:
+def batch_table(batch: Batch) -> str:
     "Return the first rows of a `Batch` as HTML"
-    drawn = {k: getattr(batch, k) for k in ('ids', 'probs', 'weights')}
-    columns = {k: v.tolist() for k, v in drawn.items() if v is not None}
+    columns: dict[str, Any] = {}
+    for name in ('ids', 'probs', 'weights'):
+        v = getattr(batch, name)
+        if v is not None: columns[name] = v.tolist()
     columns |= _columns(batch)
-    same = {k: v[0] for k, v in columns.items() if len(v) > 1 and np.ndim(v)==1 and len(set(v))==1}
-    own = {k: v for k, v in columns.items() if k not in same}
-    rows = [[_cell(v[k]) for v in own.values()] for k in range(min(len(batch), _ROWS))]
+    own = {}
+    same = []
+    for name, v in columns.items():
+        is_same = len(v) > 1 and np.ndim(v)==1 and len(set(v))==1
+        if is_same: same.append(f'{html.escape(name)} {_cell(v[0])}')
+        else: own[name] = v
+    shown = range(min(len(batch), _ROWS))
+    rows = [[_cell(v[k]) for v in own.values()] for k in shown]
     more = f', of which {_ROWS} are shown' if len(batch) > _ROWS else ''
-    everywhere = ', '.join(f'{html.escape(k)} {_cell(v)}' for k, v in same.items())
     caption = f'<b>Batch</b> of {len(batch):,} {html.escape(batch.step_type.__name__)}s{more}'
-    return _table(map(html.escape, own), rows, caption + f'<br>the same in all rows: {everywhere}'*bool(same))
+    if same: caption += f'<br>the same in all rows: {", ".join(same)}'
+    return _table(map(html.escape, own), rows, caption)
 
 def memory_table(memory: Memory) -> str:
     "Return what a memory holds, and the fields of its steps, as HTML"
     how = html.escape(f'{memory!r}; {memory.sampler!r}')
     caption = f'<b>{html.escape(_title(memory))}</b><br>{how}'
-    if memory.layout is None: return _table([], [], caption + '; no step seen yet')
-    leaves = memory.layout.leaves
-    rows = [[html.escape(o.name), o.bits_of or o.dtype, list(o.shape) or '', f'{o.nbytes:,}'] for o in leaves]
+    if memory.layout is None: return _table([], [], f'{caption}; no step seen yet')
+    rows = []
+    for leaf in memory.layout.leaves:
+        shape = list(leaf.shape) or ''
+        rows.append([html.escape(leaf.name), leaf.bits_of or leaf.dtype, shape, f'{leaf.nbytes:,}'])
     return _table(['field', 'dtype', 'shape', 'bytes'], rows, caption)
 
-def replay_table(replay) -> str:
+def replay_table(replay: Any) -> str:
     "Return a replay pipe as HTML: the pipeline, when it yields, and its memory"
     every = f'one every {float(replay.steps_per_batch):g} steps from step {replay.min_sz} on'
     words = f'batches of {replay.bs}, {every}, {replay.n_batches:,} so far'
-    return f'<p><b>{html.escape(repr(replay))}</b><br>{words}</p>' + memory_table(replay.memory)
+    pipeline = html.escape(repr(replay))
+    return f'<p><b>{pipeline}</b><br>{words}</p>' + memory_table(replay.memory)
 
 @patch
 def _repr_html_(self:Batch) -> str: return batch_table(self)
@@ -448,12 +582,14 @@ class TensorBoardLog:
     """A callback of `fit` that writes the learner's `progress()` to `folder`, for TensorBoard,
     every `every` batches. `also`: another callback, whose answer is handed on. A
     `ModuleNotFoundError` without tensorboard."""
-    def __init__(self, folder, every=100, also=None) -> None:
+    def __init__(self, folder: object, every: int = 100, also: Callable[[Any], Any] | None = None) -> None:
         number('TensorBoardLog: every', every, 1)
         with extra('TensorBoardLog', 'tensorboard'): from torch.utils.tensorboard import SummaryWriter
-        self.every, self.also, self._writer = every, also, SummaryWriter(str(folder))
+        self.every = every
+        self.also = also
+        self._writer = SummaryWriter(str(folder))
 
-    def __call__(self, learn) -> bool:
+    def __call__(self, learn: Any) -> bool:
         "Write, where it is time to; True when `also` says that the fit may end"
         if learn.n_batches % self.every==0:
             for name, v in learn.progress().items(): self._writer.add_scalar(name, v, learn.n_batches)
@@ -464,70 +600,85 @@ class TensorBoardLog:
         self._writer.close()
 
 # %% ../nbs/5_looking/02_show.ipynb #83ed20cf
-def _smooth(values, k):
-    "The mean of every `k` values in a row (fewer, if there are fewer)"
-    k = min(k, len(values))
-    return np.convolve(values, np.ones(k)/k, 'valid') if k else []
-
 _NAMES = dict(eps='ε', beta='β', lr='learning rate', samples_per_insert='samples per insert',
               effective='effective sample size', stale_share='share of updates stale',
               evicted_undrawn='share never sampled')
+_Pairs = Sequence[tuple[float, float]]         # transitions stored, and a value then
 
-def _draw_returns(ax, steps, returns, evaluations, smooth, threshold):
+def _draw_returns(ax: 'Axes', steps: Sequence[float], returns: Sequence[float], evaluations: _Pairs, smooth: int,
+                  threshold: float | None) -> None:
     mean = _smooth(returns, smooth)
     late = len(returns) - len(mean)                    # a mean is drawn at the last of its episodes
     ax.plot(steps, returns, '.', ms=3, color=GREY, label='training episode')
     ax.plot(steps[late:], mean, color=COLOUR, label=f'mean of the last {late + 1}')
     if len(evaluations):
-        best = max(evaluations, key=lambda o: o[1])
+        at, score = max(evaluations, key=lambda o: o[1])
         ax.plot(*zip(*evaluations), 'k.-', lw=.8, label='greedy')
-        ax.plot(*best, 'o', ms=9, mfc='none', color=COLOUR, label=f'the best: {best[1]:.4g}')
+        ax.plot(at, score, 'o', ms=9, mfc='none', color=COLOUR, label=f'the best: {score:.4g}')
     if threshold is not None: ax.axhline(threshold, color='k', lw=.8, ls=':', label=f'solved from {threshold:g}')
     ax.set_ylabel('return')
     ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=5, borderpad=0)
 
-def _draw_losses(ax, losses, history):
-    "Over the transitions, where the history says how many there were at which batch"
-    points, mean = np.array(history.get('n_batches', np.zeros((1, 2)))), _smooth(losses, 100)
-    at, late = np.arange(1, len(losses) + 1), len(losses) - len(mean)
-    known = points[-1, 0] > 0
-    if known: at = np.interp(at, points[:, 1], points[:, 0])
-    ax.plot(at[late//2:][:len(mean)], mean, color=COLOUR)
-    ax.set(ylabel=f'loss (mean of {late + 1})', xlabel='transitions' if known else 'batches')
+def _draw_losses(ax: 'Axes', losses: Sequence[float], n_batches: _Pairs) -> None:
+    "Over the transitions, if it is known how many there were at which batch (`n_batches`)"
+    mean = _smooth(losses, 100)
+    late = len(losses) - len(mean)
+    at: Any = np.arange(1, len(losses) + 1)
+    label = 'batches'
+    if n_batches and n_batches[-1][0] > 0:
+        stored, batches = zip(*n_batches)
+        at = np.interp(at, batches, stored)
+        label = 'transitions'
+    middle = at[late//2:][:len(mean)]
+    ax.plot(middle, mean, color=COLOUR)
+    ax.set(ylabel=f'loss (mean of {late + 1})', xlabel=label)
 
-def plot_training(steps, returns, losses, evaluations=(), smooth=20, history=None, title='', threshold=None) -> Any:
+def _grid(names: list[str]) -> list[list[str]]:
+    "The names of small panels in rows of at most 4, as many in each; '.': an empty place"
+    n_rows = -(-len(names) // 4)
+    if not n_rows: return []
+    wide = -(-len(names) // n_rows)
+    padded = names + ['.']*(n_rows*wide - len(names))
+    return [padded[k:k + wide] for k in range(0, len(padded), wide)]
+
+def plot_training(steps: Sequence[float], returns: Sequence[float], losses: Sequence[float], evaluations: _Pairs = (),
+                  smooth: int = 20, history: Mapping[str, _Pairs] | None = None, title: str = '',
+                  threshold: float | None = None) -> Any:
     """Return a figure of the `returns` over `steps`, the transitions stored, with the mean of the
     last `smooth`; of the losses; and of what else changed in `history` (a `Learner`'s).
 
     `evaluations`: pairs of transitions stored and mean return of greedy episodes; the best is
     marked. `threshold`: the return that counts as solved."""
     import matplotlib.pyplot as plt
-    series = {k: np.array(v).T for k, v in (history or {}).items() if k in _NAMES}
-    moving = [k for k in _NAMES if k in series and np.ptp(series[k][1]) > 0]
-    upper = ['return']*bool(len(returns) or len(evaluations)) + ['loss']*bool(len(losses))
-    wide = -(-len(moving)//max(1, -(-len(moving)//4))) or 1             # panels in a row, at most 4
-    lower = [(moving[k:k + wide] + ['.']*wide)[:wide] for k in range(0, len(moving), wide)]
-    rows: Any = [[k]*wide for k in upper] + lower or [['nothing to show yet']]
-    heights = [2.6 if row[0]=='return' else 1.4 for row in rows]
-    still = [k for k in _NAMES if k in series and k not in moving and series[k][1].any()]
-    fixed = ', '.join(f'{_NAMES[k]} {series[k][1][0]:.3g}' for k in still)
+    history = history or {}
+    series = {k: np.array(history[k]).T for k in _NAMES if k in history}
+    moving = [k for k, (_, values) in series.items() if np.ptp(values) > 0]
+    fixed = [f'{_NAMES[k]} {values[0]:.3g}' for k, (_, values) in series.items() if k not in moving and values.any()]
+    lower = _grid(moving)
+    rows = []
+    if len(returns) or len(evaluations): rows.append('return')
+    if len(losses): rows.append('loss')
+    wide = len(lower[0]) if lower else 1
+    mosaic: Any = [[k]*wide for k in rows] + lower or [['nothing to show yet']]
+    heights = [2.6 if row[0]=='return' else 1.4 for row in mosaic]
     with plt.rc_context(STYLE):
         fig = plt.figure(figsize=(9, sum(heights) + .5), layout='constrained')
-        axes = fig.subplot_mosaic(rows, height_ratios=heights)
-        fig.suptitle('\n'.join(filter(None, (title, fixed))), x=.01, ha='left', fontsize=10)
-        for k, ax in axes.items(): ax.set(xlabel='transitions', title=_NAMES.get(k, '' if k in upper else k))
-        if 'return' in upper: _draw_returns(axes['return'], steps, returns, evaluations, smooth, threshold)
-        if 'loss' in upper: _draw_losses(axes['loss'], losses, history or {})
+        axes: Any = fig.subplot_mosaic(mosaic, height_ratios=heights)
+        words = [o for o in (title, ', '.join(fixed)) if o]
+        fig.suptitle('\n'.join(words), x=.01, ha='left', fontsize=10)
+        for k, ax in axes.items(): ax.set(xlabel='transitions', title='' if k in rows else _NAMES.get(k, k))
+        if 'return' in rows: _draw_returns(axes['return'], steps, returns, evaluations, smooth, threshold)
+        if 'loss' in rows: _draw_losses(axes['loss'], losses, history.get('n_batches', ()))
         for k in moving: axes[k].plot(*series[k], color=COLOUR)
         _align([ax for ax in axes.values() if ax.get_xlabel()=='transitions'])
     return fig
 
-def _align(axes):
+def _align(axes: list['Axes']) -> None:
     "The same range of transitions for all, from zero, with ticks that don't run into each other"
     from matplotlib.ticker import EngFormatter, MaxNLocator
     right = max((ax.get_xlim()[1] for ax in axes), default=1)
     for ax in axes:
-        wide = len(ax.get_figure().axes) < 3 or not ax.get_title()
+        wide = len(ax.figure.axes) < 3 or not ax.get_title()
         ax.set_xlim(0, right)
         ax.xaxis.set_major_locator(MaxNLocator(8 if wide else 3))
         ax.xaxis.set_major_formatter(EngFormatter(sep=''))

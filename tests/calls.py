@@ -124,7 +124,6 @@ CALLS = {
         free_frames=lambda o: (np.ones((3, 2), np.int32), np.arange(2), np.array([3, 0]), np.zeros(9, np.int32)),
         gather_stacks=lambda o: (np.ones((3, 4), u64), 3, np.ones((2, 2), np.int64), np.empty(0, u64), np.zeros((2, 8), u64))),
     'storage.request': dict(fetch=lambda o: (np.zeros(64, np.uint8), np.zeros(64, np.uint8), PLAN, 4, 4)),
-    'interop.sb3': dict(keep_below=lambda o: (np.zeros(8, np.int64), 0, np.arange(4, dtype=u64), 3, 8)),
     'pipes.n_step': dict(follows=lambda o: ((0, 1), (0, 2))),
     'steps': dict(goes_on=lambda o: (False, (0, 0), (1., 1.), (0, 1))),
     'storage.choice': dict(strings_in=lambda o: (o.storage, 'reward', np.arange(4))),

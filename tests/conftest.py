@@ -24,7 +24,7 @@ class Group(NamedTuple):
 # two cores and the extra `test`: what is long, or needs more, is in a group of `make test-all`, which runs all of them.
 GROUPS = dict(
     book=Group('make test', 'the notebooks of parts 1 to 3, the first pages, and the quick chapters of parts 4 and 5',
-        'nbs/[123]_*/* nbs/index.ipynb nbs/start/* nbs/4_processes/* nbs/5_looking/*'),
+        'nbs/[123]_*/* nbs/index.ipynb nbs/start/* nbs/4_processes/*'),
     chapters=Group('make test', 'the tests of the chapters, beside naive twins',
         '''test_checks.py test_lasting.py test_mixed.py test_also.py test_where.py test_drop.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_own_loop.py test_options.py test_rank.py
         test_rate_limiter.py test_replay.py test_samplers.py test_age.py test_schedules.py test_sequences.py test_burn_in.py test_begins.py test_anywhere.py test_stepper.py test_steps.py
@@ -49,10 +49,11 @@ GROUPS = dict(
     site=Group('make test-all', 'the site, also in a browser, and its drawings', 'test_docs.py test_drawings.py'),
     commands=Group('make test-all', 'training runs from the command line, killed, resumed and drawn',
         '''test_runs.py test_programs.py test_cli.py::test_actors* test_cli.py::test_other_environments* test_cli.py::test_a_run_leaves_a_picture*
-        test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes*
+        test_cli.py::test_the_limit_given* test_cli.py::test_on_a_terminal* test_cli.py::test_an_episode_becomes* test_cli.py::test_the_config* test_cli.py::test_the_numbers test_cli.py::test_the_same_seed*
+        test_cli.py::test_what_can_not_be_played* test_cli.py::test_a_missing_renderer*
         test_cli.py::test_any_environment_plays test_cli.py::test_a_run_says_how_it_went* test_cli.py::test_an_environment_whose*'''),
     processes=Group('make test-all', 'threads, forks, actors with every way to start a process, shared weights; the shim for datapipes',
-        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py test_far_streams.py::test_actors* test_upstream.py::*ones_own_is_killed* test_upstream.py::test_beyond_actors* test_normalized.py::test_after_actors test_whole_episodes.py::test_with_actors*'),
+        'test_threads.py test_sync.py test_forks.py test_actors.py test_weights.py test_shim.py test_far_streams.py::test_actors* test_upstream.py::*ones_own_is_killed* test_upstream.py::test_beyond_actors* test_normalized.py::test_after_actors test_whole_episodes.py::test_with_actors* test_kit.py::test_every_pipe*'),
     kills=Group('make test-all', 'kills, interrupts and full disks at every line; thousands of damaged files; everything at once',
         '''test_kills.py test_interrupts.py test_first_calls.py test_soak.py *::*any_line* *::*every_line* *::*killed* *::*every_call_to_the_system*
         *::test_mutants* *::*power_cut* test_lasting.py::test_a_second_writer* test_mapped.py::test_a_windows_without*
@@ -74,7 +75,7 @@ GROUPS = dict(
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
         '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*
         test_pickles.py::*sb3*'''),
-    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/0[123457]_*'),
+    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py test_kernel_cache.py test_calls.py test_editing.py'),
 )

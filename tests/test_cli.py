@@ -2,6 +2,7 @@
 import json, os, re, shutil, signal, subprocess, sys, time
 from datetime import datetime
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -114,7 +115,7 @@ def test_the_numbers(ran):
 @pytest.mark.parametrize('args,betas', [([], (.4, 1.)), (['--memory', 'rank'], (.5, 1.)), (['--beta', '.3', '--beta_end', '.3'], (.3, .3))])
 def test_beta_rises_over_the_run(args, betas, tmp_path):
     "Schaul et al. 2016, section 3.4: to 1, in equal steps, with the last batch"
-    o = cli.parse_options(cli.train, ['--out', str(tmp_path), *SHORT, *args])
+    o = SimpleNamespace(**cli.parse_options(cli.train, ['--out', str(tmp_path), *SHORT, *args]))
     env = cli.make_env('CartPole-v1')
     learn, _ = cli._learner(cli._filled(o, env), env, cli._seeds(0))
     beta, n = learn.replay.memory.sampler.beta, cli._n_batches(o)
@@ -138,7 +139,8 @@ def test_a_compiled_run(tmp_path, capfd, monkeypatch):
 def test_what_is_not_given_comes_from_the_memory_and_the_environment():
     def filled(env_id, **given):
         env = cli.make_env(env_id)
-        return cli._filled(dict(memory='rank', alpha=None, beta=.3, goal=None, patience=10, max_steps=None) | given, env)
+        options = dict(memory='rank', alpha=None, beta=.3, goal=None, patience=10, max_steps=None) | given
+        return vars(cli._filled(SimpleNamespace(**options), env))
     assert filled('CartPole-v1') == dict(memory='rank', alpha=.7, beta=.3, goal=475, patience=10, max_steps=500)
     assert filled('Acrobot-v1', goal=-80., memory='uniform') == dict(memory='uniform', alpha=None, beta=.3, goal=-80., patience=10, max_steps=500)
     assert filled('CliffWalking-v1')['max_steps'] == 1000 and filled('CartPole-v1', max_steps=70)['max_steps'] == 70

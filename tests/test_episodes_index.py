@@ -1,6 +1,7 @@
 """The index of episodes beside a twin that keeps every row ever stored and walks: four patterns of streams, wrapped rings,
 steps of one and of several time steps, whole streams, memories that are loaded, corrected, reopened, interrupted."""
 import copy
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,25 +101,37 @@ def check(index, world, across=False):
     for share in (0., .5, .97): check_left(index, where, ids, max_sz, np.random.default_rng(n).random(len(ids)) < share)
 
 
+class Reach:
+    "Of a run of ids: those that are left, and of each place how far back and on from it the ids beside it are left"
+    def __init__(self, run, left):
+        n = len(run)
+        self.kept, self.first, self.last = [o for o in run if o in left], [*range(n)], [*range(n)]
+        for k in range(1, n):
+            if run[k - 1] in left: self.first[k] = self.first[k - 1]
+        for k in range(n - 1)[::-1]:
+            if run[k + 1] in left: self.last[k] = self.last[k + 1]
+
+
 def check_left(index, where, ids, max_sz, gone):
     "The same, and windows, when some rows may not be drawn: all asks begin at rows that may, or that alone are left"
     eligible = Eligible(max_sz)
     eligible.take_out(ids[gone] % max_sz, min(index.storage.n_added, max_sz))
     left, rng, there = set(ids[~gone].tolist()), Rng(len(ids)), ids[~gone]
+    runs = {run[0]: Reach(run, left) for run, k in where.values() if k==0}
     for strategy in ('future', 'episode', 'final'):
         some = np.repeat(ids, 2)
         for id, o in zip(some.tolist(), index.choose(some % max_sz, strategy, rng, eligible).tolist()):
-            fits = [k for k in where[id][0] if k in left and (k >= id or strategy!='future')] or [id]
+            kept = runs[where[id][0][0]].kept
+            fits = kept[bisect_left(kept, id):] if strategy=='future' else kept
+            fits = fits or [id]
             assert o in (fits[-1:] if strategy=='final' else fits)
     offsets = np.array([0, -2, 3, 1, -40])
     found, is_pad = np.empty((len(there), 5), np.int64), np.empty((len(there), 5), bool)
     index.around(there % max_sz, offsets, found, is_pad, eligible)
     for id, slots, pads in zip(there.tolist(), found, is_pad):
         run, k = where[id]
-        first, last = k, k
-        while first and run[first - 1] in left: first -= 1
-        while last + 1 < len(run) and run[last + 1] in left: last += 1
-        at = np.clip(k + offsets, first, last)
+        reach = runs[run[0]]
+        at = np.clip(k + offsets, reach.first[k], reach.last[k])
         assert slots.tolist()==[run[o] % max_sz for o in at] and pads.tolist()==(at!=k + offsets).tolist()
 
 

@@ -200,67 +200,6 @@ def test_nothing_random_is_taken_from_the_global_generators():
     assert before==(random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())     # noqa: NPY002
 
 
-@pytest.mark.parametrize('sampler', SAMPLERS)
-@pytest.mark.parametrize('max_sz,n', [(30, 47), (64, 64), (10, 7)])
-def test_every_slot_is_drawn_as_often_as_it_should(sampler, max_sz, n):
-    "Chi-square over all slots, the newest and the oldest included, before the memory is full and after it wrapped around"
-    memory = ReplayMemory(max_sz, SAMPLERS[sampler](), seed=11)
-    rng = np.random.default_rng(2)
-    for i in range(n): memory.add(Only(np.full(3, i, np.int32)), float(rng.random() + .1))
-    batches = [memory.sample(5) for _ in range(1000)]
-    counts = np.bincount(np.concatenate([b.ids.numpy() for b in batches]) - memory.first_id, minlength=len(memory))
-    own = memory.sampler
-    p = own.ranks**-own.alpha if isinstance(own, RankBased) else getattr(own, 'priorities', np.ones(len(memory)))**getattr(own, 'alpha', 0)
-    expected = 5000 * (p/p.sum())[np.arange(memory.first_id, memory.n_added) % max_sz]
-    chi2 = ((counts - expected)**2/expected).sum()
-    assert chi2 < len(memory) + 5*np.sqrt(2*len(memory)), f'chi² {chi2:.0f} for {len(memory)} slots'
-    assert counts.min() > 0
-
-
-@pytest.mark.parametrize('sampler,bs', [(o, 40) for o in SAMPLERS] + [('uniform', 80)])
-def test_the_order_of_rows_says_nothing(sampler, bs):
-    "Slot, age and priority are uncorrelated with the place in the batch"
-    memory, rng = ReplayMemory(100, SAMPLERS[sampler](), seed=4), np.random.default_rng(0)
-    for i in range(130): memory.add(Only(np.full(3, i, np.int32)), float(rng.random()))
-    batches = [memory.sample(bs) for _ in range(700)]
-    place = np.tile(np.arange(bs), 700)
-    ids, probs = (np.concatenate([getattr(b, o).numpy() for b in batches]) for o in ('ids', 'probs'))
-    for what in (ids, ids % 100, probs + 1e-9*rng.random(len(probs))):
-        assert abs(np.corrcoef(place, what)[0, 1]) < 5/np.sqrt(len(place))
-    first = np.array([b.ids[0].item() for b in batches])
-    last = np.array([b.ids[-1].item() for b in batches])
-    assert abs(np.corrcoef(first, last)[0, 1]) < 5/np.sqrt(len(batches))
-    assert (first < last).mean()==pytest.approx(.5, abs=.1)
-
-
-def test_draws_without_replacement_at_every_size():
-    memory = ReplayMemory(40, seed=0)
-    for i in range(55): memory.add(Only(np.full(3, i, np.int32)))
-    for bs in range(1, 41):
-        for _ in range(5): assert len(set(memory.sample(bs).ids.tolist()))==bs
-    assert sorted(memory.sample(40).ids.tolist())==list(range(15, 55))
-
-
-def test_prioritized_draws_are_stratified():
-    "Each of bs equal slices of the mass gives one row: a leaf that fills k slices stands k times in the batch, give or take one"
-    memory, rng = ReplayMemory(16, Proportional(alpha=1.), seed=0), np.random.default_rng(5)
-    p = rng.random(16)
-    memory.extend([Only(np.zeros(3, np.int32))]*16, p)
-    for bs in (1, 7, 32, 50):
-        for _ in range(50):
-            counts = np.bincount(memory.sample(bs).ids.numpy(), minlength=16)
-            assert (np.abs(counts - bs*p/p.sum()) < 2).all()
-
-
-def test_a_transition_without_priority_is_drawn_only_if_there_is_no_other():
-    memory = ReplayMemory(8, Proportional(alpha=.6), seed=0)
-    memory.extend([Only(np.zeros(3, np.int32))]*8, np.zeros(8))
-    assert set(memory.sample(64).ids.tolist())==set(range(8))           # all zero: uniform
-    np.testing.assert_array_equal(memory.sample(64).probs, np.float32(1/8))
-    memory.add(Only(np.zeros(3, np.int32)), 1e-12)
-    assert set(memory.sample(64).ids.tolist())=={8}
-
-
 def test_old_priorities_never_touch_a_newer_transition():
     memory = ReplayMemory(4, Proportional(eps=0.), seed=0)
     ids = memory.extend([Only(np.zeros(3, np.int32))]*4)

@@ -8,14 +8,10 @@ import subprocess
 import sys
 import time
 
-import pytest
 
 from fastrl_replay.memory import ReplayMemory
 
 # lines of the program, without its docstring, imports and environment, are few: a limit for each
-LINES = dict(chunks=40, own_pipe=30, pixels=14)
-
-
 class Program:
     "A script of `programs/` with a folder of its own"
     def __init__(self, root, name, folder): self.root, self.path, self.folder = root, root/'tests'/'programs'/f'{name}.py', folder
@@ -81,15 +77,3 @@ def test_pixels_on_disk(root, tmp_path):
     assert all(o[2:-1]==[1, 4, 40, 40] and o[-1] < 2_000 for o in before + after)              # a state alone has 6,400 bytes
     assert after[-1][0]==before[-1][0] + 50
     with ReplayMemory.open(tmp_path/'memory') as memory: assert memory.check_valid() and memory.n_added==after[-1][1]
-
-
-@pytest.mark.parametrize('name', LINES)
-def test_they_are_short(root, name):
-    "Without imports, docstrings, empty lines and the environment"
-    code = (root/'tests'/'programs'/f'{name}.py').read_text(encoding='utf-8').splitlines()
-    own, inside = 0, False
-    for line in code[1:]:
-        if not line.strip() or line.startswith(('import', 'from')) or line.strip().startswith('"'): continue
-        if not line.startswith((' ', ')')): inside = line.startswith('class') and '(gym.' in line
-        own += not inside and not line.startswith('    DQNLearner, EpsilonGreedy, Gym')
-    assert own <= LINES[name], own

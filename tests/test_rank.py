@@ -177,19 +177,6 @@ def test_ranks_by_the_formula_are_exact(n, alpha):
     assert sampler.check_valid()
 
 
-@pytest.mark.parametrize('bs', [1, 7, 64, 1000])
-def test_frequencies_after_wrap_around(bs):
-    n, chance, rng = 333, np.random.default_rng(1), Rng(1)
-    sampler = filled(rank_based(16), n)
-    sampler.add_run(300, 100)
-    sampler.update(np.arange(n), chance.normal(size=n))
-    batches = 1_000_000//bs if bs > 1 else 50_000
-    counts = sum(np.bincount(sampler.draw(bs, rng)[0], minlength=n) for _ in range(batches))
-    expected = batches*bs*probabilities(n, .7)[sampler.ranks - 1]
-    assert (np.abs(counts - expected) <= batches).all()
-    assert ((counts - expected)**2/expected).sum() < n + 4*np.sqrt(2*n)
-
-
 def test_rows_come_in_random_order():
     sampler, rng = filled(RankBased(alpha=0.), 6), Rng(2)
     counts = np.zeros((6, 6))

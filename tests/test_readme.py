@@ -32,28 +32,6 @@ def test_links_of_the_readme_lead_somewhere(root):
     assert not [o for o in links if not (root/o).exists()]
 
 
-def test_the_readme_says_what_it_is_then_shows_code_then_the_animation(root):
-    text = (root/'README.md').read_text(encoding='utf-8')
-    places = [text.index(o) for o in ('is a prioritized replay buffer for PyTorch', '```sh', 'memory = ReplayMemory(', 'nbs/images/replay.gif', '**Fast.**')]
-    assert places == sorted(places) and len(text.splitlines()) <= 150
-    shown = re.search(r'srcset="(nbs/images/replay-dark.gif)"><img src="(nbs/images/replay.gif)" alt="([^"]*)"', text)
-    assert all((root/o).is_file() for o in shown.groups()[:2])
-    assert f'<title>{shown[3]}</title>' in (root/'nbs'/'images'/'replay.svg').read_text(encoding='utf-8')
-    further = text[text.index('## Where to go next'):].partition('How to contribute')[0]
-    assert 0 < further.count('](') <= 10
-
-
-def test_the_readme_begins_with_logo_badges_and_links(root):
-    head = (root/'README.md').read_text(encoding='utf-8').partition('```')[0]
-    pictures = {root/o for o in re.findall(r'(?:src|srcset)="([^"]*\.svg)"|\]\((nbs/brand/[^)]*)\)', head) for o in o if o}
-    assert pictures == {*(root/'nbs'/'brand').glob('*.svg')}, 'all that is drawn is shown'
-    badges = re.findall(r'\[!\[([^\]]*)\]\(([^)]*)\)\]\(([^)]*)\)', head)
-    assert len(badges) == 4
-    for says, file, leads in badges:
-        assert f'<title>{says}</title>' in (root/file).read_text(encoding='utf-8') and (root/leads).is_file()
-    assert {'LICENSE', 'CITATION.cff'} <= {*re.findall(r'\]\(([^)]*)\)', head)}
-
-
 def test_pictures_of_the_readme_are_those_of_the_index_notebook(root):
     sys.path.insert(0, str(root/'tools'))
     import readme

@@ -284,20 +284,6 @@ def test_what_others_draw_from_the_global_generators_changes_nothing():
     assert run(1)==run(2)
 
 
-def test_every_slot_in_time_newest_and_oldest_included():
-    replay = ExperienceReplay(Stream('only'), bs=3, max_sz=30, min_sz=30, seed=3)
-    ages = np.zeros(30)
-    for batch, _ in zip(replay, range(1500)):
-        ages[replay.memory.n_added - 1 - batch.ids.numpy()] += 1
-        assert len(set(batch.ids.tolist()))==3
-    assert ((ages - 150)**2/150).sum() < 30 + 5*np.sqrt(60)
-
-
-def test_three_hundred_of_a_thousand_without_one_repeated():
-    replay = ExperienceReplay([[only(i) for i in range(1000)]], bs=300, max_sz=1000, seed=0)
-    assert len(set(next(iter(replay)).ids.tolist()))==300
-
-
 # --- loaders ----------------------------------------------------------------------------------------------------------
 def test_the_loader_is_the_pipe():
     for make in (make_uniform, make_prioritized):

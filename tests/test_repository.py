@@ -1,7 +1,6 @@
 "The files of the repository itself: workflows and forms fit their schemas, addresses and versions agree, the archives are whole"
-import configparser, json, re, subprocess, sys, tomllib
+import configparser, re, subprocess, sys, tomllib
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -100,35 +99,10 @@ def test_addresses_follow_from_settings(root):
     assert (cited['repository-code'], cited['url']) == (o['git_url'], site)
 
 
-def test_no_page_says_that_an_index_has_the_package(root):
-    "Until it is there: it is installed from a checkout (`pip install -e`), which checks.extra says too"
-    pages = [*root.glob('*.md'), *(p for p in (root/'nbs').rglob('*.ipynb') if not any(o[0] in '._' for o in p.relative_to(root).parts))]
-    told = [(p.name, o) for p in pages for o in re.findall(r'pip install (?!-e|\./)[^\n`]*fastrl_replay.{20}', prose(p))]
-    assert not told
-
-
-def prose(path):
-    "The text of a page: of a notebook, the cells that are not code"
-    text = path.read_text(encoding='utf-8')
-    if path.suffix != '.ipynb': return text
-    return '\n'.join(''.join(c['source']) for c in json.loads(text)['cells'] if c['cell_type'] == 'markdown')
-
-
 def test_there_is_one_version(root):
     assert len({*dist.versions().values()}) == 1
     assert len(dist.notes(next(iter(dist.versions().values()))).splitlines()) > 20
     with pytest.raises(SystemExit, match=words('no section', version='9.9')): dist.notes('9.9')
-
-
-def test_badges_say_what_the_project_says(root):
-    project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
-    settings = configparser.ConfigParser()
-    settings.read(root/'settings.ini', encoding='utf-8')
-    said = dict(version=settings['DEFAULT']['version'], python=project['requires-python'].replace('>=', '≥ '), license=project['license'])
-    for name, value in said.items():
-        tree = ElementTree.parse(root/'nbs'/'brand'/f'badge-{name}.svg').getroot()
-        words = [o.text for o in tree.iter('{http://www.w3.org/2000/svg}text')]
-        assert words == [name, value] and tree.find('{http://www.w3.org/2000/svg}title').text == f'{name}: {value}'
 
 
 # ---- what is built

@@ -299,21 +299,6 @@ def test_24_decades():
         assert sampler.check_valid()
 
 
-@pytest.mark.parametrize('bs', [1, 7, 64, 1000])
-def test_frequencies_after_wrap_around(bs):
-    "Each count within its stratified bound, and all of them by chi²"
-    n, chance, rng = 333, np.random.default_rng(1), Rng(1)
-    sampler = filled(Proportional(eps=0.), n)
-    sampler.add_run(300, 100)
-    td = np.where(chance.random(n) < .1, 0, chance.exponential(1, n))
-    sampler.update(np.arange(n), td)
-    batches = 1_000_000//bs if bs > 1 else 50_000
-    counts = sum(np.bincount(sampler.draw(bs, rng)[0], minlength=n) for _ in range(batches))
-    expected = batches*bs*td**.6/(td**.6).sum()
-    assert (np.abs(counts - expected) <= batches).all() and not counts[td == 0].any()
-    assert chi2(counts[td > 0], expected[td > 0]) < limit((td > 0).sum() - 1)
-
-
 def test_rows_come_in_random_order():
     sampler, rng = filled(Proportional(), 6), Rng(2)
     counts = np.zeros((6, 6))

@@ -12,7 +12,7 @@ from fastrl_replay.all import (DQNLearner, ExperienceReplay, GymStepper, NStep, 
                                TensorBoardLog, Transition, Uniform)
 from fastrl_replay.health import Health, episode_returns, memory_health, newest
 from fastrl_replay.protocol import Memory, members
-from fastrl_replay.show import COLOUR, memory_figure
+from fastrl_replay.show import memory_figure
 from fastrl_replay.storage.draw_counts import watch_stride
 from refusals import refused
 
@@ -546,15 +546,6 @@ def test_a_pipeline_says_what_it_is_made_of():
     assert repr(GymStepper([lambda: None, 'Taxi-v3', 'Acrobot-v1', 'a']))=='GymStepper(<lambda>, Taxi-v3, Acrobot-v1, …)'
     assert repr(GymStepper(iter(())))=='GymStepper()' and repr(ExperienceReplay([], bs=2)).startswith('ExperienceReplay(bs=2')
     assert repr(DQNLearner(torch.nn.Linear(4, 2), []))=='list → DQNLearner(0 batches)'
-
-
-def test_there_is_one_colour():
-    memory = filled(range(100), Proportional())
-    memory.update_priorities(memory.sample(50).ids, np.arange(50.))
-    fig = memory.show()
-    found = {matplotlib.colors.to_hex(o.get_facecolor()) for o in fig.findobj(matplotlib.patches.StepPatch) if o.get_fill()}
-    assert found=={COLOUR}
-    plt.close(fig)
 
 
 # ---- observations in dicts

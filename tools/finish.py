@@ -206,16 +206,15 @@ def search_entry(entry, ref, groups):
 
 
 WORD = re.compile(r'\w+')
-SHOWN, SHORT = 240, 112     # characters of a text that a result may show; and where only the inside needs it
+SHOWN = 240     # characters of a text that a result may show
 
 
 def brief(entry):
     "An entry with the beginning of its text, and the other words in it once; without what is empty"
-    inside = entry['weight'] <= .5
     text = entry.pop('text')
-    start = text if len(text) <= SHOWN else text[:SHORT if inside else SHOWN].rpartition(' ')[0]
+    start = text if len(text) <= SHOWN else text[:SHOWN].rpartition(' ')[0]
     seen, more = {o.lower() for o in WORD.findall(start)}, []
-    for o in [] if inside else WORD.findall(text[len(start):]):
+    for o in WORD.findall(text[len(start):]):
         if len(o) > 1 and not o.isdigit() and o.lower() not in seen: more.append(o)
         seen.add(o.lower())
     needless = {'objectID', 'section', 'title'} if 'name' in entry else {'objectID'}      # the address has the module

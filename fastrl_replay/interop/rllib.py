@@ -6,13 +6,16 @@
 __all__ = ['EpisodeReplayBuffer']
 
 # %% ../../nbs/6_elsewhere/05_rllib.ipynb #2a869e75
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..checks import extra, leave_out, of_type, whole
 from ..memory import ReplayMemory
 from ..pipes.n_step import rows_ahead
+from ..samplers.base import Sampler
 from ..samplers.proportional import Proportional
 from ..steps import Transition, tree_map
 
@@ -25,17 +28,18 @@ with extra('fastrl_replay.interop.rllib needs RLlib', 'rllib'):
     from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer
 
 # %% ../../nbs/6_elsewhere/05_rllib.ipynb #9e8deaf4
-def _transitions(episode):
+def _transitions(episode: SingleAgentEpisode) -> Transition:
     "Return the steps of an episode, or of a fragment of one, as a step of stacked arrays"
-    n, obs, actions = len(episode), episode.get_observations(), episode.get_actions()
-    if not episode.is_numpy: obs, actions = (_stacked(o) for o in (obs, actions))
-    last, reward = np.arange(n)==n - 1, np.asarray(episode.get_rewards(), float)
-    return Transition(tree_map(lambda a: a[:-1], obs), actions, reward, tree_map(lambda a: a[1:], obs),
-                      last & episode.is_terminated, last & episode.is_truncated)
+    obs = _stacked(episode.get_observations())
+    n = len(episode)
+    last = np.arange(n)==n - 1
+    reward = np.asarray(episode.get_rewards(), float)
+    return Transition(tree_map(lambda a: a[:-1], obs), _stacked(episode.get_actions()), reward,
+                      tree_map(lambda a: a[1:], obs), last & episode.is_terminated, last & episode.is_truncated)
 
-def _stacked(values):
-    "Return one array of a list of values, or nested ones of a list of dicts or tuples"
-    return tree_map(lambda *o: np.stack(o), *values)
+def _stacked(values: Any) -> Any:
+    "Return one array of a list of values, or nested ones of a list of dicts or tuples; arrays as they are"
+    return tree_map(lambda *o: np.stack(o), *values) if isinstance(values, list) else values
 
 # %% ../../nbs/6_elsewhere/05_rllib.ipynb #96d04a20
 class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
@@ -45,8 +49,8 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
     def __init__(
         self, capacity: int = 10_000,  # in steps
         *, alpha: float = .6,          # how much priorities decide, ≥ 0: 0 nothing
-        beta: Any = .4,                # how far weights correct for that: 0 to 1, or a schedule
-        sampler: Any = None,           # one of this library, in place of `alpha` and `beta`
+        beta: float | Callable[[int], float] = .4,  # how far weights correct for that: 0 to 1, or a schedule
+        sampler: Sampler | None = None,  # one of this library, in place of `alpha` and `beta`
         seed: int | None = None,       # of all draws
         metrics_num_episodes_for_smoothing: int = 100,  # changes nothing here
         **options: Any,                # of the `ReplayMemory`, such as `path` or `codec`
@@ -57,11 +61,12 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self.memory = ReplayMemory(capacity, sampler, seed=seed, **options)
         self.rng = np.random.default_rng(seed)
         self.running: dict[str, int] = {}                 # ids of episodes → their streams
-        self.n_episodes, self.n_sampled = 0, 0
+        self.n_episodes = 0
+        self.n_sampled = 0
         self.drawn = np.empty(0, np.int64)                # ids of the last sample
         self.spaces: dict[str, Any] = {}
 
-    def add(self, episodes: Any, weight: Any = None) -> None:
+    def add(self, episodes: SingleAgentEpisode | list, weight: object = None) -> None:
         """Store the steps of a `SingleAgentEpisode`, or of a list of them. A `TypeError` for
         another kind of episode, a `ValueError` for steps that don't fit"""
         leave_out('weight', weight, 'new steps get the largest priority', ValueError)
@@ -70,23 +75,23 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         known = self.n_episodes
         for o in episodes:
             if len(o): self._add(o)
+        self.metrics.log_value(NUM_ENV_STEPS_STORED, len(self.memory), reduce='mean', window=1)
         new = {NUM_ENV_STEPS_ADDED_LIFETIME: sum(map(len, episodes)),
                NUM_EPISODES_ADDED_LIFETIME: self.n_episodes - known}
-        self.metrics.log_value(NUM_ENV_STEPS_STORED, len(self.memory), reduce='mean', window=1)
         for name, n in new.items(): self.metrics.log_value(name, n, reduce='lifetime_sum')
 
-    def _add(self, episode):
+    def _add(self, episode: SingleAgentEpisode) -> None:
         stream = self.running.get(episode.id_, self.n_episodes)
         self.memory.extend(_transitions(episode), streams=np.full(len(episode), stream))
-        if stream==self.n_episodes: self.n_episodes += 1
+        self.n_episodes = max(self.n_episodes, stream + 1)
         self.running[episode.id_] = stream
         if episode.is_done: del self.running[episode.id_]
         self.spaces = dict(observation_space=episode.observation_space, action_space=episode.action_space)
 
     def sample(self, num_items: int | None = None, *, batch_size_B: int | None = None,
-               batch_length_T: int | None = None, n_step: Any = None, gamma: float = .99, beta: Any = None,
-               include_infos: bool = False, include_extra_model_outputs: bool = False, to_numpy: bool = False,
-               **kwargs: Any) -> list:
+               batch_length_T: int | None = None, n_step: int | tuple[int, int] | None = None, gamma: float = .99,
+               beta: object = None, include_infos: bool = False, include_extra_model_outputs: bool = False,
+               to_numpy: bool = False, **kwargs: Any) -> list:
         """Draw `num_items` (or `batch_size_B`) one-step episodes, with `weights` and `n_step` as
         model outputs.
 
@@ -99,36 +104,41 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
             leave_out(name, given, 'not supported, only single steps are drawn', ValueError)
         bs: Any = num_items or batch_size_B
         batch: Any = self.memory.sample(bs)
-        self.drawn, weights, rows = batch.ids.numpy(), batch.weights.tolist(), batch.numpy()
-        self.n_sampled += len(batch)
-        low, high = n_step if isinstance(n_step, tuple) else (n_step or 1, (n_step or 1) + 1)
-        reward, m, last = rows_ahead(self.memory, self.drawn, self.rng.integers(low, high, len(batch)))
-        returns, m = (reward*gamma**np.arange(reward.shape[1])).sum(1).tolist(), m.tolist()
-        def row(k):
+        self.drawn = batch.ids.numpy()
+        self.n_sampled += bs
+        n = n_step or 1
+        low, high = n if isinstance(n, tuple) else (n, n + 1)
+        reward, m, last = rows_ahead(self.memory, self.drawn, self.rng.integers(low, high, bs))
+        powers = gamma**np.arange(reward.shape[1])
+        returns = (reward*powers).sum(1).tolist()
+        steps = m.tolist()
+        weights = batch.weights.tolist()
+        rows = batch.numpy()
+        def row(k: int) -> SingleAgentEpisode:
             return SingleAgentEpisode(
                 observations=[_at(rows.state, k), _at(last.next_state, k)], actions=[_at(rows.action, k)],
                 rewards=[returns[k]], terminated=bool(last.terminated[k]), truncated=bool(last.truncated[k]),
-                extra_model_outputs=dict(weights=[weights[k]], n_step=[m[k]]), len_lookback_buffer=0, **self.spaces)
-        made = [row(k) for k in range(len(batch))]
+                extra_model_outputs=dict(weights=[weights[k]], n_step=[steps[k]]), len_lookback_buffer=0, **self.spaces)
+        made = [row(k) for k in range(bs)]
         return [o.to_numpy() for o in made] if to_numpy else made
 
-    def update_priorities(self, priorities: Any, module_id: Any = None) -> None:
+    def update_priorities(self, priorities: np.ndarray | torch.Tensor, module_id: object = None) -> None:
         "Set the priorities of the rows of the last sample from their TD errors (n,)"
         self.memory.update_priorities(self.drawn, np.asarray(priorities).reshape(-1))
 
-    def get_num_timesteps(self, module_id: Any = None) -> int:
+    def get_num_timesteps(self, module_id: object = None) -> int:
         "How many steps are stored"
         return len(self.memory)
-    def get_num_episodes(self, module_id: Any = None) -> int:
+    def get_num_episodes(self, module_id: object = None) -> int:
         "How many episodes were ever begun"
         return self.n_episodes
-    def get_num_episodes_evicted(self, module_id: Any = None) -> int:
+    def get_num_episodes_evicted(self, module_id: object = None) -> int:
         "0: steps are overwritten, not episodes"
         return 0
-    def get_sampled_timesteps(self, module_id: Any = None) -> int:
+    def get_sampled_timesteps(self, module_id: object = None) -> int:
         "How many steps were ever drawn"
         return self.n_sampled
-    def get_added_timesteps(self, module_id: Any = None) -> int:
+    def get_added_timesteps(self, module_id: object = None) -> int:
         "How many steps were ever stored"
         return self.memory.n_added
     def get_state(self) -> dict[str, Any]:
@@ -138,4 +148,4 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         "Continue from what `get_state` returned"
         for k in self.kept: setattr(self, k, state[k])
 
-def _at(v, k): return tree_map(lambda a: a[k], v) if isinstance(v, (dict, tuple)) else v[k]
+def _at(v: Any, k: int) -> Any: return tree_map(lambda a: a[k], v) if isinstance(v, (dict, tuple)) else v[k]

@@ -7,15 +7,17 @@ __all__ = ['VectorReplayBuffer', 'PrioritizedVectorReplayBuffer']
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #f79e00b9
 import copy
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..batch import Batch as Rows
 from ..checks import Words, extra, refuse, require, whole
 from ..kernels import ids_in
 from ..memory import ReplayMemory
+from ..samplers.base import Sampler
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
 from ..steps import derived_type, tree_map
@@ -28,47 +30,45 @@ with extra('fastrl_replay.interop.tianshou needs Tianshou 2', 'tianshou'):
 _FIELDS = dict(obs='state', act='action', rew='rew', terminated='terminated', truncated='truncated',
                obs_next='next_state')                 # Tianshou's keys, and the fields of the steps
 
-def _arrays(v):
+def _arrays(v: Any) -> Any:
     "Return a column of a `Batch` as an array, or a nested one as a dict of arrays"
     return {k: _arrays(o) for k, o in v.items()} if isinstance(v, Batch) else np.asarray(v)
 
-def _batch(values):
+def _batch(values: dict[str, Any]) -> Batch:
     "Return a `Batch` of a dict and of the dicts in it; the arrays are not copied"
     made = Batch()
-    made.__dict__.update((k, _batch(v) if v.__class__ is dict else v) for k, v in values.items())
+    for k, v in values.items(): made.__dict__[k] = _batch(v) if v.__class__ is dict else v
     return made
 
-def _step(batch, envs, keep):
+def _step(batch: Batch, envs: np.ndarray, keep: list[list[str]]) -> Any:
     "Return a `Batch` of one row of each of the environments `envs` as a step of stacked arrays"
     missing = [k for k in _FIELDS if k not in batch.get_keys()]
     if missing: refuse('batch', f'the keys {(*_FIELDS,)}', Words(f'no {missing[0]}'))
     rew = np.asarray(batch.rew, float)
     if rew.shape!=envs.shape:
         refuse('rew', f'one number for each of {len(envs)} environments', Words(f'shape {rew.shape}'))
-    terminated, truncated = (np.asarray(o).astype(bool) for o in (batch.terminated, batch.truncated))
-    values = dict(env_id=envs.astype(np.int16), state=_arrays(batch.obs), action=_arrays(batch.act),
-                  reward=rew, rew=rew, next_state=_arrays(batch.obs_next), terminated=terminated,
-                  truncated=truncated)
+    terminated = np.asarray(batch.terminated).astype(bool)
+    truncated = np.asarray(batch.truncated).astype(bool)
+    values: dict[str, Any] = dict(
+        env_id=envs.astype(np.int16), state=_arrays(batch.obs), action=_arrays(batch.act), reward=rew, rew=rew,
+        next_state=_arrays(batch.obs_next), terminated=terminated, truncated=truncated)
     for part, key in keep:
         if key not in batch.get(part, ()): raise ValueError(f'keep: {part}.{key} is missing in a batch')
         values.setdefault(part, {})[key] = _arrays(batch[part][key])
     return derived_type('TianshouStep', values)(**values)
-
-def _padded(n, a): return np.concatenate([a, np.zeros((n - len(a), *a.shape[1:]), a.dtype)])
-
 
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #6dccc952
 _STACKS = "stack frames by gymnasium's FrameStackObservation; each frame is stored once"
 _ONLY = dict(stack_num=(1, _STACKS), save_only_last_obs=(False, _STACKS), sample_avail=(False, _STACKS),
              ignore_obs_next=(False, 'leave it out; large observations are stored once anyway'))
 
-def _of_memory(options):
+def _of_memory(options: dict[str, Any]) -> dict[str, Any]:
     "Return `options` without those of Tianshou; a `ValueError` names one that isn't supported"
     for name, (only, instead) in _ONLY.items():
         if options.get(name, only)!=only: refuse(name, only, options[name], instead)
     return {k: v for k, v in options.items() if k not in _ONLY}
 
-def _refused(name):
+def _refused(name: str) -> Callable:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f'{name}: stored rows stay as they are; change the batches that are drawn')
     method.__doc__ = 'A `NotImplementedError`: stored rows stay as they are'
@@ -81,18 +81,22 @@ class VectorReplayBuffer(ReplayBufferManager):
     of `buffer_num`, and draws by `sampler` (None: `Uniform(replace=True)`). A `ValueError` names
     an option of Tianshou's buffer that isn't supported."""
     weighted = False                                     # do algorithms send TD errors back?
-    set_batch, set_array_at_key, dropnull = map(_refused, ('set_batch', 'set_array_at_key', 'dropnull'))
+    set_batch = _refused('set_batch')
+    set_array_at_key = _refused('set_array_at_key')
+    dropnull = _refused('dropnull')
 
     def __init__(
         self, total_size: int, buffer_num: int, *, random_seed: int = 42,
         keep: tuple[str, ...] = (),  # of `info` and `policy`, such as 'info.TimeLimit.truncated'
-        sampler: Any = None, **options: Any) -> None:
+        sampler: Sampler | None = None, **options: Any) -> None:
         n = self.buffer_num = whole('buffer_num', buffer_num, 1, 2**15 - 1)
-        self.maxsize = -(-whole('total_size', total_size, 1)//n)*n
-        self.stack_num, self.buffers, self.options = 1, np.empty(0, object), _of_memory(options)
+        self.maxsize = -(-whole('total_size', total_size, 1) // n)*n
+        self.stack_num = 1
+        self.buffers = np.empty(0, object)
+        self.options = _of_memory(options)
         self.keep = [o.split('.', 1) for o in keep]
-        for name, o in zip(keep, self.keep):
-            if o[0] not in ('info', 'policy') or len(o) < 2:
+        for name, (part, *key) in zip(keep, self.keep):
+            if part not in ('info', 'policy') or not key:
                 refuse('keep', "names such as 'info.key' or 'policy.key'", name)
         self.new_sampler = Uniform(replace=True) if sampler is None else sampler
         self.seeds = np.random.default_rng(random_seed)
@@ -100,30 +104,32 @@ class VectorReplayBuffer(ReplayBufferManager):
         self._begin()
         self._continue()
 
-    def _new_memory(self):
-        seed, sampler = int(self.seeds.integers(2**31)), copy.deepcopy(self.new_sampler)
-        memory = ReplayMemory(self.maxsize, sampler, seed=seed, **self.options)
+    def _new_memory(self) -> ReplayMemory:
+        seed = int(self.seeds.integers(2**31))
+        memory = ReplayMemory(self.maxsize, copy.deepcopy(self.new_sampler), seed=seed, **self.options)
         if memory.sampler.prioritized==self.weighted: return memory
-        name, prefix = type(memory.sampler).__name__, '' if self.weighted else 'Prioritized'
         memory.close()
-        raise ValueError(f'sampler: a {name} needs a {prefix}VectorReplayBuffer')
+        prefix = '' if self.weighted else 'Prioritized'
+        raise ValueError(f'sampler: a {type(self.new_sampler).__name__} needs a {prefix}VectorReplayBuffer')
 
-    def _begin(self):
+    def _begin(self) -> None:
         "Forget all episodes"
         n = self.buffer_num
-        self._newest, self._starts = np.full(n, -1), np.full(n, -1)        # ids; −1: none
-        self._returns, self._lengths = np.zeros(n), np.zeros(n, int)       # of running episodes
+        self._newest = np.full(n, -1)                    # ids of each environment's newest row; −1: none
+        self._starts = np.full(n, -1)                    # of the first rows of running episodes
+        self._returns = np.zeros(n)                      # of running episodes
+        self._lengths = np.zeros(n, int)
         self._ended = np.zeros(self.maxsize, bool)
 
-    def _continue(self):
+    def _continue(self) -> None:
         "Truncate the episodes in a reopened memory that are running: environments begin new ones"
         if not len(self): return
         ids = np.arange(self.memory.first_id, self.memory.n_added)
-        slots, envs = ids % self.maxsize, self.memory.column('env_id')[ids % self.maxsize]
+        envs = self.memory.column('env_id')[ids % self.maxsize]
         if envs.max() >= self.buffer_num:
             refuse('buffer_num', f'more than {envs.max()}, an environment in {self.memory.path}', self.buffer_num)
         self._newest[envs] = ids
-        self._ended[slots] = (self.terminated | self.truncated)[slots]
+        self._ended |= self.terminated | self.truncated
         running = self.unfinished_index()
         self._ended[running] = True
         self.memory.correct(self._ids(running), 'truncated', True)
@@ -131,66 +137,79 @@ class VectorReplayBuffer(ReplayBufferManager):
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty the buffer; `keep_statistics`: continue to count running episodes. A
         `ValueError` if there are rows on disk"""
-        kept = self._returns, self._lengths
+        returns = self._returns
+        lengths = self._lengths
         if len(self):
             where = self.memory.path
             require(where is None, f'reset: there are rows in {where}; delete the folder first, or pass '
                                    "reset_buffer=False to the collector's reset")
             self.memory = self._new_memory()
         self._begin()
-        if keep_statistics: self._returns, self._lengths = kept
+        if keep_statistics:
+            self._returns = returns
+            self._lengths = lengths
 
-    def add(self, batch: Any, buffer_ids: Any = None) -> tuple:
+    def add(self, batch: Batch, buffer_ids: np.ndarray | list[int] | None = None) -> tuple:
         """Store one row of each of the environments `buffer_ids` (None: all).
 
         Return four arrays: indices of the rows; return and length of the episodes that they end (0:
         of others); indices of the episodes' first rows. A `TypeError` or `ValueError` names what
         doesn't fit, and nothing is stored."""
         envs = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids, int)
-        if len(set(envs.tolist()) & set(range(self.buffer_num)))!=len(envs):
+        if len({*envs.tolist()} & {*range(self.buffer_num)})!=len(envs):
             refuse('buffer_ids', f'different numbers below {self.buffer_num}', buffer_ids)
         step = _step(batch, envs, self.keep)
-        ids, ended = self.memory.extend(step), step.terminated | step.truncated
-        starts = np.where(self._starts[envs] < 0, ids, self._starts[envs])
-        returns, lengths = self._returns[envs] + step.rew, self._lengths[envs] + 1
-        self._newest[envs], self._ended[ids % self.maxsize] = ids, ended
+        ids = self.memory.extend(step)
+        slots = ids % self.maxsize
+        ended = step.terminated | step.truncated
+        known = self._starts[envs]
+        starts = np.where(known < 0, ids, known)
+        returns = self._returns[envs] + step.rew
+        lengths = self._lengths[envs] + 1
+        self._newest[envs] = ids
+        self._ended[slots] = ended
         self._starts[envs] = np.where(ended, -1, starts)
-        self._returns[envs], self._lengths[envs] = returns*~ended, lengths*~ended
+        self._returns[envs] = returns*~ended
+        self._lengths[envs] = lengths*~ended
         for k in np.flatnonzero(ended & (starts < self.memory.first_id)):  # the episode is too long
             starts[k] = self.memory.episode_ids(ids[k])[0]
-        return ids % self.maxsize, returns*ended, lengths*ended, starts % self.maxsize
+        return slots, returns*ended, lengths*ended, starts % self.maxsize
 
     def sample(self, batch_size: int | None) -> tuple:
         "Draw a `Batch` of `batch_size` rows; return it and their indices. 0 or None: all rows, in order"
         if batch_size is None or batch_size < 1:
             indices = self.sample_indices(batch_size)
             return self[indices], indices
-        drawn = self.memory.sample(batch_size)
+        drawn: Any = self.memory.sample(batch_size)
         return self._rows(drawn), drawn.idxs.numpy()
 
     def sample_indices(self, batch_size: int | None) -> np.ndarray:
         "Draw `batch_size` indices; 0 or None: all, by environment and time; a negative number: none"
-        if batch_size is None: batch_size = 0
-        if batch_size < 0 or not len(self): return np.empty(0, int)
-        if batch_size: return self.memory.sample(batch_size, ('env_id',)).idxs.numpy()
+        n = batch_size or 0
+        if n < 0 or not len(self): return np.empty(0, int)
+        if n:
+            drawn: Any = self.memory.sample(n, ('env_id',))
+            return drawn.idxs.numpy()
         slots = np.arange(self.memory.first_id, self.memory.n_added) % self.maxsize
-        return slots[np.argsort(self.memory.column('env_id')[slots], kind='stable')]
+        envs = self.memory.column('env_id')[slots]
+        return slots[np.argsort(envs, kind='stable')]
 
-    def _rows(self, batch):
+    def _rows(self, batch: Rows) -> Batch:
         "Return rows of the memory as Tianshou's"
         step = batch.layout.step(batch.arrays())
         values = {key: getattr(step, field) for key, field in _FIELDS.items()}
-        values |= {part: getattr(step, part, {}) for part in ('info', 'policy')}
-        return _batch(values | dict(done=step.terminated | step.truncated))
+        for part in ('info', 'policy'): values[part] = getattr(step, part, {})
+        values['done'] = step.terminated | step.truncated
+        return _batch(values)
 
-    def _slots(self, index):
+    def _slots(self, index: Any) -> np.ndarray:
         slots = np.asarray(index)
         if slots.dtype==bool: slots = np.flatnonzero(slots)
         slots = slots + (slots < 0)*self.maxsize
         if slots.size and (slots.min() < 0 or slots.max() >= len(self)):
             refuse('index', f'indices of the {len(self)} rows stored', index, error=IndexError)
         return slots
-    def _ids(self, slots): return ids_in(slots, self.memory.n_added, self.memory.max_sz)
+    def _ids(self, slots: np.ndarray) -> np.ndarray: return ids_in(slots, self.memory.n_added, self.memory.max_sz)
 
     def __getitem__(self, index: Any) -> Any:
         """Return the rows of an index, of a slice, or of an array of indices or bools; `[:]`: of
@@ -201,7 +220,7 @@ class VectorReplayBuffer(ReplayBufferManager):
         if not slots.ndim: return self[slots[None]][0]
         return self._rows(self.memory.fetch(self._ids(slots))) if len(slots) else Batch()
 
-    def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
+    def get(self, index: Any, key: str, default_value: object = None, stack_num: int | None = None) -> Any:
         "Return the column `key` of the rows `index`, or `default_value`; a `KeyError` without either"
         _of_memory(dict(stack_num=stack_num or 1))
         rows = self[index]
@@ -215,23 +234,27 @@ class VectorReplayBuffer(ReplayBufferManager):
         """Return a column of all rows, (maxsize, …): of `rew` and flags a view, else a copy,
         with zeros where nothing is stored"""
         if key in ('rew', 'terminated', 'truncated'): return self.memory.column(key)
-        rows = getattr(self.memory[:].numpy(), _FIELDS.get(key, key))
-        whole = tree_map(partial(_padded, self.maxsize), rows)
-        return _batch(whole) if isinstance(whole, dict) else whole
+        def whole(a: np.ndarray) -> np.ndarray:
+            rows = np.zeros((self.maxsize, *a.shape[1:]), a.dtype)
+            rows[:len(a)] = a
+            return rows
+        found = tree_map(whole, getattr(self.memory[:].numpy(), _FIELDS.get(key, key)))
+        return _batch(found) if isinstance(found, dict) else found
     @property
     def done(self) -> np.ndarray:
         "Whether each row ended its episode (maxsize,)"
         return self._ended
 
-    def prev(self, index: Any) -> Any:
+    def prev(self, index: int | np.ndarray) -> Any:
         "Return the indices of the rows before these in their episodes; of a first row, its own"
         return self._neighbours(self.memory.previous, index)
-    def next(self, index: Any) -> Any:
+    def next(self, index: int | np.ndarray) -> Any:
         "Return the indices of the rows after these in their episodes; of a last row, its own"
         return self._neighbours(self.memory.next, index)
-    def _neighbours(self, find, index):
+    def _neighbours(self, find: Callable[..., Any], index: int | np.ndarray) -> Any:
         slots = np.asarray(index) % self.maxsize
-        found = find(self._ids(slots.reshape(-1)), within_episode=True).reshape(slots.shape)
+        ids = self._ids(slots.reshape(-1))
+        found = find(ids, within_episode=True).reshape(slots.shape)
         return np.where(found < 0, slots, found % self.maxsize)[()]
 
     def unfinished_index(self) -> np.ndarray:
@@ -245,8 +268,8 @@ class VectorReplayBuffer(ReplayBufferManager):
         last = int(self._ids(self._slots(stop - 1)))
         ids = self.memory.episode_ids(last)
         slots = ids[ids <= last] % self.maxsize
-        if start in slots: return slots[slots.tolist().index(start):]
-        refuse('start', f'a row up to {stop - 1} in the same episode', start)
+        if start not in slots: refuse('start', f'a row up to {stop - 1} in the same episode', start)
+        return slots[slots.tolist().index(start):]
 
     @property
     def subbuffer_edges(self) -> np.ndarray:
@@ -263,23 +286,23 @@ class PrioritizedVectorReplayBuffer(VectorReplayBuffer):
     def __init__(
         self, total_size: int, buffer_num: int,
         alpha: float = .6,         # how much priorities decide, ≥ 0: 0 nothing
-        beta: Any = .4,            # how far weights correct for that: 0 to 1, or a schedule
+        beta: float | Callable[[int], float] = .4,  # how far weights correct for that: 0 to 1, or a schedule
         weight_norm: bool = True,  # divide weights by the largest of the batch; False: the memory
-        *, sampler: Any = None,    # in place of these three, such as `RankBased()`
+        *, sampler: Sampler | None = None,    # in place of these three, such as `RankBased()`
         **options: Any) -> None:
-        eps, normalize = float(np.finfo(np.float32).eps), 'batch' if weight_norm else 'memory'
-        if sampler is None: sampler = Proportional(alpha, beta, eps, normalize)
+        eps = float(np.finfo(np.float32).eps)
+        if sampler is None: sampler = Proportional(alpha, beta, eps, 'batch' if weight_norm else 'memory')
         super().__init__(total_size, buffer_num, sampler=sampler, **options)
 
-    def _rows(self, batch):
+    def _rows(self, batch: Rows) -> Batch:
         rows = super()._rows(batch)
         if batch.weights is not None: rows.__dict__['weight'] = batch.weights.numpy()
         return rows
 
-    def update_weight(self, index: Any, new_weight: Any) -> None:
+    def update_weight(self, index: int | np.ndarray, new_weight: np.ndarray | torch.Tensor) -> None:
         "Set the priorities of the rows `index` from their TD errors (n,)"
         errors = torch.as_tensor(new_weight).detach().cpu().reshape(-1)
         self.memory.update_priorities(self._ids(self._slots(index)), errors)
-    def set_beta(self, beta: Any) -> None:
+    def set_beta(self, beta: float | Callable[[int], float]) -> None:
         "Set the exponent of the weights: a number, or a schedule of the batches drawn"
         self.memory.sampler.beta = beta

@@ -8,10 +8,9 @@ __all__ = ['as_tensordict', 'TensorDictRows', 'ReplayBuffer']
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #6c817788
 import warnings
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from ..checks import Words, extra, refuse, typed, whole
 from ..batch import Batch
 from ..memory import ReplayMemory
+from ..samplers.base import Sampler
 from ..samplers.uniform import Uniform
 from ..steps import derived_type
 
@@ -28,51 +28,51 @@ from ..steps import derived_type
 with extra('TensorDicts need the package tensordict', 'torchrl'): from tensordict import TensorDict, TensorDictBase
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #06db9d63
-_NUMBERS = 'reward', 'terminated', 'truncated'       # of `next`: stored without their last dimension of one
+_NUMBERS = ('reward', 'terminated', 'truncated')     # of `next`: stored without their last dimension of one
 _FIELDS = {'_weight': 'drawn__weight'} | {f'next_{k}': k for k in _NUMBERS} | {k: f'before__{k}' for k in _NUMBERS}
 _ENTRIES = {v: k for k, v in _FIELDS.items()}
 
 @cache
-def _path(field):
+def _path(field: str) -> tuple[tuple[str, ...], str]:
     "Return the keys above the entry that is stored as `field`, and its own key"
     name = _ENTRIES.get(field, field)
-    if name.startswith('next_'): name = 'next__' + name[5:]
-    elif name.startswith('before__next_'): name = name[8:]
+    if name.startswith('next_'): name = name.replace('_', '__', 1)
+    elif name.startswith('before__next_'): name = name.removeprefix('before__')
     *above, key = name.split('__')
     return tuple(above), key
 
 @cache
-def _field(above, key):
+def _field(above: tuple[str, ...], key: str) -> tuple[str, bool]:
     "Return an entry's field, and whether it is a number; a `ValueError` if the field is ambiguous"
-    name = 'next_' + '__'.join((*above[1:], key)) if above[:1]==('next',) else '__'.join((*above, key))
-    field = _FIELDS.get(name, name)
-    if (*above, key)[0].startswith('next_'): field = 'before__' + name
+    keys = (*above, key)
+    name = '__'.join(keys)
+    if above[:1]==('next',): name = name.replace('__', '_', 1)
+    field = f'before__{name}' if keys[0].startswith('next_') else _FIELDS.get(name, name)
     if _path(field)==(above, key) and field.isidentifier() and field[0]!='_': return field, field in _NUMBERS
-    raise ValueError(f"{(*above, key)}: expected keys that are names without '__', and none in 'before' that is an "
+    raise ValueError(f"{keys}: expected keys that are names without '__', and none in 'before' that is an "
                      "entry of the row; rename the entry")
 
 @cache
-def _step_of(fields):
-    "Return a function that makes a step of a dict with these fields; its type doesn't depend on their order"
-    names = sorted(fields)
-    pick = itemgetter(*names) if len(names) > 1 else lambda columns: (columns[names[0]],)
-    make = derived_type('TensorDictStep', names)._make
-    return lambda columns: make(pick(columns))
+def _step_type(fields: tuple[str, ...]) -> Any:
+    "Return the type of steps with these fields, which doesn't depend on their order"
+    return derived_type('TensorDictStep', sorted(fields))
 
-def _columns(data, found, above=()):
+def _columns(data: TensorDictBase, found: dict[str, Any], above: tuple[str, ...] = ()) -> dict[str, Any]:
     "Fill `found` with field → array (n, …) of a TensorDict of batch size (n,), which is under the keys `above`"
     for key, v in data.items():
-        if v.__class__ is not torch.Tensor and isinstance(v, TensorDictBase): _columns(v, found, (*above, key))
-        else:
-            field, is_number = _field(above, key)
-            try: v = v.numpy()
-            except (TypeError, RuntimeError): pass    # the memory converts or refuses it
-            found[field] = v[:, 0] if is_number and v.shape[1:]==(1,) else v
+        if v.__class__ is not torch.Tensor and isinstance(v, TensorDictBase):
+            _columns(v, found, (*above, key))
+            continue
+        field, is_number = _field(above, key)
+        try: v = v.numpy()
+        except (TypeError, RuntimeError): pass    # the memory converts or refuses it
+        found[field] = v[:, 0] if is_number and v.shape[1:]==(1,) else v
     return found
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #4b7feaf5
 @cache
-def _paths(fields): return [(*_path(o), o in _NUMBERS) for o in fields]
+def _paths(fields: tuple[str, ...]) -> list[tuple[tuple[str, ...], str, bool]]:
+    return [(*_path(o), o in _NUMBERS) for o in fields]
 
 def as_tensordict(batch: Batch, **more: Any) -> TensorDict:
     "Return the rows of a `ReplayBuffer`'s memory in TorchRL's layout, of batch size (n,), with `more` top entries"
@@ -95,33 +95,35 @@ class TensorDictRows:
     def max_size(self) -> int:
         "The number of rows that there may be"
         return self.memory.max_sz
-    def get(self, index: Any) -> Any:
+    def get(self, index: object) -> Any:
         "The same as `rows[index]`"
         return self[index]
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (str, tuple)): return self[:][index]
         with self.memory.lock:
-            if isinstance(index, slice): batch = self.memory[index]
-            else: batch = self.memory.fetch(self._ids(index))
+            batch = self.memory[index] if isinstance(index, slice) else self.memory.fetch(self._ids(index))
         data = as_tensordict(batch, index=batch.ids)
         return data if isinstance(index, slice) or np.ndim(index) else data[0]
 
-    def _ids(self, index):
+    def _ids(self, index: Any) -> np.ndarray:
         "Return the ids in the slot or mask `index`, or those that are given"
-        memory, n = self.memory, len(self)
+        n = len(self)
         if isinstance(index, (int, np.integer)):
-            if not -n <= index < n:
-                raise IndexError(f'buffer[{index}]: {n} slots are filled; ids are given in a tensor')
-            slots = np.array([index % n])
-        else:
-            slots = np.asarray(index)
-            if slots.dtype!=bool: return slots if slots.ndim else slots[None]
-            if slots.shape!=(n,):
-                refuse('mask', f'{n} values, one for each filled slot', Words(f'shape {slots.shape}'), error=IndexError)
-            slots = np.flatnonzero(slots)
-        since_slot_0 = -memory.first_id % memory.max_sz          # so many rows lie after all others, in slot order
-        return memory.first_id + (slots + since_slot_0*(since_slot_0 < n)) % max(n, 1)
+            if -n <= index < n: return self._in_slots(np.array([index % n]))
+            raise IndexError(f'buffer[{index}]: {n} slots are filled; ids are given in a tensor')
+        given = np.atleast_1d(index)
+        if given.dtype!=bool: return given
+        if np.shape(index)!=(n,):
+            refuse('mask', f'{n} values, one for each filled slot', Words(f'shape {np.shape(index)}'), error=IndexError)
+        return self._in_slots(np.flatnonzero(given))
+
+    def _in_slots(self, k: np.ndarray) -> np.ndarray:
+        "Return the ids in the k-th of the filled slots; since `clear`, slot 0 need not be filled"
+        first = self.memory.first_id
+        since_slot_0 = -first % self.memory.max_sz      # so many rows lie after all others, in slot order
+        if since_slot_0 < len(self): k = (k + since_slot_0) % len(self)
+        return first + k
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #8aad98ed
 _DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
@@ -132,24 +134,25 @@ class ReplayBuffer:
     `Uniform(replace=True)`). Its memory is `.memory`, whose steps have a field for each entry:
     `observation`, `next_observation`, `action`, `reward`, `terminated`, `truncated`, …"""
     def __init__(
-        self, max_sz: int, batch_size: int | None = None, sampler: Any = None,
+        self, max_sz: int, batch_size: int | None = None, sampler: Sampler | None = None,
         *, priority_key: str = 'td_error',  # the entry of TD errors
-        transform: Any = None,        # the first one, as of `append_transform`
+        transform: Callable[..., Any] | None = None,  # the first one, as of `append_transform`
         pin_memory: bool = False,     # what is read lies in page-locked memory
         prefetch: int | None = None,  # batches drawn, transformed and pinned ahead, by a thread
         **options: Any,               # of the `ReplayMemory`, such as `path`, `dedup`, `seed`
     ) -> None:
-        self.batch_size, self.priority_key, self.pin_memory = batch_size, priority_key, pin_memory
+        self.batch_size = batch_size
+        self.priority_key = priority_key
         self.prefetch = 0 if prefetch is None else whole('prefetch', prefetch)
         if self.prefetch and batch_size is None:
             refuse('batch_size', 'a number where batches are prefetched', batch_size)
-        if pin_memory and not torch.cuda.is_available():
+        self.pin_memory = pin_memory and torch.cuda.is_available()
+        if pin_memory and not self.pin_memory:
             warnings.warn('pin_memory: this torch finds no CUDA device, so nothing is pinned', stacklevel=2)
-            self.pin_memory = False
         self.transforms: list[tuple[Any, Any]] = []       # (when reading, when writing)
         if transform is not None: self.append_transform(transform)
-        self._drawn: deque[Any] = deque()                  # futures of batches drawn ahead
-        self._thread: Any = None
+        self._drawn: deque[Future] = deque()               # batches drawn ahead
+        self._thread: ThreadPoolExecutor | None = None
         self._written = 0
         self.memory = ReplayMemory(max_sz, Uniform(replace=True) if sampler is None else sampler, **options)
 
@@ -160,35 +163,36 @@ class ReplayBuffer:
         if empty_write_count: self._written = -self.memory.n_added
         self._drawn.clear()
 
-    def append_transform(self, transform: Any, *, invert: bool = False) -> 'ReplayBuffer':
+    def append_transform(self, transform: Callable[..., Any], *, invert: bool = False) -> 'ReplayBuffer':
         """Apply `transform`, one of TorchRL's or any function of a TensorDict that returns one,
         to what is read, after those appended before, and its method `inv`, if it has one, to
         what is written; `invert`: the other way round. Transforms are not saved"""
         if not callable(transform):
             refuse('transform', "TorchRL's, or a function of a TensorDict", transform, error=TypeError)
         if isinstance(transform, torch.nn.Module): transform.eval()
-        both = transform, getattr(transform, 'inv', None)
-        self.transforms.append(both[::-1] if invert else both)
+        inverse = getattr(transform, 'inv', None)
+        self.transforms.append((inverse, transform) if invert else (transform, inverse))
         return self
 
-    def _read(self, data):
+    def _read(self, data: TensorDictBase) -> TensorDictBase:
         for read, _ in self.transforms:
             if read is not None: data = read(data)
         return data
-    def _write(self, data):
+    def _write(self, data: TensorDictBase) -> TensorDictBase | None:
         "Return `data` as transforms change it, or None where one of them keeps it"
-        if self.transforms: data = data.copy()
+        found: Any = data.copy() if self.transforms else data
         for _, write in reversed(self.transforms):
-            if write is not None and data is not None: data = write(data)
-        return data
+            if write is not None and found is not None: found = write(found)
+        return found
 
     def add(self, data: TensorDictBase) -> Any:
         """Store one transition, of batch size (), and return its id; or one of each of several
         environments, of batch size (n,), and return their ids (int64[n])"""
         if data.ndim: return self.extend(data, streams=np.arange(data.numel()))
-        return int(self.extend(data.unsqueeze(0))[0])
+        return int(self.extend(data.unsqueeze(0)))
 
-    def extend(self, data: TensorDictBase, *, update_priority: bool | None = None, streams: Any = None) -> torch.Tensor:
+    def extend(self, data: TensorDictBase, *, update_priority: bool | None = None,
+               streams: Sequence[int] | np.ndarray | str | None = None) -> torch.Tensor:
         """Store all rows of a TensorDict of any batch size; return their ids (int64 tensor).
 
         Rows of one trajectory, by `('collector', 'traj_ids')`, are a stream; else the last batch
@@ -197,15 +201,17 @@ class ReplayBuffer:
         the entry that doesn't fit, and nothing is stored."""
         if not isinstance(data, TensorDictBase) or not data.ndim:
             refuse('data', 'a TensorDict with a batch size', typed(data), error=TypeError)
-        if self.transforms: data = self._write(data)
-        if data is None or not data.numel(): return torch.empty(0, dtype=torch.int64)
-        n, time = data.batch_size.numel(), data.batch_size[-1]
-        columns = _columns(data if data.ndim==1 else data.reshape(-1), {})
+        rows = self._write(data)
+        if rows is None or not rows.numel(): return torch.empty(0, dtype=torch.int64)
+        columns = _columns(rows if rows.ndim==1 else rows.reshape(-1), {})
         errors = columns.pop(self.priority_key, None)
         for o in _DRAWN & columns.keys(): del columns[o]
         if streams is None: streams = columns.get('collector__traj_ids')
+        n = rows.batch_size.numel()
+        time = rows.batch_size[-1]
         if streams is None: streams = 'one' if time==n else np.arange(n)//time
-        ids = torch.from_numpy(self.memory.extend(_step_of(tuple(columns))(columns), streams=streams))
+        step = _step_type(tuple(columns))(**columns)
+        ids = torch.from_numpy(self.memory.extend(step, streams=streams))
         if errors is not None and update_priority is not False: self.update_priority(ids, errors)
         return ids
 
@@ -219,15 +225,17 @@ class ReplayBuffer:
         data, info = self._ahead(n) if ahead else self._finished(self.memory.sample(n))
         return (data, info) if return_info else data
 
-    def _finished(self, batch):
+    def _finished(self, batch: Batch) -> tuple[TensorDictBase, dict[str, Any]]:
         "Return the TensorDict of a drawn batch, and what is added to it"
-        ids, weights = batch.ids, batch.weights
-        info = dict(index=ids, _weight=weights, priority_weight=weights)
+        weights = batch.weights
+        info = dict(index=batch.ids, _weight=weights, priority_weight=weights)
         if self.transforms: data = self._read(as_tensordict(batch)).update(info)
         else: data = as_tensordict(batch, **info)
-        return (data.pin_memory() if self.pin_memory else data), info
+        return self._pinned(data), info
 
-    def _ahead(self, n):
+    def _pinned(self, data: TensorDictBase) -> Any: return data.pin_memory() if self.pin_memory else data
+
+    def _ahead(self, n: int) -> Any:
         "The same of the batch drawn `prefetch` calls ago, from the thread; draws are made here, in order"
         if self._thread is None: self._thread = ThreadPoolExecutor(1)
         with self.memory.lock:
@@ -245,22 +253,23 @@ class ReplayBuffer:
         if not self.sampler.prioritized: return 0
         return self.update_priority(data['index'], data[self.priority_key])
 
-    def update_priority(self, index: Any, priority: Any = None) -> int:
+    def update_priority(self, index: Any, priority: float | Sequence[float] | np.ndarray | torch.Tensor | None = None
+                        ) -> int:
         """Update priorities of the ids `index` from TD errors: one for all, or (n, …), the
         largest of each; return how many changed. A TensorDict alone: as
         `update_tensordict_priority`"""
         if priority is None:
             if isinstance(index, TensorDictBase): return self.update_tensordict_priority(index)
             refuse('priority', 'TD errors, or a TensorDict alone', priority, error=TypeError)
-        index, errors = torch.as_tensor(index).flatten(), torch.as_tensor(priority).detach().abs()
-        errors = errors.expand(len(index)) if not errors.ndim else errors.reshape(len(index), -1).amax(1)
-        return self.memory.update_priorities(index, errors)
+        ids = torch.as_tensor(index).flatten()
+        errors = torch.as_tensor(priority).detach().abs()
+        errors = errors.reshape(len(ids), -1).amax(1) if errors.ndim else errors.expand(len(ids))
+        return self.memory.update_priorities(ids, errors)
 
     def __getitem__(self, index: Any) -> Any:
         "Return rows as `TensorDictRows` does, transformed and pinned, without weights; a key: that entry of all rows"
         if isinstance(index, (str, tuple)): return self[:][index]
-        data = self._read(self.storage[index])
-        return data.pin_memory() if self.pin_memory else data
+        return self._pinned(self._read(self.storage[index]))
 
     def __len__(self) -> int: return len(self.memory)
     def __bool__(self) -> bool: return True
@@ -270,7 +279,7 @@ class ReplayBuffer:
         "Whether there is any transition to draw"
         return len(self) > 0
     @property
-    def sampler(self) -> Any:
+    def sampler(self) -> Sampler:
         "The memory's sampler"
         return self.memory.sampler
     @property
