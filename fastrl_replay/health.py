@@ -51,13 +51,16 @@ def newest(memory: Memory, most: int = _MOST, shift: int = 0) -> Newest:
 
 def _numbers_of(layout: Layout) -> list[str]:
     "The fields of one number"
-    places = {field: layout.leaf(field) for field in layout.fields}
-    return [field for field, k in places.items() if k is not None and not layout.leaves[k].shape]
+    found = []
+    for field in layout.fields:
+        k = layout.leaf(field)
+        if k is not None and not layout.leaves[k].shape: found.append(field)
+    return found
 
 def not_finite(memory: Memory) -> tuple[dict[str, int], int]:
     "{name of a leaf: how many rows hold NaN or infinity there}, and how many rows were read"
     layout = memory.layout
-    fields = [f for f in layout.fields if any(map(_is_float, layout.select([f]).leaves))]
+    fields = [f for f in layout.fields if _has_floats(layout.select([f]))]
     if not fields: return {}, len(memory)
     fit = _BYTES // _nbytes(layout, fields)
     n = max(1, min(len(memory), _MOST, fit))
@@ -70,6 +73,7 @@ def not_finite(memory: Memory) -> tuple[dict[str, int], int]:
         if bad.any(): found[leaf.name] = int(bad.sum())
     return found, n
 
+def _has_floats(layout: Layout) -> bool: return any(map(_is_float, layout.leaves))
 def _is_float(leaf: Leaf) -> bool: return leaf.dtype.kind in 'fc' or leaf.bits_of is not None
 def _nbytes(layout: Layout, fields: list[str]) -> int: return sum(o.nbytes for o in layout.select(fields).leaves)
 def _flat(a: np.ndarray) -> np.ndarray: return a.reshape(len(a), -1)
@@ -156,7 +160,8 @@ class _Seen:
     def some(self, which: np.ndarray) -> np.ndarray:
         "Where `which` (bool) is true: all places, or enough of them"
         at = np.flatnonzero(which)
-        return at[_evenly(0, len(at) - 1, min(self.most, len(at)))]
+        n = len(at)
+        return at[_evenly(0, n - 1, min(self.most, n))]
     def all(self, most: int) -> np.ndarray:
         "All places, or `most` of them if that isn't too many"
         n = len(self.ids)
@@ -237,15 +242,18 @@ def stored_resets(memory: Memory, rows: Newest) -> int:
     rest = seen.some(~follows)
     share = _share_alike(seen.states(after), seen.next_states(rows.before[after]))
     usual = _distance(seen.moves(rest))
+    far = np.median(_distance(seen.moves(after)))
     rest_is_paid = unpaid[rest].mean() < .01 and np.ptp(usual) > 0
-    stands_out = rest_is_paid or np.median(_distance(seen.moves(after))) > 2*np.median(usual)
+    stands_out = rest_is_paid or far > 2*np.median(usual)
     return round(share*idle.sum()) if stands_out else 0
 
 # %% ../nbs/5_looking/01_health.ipynb #7fcda8b0
 def _leap(seen: _Seen, last: np.ndarray, others: np.ndarray) -> bool:
     "In the rows `last`, do most of the numbers in a state, of those that move, go much further than in `others`?"
-    far = np.median(np.concatenate(seen.moves(last), 1), 0)
-    half, most = np.quantile(np.concatenate(seen.moves(others), 1), (.5, .75), 0)
+    moves = np.concatenate(seen.moves(last), 1)
+    usual = np.concatenate(seen.moves(others), 1)
+    far = np.median(moves, 0)
+    half, most = np.quantile(usual, (.5, .75), 0)
     near = np.maximum(2*half, most)
     moving = np.maximum(far, near) > 0
     return moving.any() and (far > near)[moving].mean() > .6
@@ -268,7 +276,8 @@ def _goes_on(rows: Newest, at: np.ndarray, k: np.ndarray) -> np.ndarray:
     "Do the rows `at` have the number after that of the rows `k`, in the same episode (bool)?"
     step = rows.columns.get('step_n')
     if step is None: return np.zeros(len(at), bool)
-    return (step[at]==step[k] + 1) & _same_episode(rows, at, k)
+    follows = step[at]==step[k] + 1
+    return follows & _same_episode(rows, at, k)
 
 def _same_episode(rows: Newest, at: np.ndarray, k: np.ndarray) -> np.ndarray:
     "Are the rows `at` and `k` of the same episode, as far as that is known (bool)?"
@@ -288,7 +297,8 @@ def reused_arrays(memory: Memory, rows: Newest) -> int:
     moved = ~_alike(began, seen.next_states(before))
     none_left_out = moved & _goes_on(rows, at, before)
     elsewhere = moved.mean() > .1 or none_left_out.sum() >= 5
-    if not elsewhere or 100*(~same).mean() > moved.mean(): return 0
+    often = 100*(~same).mean() <= moved.mean()
+    if not elsewhere or not often: return 0
     return round(same.mean()*len(rows.ids))
 
 # %% ../nbs/5_looking/01_health.ipynb #59019e6e
@@ -297,7 +307,8 @@ _FAR = 130      # rows of a stream among which the row n steps before is searche
 
 def _numbered(rows: Newest) -> bool:
     "Do numbers of steps say which row belongs before which?"
-    return 'step_n' in rows.columns and bool((rows.columns['step_n'] > 0).any())
+    step = rows.columns.get('step_n')
+    return step is not None and bool((step > 0).any())
 
 def _origins(rows: Newest, at: np.ndarray) -> np.ndarray:
     "Return for each row of `at` the nearest row before it in its stream that has the number before; −1: none has"
@@ -318,7 +329,8 @@ def _origins(rows: Newest, at: np.ndarray) -> np.ndarray:
 
 def _torn_numbered(seen: _Seen, rows: Newest) -> tuple[int, int]:
     "How many rows were looked at, and how many do not begin where the row with the number before ended"
-    at = seen.some((rows.before >= 0) & (rows.columns['step_n'] > 0))
+    inside = rows.columns['step_n'] > 0
+    at = seen.some(inside & (rows.before >= 0))
     origins = _origins(rows, at)
     known = at[origins >= 0]
     origins = origins[origins >= 0]
@@ -374,8 +386,9 @@ def _torn_n_step(seen: _Seen, rows: Newest, in_order: bool) -> tuple[int, int]:
         does_any = does_any | does
         asked.append(may.sum())
         fitted.append(does.sum())
+        nearly_all = does_any.sum() > .9*may_any.sum()
         enough = numbered or len(asked) >= n
-        if enough and fitted[-1] >= 5 and does_any.sum() > .9*may_any.sum(): break
+        if enough and nearly_all and fitted[-1] >= 5: break
     if numbered: return may_any.sum(), (may_any & ~does_any).sum()
     best = np.argmax(np.divide(fitted, np.maximum(asked, 1)))
     mixed = in_order or fitted[best] > .5*asked[best]
@@ -393,7 +406,8 @@ def _torn_share(memory: Memory, rows: Newest, in_order: bool = True) -> tuple[fl
     elif numbered: looked, wrong = _torn_numbered(seen, rows)
     else: looked, wrong = _torn_unnumbered(seen, rows)
     if not looked: return _NAN, 0
-    linked = (rows.before >= 0) & (rows.columns['step_n'] > 0) if numbered else _inside(rows)
+    inside = rows.columns['step_n'] > 0 if numbered else ~_after_end(rows)
+    linked = inside & (rows.before >= 0)
     share = float(wrong/looked) if wrong >= 5 else 0.
     return share, int(linked.sum())
 
@@ -433,7 +447,8 @@ def _sampler_numbers(memory: Memory) -> dict[str, Any]:
     _, probs, weights = trial_draws(memory)
     n = 1/_mean(probs)
     beta = value_at(sampler.beta, sampler.n_batches)
-    weights_share = _mean(weights)**2/_mean(weights.astype(float)**2)
+    squares = weights.astype(float)**2
+    weights_share = _mean(weights)**2/_mean(squares)
     return dict(effective=n, effective_share=n/max(1, len(sampler)), beta=_NAN if beta is None else beta,
                 weights_effective_share=weights_share)
 
@@ -455,15 +470,17 @@ def _row_numbers(memory: Memory, in_order: bool) -> dict[str, Any]:
     rows = newest(memory)
     bad, looked = not_finite(memory)
     _, returns = episode_returns(rows)
-    return _ends_counted(rows) | _reward_numbers(rows) | dict(
-        n_episodes=len(returns), return_mean=_mean(returns), n_looked_at=looked, not_finite=bad, n_read=len(rows.ids),
-        one_length=_one_length(rows.columns)) | _wrong_rows(memory, rows, in_order)
+    found = _ends_counted(rows) | _reward_numbers(rows)
+    found |= dict(n_episodes=len(returns), return_mean=_mean(returns), n_looked_at=looked, not_finite=bad)
+    found |= dict(n_read=len(rows.ids), one_length=_one_length(rows.columns))
+    return found | _wrong_rows(memory, rows, in_order)
 
 def _ends_counted(rows: Newest) -> dict[str, Any]:
     "How many episodes terminated, and how many were truncated"
     found = {}
     ends = rows.ends()
-    last = np.empty(0, np.int64) if ends is None else _last_of_each(rows, np.flatnonzero(ends))
+    at = np.flatnonzero(np.empty(0) if ends is None else ends)
+    last = _last_of_each(rows, at)
     for name in ('terminated', 'truncated'):
         flags = rows.columns.get(name, last)
         found[f'n_{name}'] = np.count_nonzero(flags[last])
@@ -483,7 +500,8 @@ def _wrong_rows(memory: Memory, rows: Newest, in_order: bool) -> dict[str, Any]:
     reused = reused_arrays(memory, rows)
     share, linked = _torn_share(memory, rows, in_order)
     asked = in_order or _numbered(rows) or 'discount' in rows.columns
-    torn = round(share*linked) if share > .1 and asked and not reused else 0
+    counts = share > .1 and asked and not reused
+    torn = round(share*linked) if counts else 0
     return dict(n_stored_resets=resets, n_wrong_ends=ends, n_reused=reused, n_torn=torn, torn_share=share)
 
 def _one_length(columns: dict[str, np.ndarray]) -> float:
@@ -592,7 +610,8 @@ def memory_health(memory: Memory) -> Health:
     rows are looked at. Where threads use the memory, hold its lock, as its methods do."""
     n = len(memory)
     used = memory.usage()
-    found: dict[str, Any] = dict(n=n, max_sz=memory.max_sz, fill=n/memory.max_sz, n_added=memory.n_added) | used
+    max_sz = memory.max_sz
+    found: dict[str, Any] = dict(n=n, max_sz=max_sz, fill=n/max_sz, n_added=memory.n_added) | used
     found['stale_share'] = used['n_stale']/max(1, used['n_drawn'])
     if not n: return Health(found, warnings=['the memory is empty'])
     if memory.draws is not None:
@@ -605,8 +624,8 @@ def memory_health(memory: Memory) -> Health:
 
 def _warnings(found: dict[str, Any]) -> Iterator[str]:
     "What looks wrong, in words"
-    bad = ', '.join(f'{name} ({n:,})' for name, n in found['not_finite'].items())
-    known = defaultdict(lambda: _NAN, found, bad=bad)
+    bad = [f'{name} ({n:,})' for name, n in found['not_finite'].items()]
+    known = defaultdict(lambda: _NAN, found, bad=', '.join(bad))
     for rules in (_drawing_warnings, _row_warnings, _room_warnings, _sequence_warnings):
         for template in rules(known): yield template.format_map(known)
 
@@ -669,7 +688,8 @@ def unlike_members(scales: list[Scale | None]) -> list[str]:
 def _rewards_apart(i: int, a: Scale, j: int, b: Scale) -> str:
     if a.reward > b.reward: return _rewards_apart(j, b, i, a)
     times = b.reward/a.reward
-    if not (times >= _TIMES and b.reward_most >= _TIMES/2*a.reward_most): return ''
+    alike = b.reward_most < _TIMES/2*a.reward_most
+    if alike or not times >= _TIMES: return ''          # NaN: unknown
     return (f'rewards of memory {j} are {times:.3g} times as large as those of memory {i} (typically '
             f'{b.reward:.3g} and {a.reward:.3g}): scale or clip both alike before they are stored')
 
@@ -677,7 +697,8 @@ def _states_apart(i: int, a: Scale, j: int, b: Scale) -> str:
     if a.state.shape!=b.state.shape: return ''
     moving = ((a.state > 0) & (b.state > 0)).all(0)
     if moving.sum() < 2: return ''
-    times, most = np.median(b.state[:, moving]/a.state[:, moving], 1)
+    ratios = b.state[:, moving]/a.state[:, moving]
+    times, most = np.median(ratios, 1)
     if 0 < times <= 1/_TIMES: return _states_apart(j, b, i, a)
     if times < _TIMES or most < _TIMES/2: return ''
     return (f'states of memory {j} are {times:.3g} times as large as those of memory {i} (up to '

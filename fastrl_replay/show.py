@@ -53,7 +53,8 @@ def _shades(*colours: str) -> 'Colormap':
 def _smooth(values: Sequence[float] | np.ndarray, k: int) -> np.ndarray:
     "The mean of every `k` values in a row (fewer, if there are fewer)"
     k = min(k, len(values))
-    return np.convolve(values, np.ones(k)/k, 'valid') if k else np.empty(0)
+    if not k: return np.empty(0)
+    return np.convolve(values, np.ones(k)/k, 'valid')
 
 def _ages(ax: 'Axes', ages: np.ndarray, n: int) -> None:
     edges = np.linspace(0, n, min(_BARS, n) + 1)
@@ -69,7 +70,8 @@ def _lorenz(ax: 'Axes', probs: np.ndarray, n: int, words: str) -> None:
     probs = np.sort(probs.astype(float))[::-1]
     rows = np.cumsum(100/probs)/(n*len(probs))
     draws = np.linspace(0, 100, len(probs) + 1)
-    ax.plot([0, *np.minimum(100, rows), 100], [*draws, 100], color=COLOUR)
+    rows = np.minimum(100, rows)
+    ax.plot([0, *rows, 100], [*draws, 100], color=COLOUR)
     ax.plot([0, 100], [0, 100], 'k:', lw=.8)
     ax.set(xlabel='%, most sampled first', ylabel='% of draws')
     _note(ax, f'effective sample size:\n{words}', .05)
@@ -83,9 +85,12 @@ def _times(ax: 'Axes', memory: Memory) -> None:
     edges = np.arange(0, most + 1 + step, step)
     stored, _ = np.histogram(now, edges)
     overwritten, _ = np.histogram(np.arange(len(gone)), edges, weights=gone)
-    if stored.any(): ax.stairs(100*stored/stored.sum(), edges, label='stored, so far', fill=True, color=COLOUR)
+    if stored.any():
+        share = 100*stored/stored.sum()
+        ax.stairs(share, edges, label='stored, so far', fill=True, color=COLOUR)
     if overwritten.any():
-        ax.stairs(100*overwritten/overwritten.sum(), edges, label='overwritten, in all', color='k')
+        share = 100*overwritten/overwritten.sum()
+        ax.stairs(share, edges, label='overwritten, in all', color='k')
     more = f' ({len(gone) - 1}: or more)' if gone[-1] else ''
     ax.set(xlabel=f'times{more}', ylabel='% of transitions')
     ax.legend(**_OVER)
@@ -133,7 +138,8 @@ def _weights(ax: 'Axes', weights: np.ndarray, beta: float) -> None:
     def quantile(q: float) -> np.ndarray: return np.quantile(weights, q)**(b/beta)
     ax.fill_between(b, quantile(0), quantile(.5), color=COLOUR, alpha=.3, label='smallest to median')
     ax.plot(b, quantile(.05), color=COLOUR, label='5 % are below')
-    ax.plot([beta, beta], [0, np.median(weights)], 'k:', lw=.8, label=f'now: β = {beta:.3g}')
+    half = np.median(weights)
+    ax.plot([beta, beta], [0, half], 'k:', lw=.8, label=f'now: β = {beta:.3g}')
     ax.set(xlabel='β', ylabel='weight', ylim=(0, 1.02))
     ax.legend()
 
@@ -142,7 +148,9 @@ def _episodes(ax: 'Axes', ids: np.ndarray, values: np.ndarray, cut: np.ndarray, 
     for which, mark, label in ((~cut, '.', 'terminated'), (cut, 'x', 'truncated')):
         if which.any(): ax.plot(ids[which], values[which], mark, ms=4, color=GREY, label=label)
     k = len(ids)//10
-    if k > 1: ax.plot(ids[k - 1:], _smooth(values, k), color=COLOUR, label=f'mean of {k}')
+    if k > 1:
+        mean = _smooth(values, k)
+        ax.plot(ids[k - 1:], mean, color=COLOUR, label=f'mean of {k}')
     ax.set(xlabel='id of the last step', ylabel=what, ymargin=.3)          # room for the legend
     ax.legend(**_OVER)
 
@@ -240,7 +248,8 @@ def _panels_of_episodes(rows: Newest, shift: int) -> Iterator[_Panel]:
     ids, returns = episode_returns(rows)
     if not len(ids): return
     at = ids - rows.ids[0]
-    draw = partial(_episodes, ids=ids + shift, cut=rows.columns['truncated'][at]!=0)
+    truncated = rows.columns['truncated'][at]
+    draw = partial(_episodes, ids=ids + shift, cut=truncated!=0)
     yield 'returns of stored episodes', partial(draw, values=returns, what='return')
     if 'step_n' not in rows.columns: return
     lengths = rows.columns['step_n'][at] + 1
@@ -328,7 +337,9 @@ def _strip(fig: Any, memory: Memory, rows: Newest, id: int | None, n: int, gamma
         after: Any = columns.get(f'next_{leaf.name}', [])[-1:]
         pictures[leaf.name] = [*columns[leaf.name], *after]
     _rows_of_pictures(fig, pictures, [*map(_caption, steps), 'end' if terminated else 'and so on'])
-    if summed: words = f'stored: {steps[0].reward:.3g}, {_rest(steps[0].discount, terminated)}'
+    if summed:
+        [step] = steps
+        words = f'stored: {step.reward:.3g}, {_rest(step.discount, terminated)}'
     else:
         rewards = [float(getattr(o, 'reward', 0.)) for o in steps]
         words = _arithmetic(rewards, gamma, terminated)
@@ -363,9 +374,11 @@ def _drawn_how(memory: Memory) -> str:
     "In words: how a memory draws that has a sampler of its own"
     if memory.draws is None: return ''
     sampler = memory.sampler
+    alpha = getattr(sampler, 'alpha', None)
+    beta = value_at(sampler.beta, sampler.n_batches)
     words = f', {sampler.name}'
-    for name, v in (('α', getattr(sampler, 'alpha', None)), ('β', value_at(sampler.beta, sampler.n_batches))):
-        if v is not None: words += f', {name} {v:.3g}'
+    if alpha is not None: words += f', α {alpha:.3g}'
+    if beta is not None: words += f', β {beta:.3g}'
     return words
 
 def _fill(n: int, max_sz: int) -> str:
@@ -385,7 +398,9 @@ def _in_words(memory: Memory, rows: Newest, health: Health, shift: int) -> Itera
     "The summary in a line, and each warning in full"
     rewards = np.unique(rows.columns.get('reward', []))
     unsampled = health.get('evicted_undrawn', np.nan)
-    words = [f'ids {memory.first_id + shift:,} to {memory.n_added - 1 + shift:,}']
+    first = memory.first_id + shift
+    last = memory.n_added - 1 + shift
+    words = [f'ids {first:,} to {last:,}']
     if 'bytes_each' in health: words.append(f"{bytes_in_words(health['bytes_each'], memory.layout)} each")
     if len(rewards)==1: words.append(f'every reward is {rewards[0]:.3g}')
     if health.get('n_dropped'): words.append(f"{health['n_dropped']:,} dropped")
@@ -413,7 +428,8 @@ def _draw_panels(fig: 'SubFigure', panels: list[_Panel], n_rows: int) -> None:
         wide = 6//len(line)
         for k, panel in enumerate(line):
             title, draw = panels[panel]
-            ax = fig.add_subplot(grid[row, wide*k:wide*(k + 1)])
+            left = wide*k
+            ax = fig.add_subplot(grid[row, left:left + wide])
             ax.set_title(title)
             draw(ax)
 
@@ -466,24 +482,27 @@ def _show_batch(self:Batch) -> Any:
     (with time first, the first steps of 8)."""
     import matplotlib.pyplot as plt
     known = _columns(self)
-    known['id'] = np.arange(len(self)) if self.ids is None else self.ids.cpu().numpy()
+    ids = self.ids
+    known['id'] = np.arange(len(self)) if ids is None else ids.cpu().numpy()
     sequences = known['id'].ndim==2
     if self.weights is not None and not sequences: known['weight'] = self.weights.cpu().numpy()
     if sequences: known = {k: a[0] for k, a in known.items()}
     known = {k: a[:_SHOWN] for k, a in known.items()}
     states = [o.name for o in _leaves_of(self.layout, *_STATES)]
-    images = [k for k in states if is_image(known[k].shape[1:])][:_PICTURES]
-    with plt.rc_context(STYLE): return _pictures(known, images) if images else _numbers(known)
+    images = [k for k in states if is_image(known[k].shape[1:])]
+    with plt.rc_context(STYLE): return _pictures(known, images[:_PICTURES]) if images else _numbers(known)
 
 def _pictures(known: dict[str, np.ndarray], images: list[str]) -> 'Figure':
     "The images of some rows, with the numbers that belong to them"
     import matplotlib.pyplot as plt
     width = 1.3*len(known['id'])
-    fig = plt.figure(figsize=(width, 1.2 + 1.5*len(images)), layout='constrained')
-    said = [k for k in ('id', 'action', 'reward', 'weight') if k in known and known[k].ndim==1]
+    height = 1.2 + 1.5*len(images)
+    fig = plt.figure(figsize=(width, height), layout='constrained')
+    said = {k: known[k] for k in ('id', 'action', 'reward', 'weight') if k in known}
+    numbers = {k: v for k, v in said.items() if v.ndim==1}
     captions = []
-    for row in zip(*(known[k] for k in said)):
-        words = [f'{k} {v:.4g}' for k, v in zip(said, row)]
+    for row in zip(*numbers.values()):
+        words = [f'{k} {v:.4g}' for k, v in zip(numbers, row)]
         captions.append('\n'.join(words))
     _rows_of_pictures(fig, {k: list(known[k]) for k in images}, captions)
     return fig
@@ -493,7 +512,8 @@ def _varying(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     found = {}
     for name, a in known.items():
         if a[0].size > _MOST: continue
-        for i, v in enumerate(a.reshape(len(a), -1).T.astype(float)):
+        numbers = a.reshape(len(a), -1).T
+        for i, v in enumerate(numbers.astype(float)):
             if len(set(v)) > 1 or len(v)==1: found[f'{name}[{i}]' if a.ndim > 1 else name] = v
     return found
 
@@ -503,8 +523,9 @@ def _numbers(known: dict[str, np.ndarray]) -> 'Figure':
     ids = known.pop('id')
     columns = _varying(known)
     table = np.array([*columns.values()]).T
-    size = 1.2 + .62*len(columns), 1.1 + .28*len(ids)
-    fig, ax = plt.subplots(figsize=size, layout='constrained')
+    width = 1.2 + .62*len(columns)
+    height = 1.1 + .28*len(ids)
+    fig, ax = plt.subplots(figsize=(width, height), layout='constrained')
     finite = np.where(np.isfinite(table), table, 0)
     spread = np.maximum(np.ptp(finite, 0), 1e-30)
     shades = (finite - finite.min(0))/spread
@@ -552,7 +573,8 @@ def batch_table(batch: Batch) -> str:
     shown = range(min(len(batch), _ROWS))
     rows = [[_cell(v[k]) for v in own.values()] for k in shown]
     more = f', of which {_ROWS} are shown' if len(batch) > _ROWS else ''
-    caption = f'<b>Batch</b> of {len(batch):,} {html.escape(batch.step_type.__name__)}s{more}'
+    steps = html.escape(batch.step_type.__name__)
+    caption = f'<b>Batch</b> of {len(batch):,} {steps}s{more}'
     if same: caption += f'<br>the same in all rows: {", ".join(same)}'
     return _table(map(html.escape, own), rows, caption)
 
@@ -563,8 +585,10 @@ def memory_table(memory: Memory) -> str:
     if memory.layout is None: return _table([], [], f'{caption}; no step seen yet')
     rows = []
     for leaf in memory.layout.leaves:
+        name = html.escape(leaf.name)
+        dtype = leaf.bits_of or leaf.dtype
         shape = list(leaf.shape) or ''
-        rows.append([html.escape(leaf.name), leaf.bits_of or leaf.dtype, shape, f'{leaf.nbytes:,}'])
+        rows.append([name, dtype, shape, f'{leaf.nbytes:,}'])
     return _table(['field', 'dtype', 'shape', 'bytes'], rows, caption)
 
 def replay_table(replay: Any) -> str:
@@ -653,13 +677,16 @@ def plot_training(steps: Sequence[float], returns: Sequence[float], losses: Sequ
     history = history or {}
     series = {k: np.array(history[k]).T for k in _NAMES if k in history}
     moving = [k for k, (_, values) in series.items() if np.ptp(values) > 0]
-    fixed = [f'{_NAMES[k]} {values[0]:.3g}' for k, (_, values) in series.items() if k not in moving and values.any()]
+    fixed = []
+    for k, (_, values) in series.items():
+        if k not in moving and values.any(): fixed.append(f'{_NAMES[k]} {values[0]:.3g}')
     lower = _grid(moving)
     rows = []
     if len(returns) or len(evaluations): rows.append('return')
     if len(losses): rows.append('loss')
     wide = len(lower[0]) if lower else 1
-    mosaic: Any = [[k]*wide for k in rows] + lower or [['nothing to show yet']]
+    upper = [[k]*wide for k in rows]
+    mosaic: Any = upper + lower or [['nothing to show yet']]
     heights = [2.6 if row[0]=='return' else 1.4 for row in mosaic]
     with plt.rc_context(STYLE):
         fig = plt.figure(figsize=(9, sum(heights) + .5), layout='constrained')

@@ -1,16 +1,17 @@
 """Change the package in one place at a time, and see whether its tests notice: `python tools/mutate.py --n 60`.
 
 A mutant has another comparison, another sign, `or` for `and`, no `not`, or a number that is one larger. Places are
-chosen by chance, by seed, as many in each module; what Numba compiles is left out, as are docstrings, annotations and
-messages. A mutant is a copy of the package in a folder of its own. The tests of its module run there, for `--limit`
-seconds at most: those files that are named after the module or import it, the nearest first.
+chosen by chance, by seed, as many in each module, within functions; what Numba compiles is left out, as are docstrings,
+annotations and messages. No file is changed: processes of a test import the mutant in the module's place, and compiled
+kernels are still valid. The tests of a module run for at most `--limit` seconds of processor time: the files that are
+named after it, begin alike, or use most of it, and what the kit has for its kind.
 
 `--tests FOLDER` takes the tests of another version, so that two runs of one seed tell what was lost between them:
 
     git worktree add ../before v1.2 && python tools/mutate.py --tests ../before/tests --out before.csv
     python tools/mutate.py --out after.csv --beside before.csv
 """
-import argparse, ast, csv, os, random, re, shutil, subprocess, sys, tempfile
+import argparse, ast, csv, os, random, re, signal, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ MESSAGES = ('refuse', 'refusal', 'require', 'warn', '_need', '_expect', 'Words')
 FAR = ('interop', 'ray', 'testing', '__main__', '_modidx', '__init__', 'all')       # need other libraries, or no tests
 SLOW = ('ray', 'kills', 'soak', 'install', 'docs', 'types', 'compiled', 'fakes', 'interrupts', 'notebooks', 'shim',
         'first_calls', 'kit', 'drawings')      # files of tests that are about other things, or take long
+PATIENCE = 10       # seconds on the clock for each of processor time: others may be busy, or a test waits
 FILES = 3           # files of tests that a mutant meets, and then the kit
 KIT = dict(samplers='test_kit.py::test_every_sampler', memory='test_kit.py::test_every_memory',
            storage='test_kit.py::test_every_storage', pipes='test_kit.py::test_every_pipe')
@@ -46,12 +48,10 @@ def compiled(node):
 
 def places(tree):
     "The nodes of a module that may be changed"
-    todo = [tree]
+    todo = [o for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and not compiled(f) for o in f.body]
     while todo:
         node = todo.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if not compiled(node): todo += node.body
-            continue
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)): continue         # has its own turn
         if isinstance(node, ast.AnnAssign):
             if node.value is not None: todo.append(node.value)
             continue
@@ -134,34 +134,49 @@ def tests_of(module, folder):
     return [*own, KIT[part]] if part in KIT else own
 
 
+SITE = """
+import os, resource
+from importlib.machinery import SourceFileLoader
+resource.setrlimit(resource.RLIMIT_CPU, [int(os.environ['MUTANT_SECONDS'])]*2)
+get_code = SourceFileLoader.get_code
+def of_mutant(self, name):
+    path = self.get_filename(name)
+    if path != os.environ['MUTANT_OF']: return get_code(self, name)
+    with open(os.environ['MUTANT'], encoding='utf-8') as file: source = file.read()
+    return compile(source, path, 'exec', dont_inherit=True)
+SourceFileLoader.get_code = of_mutant
+"""
+
+
 def became(mutant, tests, limit):
     "Is a mutant found by the tests in a folder? 'found', 'alive', or 'slow': the time was over"
+    path = modules()[mutant.module]
+    source = path.read_text(encoding='utf-8')
     with tempfile.TemporaryDirectory(prefix='mutant-') as folder:
         folder = Path(folder)
-        shutil.copytree(ROOT/LIB, folder/LIB, ignore=shutil.ignore_patterns('__pycache__'))
-        shutil.copytree(tests, folder/'tests', ignore=shutil.ignore_patterns('__pycache__'))
-        for name in ('pyproject.toml', 'settings.ini', 'nbs', 'tools', 'benchmarks'): os.symlink(ROOT/name, folder/name)
-        path = modules()[mutant.module].relative_to(ROOT)
-        source = (folder/path).read_text(encoding='utf-8')
-        (folder/path).write_text(source[:mutant.start] + mutant.new + source[mutant.end:], encoding='utf-8')
-        env = os.environ | dict(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE='1', OMP_NUM_THREADS='1')
-        files = [f'tests/{o}' for o in tests_of(mutant.module, tests)]
+        (folder/'sitecustomize.py').write_text(SITE)
+        (folder/'mutant.py').write_text(source[:mutant.start] + mutant.new + source[mutant.end:], encoding='utf-8')
+        env = os.environ | dict(PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]), MUTANT=str(folder/'mutant.py'),
+                                MUTANT_OF=str(path), MUTANT_SECONDS=str(limit), OMP_NUM_THREADS='1')
+        files = [str(tests/o) for o in tests_of(mutant.module, tests)]
         command = [sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', *files]
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL, start_new_session=True)
-        try: return 'alive' if process.wait(limit) == 0 else 'found'
-        except subprocess.TimeoutExpired: return 'slow'
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
+        try: code = process.wait(PATIENCE*limit)
+        except subprocess.TimeoutExpired: code = -signal.SIGXCPU
         finally:
-            try: os.killpg(process.pid, 9)       # and whatever it has started
+            try: os.killpg(process.pid, signal.SIGKILL)       # and whatever it has started
             except ProcessLookupError: pass
             process.wait()
+    if code in (-signal.SIGXCPU, -signal.SIGKILL): return 'slow'
+    return 'alive' if code == 0 else 'found'
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--n', type=int, default=60, help='how many mutants')
     parser.add_argument('--seed', type=int, default=0, help='which')
-    parser.add_argument('--limit', type=float, default=60, help='seconds for each')
+    parser.add_argument('--limit', type=int, default=60, help='seconds of processor time for each')
     parser.add_argument('--jobs', type=int, default=1, help='how many at a time')
     parser.add_argument('--modules', nargs='*', default=(), help='only these, such as samplers.rank')
     parser.add_argument('--tests', type=Path, default=ROOT/'tests', help='the folder of the tests')
