@@ -553,7 +553,7 @@ def check_storage(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
 # %% ../nbs/5_looking/06_testing.ipynb #c7c5f769
 class _Source:
     "Items, and how many were yielded, which is its state"
-    def __init__(self, items: Sequence[Any]) -> None:
+    def __init__(self, items: Sequence[object]) -> None:
         self.items = items
         self.at = 0
     def __iter__(self) -> Iterator[Any]:

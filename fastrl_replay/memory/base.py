@@ -43,7 +43,7 @@ class MemoryBase:
     def episode(self: Any, id: int) -> Batch:
         "Return the stored part of the episode with transition `id`, oldest step first, as a `Batch`"
         with self.lock: return self.fetch(self.episode_ids(id))
-    def news(self: Any, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Batch]]:
+    def news(self: Any, seen: dict[int, int], fields: Names = None) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield what was stored since, in parts: how many transitions were stored by each row
         (int64[m]), and the rows. `seen`, empty at first, says how far it is known, and is brought
         up to date"""
@@ -90,10 +90,10 @@ class SeveralMemories:
     _asked: Callable[[np.ndarray, Callable], Iterator[tuple[np.ndarray, int, Any]]]
     __bool__, episode = MemoryBase.__bool__, MemoryBase.episode
 
-    def previous(self: Any, ids: Any, within_episode: bool = False) -> np.ndarray:
+    def previous(self: Any, ids: object, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before `ids` in their streams, or `within_episode` (int64 array); −1: none is stored"
         with self.lock: return self._neighbours(ids, 'previous', within_episode)
-    def next(self: Any, ids: Any, within_episode: bool = False) -> np.ndarray:
+    def next(self: Any, ids: object, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps after `ids` in their streams, or `within_episode` (int64 array); −1: there is none yet"
         with self.lock: return self._neighbours(ids, 'next', within_episode)
     def _neighbours(self, ids: object, which: str, within_episode: bool) -> np.ndarray:
@@ -261,4 +261,6 @@ class Readable(MemoryBase):
         return (f'{type(self).__name__}({len(self):,} of {self.max_sz:,}{words}; {self._shelf.how}; '
                 f'{self._chooser.sampler.name})')
 
-    def _repr_html_(self) -> Any: return None if self._parts.guard.is_gone else super()._repr_html_()     # None: as `repr`
+    def _repr_html_(self) -> Any:
+        "None, if it can no longer be used: then `repr` is shown"
+        return None if self._parts.guard.is_gone else super()._repr_html_()

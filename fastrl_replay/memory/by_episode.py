@@ -18,7 +18,7 @@ from ..storage.episodes import EpisodeIndex
 class Episodic(Memory[Batch], Protocol):
     "A memory that knows where episodes end, and drops rows"
     def episode_index(self) -> EpisodeIndex: "Return the index of what is stored; hold the `lock` while you use it"
-    def drop(self, ids: object) -> int: "Never draw these transitions again; return how many had not been dropped before"
+    def drop(self, ids: object) -> int: "Never draw these transitions again; return how many were not dropped before"
 
 Often = Callable[[np.ndarray, int], np.ndarray]
 

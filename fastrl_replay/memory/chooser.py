@@ -145,7 +145,8 @@ class Chooser:
         changed, n_stale = sampler.update_ids(ids, td_errors, first_id, n_added)
         self.n_stale += n_stale
         return changed
-    def _still_drawn(self, ids: object, td_errors: object, first_id: int, n_added: int) -> tuple[np.ndarray, np.ndarray]:
+    def _still_drawn(self, ids: object, td_errors: object, first_id: int,
+                     n_added: int) -> tuple[np.ndarray, np.ndarray]:
         "Those that are not of dropped rows, which are counted"
         ids = ids_of('ids', ids)
         td = as_errors(td_errors, len(ids))
