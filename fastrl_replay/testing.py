@@ -44,7 +44,7 @@ def _bits(v: object) -> Any:
     return [str(v.dtype), v.shape, v.tobytes()] if isinstance(v, (np.ndarray, np.generic)) else repr(v)
 
 def _said_of(e: Exception, name: str, names: dict[str, str]) -> str:
-    "What is told of an error in the method `name`; ours name the method themselves"
+    "The message for an error in the method `name`; our own errors name the method themselves"
     said = f'{name}: expected no error, got {type(e).__name__}: {" ".join(str(e).split())[:200]}'
     is_ours = type(e) is AssertionError and ': expected ' in str(e)
     method, _, rest = (str(e) if is_ours else said).partition(':')
@@ -70,7 +70,7 @@ def _run(begin: _Begin, history: _History) -> tuple[Counter[str], int, str]:
         finally: case.close()
 
 def _shrunk(begin: _Begin, history: _History, failure: str) -> str:
-    "How a history fails of which nothing more can be left out"
+    "Shorten a history until nothing more can be left out; say how it fails"
     size = len(history)
     while size := min(size, len(history))//2:
         at = 0
@@ -248,7 +248,7 @@ def _interrupted(call: Callable[..., Any], line: int, *args: object) -> None:
 
 # %% ../nbs/5_looking/06_testing.ipynb #c7c71843
 class _Case:
-    "A memory beside a naive one, and how they are compared"
+    "A memory and a naive one, and how they are compared"
     ways: dict[str, int] = {}
     reads = {*'update_priorities late sample windows next episode drop correct save state_dict zeros'.split()}
     names: dict[str, str] = {}           # what a method is called where a part of a memory is checked
@@ -444,10 +444,10 @@ class _MemoryCase(_Case):
             _expect(False, method, f'a ValueError or TypeError for {shown(arg)}', got)
 
 def check_memory(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
-    """Check a memory beside a naive one by random histories; return how often each operation was carried out.
+    """Compare a memory with a naive one in random histories; return how often each operation was carried out.
 
     `make(max_sz, step, folder)` makes one for steps like `step`, or opens the one in `folder`. What its kind lacks
-    (`LACKS`) is left out. An `AssertionError` tells the method, what was expected, what came, and after what"""
+    (`LACKS`) is left out. An `AssertionError` names the method, what was expected, what came, and after what"""
     spread: list[float] = []
     cases = [partial(_MemoryCase, make, kind, spread, 9) for kind in (SimpleStep, Transition, _TOLD)*5]
     counts = _run_histories(_MemoryCase.ways, cases, 50)
@@ -510,7 +510,7 @@ def check_sampler(make: Callable[[], Any], *, n: int = 2_000, seed: int = 0) -> 
     """Check a sampler in memories of 24 rows by random histories; return how often each operation was carried out.
 
     `make()` returns a new one. Frequencies in `n` batches of one and `n`/4 of eight are compared with probabilities
-    (chi-square; one right sampler in a million fails). An `AssertionError` tells what `check_memory`'s does"""
+    (chi-square; one right sampler in a million fails). An `AssertionError` says what `check_memory`'s does"""
     begins = [partial(_SamplerCase, make, n, kept) for kept in (False, False, False, True)*2]
     counts = _run_histories(_SamplerCase.ways, begins, 40, seed)
     full = ['add']*3 + ['extend']*15 + ['update_priorities']*3

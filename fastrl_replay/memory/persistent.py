@@ -87,8 +87,8 @@ def taken_apart(parts: Parts) -> tuple[dict[str, Any], Rows]:
     return state | dict(sampler=parts.chooser.sampler.get_state()), rows_of(parts)
 
 def _storage_for(parts: Parts, piece: dict[str, Any], dedup: str | None) -> Storage:
-    """A new storage for rows saved with this `dedup`: kept as they were, unless this memory was
-    told how. A `ValueError` if it can't hold them"""
+    """A new storage for rows saved with this `dedup`: kept as they were, unless this memory has a
+    setting of its own. A `ValueError` if it can't hold them"""
     shelf = parts.shelf
     around = parts.around
     layout = Layout.from_plain(piece['layout'], shelf.layout)
