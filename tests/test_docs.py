@@ -154,7 +154,7 @@ def test_parameters_stand_in_a_table_with_types_and_defaults(pages):
 
 def test_what_users_need_most_is_described_in_full(pages):
     add = words(entry_of(pages['reference/ReplayMemory.html'], 'ReplayMemory.add')).replace(' ', '')
-    assert 'ReplayMemory.add(step:Any,priority:float|None=None)->int' in add and 'None:thelargestsofar' in add
+    assert 'ReplayMemory.add(step:object,priority:float|None=None)->int' in add and 'None:thelargestsofar' in add
     for name in 'ReplayMemory', 'ExperienceReplay', 'Learner', 'Sequence':
         rows = rows_of(entry_of(pages[f'reference/{name}.html'], name))
         assert len(rows) > 5 and all(meaning for *_, meaning in rows.values()), name
