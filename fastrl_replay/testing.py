@@ -44,8 +44,9 @@ def _bits(v: object) -> Any:
     return [str(v.dtype), v.shape, v.tobytes()] if isinstance(v, (np.ndarray, np.generic)) else repr(v)
 
 def _said_of(e: Exception, name: str, names: dict[str, str]) -> str:
-    "What is told of an error in the method `name`; ours name the method themselves"
-    said = f'{name}: expected no error, got {type(e).__name__}: {" ".join(str(e).split())[:200]}'
+    "The message for an error in the method `name`; our own errors name the method themselves"
+    words = ' '.join(str(e).split())
+    said = f'{name}: expected no error, got {type(e).__name__}: {words[:200]}'
     is_ours = type(e) is AssertionError and ': expected ' in str(e)
     method, _, rest = (str(e) if is_ours else said).partition(':')
     return f'{names.get(method, method)}:{rest}'
@@ -70,7 +71,7 @@ def _run(begin: _Begin, history: _History) -> tuple[Counter[str], int, str]:
         finally: case.close()
 
 def _shrunk(begin: _Begin, history: _History, failure: str) -> str:
-    "How a history fails of which nothing more can be left out"
+    "Shorten a history until nothing more can be left out; say how it fails"
     size = len(history)
     while size := min(size, len(history))//2:
         at = 0
@@ -102,7 +103,8 @@ def _too_far(counts: np.ndarray, wanted: np.ndarray) -> bool:
     counts, wanted = (np.append(o[wanted >= 5], o[wanted < 5].sum()) for o in (counts, wanted))  # rare ones together
     k = max(int(np.count_nonzero(wanted)) - 1, 1)
     chi_square = ((counts - wanted)**2/np.maximum(wanted, 1e-9)).sum()
-    return chi_square > k*(1 - 2/(9*k) + 4.75*(2/(9*k))**.5)**3
+    part = 2/(9*k)
+    return chi_square > k*(1 - part + 4.75*part**.5)**3
 
 # %% ../nbs/5_looking/06_testing.ipynb #c78adef0
 class NaiveMemory:
@@ -131,7 +133,9 @@ class NaiveMemory:
     def update(self, ids: Sequence[int], td_errors: Sequence[float] | np.ndarray) -> int:
         "Take TD errors; return how many rows changed"
         living = {*self.living}
-        new = {i: max(abs(float(e)), self.least) + self.eps for i, e in zip(ids, td_errors) if i in living}
+        new: dict[int, float] = {}
+        for i, e in zip(ids, td_errors):
+            if i in living: new[i] = max(abs(float(e)), self.least) + self.eps
         self.priorities |= new
         self.largest = max(self.largest, *new.values(), 0.)
         return len(new)
@@ -157,7 +161,9 @@ class NaiveMemory:
         return values if field=='word' else np.array(values)
 
 def _shares(ids: list[int], mass: list[float]) -> dict[int, float]:
-    return {i: m/sum(mass) if sum(mass) else 1/len(ids) for i, m in zip(ids, mass)}
+    total = sum(mass)
+    if not total: return dict.fromkeys(ids, 1/len(ids))
+    return {i: m/total for i, m in zip(ids, mass)}
 _Law = Callable[[NaiveMemory, Any], dict[int, float]]     # a memory and its sampler → probabilities
 def _law(mass: Callable[..., list[float]]) -> _Law: return lambda o, s: _shares(o.living, mass(o, s))
 def _ranks(o: NaiveMemory, s: Any) -> list[float]:
@@ -221,7 +227,8 @@ def _chunks(steps: list[Any], streams: np.ndarray, lacks: set[str]) -> dict[str,
     each = range(len(steps))
     columns = [v if isinstance(v[0], str) else np.stack(v) for v in map(list, zip(*steps))]
     rows = type(steps[0])(*columns)
-    own = None if len(steps)==3 or 'env_id' in rows._fields or 'streams' in lacks else np.arange(len(steps))
+    own: np.ndarray | None = np.arange(len(steps))
+    if len(steps)==3 or 'env_id' in rows._fields or 'streams' in lacks: own = None
     tensors = rows._make(v if isinstance(v, list) else torch.as_tensor(v) for v in rows)
     batch = Batch.of_steps(steps), None, one
     found: dict[str, _Form] = dict(list=(steps, None, one), batch=batch, tensors=(tensors, own, each))
@@ -248,7 +255,7 @@ def _interrupted(call: Callable[..., Any], line: int, *args: object) -> None:
 
 # %% ../nbs/5_looking/06_testing.ipynb #c7c71843
 class _Case:
-    "A memory beside a naive one, and how they are compared"
+    "A memory and a naive one, and how they are compared"
     ways: dict[str, int] = {}
     reads = {*'update_priorities late sample windows next episode drop correct save state_dict zeros'.split()}
     names: dict[str, str] = {}           # what a method is called where a part of a memory is checked
@@ -286,7 +293,8 @@ class _Case:
         ids = batch.ids.tolist()
         probs = np.asarray(batch.probs, np.float64)
         weights = np.asarray(batch.weights, np.float64)
-        fits = len(ids)==bs and {*ids} <= {*naive.living} and (sampler.replace or len({*ids})==bs)
+        n = bs if sampler.replace else len({*ids})
+        fits = len(ids)==n==bs and {*ids} <= {*naive.living}
         _expect(fits, 'sample', '{} of the rows {}' + ', none twice'*(not sampler.replace), ids, bs, naive.living)
         _expect(((probs > 0) & (probs < 1.0001)).all(), 'sample', 'probabilities above 0, at most 1', probs)
         least = probs.min()
@@ -339,11 +347,13 @@ class _MemoryCase(_Case):
         n = self.naive.n_added
         m = int(rng.integers(1, 25 if rng.random() < .15 else 6))
         steps, p = self.chunk(rng, m)
-        forms = _chunks(steps, np.array([getattr(o, 'env_id', rng.integers(3)) for o in steps]), self.lacks)
+        streams = np.array([getattr(o, 'env_id', rng.integers(3)) for o in steps])
+        forms = _chunks(steps, streams, self.lacks)
         if self.memory.layout is None: forms.pop('dict', None)                      # whose step type is not yet known
         form, (chunk, given, streams) = [*forms.items()][rng.integers(len(forms))]
         ids = self.memory.extend(chunk, p, given)
-        _expect([*ids]==[*range(n, n + m)], 'extend', f'ids {n} to {n + m - 1} of a chunk ({form})', ids)
+        wanted = [*range(n, n + m)]
+        _expect([*ids]==wanted, 'extend', f'ids {n} to {n + m - 1} of a chunk ({form})', ids)
         self.naive.extend(steps, streams, p)
     def update_priorities(self, rng: _Random) -> None:
         ids = rng.integers(max(0, self.naive.first_id - 4), self.naive.n_added, 8).tolist()
@@ -358,7 +368,8 @@ class _MemoryCase(_Case):
     def chunk(self, rng: _Random, m: int) -> tuple[list[Any], Any]:
         "Steps, and their priorities or None"
         steps = self.world.steps(rng, m)
-        return steps, None if rng.random() < .5 else torch.tensor(rng.choice([0., .5, 3.], m))
+        if rng.random() < .5: return steps, None
+        return steps, torch.tensor(rng.choice([0., .5, 3.], m))
     def sample(self, rng: _Random) -> None:
         for bs in (1, 1, 1, 1, int(rng.integers(1, len(self.naive.living) + 1))): self.drawn(bs, rng)
     def windows(self, rng: _Random) -> None:
@@ -437,17 +448,18 @@ class _MemoryCase(_Case):
         naive = self.naive
         [good] = _World(self.world.kind).steps(rng, 1)
         wrong = good._replace(state=np.zeros(2, np.uint8))
-        for method, arg in (('fetch', [naive.first_id - 1]), ('fetch', [naive.n_added]), ('add', wrong),
+        gone, unknown = [naive.first_id - 1], [naive.n_added]
+        for method, arg in (('fetch', gone), ('fetch', unknown), ('add', wrong),
                             ('extend', [good, wrong]), ('sample', 0 if naive.living else 1)):
             try: got = getattr(memory, method)(arg)
             except (ValueError, TypeError): continue
             _expect(False, method, f'a ValueError or TypeError for {shown(arg)}', got)
 
 def check_memory(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
-    """Check a memory beside a naive one by random histories; return how often each operation was carried out.
+    """Compare a memory with a naive one in random histories; return how often each operation was carried out.
 
     `make(max_sz, step, folder)` makes one for steps like `step`, or opens the one in `folder`. What its kind lacks
-    (`LACKS`) is left out. An `AssertionError` tells the method, what was expected, what came, and after what"""
+    (`LACKS`) is left out. An `AssertionError` names the method, what was expected, what came, and after what"""
     spread: list[float] = []
     cases = [partial(_MemoryCase, make, kind, spread, 9) for kind in (SimpleStep, Transition, _TOLD)*5]
     counts = _run_histories(_MemoryCase.ways, cases, 50)
@@ -478,7 +490,8 @@ class _SamplerCase(_MemoryCase):
         self.extend(rng)
         _expect(_bits(state)==before, 'get_state', 'a copy', 'a state that changes with the sampler')
     def probabilities(self, rng: _Random) -> None:
-        self.frequencies(self.n//4, min(8, len(self.naive.living)), self.frequencies(self.n, 1))
+        single = self.frequencies(self.n, 1)
+        self.frequencies(self.n//4, min(8, len(self.naive.living)), single)
     def frequencies(self, n: int, bs: int, single: np.ndarray | None = None) -> np.ndarray:
         "The probability of each slot, with which `n` draws of `bs` must agree; `single`: those of draws of one"
         sampler = self.memory.sampler
@@ -497,7 +510,8 @@ class _SamplerCase(_MemoryCase):
         if single is not None and not np.allclose(probs, single, 1e-5): return probs      # they depend on the batch
         slots = np.flatnonzero(probs)
         total = probs.sum()
-        _expect(total < 1.0001 and n*bs*(1 - total) < 20, 'draw', 'probabilities that add up to 1', f'{total:.4f}')
+        is_one = total < 1.0001 and n*bs*(1 - total) < 20
+        _expect(is_one, 'draw', 'probabilities that add up to 1', f'{total:.4f}')
         def by_slot(shares: np.ndarray) -> dict[int, float]:
             return dict(zip(slots.tolist(), shares[slots].round(3).tolist()))
         words = by_slot(probs)
@@ -510,7 +524,7 @@ def check_sampler(make: Callable[[], Any], *, n: int = 2_000, seed: int = 0) -> 
     """Check a sampler in memories of 24 rows by random histories; return how often each operation was carried out.
 
     `make()` returns a new one. Frequencies in `n` batches of one and `n`/4 of eight are compared with probabilities
-    (chi-square; one right sampler in a million fails). An `AssertionError` tells what `check_memory`'s does"""
+    (chi-square; one right sampler in a million fails). An `AssertionError` says what `check_memory`'s does"""
     begins = [partial(_SamplerCase, make, n, kept) for kept in (False, False, False, True)*2]
     counts = _run_histories(_SamplerCase.ways, begins, 40, seed)
     full = ['add']*3 + ['extend']*15 + ['update_priorities']*3
@@ -553,7 +567,7 @@ def check_storage(make: Callable[[int, Any, Path], Any]) -> dict[str, int]:
 # %% ../nbs/5_looking/06_testing.ipynb #c7c5f769
 class _Source:
     "Items, and how many were yielded, which is its state"
-    def __init__(self, items: Sequence[Any]) -> None:
+    def __init__(self, items: Sequence[object]) -> None:
         self.items = items
         self.at = 0
     def __iter__(self) -> Iterator[Any]:
@@ -589,7 +603,10 @@ class _PipeCase:
             _same_items('__iter__', _first(self.make(items)), wanted)
             pipe = self.make(items)
             found: list[Any] = []
-            while len(found) < len(wanted) and (part := _first(pipe, int(rng.integers(1, 9)))): found += part
+            while len(found) < len(wanted):
+                part = _first(pipe, int(rng.integers(1, 9)))
+                if not part: break
+                found += part
             _same_items('__iter__, after a loop was left,', found[:len(wanted)], wanted)
     def copies(self, rng: _Random) -> None:
         made = self.make(self.forms[0])

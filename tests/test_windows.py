@@ -304,6 +304,9 @@ def test_windows_are_refused_where_they_make_no_sense(tmp_path):
     memory = ReplayMemory(50, sequence=Sequence(4))
     memory.extend([SimpleStep(0., 0, 0., step_n=k) for k in range(20)])
     with refused('windows', got="{'action': [0]}"): memory.sample(2, windows={'action': [0]})
+    with refused('windows', got="{'action': [0]}"): memory.windows = {'action': [0]}
+    memory.windows = None
+    assert memory.windows is None and memory.sample(2).action.shape==(2, 4)
     with refused('windows', got="{'action': (0,)}"):
         ReplayMemory(50, sequence=Sequence(4), windows={'action': [0]})
     with refused('windows', TypeError):

@@ -36,14 +36,21 @@ def also_state(also: dict[str, Any] | None) -> dict[str, Any]:
     return dict(also=check_plain('also', of_type('also', also, dict, 'a dict of plain data')))
 
 class MemoryBase:
-    "A memory with a `lock`, which has `fetch`, `episode_ids`, `n_added`, `first_id`, and can be `saved`"
+    """A memory with a `lock`, which has `fetch`, `episode_ids`, `n_added`, `first_id`, and can be
+    `saved`. `_neighbours(ids, by, within_episode)` returns the rows before (−1) or after (1) others"""
     also: dict | None = None             # of a memory that was loaded: what was saved with it
 
     def __bool__(self) -> bool: return True
     def episode(self: Any, id: int) -> Batch:
         "Return the stored part of the episode with transition `id`, oldest step first, as a `Batch`"
         with self.lock: return self.fetch(self.episode_ids(id))
-    def news(self: Any, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Batch]]:
+    def previous(self: Any, ids: object, within_episode: bool = False) -> np.ndarray:
+        "Return ids of the steps before `ids` in their streams, or `within_episode` (int64 array); −1: none is stored"
+        with self.lock: return self._neighbours(ids, -1, within_episode)
+    def next(self: Any, ids: object, within_episode: bool = False) -> np.ndarray:
+        "Return ids of the steps after `ids` in their streams, or `within_episode` (int64 array); −1: there is none yet"
+        with self.lock: return self._neighbours(ids, 1, within_episode)
+    def news(self: Any, seen: dict[int, int], fields: Names = None) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield what was stored since, in parts: how many transitions were stored by each row
         (int64[m]), and the rows. `seen`, empty at first, says how far it is known, and is brought
         up to date"""
@@ -89,15 +96,11 @@ class SeveralMemories:
     shift: int
     _asked: Callable[[np.ndarray, Callable], Iterator[tuple[np.ndarray, int, Any]]]
     __bool__, episode = MemoryBase.__bool__, MemoryBase.episode
+    previous, next = MemoryBase.previous, MemoryBase.next
 
-    def previous(self: Any, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return ids of the steps before `ids` in their streams, or `within_episode` (int64 array); −1: none is stored"
-        with self.lock: return self._neighbours(ids, 'previous', within_episode)
-    def next(self: Any, ids: Any, within_episode: bool = False) -> np.ndarray:
-        "Return ids of the steps after `ids` in their streams, or `within_episode` (int64 array); −1: there is none yet"
-        with self.lock: return self._neighbours(ids, 'next', within_episode)
-    def _neighbours(self, ids: object, which: str, within_episode: bool) -> np.ndarray:
+    def _neighbours(self, ids: object, by: int, within_episode: bool) -> np.ndarray:
         ids = ids_of('ids', ids)
+        which = 'previous' if by < 0 else 'next'
         found = np.empty_like(ids)
         for at, k, other in self._asked(ids, lambda own: (which, own, within_episode)):
             found[at] = np.where(other < 0, -1, other | k << self.shift)
@@ -133,12 +136,8 @@ class Readable(MemoryBase):
             stored = len(self._shelf)
             if k > stored: refuse('k', f'at most the {stored} transitions stored', k)
             return self.fetch(self._shelf.ids()[-k:], fields)
-    def previous(self, ids: object, within_episode: bool = False) -> np.ndarray:
-        "Return ids of the steps before `ids` in their streams, or `within_episode` (int64 array); −1: none is stored"
-        with self.lock: return self._shelf.neighbours(ids, -1, within_episode)
-    def next(self, ids: object, within_episode: bool = False) -> np.ndarray:
-        "Return ids of the steps after `ids` in their streams, or `within_episode` (int64 array); −1: there is none yet"
-        with self.lock: return self._shelf.neighbours(ids, 1, within_episode)
+    def _neighbours(self, ids: object, by: int, within_episode: bool) -> np.ndarray:
+        return self._shelf.neighbours(ids, by, within_episode)
     def episode_ids(self, id: int) -> np.ndarray:
         "Return ids of the stored part of the episode with transition `id`, oldest first (int64 array)"
         with self.lock: return self._shelf.episode_ids(id)
@@ -157,8 +156,8 @@ class Readable(MemoryBase):
             if rows is not None: yield rows
     def episode_index(self) -> EpisodeIndex:
         """Return the index of what is stored, for those who form batches of it; hold the `lock`
-        while you use it, and don't keep it. A `ValueError` where nothing tells the end of an
-        episode"""
+        while you use it, and don't keep it. A `ValueError` where nothing says where an
+        episode ends"""
         with self.lock:
             self._shelf.in_order = True
             return self._shelf.episodes()
@@ -261,4 +260,6 @@ class Readable(MemoryBase):
         return (f'{type(self).__name__}({len(self):,} of {self.max_sz:,}{words}; {self._shelf.how}; '
                 f'{self._chooser.sampler.name})')
 
-    def _repr_html_(self) -> Any: return None if self._parts.guard.is_gone else super()._repr_html_()     # None: as `repr`
+    def _repr_html_(self) -> Any:
+        "None, if it can no longer be used: then `repr` is shown"
+        return None if self._parts.guard.is_gone else super()._repr_html_()

@@ -18,7 +18,7 @@ from ..storage.episodes import EpisodeIndex
 class Episodic(Memory[Batch], Protocol):
     "A memory that knows where episodes end, and drops rows"
     def episode_index(self) -> EpisodeIndex: "Return the index of what is stored; hold the `lock` while you use it"
-    def drop(self, ids: object) -> int: "Never draw these transitions again; return how many had not been dropped before"
+    def drop(self, ids: object) -> int: "Never draw these transitions again; return how many were not dropped before"
 
 Often = Callable[[np.ndarray, int], np.ndarray]
 
@@ -31,8 +31,8 @@ def _ended(memory: Episodic, last: np.ndarray) -> np.ndarray:
 
 def _candidates(memory: Episodic, older_than: int | None, drawn: int | None, wait: bool,
                 often: Often) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the rows of all episodes that are to go as far as numbers tell, episode by episode, oldest row
-    first; and where each begins. `wait`: leave those alone that have not ended"""
+    """Ids of the rows of all episodes that are to be dropped as far as numbers decide, episode by episode,
+    oldest row first; and where each begins. `wait`: leave out episodes that have not ended"""
     ids = np.arange(memory.first_id, memory.n_added)
     slots = ids % memory.max_sz
     index = memory.episode_index()

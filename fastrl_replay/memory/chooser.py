@@ -84,7 +84,7 @@ class Chooser:
         "The `Sequence` that is drawn in place of rows, or None"
         return self.sampler.sequence
     def attach(self) -> None:
-        "Serve the memory of this shelf, from now on; a `TypeError` for a sampler that can't do what is asked of it"
+        "Give the sampler arrays for this shelf; a `TypeError` if it can't do what is asked of it"
         self.limit.count_all()
         self.shelf.room.attach(self.sampler, self.shelf.max_sz)
         if self.limit.max_draws is not None: self.check_may_drop()
@@ -103,7 +103,7 @@ class Chooser:
         most = self.sampler.max_lag
         return most is not None and storage.n_added - self.sampler.n_entered > most
     def expect(self, storage: Storage, priorities: np.ndarray) -> None:
-        "The rows that are stored next have these `priorities` (float64[m])"
+        "Note the `priorities` (float64[m]) of the rows that are stored next"
         formed = self.sequence is not None
         require(not formed, 'priority: a sequence gets its priority from update_priorities; leave it out')
         self.enter(storage)
@@ -145,7 +145,8 @@ class Chooser:
         changed, n_stale = sampler.update_ids(ids, td_errors, first_id, n_added)
         self.n_stale += n_stale
         return changed
-    def _still_drawn(self, ids: object, td_errors: object, first_id: int, n_added: int) -> tuple[np.ndarray, np.ndarray]:
+    def _still_drawn(self, ids: object, td_errors: object, first_id: int,
+                     n_added: int) -> tuple[np.ndarray, np.ndarray]:
         "Those that are not of dropped rows, which are counted"
         ids = ids_of('ids', ids)
         td = as_errors(td_errors, len(ids))
@@ -206,7 +207,7 @@ class Chooser:
         self.eligible.leaving = _NOTHING if ids is None else ids
         self._leave(storage)
     def forget_cleared(self) -> None:
-        "Other rows are there now, of which some may have been cleared"
+        "The rows were replaced, and some of the new ones may have been cleared"
         self._cleared = 0
     @property
     def n_dropped(self) -> int:

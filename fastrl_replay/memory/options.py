@@ -137,23 +137,23 @@ class Options:
                     episode_burn_in=self.sequence.get('learn_first'))
         return [k for k, v in used.items() if v]
 
-    def _compared(self, told: bool) -> dict[str, Any]:
+    def _compared(self, by_name: bool) -> dict[str, Any]:
         names = ['max_sz', 'max_draws', 'sampler', 'windows']
-        if told: names += ['dedup', 'codec']
+        if by_name: names += ['dedup', 'codec']
         return _listed({k: vars(self)[k] for k in names})
-    def differences(self, saved: 'Options', told: bool = False) -> Iterator[Difference]:
+    def differences(self, saved: 'Options', by_name: bool = False) -> Iterator[Difference]:
         """Yield each option that was saved with another value, by its path:
-        `sampler.options.alpha`. `told`: what is stored once is compared too, by its name; else
-        the rows tell"""
-        for name, there, here in differences(saved._compared(told), self._compared(told)):
+        `sampler.options.alpha`. `by_name`: compare the names for what is stored
+        once, too; else the rows decide"""
+        for name, there, here in differences(saved._compared(by_name), self._compared(by_name)):
             if name=='windows' and not here and not there: continue       # {} is as good as None
             yield Difference(name, here, there)
     def contradictions(self, saved: 'Options', made: 'Options') -> Iterator[Difference]:
         """Yield what was given again to open what was `saved`, and is another. Who says what was
         said when it was `made` does not contradict what was set since; windows are never
         contradicted"""
-        since = {o.name for o in self.differences(made, told=True)}
-        for o in self.differences(saved, told=True):
+        since = {o.name for o in self.differences(made, by_name=True)}
+        for o in self.differences(saved, by_name=True):
             if o.name.startswith('windows'): continue
             if o.name in since or not _SETTABLE.fullmatch(o.name): yield o
     def _refuses(self, name: str) -> bool:

@@ -68,8 +68,8 @@ class Snapshot:
                     n_dropped=n_dropped)
 
 def looked_at(view: View, look: Callable[[Snapshot], T]) -> T:
-    """Return what `look` makes of a `Snapshot`, of which no row was overwritten meanwhile; a
-    `RuntimeError` where rows are overwritten faster than they can be read"""
+    """Return what `look` makes of a `Snapshot` whose rows all stayed in place meanwhile; a
+    `RuntimeError` if rows are overwritten faster than they can be read"""
     spare = 0
     while spare < view.max_sz:
         snapshot = Snapshot(view, spare)
@@ -82,8 +82,8 @@ class PeekedMemory(View):
     "The `View` that `ReplayMemory.peek` returns: it can be checked and drawn, too"
     def health(self) -> Health:
         """Return numbers that show whether the memory does its work, and `warnings`, as
-        `ReplayMemory.health`, as far as rows and priorities tell: what was drawn, only the process
-        knows that draws"""
+        `ReplayMemory.health`, as far as rows and priorities show them: only the process that draws
+        knows what was drawn"""
         return looked_at(self, self._health)
     def _health(self, snapshot: Any) -> Health:
         found = memory_health(snapshot)

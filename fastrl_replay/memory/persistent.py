@@ -11,7 +11,7 @@ import copy, itertools, threading
 from collections.abc import Callable, Iterable
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, SupportsIndex, cast
 import numpy as np
 import torch
 from ..batch import convert
@@ -22,6 +22,7 @@ from .forks import ELSEWHERE, Gone
 from .options import Options
 from .parts import Parts, figures_in, options_at, parts_in
 from .peeked import PeekedMemory
+from ..samplers.base import Sampler
 from ..samplers.eligible import Eligible
 from ..samplers.own import sampler_from
 from ..samplers.rng import Rng
@@ -86,8 +87,8 @@ def taken_apart(parts: Parts) -> tuple[dict[str, Any], Rows]:
     return state | dict(sampler=parts.chooser.sampler.get_state()), rows_of(parts)
 
 def _storage_for(parts: Parts, piece: dict[str, Any], dedup: str | None) -> Storage:
-    """A new storage for rows saved with this `dedup`: kept as they were, unless this memory was
-    told how. A `ValueError` if it can't hold them"""
+    """A new storage for rows saved with this `dedup`: kept as they were, unless this memory has a
+    setting of its own. A `ValueError` if it can't hold them"""
     shelf = parts.shelf
     around = parts.around
     layout = Layout.from_plain(piece['layout'], shelf.layout)
@@ -255,14 +256,14 @@ class Persistent(Readable):
     def saved(self) -> tuple[dict[str, Any], Rows]:
         "Return what `save_state` needs: state, and the `Rows`; hold the `lock` while you use them"
         with self.lock: return taken_apart(self._parts)
-    def restore(self, state: dict[str, Any], pieces: Any) -> None:
+    def restore(self, state: dict[str, Any], pieces: Iterable[dict[str, Any]]) -> None:
         """Continue from what `saved` returned, and the pieces of its rows: all of it or, with a
         `ValueError` that says what differs, nothing. What may be set at any time (alpha, beta,
         windows) is as it was saved, and a warning says if it was not so"""
         with self.lock:
             self._guard.check_writable()
             restore(self._parts, state, pieces)
-    def check_options(self, state: dict[str, Any], piece: Any = None) -> None:
+    def check_options(self, state: dict[str, Any], piece: dict[str, Any] | None = None) -> None:
         """Raise the `ValueError` with which `restore` would refuse a `state` of a memory made
         differently, by the option's name; nothing changes. `piece`: the first one of its rows"""
         with self.lock: check_fits(self._parts, state, piece)
@@ -277,7 +278,7 @@ class Persistent(Readable):
         except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as e:
             raise ValueError(f'state: not of a memory ({type(e).__name__}: {e})') from None
     @classmethod
-    def load(cls, folder: str | Path, sampler: Any = None, step: Any = None) -> Self:
+    def load(cls, folder: str | Path, sampler: Sampler | object = None, step: object = None) -> Self:
         """Return the memory saved in `folder`. Pass a `sampler` if it, or its beta's schedule, is
         your own; `step`: an example of the step type. What was saved with it is its attribute
         `also` (None: nothing). A `CheckpointError` names the file that is missing or damaged; a
@@ -304,12 +305,13 @@ class Persistent(Readable):
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         self._consist_of(of_copy(state))
         self.also = state.get('also')
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if get_spawning_popen() is not None: return Gone, (ELSEWHERE,)    # useless in a worker
         return super().__reduce_ex__(protocol)
 
     @classmethod
-    def open(cls, path: str | Path, sampler: Any = None, step: Any = None, seed: int | None = None) -> Self:
+    def open(cls, path: str | Path, sampler: Sampler | object = None, step: object = None,
+             seed: int | None = None) -> Self:
         """Return the memory in the folder `path`, opened for writing, with its options. Pass a
         `sampler` of your own again; `seed`: of the draws, if it was not closed. A
         `CheckpointError` if there is no memory, or a damaged one"""
@@ -335,7 +337,7 @@ class Persistent(Readable):
 
     # Recorded data
     @classmethod
-    def from_minari(cls, dataset: Any, step_type: type = Transition, **options: Any) -> Self:
+    def from_minari(cls, dataset: object, step_type: type = Transition, **options: Any) -> Self:
         """Return a new memory with all episodes of a Minari `dataset` (or the id of a local one).
 
         `options`: those of `ReplayMemory`; `max_sz` is the number of steps, unless given. Each
@@ -345,7 +347,7 @@ class Persistent(Readable):
         `ImportError` names the extra, `minari`."""
         from fastrl_replay.offline import load_minari
         return load_minari(cls, dataset, step_type, **options)
-    def to_minari(self: Any, dataset_id: str, env: Any = None, **options: Any) -> Any:
+    def to_minari(self: Any, dataset_id: str, env: object = None, **options: Any) -> Any:
         """Write all that is stored as a new Minari data set, `dataset_id`; return its
         `MinariDataset`.
 

@@ -179,7 +179,7 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
         function of what is stored of it, a `Batch`, oldest step first, that returns a bool.
         Episodes that go on, as far as is known, are left to `older_than` alone.
 
-        A `ValueError` if nothing is given, where nothing tells the end of an episode, or for
+        A `ValueError` if nothing is given, where nothing says where an episode ends, or for
         `drawn` where only some rows are counted (above 4,096 without `max_draws`); a `TypeError`
         for a test that returns something else, or from `drop`. Neither changes anything."""
         return drop_episodes(self, self._chooser.limit.drawn_often, older_than, drawn, test)

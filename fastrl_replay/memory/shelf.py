@@ -47,7 +47,7 @@ class Lengths:
         "Warn of different numbers, once"
         if self.told or not self.uneven: return
         self.told = True
-        warnings.warn(self.uneven, stacklevel=4)
+        warnings.warn(self.uneven, stacklevel=5)
 
 # %% ../../nbs/3_lasting/18_shelf.ipynb #c264ddbe
 T = TypeVar('T')

@@ -78,7 +78,7 @@ class IterDataPipe(IterableDataset[Any]):
         beta: Any = .5, **kw: Any) -> RankReplay: ...
     def sequence_replay(
         self, bs: int, max_sz: int, length: int, burn_in: int = 0, stride: int | None = None, *,
-        across_episodes: bool = False, pad: bool = True, alpha: float | None = None, beta: Any = .4, eta: float = .9,
+        across_episodes: bool = False, pad: bool = True, alpha: float | None = None, beta: object = .4, eta: float = .9,
         learn_first: bool = True, replace: bool = False, **kw: Any) -> SequenceReplay: ...
     def hindsight_replay(
         self, compute_reward: Callable[..., Any], k: float = 4, strategy: str = 'future', *,

@@ -58,5 +58,6 @@ class SequenceReplay(ExperienceReplay):
         super().__init__(source_datapipe, bs=bs, max_sz=max_sz, sampler=sampler, sequence=sequence, **kw)
 
     def _can_draw(self) -> bool:
-        full = self.memory.n_added >= self.memory.max_sz and self.memory.sampler.eligible.all    # so the draw raises
-        return full or super()._can_draw() and self.memory.sampler.can_draw(self.bs)
+        memory, sampler = self.memory, self.memory.sampler
+        is_full = memory.n_added >= memory.max_sz and sampler.eligible.all       # so the draw raises
+        return is_full or super()._can_draw() and sampler.can_draw(self.bs)
