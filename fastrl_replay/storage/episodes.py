@@ -209,7 +209,8 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
         row = rows[slot]
         if row.episode: _leave(row, tables)
         distance = np.int64(back[slot])
-        before = slot - distance if slot >= distance else slot - distance + max_sz
+        before = slot - distance
+        if before < 0: before += max_sz
         e = np.int64(0)
         if distance > 0 and id - distance >= since: e = np.int64(rows[before].episode)
         s = _make_room(episodes[e].stream, tables)
@@ -220,7 +221,8 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
                            (discount[before], discount[slot]), (step_n[before], step_n[slot]))
         tables.fresh[slot] = e > 0 and episodes[e].ended!=0 and not same
         if not same and not (across and e):
-            phase = np.int64(phases[slot, 0]) if e==0 and id < known else np.int64(0)
+            phase = np.int64(0)
+            if e==0 and id < known: phase = np.int64(phases[slot, 0])
             e = _begin(s, phase if phase >= 0 else ~phase, tables)
         _append(slot, tables.streams[s], tables)
         episode = episodes[e]
@@ -228,7 +230,8 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
         row.place = episode.length
         episode.length += 1
         episode.ended = terminated[slot] or truncated[slot]
-        slot = slot + 1 if slot + 1 < max_sz else 0
+        slot += 1
+        if slot==max_sz: slot = 0
     for id in range(max(counts.first, n_added - max_sz), first_id):    # gone: a write was interrupted
         row = rows[id % max_sz]
         if row.episode: _leave(row, tables)
@@ -432,7 +435,8 @@ def _columns_of(storage: Storage) -> list[np.ndarray]:
     """The columns that decide where episodes end. Views with gaps, like a storage's own, stand in for
     those that it lacks, so that each kernel is compiled once"""
     found = ending_columns(partial(column_of, storage))
-    return [np.broadcast_to(np.zeros(1, kind), storage.max_sz) if a is None else a for a, kind in zip(found, _KINDS)]
+    lacking = [np.broadcast_to(np.zeros(1, kind), storage.max_sz) for kind in _KINDS]
+    return [other if a is None else a for a, other in zip(found, lacking)]
 
 class EpisodeIndex:
     """The episodes in a `storage`. It finds any step of one in O(1), in about 16 bytes a row;
@@ -468,7 +472,8 @@ class EpisodeIndex:
         "Ask a storage that keeps no distances for the rows before these; −1: it may be gone"
         slots = ids % self.storage.max_sz
         before = self._before(slots)
-        self.columns[0][slots] = np.where(before < 0, -(first > 0), ids - before)
+        back = np.where(before < 0, -(first > 0), ids - before)
+        self.columns[0][slots] = back
     def _before(self, slots: np.ndarray) -> np.ndarray:
         "The ids of the rows before these in their streams; −1: not stored"
         return self.storage.follow(slots, 2, back=True)[:, 1]

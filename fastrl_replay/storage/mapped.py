@@ -131,12 +131,15 @@ class Checksums:
             if len(kept)!=1 or kept[0][:2]!=[first, end]:        # what is damaged stays noticed
                 kept = [run for run in kept if rows.checksum(*run[:2])!=run[2]]
             edges = [first, *(edge for run in kept for edge in run[:2]), end]
-            gaps = [[a, b, rows.checksum(a, b)] for a, b in zip(edges[::2], edges[1::2]) if a < b]
-            self.runs += sorted(kept + gaps)
+            gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2]) if a < b]
+            self.runs += sorted([*kept, *([a, b, rows.checksum(a, b)] for a, b in gaps)])
 
     def drop(self, ids: np.ndarray) -> bool:
         "Forget the runs that hold any of these ids; return whether there were any"
-        kept = [run for run in self.runs if not ((ids >= run[0]) & (ids < run[1])).any()]
+        kept = []
+        for first, end, crc in self.runs:
+            held = (ids >= first) & (ids < end)
+            if not held.any(): kept.append([first, end, crc])
         found = len(kept) < len(self.runs)
         self.runs = kept
         return found
@@ -419,7 +422,8 @@ class MappedFolder(NotedFolder):
         if upto > size: raise ValueError(f'upto: {name}: expected at most {size} bytes, got {upto}')
         self.check_place()
         with open(self.path/f'{name}.map', 'r+b', opener=no_link) as file:
-            self._reserve(name, file, min(size, max(upto, now + now//8)), size)
+            upto = max(upto, now + now//8)
+            self._reserve(name, file, min(upto, size), size)
 
     def _reserve(self, name: str, file: BinaryIO, upto: int, size: int) -> None:
         "Give a file its size, and its first `upto` bytes their blocks"
@@ -524,7 +528,8 @@ class MappedFolder(NotedFolder):
             for name in sorted(self._maps, key=lambda o: o=='counts'): self._maps[name].flush()
             n, first = struct.unpack_from('<2q', counts)
             # the note comes last: if the power fails before it is there, the one before it is still true
-            self._note(PowerCut(n, first, time.time()), closing, self._sums() if closing else None)
+            sums = self._sums() if closing else None
+            self._note(PowerCut(n, first, time.time()), closing, sums)
         except BaseException:
             self._tokens = before
             raise
@@ -544,8 +549,9 @@ class MappedFolder(NotedFolder):
 
     def __repr__(self) -> str:
         mode = 'writing' if self.writable else 'reading'
+        if self.closed: mode = 'closed'
         nbytes = sum(map(len, self._maps.values()))
-        return f'MappedFolder({str(self.path)!r}, {"closed" if self.closed else mode}; {nbytes:,} bytes mapped)'
+        return f'MappedFolder({str(self.path)!r}, {mode}; {nbytes:,} bytes mapped)'
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #a046d46b
 class DroppedIds:
@@ -566,7 +572,8 @@ class DroppedIds:
     def recover(self) -> None:
         "Finish, or undo, what a process began that was killed"
         noted = np.flatnonzero(self._ids < 0)
-        self._ids[noted] = -self._ids[noted] if self._state[0] else 0
+        if self._state[0]: self._ids[noted] *= -1        # their call had noted all of them
+        else: self._ids[noted] = 0
         self._state[0] = 0
     def forget(self) -> None:
         "Nothing is dropped"
@@ -574,7 +581,8 @@ class DroppedIds:
     def hold(self, ids: np.ndarray) -> np.ndarray:
         "Return which of the rows `ids` (int64[m]) were dropped (bool)"
         found = self._ids[ids % len(self._ids)]
-        return (np.abs(found) if self._state[0] else found)==1 + ids
+        if self._state[0]: found = np.abs(found)
+        return found==1 + ids
     def ids_in(self, storage: Storage) -> np.ndarray:
         "Return the ids of the rows of a storage that were dropped"
         ids = np.arange(storage.first_id, storage.n_added)
@@ -606,7 +614,8 @@ class View:
         self.max_sz = there['max_sz']
         self.sampler = there['sampler']
         self.layout = Layout.from_plain(there['layout'])
-        self._storage = storage_for(self.layout, self.max_sz, as_kept(self.layout, there['dedup']), room=self._folder)
+        dedup = as_kept(self.layout, there['dedup'])
+        self._storage = storage_for(self.layout, self.max_sz, dedup, room=self._folder)
 
     @property
     def n_added(self) -> int:
@@ -620,13 +629,14 @@ class View:
         first = self.first_id                  # read first: meanwhile, both only grow
         return min(self.n_added - first, self.max_sz)
 
-    def fetch(self, ids: Any, fields: Iterable[str] | None = None) -> Batch:
+    def fetch(self, ids: object, fields: Iterable[str] | None = None) -> Batch:
         """Return the transitions `ids` that are in the memory, in this order, without the others;
         `fields`: the names of its columns"""
         ids = ids_of('ids', ids)
         ids = ids[(ids >= self.first_id) & (ids < self.n_added)]
         slots, damaged = ids % self.max_sz, None
-        request = self._storage.ask(len(slots), fields if fields is None else tuple(fields), FETCHED)
+        if fields is not None: fields = tuple(fields)
+        request = self._storage.ask(len(slots), fields, FETCHED)
         request.slots[:] = slots
         try: batch = self._storage.read(request)
         except RuntimeError as e: damaged = e  # a frame is missing, maybe of an overwritten row
@@ -647,7 +657,8 @@ class View:
         "Return the newest `k` transitions (None: all), in the order of time; fewer, if there are fewer"
         while True:
             n, first = self.n_added, self.first_id
-            batch = self.fetch(np.arange(first if k is None else max(first, n - k), n))
+            if k is not None: first = max(first, n - k)
+            batch = self.fetch(np.arange(first, n))
             if len(batch) or not len(self): return batch       # else all were overwritten meanwhile
 
     def sample(self, bs: int, seed: int | None = None) -> Batch:
@@ -656,14 +667,15 @@ class View:
         ids = np.arange(self.first_id, self.n_added)
         ids = ids[~self.dropped(ids)]
         if not len(ids): raise ValueError(f'{self.path}: the memory is empty, nothing to sample')
-        return self.fetch(ids[np.random.default_rng(seed).integers(len(ids), size=bs)])
-    def dropped(self, ids: Any) -> np.ndarray:
+        drawn = np.random.default_rng(seed).integers(len(ids), size=bs)
+        return self.fetch(ids[drawn])
+    def dropped(self, ids: object) -> np.ndarray:
         "Return which of the transitions `ids` (int64[m]) were dropped (bool[m])"
         found = self._folder.dropped(self.max_sz)
         ids = ids_of('ids', ids)
         return np.zeros(len(ids), bool) if found is None else found.hold(ids)
 
-    def priorities(self, ids: Any) -> np.ndarray | None:
+    def priorities(self, ids: object) -> np.ndarray | None:
         "Return the priorities of `ids` now (float64[m]); None if there are none in a known form"
         file = self.path/'priorities.map'
         kind = KINDS.get(self.sampler['kind'])
