@@ -24,7 +24,7 @@ ENDINGS = 'terminated', 'truncated', 'episode_n', 'discount', 'step_n'      # fi
 def _record(kind: str, *names: str) -> np.dtype: return np.dtype((np.record, [(name, kind) for name in names]))
 
 ROW = _record('i4', 'episode', 'place')     # of a slot; of the place the lower 32 bits
-EPISODE = _record('i8', 'length', 'gone', 'stream', 'begin', 'ended', 'next_free')      # `ended`: is its newest row flagged?
+EPISODE = _record('i8', 'length', 'gone', 'stream', 'begin', 'ended', 'next_free')      # `ended`: at its newest row
 STREAM = _record('i8', 'start', 'room', 'n_rows', 'n_gone', 'old', 'limit', 'next_free')
 FREE = _record('i8', 'n_given', 'first')    # the numbers of episodes or streams
 COUNTS = np.dtype((np.record, [
@@ -191,11 +191,19 @@ def _begin(s: int, n_before: int, tables: Tables) -> int:
     episode.begin = tables.streams[s].n_rows - n_before
     return e
 
+@_inlined
+def _goes_on(columns: tuple[np.ndarray, ...], before: int, slot: int) -> bool:
+    "Does an episode go on from the row in slot `before` to the next one of its stream, in `slot`?"
+    _, terminated, truncated, episode_n, discount, step_n = columns
+    flagged = terminated[before] or truncated[before]
+    return goes_on(flagged, (episode_n[before], episode_n[slot]), (discount[before], discount[slot]),
+                   (step_n[before], step_n[slot]))
+
 @inlined(_nrt=False)
 def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, known: int, n_added: int,
            first_id: int, across: bool) -> None:
     "Enter the rows up to `n_added`, as `enter_rows` does, or those for which there is room"
-    back, terminated, truncated, episode_n, discount, step_n = columns
+    back, terminated, truncated, _, _, _ = columns
     counts = tables.counts[0]
     rows = tables.rows
     episodes = tables.episodes
@@ -216,9 +224,7 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
         s = _make_room(episodes[e].stream, tables)
         if s < 0: return
         same = e > 0 and episodes[e].ended==0            # that much is known of an overwritten row
-        if e and id - distance >= first_id:
-            same = goes_on(terminated[before] or truncated[before], (episode_n[before], episode_n[slot]),
-                           (discount[before], discount[slot]), (step_n[before], step_n[slot]))
+        if e and id - distance >= first_id: same = _goes_on(columns, before, slot)
         tables.fresh[slot] = e > 0 and episodes[e].ended!=0 and not same
         if not same and not (across and e):
             phase = np.int64(0)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'slides', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames',
-           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Room', 'Table', 'FrameTable',
-           'PackedFrames', 'lz4_block']
+           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Room', 'Table', 'FrameNumbers',
+           'FrameTable', 'PackedFrames', 'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
 import functools
@@ -402,9 +402,9 @@ def _room(stack: int, max_sz: int, stacked: bool = True) -> tuple[int, int]:
     return most, min(most, usual)
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #8267af31
-class FrameTable(FrameColumns):
-    """A `Table` of the frames of one kind of observation, each stored once: number k in row k −
-    1. Is it `stacked`, one new frame a row? `known`: is that certain?"""
+class FrameNumbers(FrameColumns):
+    """The frames of one kind of observation, each stored once: number k in row k − 1. Is it
+    `stacked`, one new frame a row? `known`: is that certain?"""
     codec: str|None = None
     def __init__(self, layout: Layout, pair: Interned, example: Any = None) -> None:
         super().__init__(layout, pair)
@@ -512,6 +512,10 @@ class FrameTable(FrameColumns):
         "Copy observations. A `RuntimeError` if a frame is missing"
         n = self.used if self.room.writable else self.capacity        # a reader has no counts
         self._fill(self.frames, n, request, shared)
+
+# %% ../../nbs/3_lasting/01_frames.ipynb #8267af35
+class FrameTable(FrameNumbers):
+    "A `Table` of frames: saved, restored and checked"
     def recover(self, references: Sequence[np.ndarray], first_id: int) -> None:
         "Find the numbers in use and the free ones; a `ValueError` for a number outside the table"
         numbers = np.concatenate(references, 1)

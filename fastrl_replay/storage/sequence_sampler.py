@@ -20,7 +20,7 @@ from ..samplers.proportional import Proportional
 from ..samplers.sum_tree import FIRST, NO_LOWS, power, resum_many
 from ..samplers.uniform import Uniform
 from .base import Storage
-from .episodes import EpisodeIndex, Tables, column_of, enter_rows, place_of, slot_at, tables_of
+from .episodes import EpisodeIndex, column_of, enter_rows, place_of, slot_at, tables_of
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #cd487e0a
 @dataclass(frozen=True)
@@ -178,10 +178,11 @@ def _close_up(change: Change) -> int:
         if change.counts[_LINES]: _resum(change)
     return left
 
+# %% ../../nbs/3_lasting/13_sequences.ipynb #dc137ce2
 @_kernel
-def enter_starts(columns: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...], step_n: np.ndarray, options: tuple,
-                 marks: tuple[np.ndarray, ...], priorities: tuple, scratch: np.ndarray, n: int, begin: int, n_added: int,
-                 first_id: int, known: int) -> int:
+def enter_starts(columns: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...], step_n: np.ndarray,
+                 options: tuple, marks: tuple[np.ndarray, ...], priorities: tuple, scratch: np.ndarray,
+                 n: int, begin: int, n_added: int, first_id: int, known: int) -> int:
     """Process the rows from `begin` on: of `n` starts some leave, others enter; return how many
     there are. Priorities are the largest, or for ids below `known` those that were kept, as
     their phases were"""
@@ -298,6 +299,23 @@ def consistent(rows: object, starts: object, size: int, n: int, sequence: Sequen
     if not inside.all() or np.count_nonzero(places > 0)!=n: return False
     return np.array_equal(places[slots], np.arange(1, n + 1))
 
+def _answers(ids: Any, td_errors: Any, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    "Return `ids` and TD errors (float64) with two axes; a `ValueError` unless their shapes fit"
+    shape = tuple(np.shape(ids))
+    shape_td = tuple(np.shape(td_errors))
+    length = sequence.length
+    late = length - sequence.burn_in
+    of_steps = [(), (length,), (late,)] if shape[1:] else [()]       # those of starts have no steps
+    fits = shape[1:] in ((), (length,)) and shape_td[1:] in of_steps
+    if not fits or not shape or shape_td[:1]!=shape[:1]:
+        fitting = f'shape (bs, {length}), (bs, {late}) or (bs,) and ids of shape (bs, {length}) or (bs,)'
+        refuse('td_errors', fitting, Words(f'{shape_td} and {shape}'))
+    ids, td = (v.reshape(-1) if hasattr(v, 'reshape') else np.ravel(v) for v in (ids, td_errors))
+    ids = ids_of('ids', ids).reshape((*shape, 1)[:2])
+    td = as_errors(td, len(td)).astype(float)
+    if not shape_td[1:]: return np.ascontiguousarray(ids[:, :1]), td[:, None]
+    return ids, td.reshape(shape_td)
+
 # %% ../../nbs/3_lasting/13_sequences.ipynb #953f6198
 class Starts(Sampler):
     "What a `SequenceSampler` keeps: its options, arrays and state"
@@ -360,6 +378,16 @@ class Starts(Sampler):
     def __len__(self) -> int:
         "The number of starts that can be drawn"
         return self.base_sampler.size
+
+    def _waiting(self) -> np.ndarray:
+        "The slots of starts whose windows may yet be completed (int64 array): their episodes go on"
+        tables = self.episodes.tables
+        slots = np.flatnonzero(self.rows[:self.size, PLACE]==WAITING)
+        episodes = tables.episodes[tables.rows['episode'][slots]]
+        n_rows = tables.streams['n_rows'][episodes['stream']]
+        newest = episodes['begin'] + episodes['length']==n_rows
+        if not self.sequence.across_episodes: newest &= episodes['ended']==0
+        return slots[newest]
 
     def get_state(self) -> dict[str, Any]:
         "Return which starts can be drawn, in which order, and the state of the base sampler"
@@ -510,22 +538,12 @@ class SequenceSampler(Starts):
         stored = np.arange(index.storage.first_id, index.storage.n_added) % self.max_sz
         uncounted = ~counted[stored]
         return float(uncounted.mean()), n_idle/n if n else float('nan')
-    def _waiting(self) -> np.ndarray:
-        "The slots of starts whose windows may yet be completed (int64 array): their episodes go on"
-        tables = self.episodes.tables
-        slots = np.flatnonzero(self.rows[:self.size, PLACE]==WAITING)
-        episodes = tables.episodes[tables.rows['episode'][slots]]
-        n_rows = tables.streams['n_rows'][episodes['stream']]
-        newest = episodes['begin'] + episodes['length']==n_rows
-        if not self.sequence.across_episodes: newest &= episodes['ended']==0
-        return slots[newest]
-
     def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:
         """p = eta · max|δ| + (1 − eta) · mean|δ| over the steps of each sequence that count for
         the loss (Kapturowski et al. 2019, section 2.3). `ids` (bs, length) or those of the
         starts (bs,); `td_errors` (bs, length), (bs, length − burn_in), of the last steps, or
         (bs,). Return how many changed, and how many were stale"""
-        ids, td = self._answers(ids, td_errors)
+        ids, td = _answers(ids, td_errors, self.sequence)
         learn = np.ones(ids.shape, bool)
         if ids.shape[1] > 1: self.learned(ids, learn)
         starts = ids[:, 0]
@@ -545,23 +563,6 @@ class SequenceSampler(Starts):
         self.kept[slots] = values + base.eps
         self.kept[-1] = base.largest
         return changed, n_stale
-
-    def _answers(self, ids: Any, td_errors: Any) -> tuple[np.ndarray, np.ndarray]:
-        "Return `ids` and TD errors (float64) with two axes; a `ValueError` unless their shapes fit"
-        shape = tuple(np.shape(ids))
-        shape_td = tuple(np.shape(td_errors))
-        length = self.sequence.length
-        late = length - self.sequence.burn_in
-        of_steps = [(), (length,), (late,)] if shape[1:] else [()]       # those of starts have no steps
-        fits = shape[1:] in ((), (length,)) and shape_td[1:] in of_steps
-        if not fits or not shape or shape_td[:1]!=shape[:1]:
-            fitting = f'shape (bs, {length}), (bs, {late}) or (bs,) and ids of shape (bs, {length}) or (bs,)'
-            refuse('td_errors', fitting, Words(f'{shape_td} and {shape}'))
-        ids, td = (v.reshape(-1) if hasattr(v, 'reshape') else np.ravel(v) for v in (ids, td_errors))
-        ids = ids_of('ids', ids).reshape((*shape, 1)[:2])
-        td = as_errors(td, len(td)).astype(float)
-        if not shape_td[1:]: return np.ascontiguousarray(ids[:, :1]), td[:, None]
-        return ids, td.reshape(shape_td)
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is broken. O(N)"
