@@ -49,7 +49,8 @@ def episode_steps(dataset: Any, step_type: type) -> Iterator[Any]:
     for name in ('observation_space', 'action_space'): _check_space(name, getattr(dataset, name))
     for k, episode in enumerate(dataset.iterate_episodes()):
         n = len(episode.rewards)
-        for name, m in dict(observations=n + 1, actions=n, terminations=n, truncations=n).items():
+        rows = dict(observations=n + 1, actions=n, terminations=n, truncations=n)
+        for name, m in rows.items():
             lengths = {len(a) for a in tree_leaves(getattr(episode, name))}
             if lengths!={m}: refuse(f'episode {episode.id}: {name}', f'{m} rows', lengths)
         columns = {f: tree_map(partial(_repeated, n), v) for f, v in more.items()}
@@ -66,18 +67,20 @@ def _columns(episode: Any, k: int, n: int) -> dict[str, Any]:
     seen = tree_map(np.asarray, episode.observations)
     rewards = np.asarray(episode.rewards, float)
     zeros = np.zeros(n, np.int64)
-    return dict(
-        state=tree_map(lambda a: a[:-1], seen),
-        next_state=tree_map(lambda a: a[1:], seen),
-        action=tree_map(np.asarray, episode.actions),
-        reward=rewards, total_reward=np.cumsum(rewards),
-        terminated=np.asarray(episode.terminations, bool), truncated=np.asarray(episode.truncations, bool),
-        env_id=zeros, proc_id=zeros, step_n=np.arange(n), episode_n=zeros + k)
+    found = dict(env_id=zeros, proc_id=zeros, step_n=np.arange(n), episode_n=zeros + k)
+    found['state'] = tree_map(lambda a: a[:-1], seen)
+    found['next_state'] = tree_map(lambda a: a[1:], seen)
+    found['action'] = tree_map(np.asarray, episode.actions)
+    found['reward'] = rewards
+    found['total_reward'] = np.cumsum(rewards)
+    found['terminated'] = np.asarray(episode.terminations, bool)
+    found['truncated'] = np.asarray(episode.truncations, bool)
+    return found
 
 def _ends(steps: Any) -> bool:
     "Does a flag of the last of these steps say that their episode ends?"
-    flags = [v for f, v in steps._asdict().items() if f in FLAGS]
-    return any(v[-1] for v in flags)
+    flags = [f for f in FLAGS if f in steps._fields]
+    return any(getattr(steps, f)[-1] for f in flags)
 
 def load_minari(make: Callable[..., Any], dataset: object, step_type: type, path: str | Path | None = None,
                 **options: object) -> Any:
@@ -85,9 +88,9 @@ def load_minari(make: Callable[..., Any], dataset: object, step_type: type, path
     found: Any = _minari().load_dataset(dataset) if isinstance(dataset, str) else dataset
     if not hasattr(found, 'iterate_episodes'):
         refuse('dataset', 'a MinariDataset or the id of one', found, error=TypeError)
-    used = path is not None and Path(path).exists() and any(Path(path).iterdir())
-    full = f'path: {path} is not empty, and a data set needs a new memory; give another folder'
-    require(not used, full, FileExistsError)
+    if path is not None and Path(path).exists():
+        full = f'path: {path} is not empty, and a data set needs a new memory; give another folder'
+        require(not any(Path(path).iterdir()), full, FileExistsError)
     require(found.total_steps, f'dataset: {found.id} holds no steps')
     memory = make(**dict(max_sz=found.total_steps) | options, path=path)
     counted = 'env_id' in getattr(step_type, '_fields', ())
@@ -116,7 +119,8 @@ def by_episodes(memory: Memory) -> list[np.ndarray]:
     start = np.where(before < 0, ids, before) - first
     while not np.array_equal(start, start[start]): start = start[start]
     order = np.argsort(start, kind='stable')
-    return np.split(ids[order], np.flatnonzero(np.diff(start[order])) + 1)
+    new = np.diff(start[order], prepend=-1) > 0
+    return np.split(ids[order], np.flatnonzero(new)[1:])
 
 def _buffers(memory: Memory, make: Callable[..., Any]) -> Iterator[Any]:
     "Yield the episodes in Minari's form; a `ValueError` for one whose rows are not consecutive"
@@ -126,9 +130,11 @@ def _buffers(memory: Memory, make: Callable[..., Any]) -> Iterator[Any]:
             if np.array_equal(a[1:], b[:-1], equal_nan=a.dtype.kind in 'fc'): continue
             raise ValueError(f'next_state: in transitions {ids[0]} to {ids[-1]}, expected the state of the next; '
                              'a data set holds consecutive single steps')
-        seen = tree_map(lambda a, b: np.concatenate([a, b[-1:]]), rows.state, rows.next_state)
-        yield make(observations=seen, actions=rows.action, rewards=rows.reward,
-                   terminations=rows.terminated.astype(bool), truncations=rows.truncated.astype(bool))
+        seen = tree_map(_with_last, rows.state, rows.next_state)
+        flags = dict(terminations=rows.terminated.astype(bool), truncations=rows.truncated.astype(bool))
+        yield make(observations=seen, actions=rows.action, rewards=rows.reward, **flags)
+def _with_last(state: np.ndarray, next_state: np.ndarray) -> np.ndarray:
+    return np.concatenate([state, next_state[-1:]])
 
 def space_of(values: np.ndarray | dict[str, Any] | tuple, counted: bool = True) -> gym.Space:
     """Return a space for arrays (n, …) of rows, or dicts or tuples of arrays: all numbers of
@@ -146,7 +152,8 @@ def space_of(values: np.ndarray | dict[str, Any] | tuple, counted: bool = True) 
 
 def _space(memory: Memory, field: str) -> gym.Space:
     "Return the space of a field; for small fields all values are read, to find the largest"
-    small = sum(o.nbytes for o in memory.layout.select([field]).leaves) <= _SMALL
+    leaves = memory.layout.select([field]).leaves
+    small = sum(o.nbytes for o in leaves) <= _SMALL
     first = memory.first_id if small else memory.n_added - 1
     ids = np.arange(first, memory.n_added)
     return space_of(memory.fetch(ids, fields=[field]).numpy()[0], counted=small)

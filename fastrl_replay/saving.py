@@ -38,15 +38,17 @@ def to_plain(v: object, put: Callable[..., Any], where: str = 'state') -> Any:
     if v is None or isinstance(v, (bool, int, float, str)): return v
     if _is_array(v): return put(v)
     if isinstance(v, torch.Tensor):
-        raw = v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return {'!tensor': [put(raw), str(v.dtype)[6:], list(v.shape)]}
+        flat = v.detach().cpu().contiguous().reshape(-1)
+        raw, dtype = flat.view(torch.uint8).numpy(), str(v.dtype).removeprefix('torch.')
+        return {'!tensor': [put(raw), dtype, list(v.shape)]}
     if isinstance(v, tuple): return {'!tuple': to_plain(list(v), put, where)}
     if isinstance(v, list): return [to_plain(o, put, f'{where}.{k}') for k, o in enumerate(v)]
     if not isinstance(v, dict):
         refuse(where, 'numbers, strings, lists, dicts, arrays of numbers or tensors', typed(v), error=TypeError)
     parts = {k: to_plain(o, put, f'{where}.{k}') for k, o in v.items()}
     if all(isinstance(k, str) and k[:1]!='!' for k in parts): return parts
-    return {'!pairs': [[to_plain(k, put, f'{where}, a key'), o] for k, o in parts.items()]}
+    keys = [to_plain(k, put, f'{where}, a key') for k in parts]
+    return {'!pairs': [[k, o] for k, o in zip(keys, parts.values())]}
 
 def check_plain(name: str, v: Any) -> Any:
     """Return `v` if it is of numbers, strings, None, arrays and tensors, in lists, tuples and
@@ -74,13 +76,14 @@ def from_plain(v: object, get: Callable[..., Any]) -> Any:
     if tag=='!tuple': return tuple(from_plain(o, get) for o in inner)
     if tag=='!pairs': return {from_plain(k, get): from_plain(o, get) for k, o in inner}
     if tag=='!scalar': return from_plain(inner, get)[()]
-    return _tensor(*from_plain(inner, get)) if tag=='!tensor' else get(tag, inner)
+    if tag=='!tensor': return _tensor(*from_plain(inner, get))
+    return get(tag, inner)
 def _tensor(raw: np.ndarray, name: str, shape: list[int]) -> torch.Tensor:
     dtype = getattr(torch, name)
     require(isinstance(dtype, torch.dtype), f'{name!r:.40} is not the dtype of a tensor')
     raw = np.require(raw, np.uint8, ['C', 'W'])
-    flat = torch.from_numpy(raw).view(dtype) if len(raw) else torch.empty(0, dtype=dtype)
-    return flat.reshape(shape)
+    if not len(raw): return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 # %% ../nbs/3_lasting/06_saving.ipynb #87d8e144
 FORMAT, NEEDING, MANIFEST = 3, 4, 'manifest.json'
@@ -109,11 +112,13 @@ def sync_folder(folder: Path) -> None:
     try: os.fsync(fd)
     finally: os.close(fd)
 
+_FLAGS = getattr(os, 'O_NOFOLLOW', 0) | getattr(os, 'O_BINARY', 0)       # which not all systems have
+
 def no_link(path: str | Path, flags: int) -> int:
     "Open the file `path` and return its descriptor; an `OSError` for a symbolic link, which is never followed"
     if os.path.islink(path):
         raise OSError(errno.ELOOP, f'{path}: expected a file, got a symbolic link; put the file itself there')
-    return os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0) | getattr(os, 'O_BINARY', 0), 0o644)
+    return os.open(path, flags | _FLAGS, 0o644)
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace the file `path` by `data`, on the disk: completely or, with an `OSError`, not at all.
@@ -234,9 +239,9 @@ _SMALL, BLOCK = 1 << 10, 1 << 20
 
 def _write_array(path: Path, a: np.ndarray) -> tuple[int, int]:
     "Write a new .npy file, on the disk, and never copy all of it. Return its size and checksum."
-    head, crc = io.BytesIO(), 0
+    head, crc, n = io.BytesIO(), 0, max(1, BLOCK//a.itemsize)
     np.lib.format.write_array_header_1_0(head, dict(descr=a.dtype.str, fortran_order=False, shape=a.shape))
-    parts = np.nditer(a, ['external_loop', 'buffered', 'zerosize_ok'], buffersize=max(1, BLOCK//a.itemsize), order='C')
+    parts = np.nditer(a, ['external_loop', 'buffered', 'zerosize_ok'], buffersize=n, order='C')
     with open(path, 'xb') as f:
         for part in itertools.chain([np.frombuffer(head.getvalue(), np.uint8)], parts):
             block = np.ascontiguousarray(part).view(np.uint8).data
@@ -260,7 +265,8 @@ def _read_array(path: Path, size: int, crc: int, mapped: bool) -> np.ndarray:
         return np.asarray(a) if mapped else np.array(a)
 
 def _short(a: np.ndarray) -> dict[str, Any]:
-    return {'!array': [a.dtype.str, list(a.shape), base64.b64encode(a.tobytes()).decode()]}
+    text = base64.b64encode(a.tobytes()).decode()
+    return {'!array': [a.dtype.str, list(a.shape), text]}
 def _from_short(dtype: str, shape: list[int], text: str) -> np.ndarray:
     require(re.fullmatch('[<>|][biufc][0-9]{1,2}', dtype), f'dtype {dtype!r:.40}')
     raw = base64.b64decode(text, validate=True)
@@ -305,7 +311,8 @@ def _ranges(folder: Path, n: int) -> tuple[str, list[dict[str, Any] | None]]:
     try: before = _manifest_in(folder)
     except CheckpointError: return '', [None]*n
     found = [before, *before.get('others', ())]
-    return before['token'], found if len(found)==n else [None]*n
+    if len(found)!=n: found = [None]*n
+    return before['token'], found
 
 def _kept(folder: Path, token: str, before: dict[str, Any] | None, rows: Rows) -> list[dict[str, Any]]:
     "Return the pieces in `folder` that stay; none, if they aren't of these rows, or if it is time to write all again"
@@ -317,9 +324,10 @@ def _kept(folder: Path, token: str, before: dict[str, Any] | None, rows: Rows) -
     n = rows.n_added - rows.first_id
     n_kept = rows.n_added - kept[0]['first']
     if n_kept > 2*n: return []
-    sizes = {folder/name: size for name, (size, _) in _files(kept)}
-    is_whole = all(path.is_file() and path.stat().st_size==size for path, size in sizes.items())
-    return kept if is_whole else []
+    for name, (size, _) in _files(kept):
+        path = folder/name
+        if not path.is_file() or path.stat().st_size!=size: return []
+    return kept
 def _files(parts: list[dict[str, Any]]) -> list[tuple[str, list[int]]]:
     return [o for part in parts for o in part['files'].items()]
 
@@ -345,7 +353,8 @@ class _Save:
         since = kept[-1]['end'] if kept else rows.first_id
         pieces = list(kept)
         if since < rows.n_added or rows.n_added and not kept:
-            pieces.append(dict(first=since, end=rows.n_added, **self.part(rows.get(since), 'rows')))
+            written = self.part(rows.get(since), 'rows')
+            pieces.append(dict(first=since, end=rows.n_added, **written))
         return dict(first_id=rows.first_id, n_added=rows.n_added, pieces=pieces)
 
 def _write_state(folder: Path, state: object, kind: str, rows: Rows) -> int:
@@ -355,12 +364,14 @@ def _write_state(folder: Path, state: object, kind: str, rows: Rows) -> int:
         parts = [rows, *rows.others]
         token, before = _ranges(folder, len(parts))
         ranges = [save.range(o, _kept(folder, token, there, o)) for o, there in zip(parts, before)]
-        first, *others = ranges
-        more = {k: v for k, v in dict(others=others, needs=rows.all_needs()).items() if v}
-        text = manifest_bytes(dict(kind=kind, token=save.token, state=whole, **first, **more))
+        manifest = dict(kind=kind, token=save.token, state=whole, **ranges[0])
+        if rows.others: manifest['others'] = ranges[1:]
+        if needs := rows.all_needs(): manifest['needs'] = needs
+        text = manifest_bytes(manifest)
         write_file(folder/MANIFEST, text)
         rows.note(save.token)        # after the manifest: only what it names may be left out of the next save
-        _remove_unused(folder, [whole, *(piece for o in ranges for piece in o['pieces'])])
+        pieces = [piece for o in ranges for piece in o['pieces']]
+        _remove_unused(folder, [whole, *pieces])
     except BaseException:            # remove what was written, unless its manifest is in place
         try: is_in_place = bool(text) and (folder/MANIFEST).read_bytes()==text
         except FileNotFoundError: is_in_place = False
@@ -370,7 +381,8 @@ def _write_state(folder: Path, state: object, kind: str, rows: Rows) -> int:
 def _remove_unused(folder: Path, used: list[dict[str, Any]]) -> None:
     "Remove the arrays that the manifest doesn't name"
     with suppress(OSError):
-        for name in set(os.listdir(folder)).difference(dict(_files(used))):
+        names = dict(_files(used))
+        for name in set(os.listdir(folder)) - names.keys():
             if _NAME.fullmatch(name): _remove(folder/name)
 
 def save_state(folder: str | Path, state: object, kind: str, rows: Rows | None = None) -> int:
@@ -393,7 +405,7 @@ def save_state(folder: str | Path, state: object, kind: str, rows: Rows | None =
 
 # %% ../nbs/3_lasting/06_saving.ipynb #130158e5
 def _check_numbers(*numbers: object) -> None:
-    require(all(type(o) is int and 0 <= o < 1 << 62 for o in numbers), 'an invalid number')
+    for o in numbers: require(type(o) is int and 0 <= o < 1 << 62, 'an invalid number')
 
 def _check_range(pieces: list[dict[str, Any]], first_id: int, n_added: int) -> None:
     "Do the pieces hold these ids, without a gap?"
@@ -410,7 +422,8 @@ def _manifest_in(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder/MANIFEST)
     with naming(folder/MANIFEST, 'not a valid manifest'):
         ranges = [manifest, *manifest.get('others', ())]
-        files = _files([manifest['state'], *(piece for o in ranges for piece in o['pieces'])])
+        pieces = [piece for o in ranges for piece in o['pieces']]
+        files = _files([manifest['state'], *pieces])
         require(all(_NAME.fullmatch(name) for name, _ in files), 'it names a file of another folder')
         require(len(dict(files))==len(files), 'it names a file twice')
         for _, (size, crc) in files: _check_numbers(size, crc)

@@ -24,7 +24,7 @@ ENDINGS = 'terminated', 'truncated', 'episode_n', 'discount', 'step_n'      # fi
 def _record(kind: str, *names: str) -> np.dtype: return np.dtype((np.record, [(name, kind) for name in names]))
 
 ROW = _record('i4', 'episode', 'place')     # of a slot; of the place the lower 32 bits
-EPISODE = _record('i8', 'length', 'gone', 'stream', 'begin', 'ended', 'next_free')      # `ended`: is its newest row flagged?
+EPISODE = _record('i8', 'length', 'gone', 'stream', 'begin', 'ended', 'next_free')      # `ended`: at its newest row
 STREAM = _record('i8', 'start', 'room', 'n_rows', 'n_gone', 'old', 'limit', 'next_free')
 FREE = _record('i8', 'n_given', 'first')    # the numbers of episodes or streams
 COUNTS = np.dtype((np.record, [
@@ -191,11 +191,19 @@ def _begin(s: int, n_before: int, tables: Tables) -> int:
     episode.begin = tables.streams[s].n_rows - n_before
     return e
 
+@_inlined
+def _goes_on(columns: tuple[np.ndarray, ...], before: int, slot: int) -> bool:
+    "Does an episode go on from the row in slot `before` to the next one of its stream, in `slot`?"
+    _, terminated, truncated, episode_n, discount, step_n = columns
+    flagged = terminated[before] or truncated[before]
+    return goes_on(flagged, (episode_n[before], episode_n[slot]), (discount[before], discount[slot]),
+                   (step_n[before], step_n[slot]))
+
 @inlined(_nrt=False)
 def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, known: int, n_added: int,
            first_id: int, across: bool) -> None:
     "Enter the rows up to `n_added`, as `enter_rows` does, or those for which there is room"
-    back, terminated, truncated, episode_n, discount, step_n = columns
+    back, terminated, truncated, _, _, _ = columns
     counts = tables.counts[0]
     rows = tables.rows
     episodes = tables.episodes
@@ -209,18 +217,18 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
         row = rows[slot]
         if row.episode: _leave(row, tables)
         distance = np.int64(back[slot])
-        before = slot - distance if slot >= distance else slot - distance + max_sz
+        before = slot - distance
+        if before < 0: before += max_sz
         e = np.int64(0)
         if distance > 0 and id - distance >= since: e = np.int64(rows[before].episode)
         s = _make_room(episodes[e].stream, tables)
         if s < 0: return
         same = e > 0 and episodes[e].ended==0            # that much is known of an overwritten row
-        if e and id - distance >= first_id:
-            same = goes_on(terminated[before] or truncated[before], (episode_n[before], episode_n[slot]),
-                           (discount[before], discount[slot]), (step_n[before], step_n[slot]))
+        if e and id - distance >= first_id: same = _goes_on(columns, before, slot)
         tables.fresh[slot] = e > 0 and episodes[e].ended!=0 and not same
         if not same and not (across and e):
-            phase = np.int64(phases[slot, 0]) if e==0 and id < known else np.int64(0)
+            phase = np.int64(0)
+            if e==0 and id < known: phase = np.int64(phases[slot, 0])
             e = _begin(s, phase if phase >= 0 else ~phase, tables)
         _append(slot, tables.streams[s], tables)
         episode = episodes[e]
@@ -228,7 +236,8 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
         row.place = episode.length
         episode.length += 1
         episode.ended = terminated[slot] or truncated[slot]
-        slot = slot + 1 if slot + 1 < max_sz else 0
+        slot += 1
+        if slot==max_sz: slot = 0
     for id in range(max(counts.first, n_added - max_sz), first_id):    # gone: a write was interrupted
         row = rows[id % max_sz]
         if row.episode: _leave(row, tables)
@@ -462,7 +471,8 @@ def _columns_of(storage: Storage) -> list[np.ndarray]:
     """The columns that decide where episodes end. Views with gaps, like a storage's own, stand in for
     those that it lacks, so that each kernel is compiled once"""
     found = ending_columns(partial(column_of, storage))
-    return [np.broadcast_to(np.zeros(1, kind), storage.max_sz) if a is None else a for a, kind in zip(found, _KINDS)]
+    lacking = [np.broadcast_to(np.zeros(1, kind), storage.max_sz) for kind in _KINDS]
+    return [other if a is None else a for a, other in zip(found, lacking)]
 
 class EpisodeIndex:
     """The episodes in a `storage`. It finds any step of one in O(1), in about 16 bytes a row;
@@ -500,7 +510,8 @@ class EpisodeIndex:
         "Ask a storage that keeps no distances for the rows before these; −1: it may be gone"
         slots = ids % self.storage.max_sz
         before = self._before(slots)
-        self.columns[0][slots] = np.where(before < 0, -(first > 0), ids - before)
+        back = np.where(before < 0, -(first > 0), ids - before)
+        self.columns[0][slots] = back
     def _before(self, slots: np.ndarray) -> np.ndarray:
         "The ids of the rows before these in their streams; −1: not stored"
         return self.storage.follow(slots, 2, back=True)[:, 1]

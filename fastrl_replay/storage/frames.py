@@ -4,19 +4,20 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'slides', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames',
-           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Room', 'Table', 'FrameTable',
-           'PackedFrames', 'lz4_block']
+           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Room', 'Table', 'FrameNumbers',
+           'FrameTable', 'PackedFrames', 'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
 import functools
 import importlib
+import math
 import sys
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 from ..batch import Batch, stream_numbers
-from ..checks import differences, extra, shown
+from ..checks import extra, shown
 from ..kernels import inlined, kernel
 from ..steps import Layout, Leaf, encode
 from .base import Streams
@@ -59,7 +60,8 @@ def slides(layout: Layout, pair: Interned, example: Any) -> bool | None:
     values = layout.values(example)
     def frames(k: int) -> list[bytes]:
         stack = encode(layout.leaves[k], values[k])
-        return [o.tobytes() for o in np.moveaxis(stack, -1 if pair.last else 0, 0)]
+        if pair.last: stack = np.moveaxis(stack, -1, 0)
+        return [o.tobytes() for o in stack]
     before, after = frames(pair.state), frames(pair.next_state)
     if before==after: return None
     if any(before[k:]==after[:-k] for k in range(1, pair.stack)): return True
@@ -67,12 +69,14 @@ def slides(layout: Layout, pair: Interned, example: Any) -> bool | None:
 
 def shared_pairs(layout: Layout, dedup: str | None) -> tuple[Interned, ...]:
     "Return pairs of leaves of one dtype and shape, in fields X and next_X"
-    found, leaves = [], layout.leaves
+    found = list[Interned]()
+    leaves = layout.leaves
     where = {o.path: k for k, o in enumerate(leaves)}
     for k, leaf in enumerate(leaves if dedup else ()):
         field, *path = leaf.path
         other = where.get((f'next_{field}', *path))
-        if other is None or leaves[other]._replace(path=leaf.path)!=leaf or leaf.text: continue
+        if other is None or leaf.text: continue
+        if leaves[other]._replace(path=leaf.path)!=leaf: continue
         if dedup not in _BY_SIZE or leaf.nbytes > _WIDE: found.append(_pair(leaf, k, other, dedup))
     if dedup!='auto': return tuple(found)
     large = any(o.stack > 1 or leaves[o.state].nbytes >= _LARGE for o in found)
@@ -89,7 +93,8 @@ def interned(layout: Layout, dedup: str | None = 'auto') -> tuple[Interned, ...]
     found = shared_pairs(layout, dedup)
     if dedup is None or dedup in _BY_SIZE: return found
     if not found: raise ValueError(f'dedup={dedup!r}: expected fields such as state and next_state, got {layout}')
-    if dedup=='next_state' or any(o.stack > 1 for o in found): return found
+    stacks = [o for o in found if o.stack > 1]
+    if stacks or dedup=='next_state': return found
     raise ValueError("dedup='frames': expected a stack of 2 to 16 frames, "
                      f"got {layout.leaves[found[0].state]}; use 'next_state'")
 
@@ -113,8 +118,10 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 @inlined
 def _fingerprint(frame: np.ndarray) -> np.uint64:
     total = np.uint64(1)
+    salt = np.uint64(0)
     for k in range(np.uint64(len(frame))):
-        word = np.uint64(frame[k]) ^ (np.uint64(k) + np.uint64(1))*_ODD
+        salt += _ODD
+        word = np.uint64(frame[k]) ^ salt
         total += (word & _LOW)*(word >> _HALF)
     return total | np.uint64(1)
 
@@ -144,7 +151,9 @@ def _nearest(words: np.ndarray, at: np.ndarray, numbers: np.ndarray, back: np.nd
         for k in range(2*stack):
             if depth and k % stack < stack - 1: continue      # neighbours hold all but a stack's newest
             if is_new: near[count] = numbers[id - first, k]
-            else: near[count] = words[row, at[k // stack] + k % stack]
+            else:
+                column = at[k // stack] + k % stack
+                near[count] = words[row, column]
             count += 1
         distance = back[id - first] if is_new else words[row, at[_BACK]]
     return count
@@ -192,7 +201,8 @@ def intern_rows(frames: np.ndarray, prints: np.ndarray, counts: np.ndarray, free
             else:
                 frame = next_states[i, k - stack]
                 number = numbers[i, k - stack + 1]       # where a stack slides by one
-            if not 0 < number <= counts[_USED] or not _equal(frames[number - 1], frame):
+            known = 0 < number <= counts[_USED]
+            if not known or not _equal(frames[number - 1], frame):
                 print_ = _fingerprint(frame)
                 number = _find(frames, prints, counts[_USED], near[:n + k], frame, print_)
                 if not number:
@@ -244,8 +254,8 @@ def _factors(leaf: Leaf, pair: Interned) -> np.ndarray:
     "Return the factor of each frame in a word that holds a pixel's whole stack, if there is one"
     each = leaf.dtype.itemsize
     whole = leaf.dtype.itemsize*pair.stack
-    is_word = pair.last and whole in (2, 4, 8) and sys.byteorder=='little'
-    if not is_word: return np.empty(0, np.uint8)
+    is_word = whole in (2, 4, 8) and sys.byteorder=='little'
+    if not is_word or not pair.last: return np.empty(0, np.uint8)
     shifts = 8*each*np.arange(pair.stack, dtype=np.uint64)
     return (1 << shifts).astype(f'u{whole}')
 
@@ -257,7 +267,7 @@ class FrameColumns:
         self.pair = pair
         self.leaves = pair.state, pair.next_state
         self.nbytes_each = self.leaf.nbytes // pair.stack
-        width = next(w for w in (8, 4, 2, 1) if self.nbytes_each % w==0)
+        width = math.gcd(self.nbytes_each, 8)
         self.unit = np.dtype(f'u{width}')
         self.factors = _factors(self.leaf, pair)
         self._item = np.dtype(f'u{self.leaf.dtype.itemsize}') if pair.last else self.unit
@@ -268,15 +278,18 @@ class FrameColumns:
         if self.pair.last:
             pixels = column.reshape(len(column), -1, self.stack)
             column = np.ascontiguousarray(np.moveaxis(pixels, -1, 1))
-        planes = column.reshape(len(column), self.stack, -1).view(self.unit)
+        planes = column.reshape(len(column), self.stack, -1)
+        planes = planes.view(self.unit)
         return planes if planes.flags.carray else planes.copy()
 
     def _fill(self, frames: np.ndarray, n: int, request: Request, shared: Shared) -> None:
         "Copy the `n` frames to the columns of a request, as in `Table`"
         if self.pair.last:
-            asked = [(request.numbers(k), request.leaves[k]) for k in shared.leaves if k is not None]
-            there = all(self._gather(frames, n, numbers, column) for numbers, column in asked)
-        else: there = fetch(frames.reshape(-1).view(np.uint8), request.out, shared.plan, n, 0)
+            asked = [k for k in shared.leaves if k is not None]
+            there = all(self._gather(frames, n, request.numbers(k), request.leaves[k]) for k in asked)
+        else:
+            raw = frames.reshape(-1).view(np.uint8)
+            there = fetch(raw, request.out, shared.plan, n, 0)
         if not there: self._refuse_number()
     def _gather(self, frames: np.ndarray, n: int, numbers: np.ndarray | None, column: np.ndarray) -> bool:
         words = column.reshape(len(column), -1).view(self._out)
@@ -302,8 +315,9 @@ class FrameColumns:
     def spread(self, frames: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
         "Return two columns, from what `once` made of them"
         rows = numbers.astype(np.int64) - 1
-        if rows.size and not 0 <= rows.min() <= rows.max() < len(frames): self._refuse_number()
-        return [self._column(frames, rows[:, :self.stack]), self._column(frames, rows[:, self.stack:])]
+        there = (rows >= 0) & (rows < len(frames))
+        if not there.all(): self._refuse_number()
+        return [self._column(frames, o) for o in np.split(rows, 2, axis=1)]
     def _column(self, frames: np.ndarray, rows: np.ndarray) -> np.ndarray:
         shape = len(rows), *self.leaf.shape
         if not self.pair.last: return frames[rows].view(self.leaf.dtype).reshape(shape)
@@ -384,12 +398,13 @@ def _room(stack: int, max_sz: int, stacked: bool = True) -> tuple[int, int]:
     usually: one more with each row or, where they are not `stacked`, a whole observation"""
     most = 2*stack*(max_sz + min(max_sz, PIECE))
     each = 1 if stacked else stack
-    return most, min(most, each*(max_sz + max_sz//32) + 2*stack)
+    usual = each*(max_sz + max_sz//32) + 2*stack
+    return most, min(most, usual)
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #8267af31
-class FrameTable(FrameColumns):
-    """A `Table` of the frames of one kind of observation, each stored once: number k in row k −
-    1. Is it `stacked`, one new frame a row? `known`: is that certain?"""
+class FrameNumbers(FrameColumns):
+    """The frames of one kind of observation, each stored once: number k in row k − 1. Is it
+    `stacked`, one new frame a row? `known`: is that certain?"""
     codec: str|None = None
     def __init__(self, layout: Layout, pair: Interned, example: Any = None) -> None:
         super().__init__(layout, pair)
@@ -403,7 +418,8 @@ class FrameTable(FrameColumns):
         return usual*(_KNOWN + (0 if self.codec else self.nbytes_each))
     def __str__(self) -> str:
         what = 'states' if self.stack==1 else f'frames of stacks of {self.stack}'
-        return ', '.join([f'{self.leaf.name} by {what}', *filter(None, [self.codec])])
+        packed = f', {self.codec}' if self.codec else ''
+        return f'{self.leaf.name} by {what}{packed}'
 
     def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         "Allocate frames for these records (int32[max_sz, k]); `at`: as in `Table`"
@@ -421,7 +437,7 @@ class FrameTable(FrameColumns):
         self.name = f'frames.{self.pair.state}'
         self.known = self.known or len(records) < _ENOUGH
         self._numbers = np.zeros((1, 2*stack), np.int32)       # of the row that is being added
-        self._halves = [self._numbers[0, :stack], self._numbers[0, stack:]]
+        self._halves = np.split(self._numbers[0], 2)
         self._row_shape = 1, stack, self.nbytes_each//self.unit.itemsize
         self._allocate()
     def _allocate(self) -> None:
@@ -453,8 +469,10 @@ class FrameTable(FrameColumns):
         "Make room for any `m` rows; after a `MemoryError` or `OSError` nothing has changed"
         new = 2*self.stack*m
         if self.held + new <= self.ready: return
-        need = min(self.sweep(filled) + max(new, self.ready//128), self.capacity)
-        if need > self.ready: self._extend(min(self.capacity, max(need, self.ready + self.ready//8)))
+        need = self.sweep(filled) + max(new, self.ready//128)
+        if need <= self.ready: return
+        need = max(need, self.ready + self.ready//8)
+        self._extend(min(need, self.capacity))
 
     def accept(self, columns: Sequence[np.ndarray]) -> None:
         "A `MemoryError` or `OSError`, once rows have shown that they are no stack, and need more than there is"
@@ -494,6 +512,10 @@ class FrameTable(FrameColumns):
         "Copy observations. A `RuntimeError` if a frame is missing"
         n = self.used if self.room.writable else self.capacity        # a reader has no counts
         self._fill(self.frames, n, request, shared)
+
+# %% ../../nbs/3_lasting/01_frames.ipynb #8267af35
+class FrameTable(FrameNumbers):
+    "A `Table` of frames: saved, restored and checked"
     def recover(self, references: Sequence[np.ndarray], first_id: int) -> None:
         "Find the numbers in use and the free ones; a `ValueError` for a number outside the table"
         numbers = np.concatenate(references, 1)
@@ -524,31 +546,36 @@ class FrameTable(FrameColumns):
     def checksum(self, references: Sequence[np.ndarray], crc: int) -> int:
         "Continue a crc32 with the frames that these numbers refer to, each once"
         rows = np.unique(np.concatenate(references, 1)) - 1
-        for part in np.array_split(rows, rows.size*self.nbytes_each//SCRATCH + 1):
+        n_parts = rows.size*self.nbytes_each//SCRATCH + 1
+        for part in np.array_split(rows, n_parts):
             crc = zlib.crc32(self.frames.take(part, axis=0, mode='clip').data, crc)
         return crc
     def _intact(self, rows: np.ndarray) -> bool:
         "Do the frames in these rows still have their fingerprints?"
-        parts = np.array_split(rows[self.prints[rows]!=0], len(rows)//4096 + 1)
-        return all((fingerprints(self.frames[o])==self.prints[o]).all() for o in parts)
+        rows = rows[self.prints[rows]!=0]
+        for part in np.array_split(rows, len(rows)//4096 + 1):
+            if not np.array_equal(fingerprints(self.frames[part]), self.prints[part]): return False
+        return True
     def get_state(self, references: Sequence[np.ndarray]) -> dict[str, Any]:
         "Return the frames with these numbers, as a dict of arrays"
         is_held = np.bincount(np.concatenate(references, 1).ravel()) > 0
         rows = np.flatnonzero(is_held[1:])
         if 2*len(rows) > rows.max(initial=0): rows = np.arange(rows.max(initial=-1) + 1)     # all, without a copy
-        return self._kind() | dict(numbers=(rows + 1).astype(np.int32)) | self._content(rows)
+        numbers = (rows + 1).astype(np.int32)
+        return dict(**self._kind(), numbers=numbers, **self._content(rows))
     def _kind(self) -> dict[str, Any]: return dict(stack=self.stack, codec=self.codec or '')
 
     def _content(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         raw = self.frames.view(np.uint8)
         n = len(rows)
-        whole = n > 0 and rows[-1]==n - 1
-        return dict(frames=raw[:n] if whole else raw[rows])
+        if n and rows[-1]==n - 1: return dict(frames=raw[:n])
+        return dict(frames=raw[rows])
     def check_state(self, state: dict[str, Any]) -> None:
         "Raise a `ValueError` unless `get_state` may have returned `state`. Makes room, and changes nothing else"
         what = self.leaf.name
-        for key, there, own in differences({k: state.get(k) for k in self._kind()}, self._kind()):
-            raise ValueError(f'state: frames of {what}: expected {key} {own!r}, got {there!r}')
+        for key, own in self._kind().items():
+            there = state.get(key)
+            if there!=own: raise ValueError(f'state: frames of {what}: expected {key} {own!r}, got {there!r}')
         numbers = _array(what, state, 'numbers', np.int32)
         low = numbers.min(initial=1)
         high = numbers.max(initial=1)
@@ -571,7 +598,8 @@ def _array(what: str, state: dict[str, Any], name: str, dtype: type, *shape: int
     a = state.get(name)
     got = shown(a)
     if isinstance(a, np.ndarray):
-        if a.dtype==dtype and a.shape==(shape or a.shape[:1]): return a
+        wanted = shape or a.shape[:1]
+        if a.dtype==dtype and a.shape==wanted: return a
         got = f'{a.dtype}{list(a.shape)}'
     raise ValueError(f'state: frames of {what}: {name}: expected {np.dtype(dtype)}{list(shape) or "[n]"}, got {got}')
 
@@ -603,7 +631,8 @@ class PackedFrames(FrameTable):
         near = np.zeros(4*self.stack + 2*_LOOK_BACK, np.int32)
         for i, planes in enumerate(np.concatenate([states, next_states], 1)):
             n = _nearest(self.words, self.at, numbers, back, first, i, near)
-            known = {self.packed[o - 1]: o for o in near[:n].tolist() if 0 < o <= self.used}
+            numbers_near = [o for o in near[:n].tolist() if 0 < o <= self.used]
+            known = {self.packed[o - 1]: o for o in numbers_near}
             for k, plane in enumerate(planes):
                 packed = self.lz4.compress(plane.tobytes(), store_size=False)
                 number = known.get(packed)
@@ -622,9 +651,11 @@ class PackedFrames(FrameTable):
         wanted = np.unique(np.concatenate(asked, axis=None))
         wanted = wanted[wanted >= 0]                             # −1: a row of zeros
         if wanted[-1:].max(initial=0) >= self.used: self._refuse_number()
-        for numbers in asked: numbers[...] = np.where(numbers < 0, -1, np.searchsorted(wanted, numbers))
+        for numbers in asked:
+            there = numbers >= 0
+            numbers[there] = np.searchsorted(wanted, numbers[there])
         raw = bytearray().join(self._unpack(o) for o in wanted.tolist())
-        frames = np.frombuffer(raw, self.unit).reshape(-1, self.nbytes_each//self.unit.itemsize)
+        frames = np.frombuffer(raw, self.unit).reshape(-1, self._row_shape[-1])
         self._fill(frames, len(frames), request, shared)
     def _intact(self, rows: np.ndarray) -> bool: return all(self._unpack(o) for o in rows.tolist())
     def _content(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -636,7 +667,8 @@ class PackedFrames(FrameTable):
         if (lengths < 0).any(): raise ValueError(f'{self.leaf.name}: lengths: expected none below 0')
         ends = np.cumsum(lengths, dtype=np.int64)
         frames = _array(self.leaf.name, state, 'frames', np.uint8, int(ends[-1:].sum()))
-        for o, part in zip(rows.tolist(), np.split(frames, ends[:-1])): self._keep(o, part.tobytes())
+        parts = np.split(frames, ends[:-1])
+        for row, part in zip(rows.tolist(), parts): self._keep(row, part.tobytes())
 
 def lz4_block() -> Any:
     "Return the module `lz4.block`; an `ImportError` says how to install it"

@@ -20,7 +20,7 @@ from ..samplers.proportional import Proportional
 from ..samplers.sum_tree import FIRST, NO_LOWS, power, resum_many
 from ..samplers.uniform import Uniform
 from .base import Storage
-from .episodes import EpisodeIndex, Tables, column_of, enter_rows, place_of, slot_at, tables_of
+from .episodes import EpisodeIndex, column_of, enter_rows, place_of, slot_at, tables_of
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #cd487e0a
 @dataclass(frozen=True)
@@ -125,8 +125,9 @@ def _put_leaf(change: Change, place: int, p: float) -> None:
     elif p==change.largest: leaf = change.leaf
     else: leaf = power(p, change.alpha)
     line = np.int64(tree[0, FIRST]) + (place >> 2)
-    tree[line, place & 3] = leaf
-    tree[line, 4 + (place & 3)] = max(p, 0.)
+    column = place & 3
+    tree[line, column] = leaf
+    tree[line, column + 4] = max(p, 0.)
     n = counts[_LINES]
     if n and lines[n - 1]==line: return
     if n==_MOST_LINES: _resum(change)
@@ -177,10 +178,11 @@ def _close_up(change: Change) -> int:
         if change.counts[_LINES]: _resum(change)
     return left
 
+# %% ../../nbs/3_lasting/13_sequences.ipynb #dc137ce2
 @_kernel
-def enter_starts(columns: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...], step_n: np.ndarray, options: tuple,
-                 marks: tuple[np.ndarray, ...], priorities: tuple, scratch: np.ndarray, n: int, begin: int, n_added: int,
-                 first_id: int, known: int) -> int:
+def enter_starts(columns: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...], step_n: np.ndarray,
+                 options: tuple, marks: tuple[np.ndarray, ...], priorities: tuple, scratch: np.ndarray,
+                 n: int, begin: int, n_added: int, first_id: int, known: int) -> int:
     """Process the rows from `begin` on: of `n` starts some leave, others enter; return how many
     there are. Priorities are the largest, or for ids below `known` those that were kept, as
     their phases were"""
@@ -193,7 +195,8 @@ def enter_starts(columns: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...]
     _, terminated, truncated, _, _, _ = columns
     slot = begin % len(rows) - 1
     for id in range(begin, n_added):
-        slot = slot + 1 if slot + 1 < len(rows) else 0
+        slot += 1
+        if slot==len(rows): slot = 0
         if rows[slot, PLACE] > 0: _leave(change, slot)   # a start is overwritten
         e = tables.rows[slot].episode
         place = place_of(tables, slot)
@@ -210,8 +213,9 @@ def enter_starts(columns: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...]
             if place + 1 - span < tables.episodes[e].gone: break
             at = slot_at(tables, e, place + 1 - span)
             if span <= burn_in and rows[at, PHASE] >= 0: continue           # none of its steps would count
-            if rows[at, PLACE]==WAITING: _enter(change, at, span)
-            elif rows[at, PLACE] > 0: change.starts[rows[at, PLACE] - 1, SPAN] = span
+            start = rows[at, PLACE]
+            if start==WAITING: _enter(change, at, span)
+            elif start > 0: change.starts[start - 1, SPAN] = span
     return _close_up(change)
 
 @_kernel
@@ -224,7 +228,8 @@ def bar_starts(arrays: tuple[np.ndarray, ...], marks: tuple[np.ndarray, ...], pr
     for slot in slots:
         e = tables.rows[slot].episode
         place = place_of(tables, slot)
-        least = max(place + 1 - length, tables.episodes[e].gone) if e else place     # 0: cleared, with those before it
+        least = place                                    # no episode: it was cleared, with those before it
+        if e: least = max(place + 1 - length, tables.episodes[e].gone)
         for first in range(least, place + 1):
             at = slot if first==place else slot_at(tables, e, first)
             if rows[at, PLACE] > 0: _leave(change, at)
@@ -243,7 +248,8 @@ def write_windows(arrays: tuple[np.ndarray, ...], starts: np.ndarray, places: np
         span = starts[place, SPAN]
         e = tables.rows[slot].episode
         first = place_of(tables, slot)
-        for k in range(slots.shape[1]): slots[i, k] = slot_at(tables, e, first + k) if k < span else -1
+        slots[i, span:] = -1
+        for k in range(span): slots[i, k] = slot_at(tables, e, first + k)
 
 @kernel
 def mark_learned(rows: np.ndarray, at: np.ndarray, burn_in: int, first: int, learn: np.ndarray) -> None:
@@ -253,9 +259,11 @@ def mark_learned(rows: np.ndarray, at: np.ndarray, burn_in: int, first: int, lea
     for i in range(len(at)):
         begin, k = burn_in, 0
         while k < min(first, begin):
-            if at[i, k] >= 0 and rows[at[i, k] % len(rows), PHASE] < 0: begin = k
+            slot = at[i, k] % len(rows)
+            if at[i, k] >= 0 and rows[slot, PHASE] < 0: begin = k
             k += 1
-        for k in range(at.shape[1]): learn[i, k] = (at[i, k] >= 0) & (k >= begin)
+        learn[i, :begin] = False
+        for k in range(begin, at.shape[1]): learn[i, k] = at[i, k] >= 0
 
 @kernel
 def join_errors(learn: np.ndarray, errors: np.ndarray, eta: float) -> np.ndarray:
@@ -283,15 +291,30 @@ def phases_fit(phases: np.ndarray, sequence: Sequence) -> bool:
 
 def consistent(rows: object, starts: object, size: int, n: int, sequence: Sequence) -> bool:
     "Can these be the rows of a sampler with `size` filled slots, and its `n` starts?"
-    if not isinstance(rows, np.ndarray) or not isinstance(starts, np.ndarray): return False
-    if rows.dtype!=np.int32 or starts.dtype!=np.int32: return False
-    if rows.shape!=(size, 2) or starts.shape!=(n, 2): return False
-    places = rows[:, PLACE]
-    (slots, spans) = starts.T
-    if not phases_fit(rows[:, PHASE], sequence) or (places < BARRED).any(): return False
+    for a, m in (rows, size), (starts, n):
+        if not isinstance(a, np.ndarray) or a.dtype!=np.int32 or a.shape!=(m, 2): return False
+    (phases, places), (slots, spans) = (np.asarray(a).T for a in (rows, starts))
+    if not phases_fit(phases, sequence) or (places < BARRED).any(): return False
     inside = (slots >= 0) & (slots < size) & (spans > 0) & (spans <= sequence.length)
     if not inside.all() or np.count_nonzero(places > 0)!=n: return False
-    return bool((places[slots]==np.arange(1, n + 1)).all())
+    return np.array_equal(places[slots], np.arange(1, n + 1))
+
+def _answers(ids: Any, td_errors: Any, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    "Return `ids` and TD errors (float64) with two axes; a `ValueError` unless their shapes fit"
+    shape = tuple(np.shape(ids))
+    shape_td = tuple(np.shape(td_errors))
+    length = sequence.length
+    late = length - sequence.burn_in
+    of_steps = [(), (length,), (late,)] if shape[1:] else [()]       # those of starts have no steps
+    fits = shape[1:] in ((), (length,)) and shape_td[1:] in of_steps
+    if not fits or not shape or shape_td[:1]!=shape[:1]:
+        fitting = f'shape (bs, {length}), (bs, {late}) or (bs,) and ids of shape (bs, {length}) or (bs,)'
+        refuse('td_errors', fitting, Words(f'{shape_td} and {shape}'))
+    ids, td = (v.reshape(-1) if hasattr(v, 'reshape') else np.ravel(v) for v in (ids, td_errors))
+    ids = ids_of('ids', ids).reshape((*shape, 1)[:2])
+    td = as_errors(td, len(td)).astype(float)
+    if not shape_td[1:]: return np.ascontiguousarray(ids[:, :1]), td[:, None]
+    return ids, td.reshape(shape_td)
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #953f6198
 class Starts(Sampler):
@@ -325,13 +348,14 @@ class Starts(Sampler):
 
     def _new_arrays(self, max_sz: int, allocate: Callable[[str, int], np.ndarray] | None) -> dict[str, Any]:
         "Return the arrays; phases and priorities, which must outlive the process, in bytes that do"
-        if allocate is None: kept, rows = np.zeros(max_sz + 1), np.zeros((max_sz, 2), np.int32)
-        else:
+        rows, starts = np.zeros((2, max_sz, 2), np.int32)
+        kept = np.zeros(max_sz + 1)
+        if allocate is not None:
             raw = allocate('starts', 24*max_sz + 8)
-            records = raw[:16*max_sz].view(np.int32).reshape(-1, 4)
-            rows = records[:, 1::2]                      # between them are links that older versions kept
+            numbers = raw[:16*max_sz].view(np.int32)
+            rows = numbers.reshape(-1, 4)[:, 1::2]       # between them are links that older versions kept
             kept = raw[16*max_sz:].view(float)
-        return dict(rows=rows, starts=np.zeros((max_sz, 2), np.int32), kept=kept, episodes=None, columns=None)
+        return dict(rows=rows, starts=starts, kept=kept, episodes=None, columns=None)
 
     def options(self) -> dict[str, Any]:
         "Return the constructor's arguments as plain data"
@@ -346,7 +370,7 @@ class Starts(Sampler):
         "The beta of the base sampler"
         return self.base_sampler.beta
     @beta.setter
-    def beta(self, value: Any) -> None: self.base_sampler.beta = value
+    def beta(self, value: object) -> None: self.base_sampler.beta = value
     @property
     def priorities(self) -> np.ndarray:
         "The priorities of the starts that can be drawn, in no order (float64)"
@@ -355,11 +379,22 @@ class Starts(Sampler):
         "The number of starts that can be drawn"
         return self.base_sampler.size
 
+    def _waiting(self) -> np.ndarray:
+        "The slots of starts whose windows may yet be completed (int64 array): their episodes go on"
+        tables = self.episodes.tables
+        slots = np.flatnonzero(self.rows[:self.size, PLACE]==WAITING)
+        episodes = tables.episodes[tables.rows['episode'][slots]]
+        n_rows = tables.streams['n_rows'][episodes['stream']]
+        newest = episodes['begin'] + episodes['length']==n_rows
+        if not self.sequence.across_episodes: newest &= episodes['ended']==0
+        return slots[newest]
+
     def get_state(self) -> dict[str, Any]:
         "Return which starts can be drawn, in which order, and the state of the base sampler"
         rows = self.rows[:self.size].copy()
         starts = self.starts[:len(self)].copy()
-        return super().get_state() | dict(rows=rows, starts=starts, inner=self.base_sampler.get_state(), tails=True)
+        state = dict(rows=rows, starts=starts, inner=self.base_sampler.get_state(), tails=True)
+        return super().get_state() | state
 
     def _from_state(self, state: dict[str, Any]) -> dict[str, Any]:
         attributes = super()._from_state(state)
@@ -369,13 +404,13 @@ class Starts(Sampler):
         size = attributes['size']
         fits = consistent(rows, starts, size, n, self.sequence)
         require(fits, 'state: rows and starts do not match each other, or this memory')
-        made = self._new_arrays(self.max_sz, None) | dict(known=None, ends_early='tails' not in state)
+        made = self._new_arrays(self.max_sz, None)
         made['rows'][:size] = rows
         made['starts'][:n] = starts
         kept = made['kept']
         kept[:] = -1.
         if self.prioritized: kept[starts[:, SLOT]], kept[-1] = self.base_sampler.priorities_in(inner, n)
-        return attributes | made
+        return attributes | made | dict(known=None, ends_early='tails' not in state)
 
     def set_state(self, state: dict[str, Any]) -> None:
         attributes = self._from_state(state)
@@ -393,7 +428,7 @@ class SequenceSampler(Starts):
     `sampler`: how they are drawn, a `Uniform` or a `Proportional`. A start enters the set when
     its window is complete, and leaves it when it is overwritten, or a row of its window is
     dropped; both in O(1), amortised."""
-    def enter(self, storage: Storage, given: Any = None) -> None:
+    def enter(self, storage: Storage, given: object = None) -> None:
         "Process all rows that a storage has received"
         n_added, first = storage.n_added, storage.first_id
         if self._reopened and n_added: self._recover()
@@ -403,7 +438,8 @@ class SequenceSampler(Starts):
         known = self.n_entered if self.known is None else self.known
         begin = max(begin, first)
         if begin < n_added: self._put_in(begin % self.max_sz, n_added - begin)
-        self.base_sampler.size = enter_starts(*self.columns, *self._change(n_added - begin), begin, n_added, first, known)
+        change = self._change(n_added - begin)
+        self.base_sampler.size = enter_starts(*self.columns, *change, begin, n_added, first, known)
         self.known = None
         self.n_entered = n_added
         self._mark_filled(n_added)
@@ -411,28 +447,33 @@ class SequenceSampler(Starts):
     def _change(self, most: int) -> tuple:
         "What kernels change, where at most so many starts leave"
         base = self.base_sampler
-        marks = (self.rows, self.starts, self.kept)
-        priorities = (base.tree, base.lows, base.alpha, base.largest) if self.prioritized else (NO_TREE, NO_LOWS, 0., 1.)
+        marks = self.rows, self.starts, self.kept
+        priorities = NO_TREE, NO_LOWS, 0., 1.
+        if self.prioritized: priorities = base.tree, base.lows, base.alpha, base.largest
         return marks, priorities, new_scratch(max(most, 0)), len(self)
 
     def on_drop(self, slots: np.ndarray) -> None:
         "Windows that hold a row in one of these slots can't be drawn any more, nor become complete"
-        self.base_sampler.size = bar_starts(self.episodes.arrays, *self._change(len(self)), slots, self.sequence.length)
+        change = self._change(len(self))
+        self.base_sampler.size = bar_starts(self.episodes.arrays, *change, slots, self.sequence.length)
     def _drop_again(self) -> None: pass         # it is in the state of each start
 
     def _begin(self, storage: Storage) -> None:
         "Make the index; for a state in which n-step episodes ended early, find all starts again"
         o = self.sequence
         if self.ends_early and 'discount' in storage.layout.fields:
-            nothing = dict(size=0) | (dict(priorities=np.empty(0)) if self.prioritized else {})
-            self.base_sampler.set_state(self.base_sampler.get_state() | nothing)
+            state = self.base_sampler.get_state() | dict(size=0)
+            if self.prioritized: state['priorities'] = np.empty(0)
+            self.base_sampler.set_state(state)
             self._keep_phases(self.n_entered)
         self.ends_early = False
         self.episodes = EpisodeIndex(storage, o.across_episodes, self.rows)
         columns, step_n = self.episodes.columns, column_of(storage, 'step_n')
-        options = (o.length, o.stride, o.pad and not o.across_episodes, o.across_episodes, step_n is not None,
-                   o.burn_in if o.known_starts else 0)
-        self.columns = columns, self.episodes.arrays, columns[-1] if step_n is None else step_n, options
+        pad = o.pad and not o.across_episodes
+        burn_in = o.burn_in if o.known_starts else 0
+        options = o.length, o.stride, pad, o.across_episodes, step_n is not None, burn_in
+        if step_n is None: step_n = columns[-1]          # which is not read
+        self.columns = columns, self.episodes.arrays, step_n, options
 
     def _keep_phases(self, known: int) -> None:
         "Keep the phases and priorities of the rows below `known` only: `enter` computes the rest again"
@@ -441,8 +482,9 @@ class SequenceSampler(Starts):
 
     def _recover(self, *_: object) -> None:
         "Use the kept phases and priorities of rows that have entered; `enter` computes the rest again"
-        p = self.kept
-        fits = ((p >= -1) & (p < np.inf)).all() and phases_fit(self.rows[:, PHASE], self.sequence)
+        p, phases = self.kept, self.rows[:, PHASE]
+        inside = (p >= -1) & (p < np.inf)
+        fits = inside.all() and phases_fit(phases, self.sequence)
         require(fits, 'starts: damaged: some priorities or phases are out of range')
         self._keep_phases(self.n_entered)
         if self.prioritized: self.base_sampler.note_largest(p[-1])
@@ -486,37 +528,30 @@ class SequenceSampler(Starts):
             learn = self.learned(slots, np.empty(slots.shape, bool))
             counted[slots[learn]] = True
             return int(np.count_nonzero(~learn.any(1)))
-        for places in np.array_split(np.arange(len(self)), 1 + len(self)*length//_AT_ONCE):
+        n = len(self)
+        for places in np.array_split(np.arange(n), 1 + n*length//_AT_ONCE):
             slots = np.empty((len(places), length), np.int64)
             write_windows(index.arrays, self.starts, places, slots)
             n_idle += count(slots)
         ids = index.window(self._waiting(), range(length))
         count(np.where(ids < 0, -1, ids % self.max_sz))
         stored = np.arange(index.storage.first_id, index.storage.n_added) % self.max_sz
-        return float((~counted[stored]).mean()), n_idle/len(self) if len(self) else float('nan')
-    def _waiting(self) -> np.ndarray:
-        "The slots of starts whose windows may yet be completed (int64 array): their episodes go on"
-        tables = self.episodes.tables
-        slots = np.flatnonzero(self.rows[:self.size, PLACE]==WAITING)
-        episodes = tables.episodes[tables.rows['episode'][slots]]
-        n_rows = tables.streams['n_rows'][episodes['stream']]
-        newest = episodes['begin'] + episodes['length']==n_rows
-        return slots[newest & (self.sequence.across_episodes | (episodes['ended']==0))]
-
+        uncounted = ~counted[stored]
+        return float(uncounted.mean()), n_idle/n if n else float('nan')
     def update_ids(self, ids: Any, td_errors: Any, first_id: int, n_added: int) -> tuple[int, int]:
         """p = eta · max|δ| + (1 − eta) · mean|δ| over the steps of each sequence that count for
         the loss (Kapturowski et al. 2019, section 2.3). `ids` (bs, length) or those of the
         starts (bs,); `td_errors` (bs, length), (bs, length − burn_in), of the last steps, or
         (bs,). Return how many changed, and how many were stale"""
-        ids, td = self._answers(ids, td_errors)
+        ids, td = _answers(ids, td_errors, self.sequence)
         learn = np.ones(ids.shape, bool)
         if ids.shape[1] > 1: self.learned(ids, learn)
         starts = ids[:, 0]
         values = join_errors(learn, td, self.sequence.eta)
         check_answers('ids', starts, values, n_added)
-        there = starts >= first_id
-        there[there] = self.rows[starts[there] % self.max_sz, PLACE]!=BARRED
-        slots = starts[there] % self.max_sz
+        slots = starts % self.max_sz
+        there = (starts >= first_id) & (self.rows[slots, PLACE]!=BARRED)
+        slots = slots[there]
         values = values[there]
         places = self.rows[slots, PLACE].astype(np.int64) - 1
         if (places < 0).any():
@@ -529,31 +564,15 @@ class SequenceSampler(Starts):
         self.kept[-1] = base.largest
         return changed, n_stale
 
-    def _answers(self, ids: Any, td_errors: Any) -> tuple[np.ndarray, np.ndarray]:
-        "Return `ids` and TD errors (float64) with two axes; a `ValueError` unless their shapes fit"
-        shape = tuple(np.shape(ids))
-        shape_td = tuple(np.shape(td_errors))
-        length = self.sequence.length
-        late = length - self.sequence.burn_in
-        of_steps = [(), (length,), (late,)] if shape[1:] else [()]       # those of starts have no steps
-        fits = shape[1:] in ((), (length,)) and shape_td[1:] in of_steps
-        if not fits or not shape or shape_td[:1]!=shape[:1]:
-            fitting = f'shape (bs, {length}), (bs, {late}) or (bs,) and ids of shape (bs, {length}) or (bs,)'
-            refuse('td_errors', fitting, Words(f'{shape_td} and {shape}'))
-        ids, td = (v.reshape(-1) if hasattr(v, 'reshape') else np.ravel(v) for v in (ids, td_errors))
-        ids = ids_of('ids', ids).reshape((*shape, 1)[:2])
-        td = as_errors(td, len(td)).astype(float)
-        if not shape_td[1:]: return np.ascontiguousarray(ids[:, :1]), td[:, None]
-        return ids, td.reshape(shape_td)
-
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is broken. O(N)"
         n = len(self)
         rows = self.rows[:self.size]
         starts = self.starts[:len(self)]
         assert consistent(rows, starts, self.size, n, self.sequence), 'rows and starts do not match each other'
-        same = not self.prioritized or (self.kept[starts[:, SLOT]]==self.priorities).all()
-        assert same, 'a priority differs from the one kept'
+        if self.prioritized:
+            kept = self.kept[starts[:, SLOT]]
+            assert np.array_equal(kept, self.priorities), 'a priority differs from the one kept'
         if self.episodes is not None: self.episodes.check_valid()
         return self.base_sampler.check_valid() and super().check_valid()
 

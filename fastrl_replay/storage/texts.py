@@ -20,6 +20,8 @@ MOST_TEXTS, BYTES = 1 << 20, 1 << 26           # distinct strings of a field at 
 _HINT = ('such a field is for names and instructions, each of which many steps have; keep what differs in every '
          'step outside, and its number here')
 
+_FEW = 1024            # strings that may come before those in use are counted again
+_FRONT = 16            # bytes before the second list: how often each was emptied (int64[2])
 _LENGTH = 4                                    # bytes before each string: its length + 1
 
 def _entry(text: str) -> bytes: return text.encode('utf-8', 'surrogatepass')
@@ -83,9 +85,6 @@ class TextList:
         self.read()
 
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00065
-_FEW = 1024            # strings that may come before those in use are counted again
-_FRONT = 16            # bytes before the second list: how often each was emptied (int64[2])
-
 class TextNumbers:
     """The distinct strings of leaf `k` of a `layout`, in two `TextList`s: number i is that of
     the i-th of the first, −i of the second. What no row refers to is forgotten; the limits are
