@@ -26,7 +26,7 @@ from ..storage.episodes import ENDINGS, EpisodeIndex
 from ..storage.sequences import SequenceSampler, draw_anywhere, draw_sequences, read_windows
 from .parts import (
     Parts, as_arrays, as_tensors, drop_episodes_of, elsewhere, memory_like, options_at, parts_in, room_at, view_of)
-from .shelf import Shelf, passing
+from .shelf import Shelf, correct_field, field_values, passing
 
 # %% ../../nbs/1_memory/20_memory.ipynb #f81da0cc
 def _structured(dtype):
@@ -141,13 +141,13 @@ class Readable(MemoryBase):
             return self.fetch(self._shelf.ids()[-k:], fields)
     def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before `ids` in their streams, or `within_episode` (int64 array); −1: none is stored"
-        with self.lock: return self._shelf.neighbours(ids, -1, within_episode)
+        with self.lock: return self._shelf.order.neighbours(ids, -1, within_episode)
     def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps after `ids` in their streams, or `within_episode` (int64 array); −1: there is none yet"
-        with self.lock: return self._shelf.neighbours(ids, 1, within_episode)
+        with self.lock: return self._shelf.order.neighbours(ids, 1, within_episode)
     def episode_ids(self, id: int) -> np.ndarray:
         "Return ids of the stored part of the episode with transition `id`, oldest first (int64 array)"
-        with self.lock: return self._shelf.episode_ids(id)
+        with self.lock: return self._shelf.order.episode_ids(id)
     def episodes(self) -> Iterator[Batch]:
         """Yield the whole episodes that are stored, each as a `Batch`, in the order of their
         ends.
@@ -155,10 +155,10 @@ class Readable(MemoryBase):
         Of each the first step is stored, and the last is terminated or truncated. A first step
         has `step_n` 0. Without that field, the step before it in the stream must be stored, and
         ended."""
-        with self.lock: ends = self._shelf.ends()
+        with self.lock: ends = self._shelf.order.ends()
         for end in ends:
             with self.lock:
-                ids = self._shelf.whole_episode(end)
+                ids = self._shelf.order.whole_episode(end)
                 rows = None if ids is None else self.fetch(ids)
             if rows is not None: yield rows
     def episode_index(self) -> EpisodeIndex:
@@ -166,8 +166,8 @@ class Readable(MemoryBase):
         while you use it, and don't keep it. A `ValueError` where nothing tells the end of an
         episode"""
         with self.lock:
-            self._shelf.in_order = True
-            return self._shelf.episodes()
+            self._shelf.order.matters = True
+            return self._shelf.order.episodes()
     def where(self, field: str, test: Any) -> np.ndarray:
         """Return ids of the stored transitions whose `field`, a number or string, passes a test,
         oldest first (int64).
@@ -176,7 +176,7 @@ class Readable(MemoryBase):
         the one to be equal to. Dropped transitions are found as well: they are stored. A
         `ValueError` or `TypeError` names a field that is neither, or an answer that isn't n
         bools."""
-        with self.lock: ids, (values, at) = self._shelf.ids(), self._shelf.values(field)
+        with self.lock: ids, (values, at) = self._shelf.ids(), field_values(self._shelf, field)
         return passing(ids, values, at, test)
     def column(self, field: str) -> np.ndarray:
         """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct`
@@ -409,7 +409,7 @@ class ReplayMemory(Readable, Persistent, metaclass=KnowsOtherNames):
         if lengths.uneven and self._follows(): lengths.tell()
     def _follows(self):
         "Are batches formed along the links: sequences, windows, or what asked for the index of episodes?"
-        return self._shelf.in_order or self._chooser.sequence is not None or bool(self._around.windows)
+        return self._shelf.order.matters or self._chooser.sequence is not None or bool(self._around.windows)
 
     # Draw
 
@@ -448,8 +448,8 @@ class ReplayMemory(Readable, Persistent, metaclass=KnowsOtherNames):
         with self.lock:
             bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
             shelf, chooser = self._shelf, self._chooser
-            shelf.in_order = True
-            index = shelf.index()
+            shelf.order.matters = True
+            index = shelf.order.index()
             chooser.catch_up()
             request = draw_anywhere(index, bs, length, chooser.rng, chooser.eligible)
             return self._read_windows(request, 0)
@@ -481,7 +481,7 @@ class ReplayMemory(Readable, Persistent, metaclass=KnowsOtherNames):
             self._shelf.numbers(field)
             formed = self._chooser.sequence is not None and field in ENDINGS
             require(not formed, f'{field}: sequences have been formed by it, so it cannot be changed in this memory')
-            self._shelf.correct(ids, field, values, self._parts.forget)
+            correct_field(self._shelf, ids, field, values, self._parts.forget)
     def drop(self, ids: Any) -> int:
         """Never draw the transitions `ids` (m,) again; return how many had not been dropped
         before.
