@@ -10,6 +10,7 @@ __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'AROUND', 'N_HEADER', 'NONE', 'T', 'F',
 
 # %% ../nbs/1_memory/04_batch.ipynb #62b90cd6
 import copy
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -63,8 +64,8 @@ class Plan:
         self.nbytes = 0
         for k in (0, *range(N_HEADER, len(wanted)), *range(1, N_HEADER)):
             if wanted[k] is None: continue
-            text = dtypes[k].hasobject                    # strings lie elsewhere
-            size = 0 if text else dtypes[k].itemsize*int(np.prod(wanted[k], dtype=np.int64))
+            size = dtypes[k].itemsize*math.prod(wanted[k])
+            if dtypes[k].hasobject: size = 0              # strings lie elsewhere
             self.columns[k] = self.nbytes, size, dtypes[k], wanted[k]
             self.nbytes += -(-size // 64)*64
 
@@ -144,17 +145,19 @@ def batch_type(kind: 'type[Columns]', layout: Layout) -> Any:
 @constant_result
 def _make_type(kind: 'type[Columns]', layout: Layout) -> None:
     known = layout.__dict__.setdefault('_batch_types', {})
-    if kind not in known:
-        bits = [None]*N_HEADER + [o.bits_of for o in layout.leaves]
-        names = {f: '_field_' + f if f in kind._own else f for f in layout.fields}
-        trees = {names[f]: tree_map(lambda k: k + N_HEADER, o) for f, o in zip(layout.fields, layout.trees)}
-        plain = {f: isinstance(k, int) and bits[k] is None for f, k in trees.items()}
-        columns = {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
-        texts = {layout.leaves[k].path[0]: k for k in layout.texts}
-        columns |= {names[f]: Texts(k + N_HEADER) for f, k in texts.items()}
-        more = dict(_kind=kind, _layout=layout, _names=names, _texts=texts)
-        more['_trees'] = {f: tree_leaves(o) for f, o in trees.items()}
-        known[kind] = type(kind.__name__, (kind,), columns | more)
+    if kind in known: return
+    bits = [None]*N_HEADER + [o.bits_of for o in layout.leaves]
+    texts = {layout.leaves[k].path[0]: k for k in layout.texts}
+    own: dict[str, Any] = dict(_kind=kind, _layout=layout, _names={}, _texts=texts, _trees={})
+    for field, tree in zip(layout.fields, layout.trees):
+        name = '_field_' + field if field in kind._own else field
+        k = tree_map(lambda k: k + N_HEADER, tree)
+        own['_names'][field] = name
+        own['_trees'][name] = tree_leaves(k)
+        if field in texts: own[name] = Texts(k)
+        elif isinstance(k, int) and bits[k] is None: own[name] = Column(k)
+        else: own[name] = Nested(k, bits)
+    known[kind] = type(kind.__name__, (kind,), own)
 
 def made_of(of_type: type, known: dict) -> Any:
     "Return a batch of this `batch_type` that has the attributes `known`: those of another batch, or new ones"
@@ -262,8 +265,9 @@ class Columns:
         return known | dict(_host_ids=self._host())
     def _each(self, f: Callable, n: int | None = None) -> Any:
         "The same batch with `f` applied to every tensor (and then of `n` rows)"
-        columns = [t if t is None or isinstance(t, list) else f(t) for t in self._tensors()]
-        return made_of(type(self), self._kept() | dict(_n=self._n if n is None else n, _columns=columns))
+        columns = [f(t) if isinstance(t, torch.Tensor) else t for t in self._tensors()]
+        n = self._n if n is None else n
+        return made_of(type(self), self._kept() | dict(_n=n, _columns=columns))
 
     def _block(self) -> torch.Tensor | None:
         "The buffer as a tensor, if all columns still lie in it"
@@ -294,10 +298,10 @@ class Columns:
         "The plan and the bytes of one buffer on the CPU that holds all columns"
         block = self._block()
         if block is not None: return self._plan, block.cpu().numpy()
-        header = self._values()[:N_HEADER]
+        header = [None if v is None else plain_array('header', v)[0] for v in self._values()[:N_HEADER]]
         leaves = self.arrays()
-        header = [None if v is None else plain_array('header', v)[0] for v in header]
-        plan = Plan.of(self._type._layout, self._n, tuple(None if a is None else a.shape for a in header))
+        shapes = tuple(None if a is None else a.shape for a in header)
+        plan = Plan.of(self._type._layout, self._n, shapes)
         raw = aligned(plan.nbytes)
         for out, a in zip(plan.carve(raw), [*header, *leaves]):
             if a is not None: out[...] = a
@@ -317,16 +321,16 @@ _KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
 def _unpickled(kind: type, layout: Layout, n: int, shapes: tuple, raw: np.ndarray,
                known: dict[str, Any], strings: Sequence = ()) -> Any:
     shapes += NONE[len(shapes):]         # of a version with fewer columns in the header
-    made = made_over(kind, Plan.of(layout, n, shapes), raw if raw.flags.writeable else raw.copy(), **known)
-    return made._with_strings(strings)
+    if not raw.flags.writeable: raw = raw.copy()
+    return made_over(kind, Plan.of(layout, n, shapes), raw, **known)._with_strings(strings)
 
 def _as_stored(leaf: Leaf, v: object) -> np.ndarray:
     if leaf.text: return np.array(v, object)
     return v if isinstance(v, np.ndarray) else plain_array(leaf.name, v)[0]
 def _is_on(v: Any, device: torch.device) -> bool:
-    if isinstance(v, list) or isinstance(v, np.ndarray) and v.dtype.hasobject: return True      # strings
-    if isinstance(v, np.ndarray): return device.type=='cpu'
-    return v.device.type==device.type and (device.index is None or v.device.index==device.index)
+    if isinstance(v, list): return True                             # strings
+    if isinstance(v, np.ndarray): return v.dtype.hasobject or device.type=='cpu'
+    return v.device.type==device.type and device.index in (None, v.device.index)
 
 def _checked_rows(name: str, v: object, n: int) -> Any:
     v = tree_map(torch.as_tensor, v)
@@ -408,7 +412,8 @@ class Batch(Columns):
         if len(tensors)!=len(leaves): refuse('tensors', f'{len(leaves)}, one for each leaf', len(tensors))
         for o in header: one_of('header', o, HEADER)
         columns = [None if header.get(o) is None else _checked_rows(o, header[o], n) for o in HEADER]
-        columns += [encode(o, t, (n,)) if o.text else _checked_rows(o.name, t, n) for o, t in zip(leaves, tensors)]
+        for leaf, t in zip(leaves, tensors):
+            columns.append(encode(leaf, t, (n,)) if leaf.text else _checked_rows(leaf.name, t, n))
         return made_of(batch_type(cls, layout), dict(_n=n, _columns=columns, _max_sz=max_sz, streams=streams))
 
     @classmethod
@@ -416,7 +421,8 @@ class Batch(Columns):
         "Return one batch of the rows of several `batches` of one layout"
         if len(batches)==1: return batches[0]
         layout = batches[0].layout
-        streams = None if layout.stream_leaf is not None else np.concatenate([stream_numbers(o) for o in batches])
+        streams = None
+        if layout.stream_leaf is None: streams = np.concatenate([stream_numbers(o) for o in batches])
         made = cls.empty(layout, sum(map(len, batches)), streams)
         for a, parts in zip(made.arrays(), zip(*(o.arrays() for o in batches))): np.concatenate(parts, out=a)
         return made
@@ -424,9 +430,10 @@ class Batch(Columns):
     @property
     def idxs(self) -> torch.Tensor | None:
         "The slots of the rows in the memory (int64 tensor; −1: padding); None unless they come from one"
-        ids: Any = self.ids
-        if ids is None or ids.ndim==1: return None if ids is None else ids % self._max_sz
-        return torch.where(ids < 0, ids, ids % self._max_sz)
+        ids = self.ids
+        if ids is None: return None
+        slots = ids % self._max_sz
+        return slots if ids.ndim==1 else torch.where(ids < 0, ids, slots)
     @property
     def is_pad(self) -> dict[str, torch.Tensor] | None:
         """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs,
@@ -458,8 +465,10 @@ class Batch(Columns):
     def __getitem__(self, k: object) -> Any:
         if isinstance(k, str): return self.columns(k)[0]
         if not isinstance(k, slice): return self.layout.step([a[k] for a in self._readable()])
-        part = self._each(lambda t: t[k].clone(), len(range(*k.indices(self._n))))
-        part.__dict__.update(_host_ids=None, streams=None if self.streams is None else self.streams[k].copy())
+        n = len(range(*k.indices(self._n)))
+        part = self._each(lambda t: t[k].clone(), n)
+        streams = None if self.streams is None else self.streams[k].copy()
+        part.__dict__.update(_host_ids=None, streams=streams)
         return part._with_strings([a[k].tolist() for a in self._strings()]) if self._texts else part
 
     def columns(self, *names: str) -> tuple:
@@ -477,10 +486,11 @@ class Batch(Columns):
         return self.layout.step(self._readable())
     def _readable(self) -> list:
         leaves = self.layout.leaves
-        arrays = self.arrays()
-        found = [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
-        for k in self._texts.values(): found[k] = found[k].tolist()
-        return found
+        arrays = [*self.arrays()]
+        for k, (o, a) in enumerate(zip(leaves, arrays)):
+            if o.bits_of is not None: arrays[k] = as_tensor(a, o.bits_of).float().numpy()
+            elif o.text: arrays[k] = a.tolist()
+        return arrays
 
     def replace(self, **columns: object) -> 'Batch':
         "Return a batch with other `columns` for these fields; it keeps ids, weights and its memory"
@@ -494,7 +504,8 @@ class Batch(Columns):
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
         def wider(t: Any) -> Any: return t.unsqueeze(-1) if isinstance(t, torch.Tensor) and t.ndim==1 else t
-        columns = [wider(t) if k else t for k, t in enumerate(self._tensors())]
+        ids, *others = self._tensors()
+        columns = [ids, *map(wider, others)]
         return made_of(type(self), self._kept() | dict(_n=self._n, _columns=columns, _type=_unsqueezed(self._type)))
 
     def update_priorities(self, td_errors: object) -> int:

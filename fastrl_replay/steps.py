@@ -86,21 +86,24 @@ class Leaf(NamedTuple):
 
 def readable(nbytes: float) -> str:
     "Return `nbytes` in words: '7.1 GB'"
-    for unit in ('bytes', 'kB', 'MB', 'GB'):
-        if nbytes < 1000: return f'{nbytes:.0f} {unit}' if unit=='bytes' else f'{nbytes:.1f} {unit}'
+    if nbytes < 1000: return f'{nbytes:.0f} bytes'
+    for unit in ('kB', 'MB', 'GB', 'TB'):
         nbytes /= 1000
-    return f'{nbytes:.1f} TB'
+        if nbytes < 1000: break
+    return f'{nbytes:.1f} {unit}'
 
-def _all_texts(a: np.ndarray) -> bool: return all(isinstance(o, str) for o in a.flat)
-def _python_floats(v: object, a: np.ndarray) -> bool: return type(v) is float or isinstance(v,
-                   list) and a.dtype==np.float64
+def _is_text(v: object) -> bool:
+    "Is it a string, or an array of strings?"
+    if isinstance(v, np.ndarray) and v.dtype.hasobject: return all(isinstance(o, str) for o in v.flat)
+    return isinstance(v, str)
+def _python_floats(v: object, a: np.ndarray) -> bool:
+    return type(v) is float or isinstance(v, list) and a.dtype==np.float64
 
 def leaf_of(path: tuple, v: object) -> Leaf:
     "Return the `Leaf` of the example value `v`"
     name = '.'.join(map(str, path))
     own = len(path)==1 and path[0] not in (*SimpleStep._fields, *Transition._fields)
-    if own and (isinstance(v, str) or isinstance(v, np.ndarray) and v.dtype.hasobject and _all_texts(v)):
-        return Leaf(path, np.dtype(object), np.shape(v))
+    if own and _is_text(v): return Leaf(path, np.dtype(object), np.shape(cast(Any, v)))
     a, bits = plain_array(name, v)
     dtype = np.dtype(np.float32) if _python_floats(v, a) else a.dtype
     if type(v) is int and dtype!=np.int64: refuse(name, 'a whole number within int64', v, 'make it a float')
@@ -143,27 +146,31 @@ def _refuse_shape(leaf: Leaf, shape: tuple, lead: tuple = ()) -> NoReturn:
 def _as_flags(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     flags = np.asarray(a!=0)
     if (a==flags).all(): return flags
-    got = Words(f'{a.dtype} {shown(a[a!=flags][0].item())}')
+    wrong = a[a!=flags][0].item()
+    got = Words(f'{a.dtype} {shown(wrong)}')
     refuse(leaf.name, 'True, False, 0 or 1', got, 'a flag says yes or no: compare the number yourself')
 
 def _cast(leaf: Leaf, a: np.ndarray, rounds: bool) -> np.ndarray:
-    if leaf.loose and a.dtype.kind!='c' or rounds and leaf.dtype.kind in 'fc': return _rounded(leaf, a)
-    if a.dtype.kind in 'iu' and leaf.dtype.kind in 'fc': return _whole_as_float(leaf, a)
+    kind, to_floats = a.dtype.kind, leaf.dtype.kind in 'fc'
+    if leaf.loose and kind!='c': return _rounded(leaf, a)
+    if rounds and to_floats: return _rounded(leaf, a)
+    if kind in 'iu' and to_floats: return _whole_as_float(leaf, a)
     if np.can_cast(a.dtype, leaf.dtype): return a.astype(leaf.dtype)
-    if a.dtype.kind=='c' or a.ndim and a.dtype.kind=='f': _refuse_loss(leaf, a.dtype)
+    if kind=='c' or a.ndim and kind=='f': _refuse_loss(leaf, a.dtype)
     with np.errstate(all='ignore'):
         b = a.astype(leaf.dtype)
         back = b.real.astype(a.dtype)
-    whole = leaf.dtype.kind in 'fc' or a.dtype.kind!='f' or np.isfinite(a).all()
-    same = np.array_equal(back, a, equal_nan=a.dtype.kind=='f')
-    if not (whole and same and np.array_equal(b.real < 0, a < 0)): _refuse_misfit(leaf, a)  # −1 is not 255
+    if kind=='f' and not to_floats and not np.isfinite(a).all(): _refuse_misfit(leaf, a)
+    same = np.array_equal(back, a, equal_nan=kind=='f')
+    if not same or not np.array_equal(b.real < 0, a < 0): _refuse_misfit(leaf, a)           # −1 is not 255
     return b
 
 def _whole_as_float(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     most = 2**(np.finfo(leaf.dtype).nmant + 1)
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
-    if not a.size or int(a.max()) <= most and int(a.min()) >= -most and np.isfinite(b).all(): return b
-    if not np.isfinite(b).all() or any(int(x)!=int(y.real) for x, y in zip(a.flat, b.flat)): _refuse_misfit(leaf, a)
+    if not np.isfinite(b).all(): _refuse_misfit(leaf, a)
+    if not a.size or int(a.max()) <= most and int(a.min()) >= -most: return b
+    if any(int(x)!=int(y.real) for x, y in zip(a.flat, b.flat)): _refuse_misfit(leaf, a)
     return b
 
 def _refuse_misfit(leaf: Leaf, a: np.ndarray) -> NoReturn:
@@ -175,7 +182,8 @@ def _refuse_overflow(leaf: Leaf, a: np.ndarray) -> NoReturn:
 
 def _rounded(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
-    if not np.isfinite(b).all() and not np.array_equal(np.isfinite(a), np.isfinite(b)): _refuse_overflow(leaf, a)
+    finite = np.isfinite(b)
+    if not finite.all() and not np.array_equal(np.isfinite(a), finite): _refuse_overflow(leaf, a)
     return b
 
 def _as_bits(leaf: Leaf, a: np.ndarray, bits: torch.dtype | None, rounds: bool) -> np.ndarray:
@@ -324,9 +332,11 @@ class StepFitter:
             fitted[k] = take(v) if dtype is not None and v.dtype is dtype and v.shape==shape else fit(v)
         return fitted
     def _plan(self, classes: tuple) -> None:
-        found = enumerate(zip(self.fitters, self.order(classes)))
-        self._checks = [(k, f.dtype if c is np.ndarray else None, f.shape, f.take, f.fit)
-                        for k, (f, c) in found if c not in f.types]
+        self._checks = []
+        for k, (f, c) in enumerate(zip(self.fitters, self.order(classes))):
+            if c in f.types: continue
+            dtype = f.dtype if c is np.ndarray else None
+            self._checks.append((k, dtype, f.shape, f.take, f.fit))
         self._classes = classes
     def check(self, fitted: list) -> None:
         "Raise a `ValueError` or `TypeError` that names the number, of those fitted, which `struct` cannot pack"
@@ -394,8 +404,9 @@ def _struct(parts: dict[str, tuple[np.dtype, int]]) -> tuple[np.dtype, int]:
         at += dt.itemsize
     word = max(w for _, w in parts.values())
     names = list(parts)
-    plan: Any = dict(names=names, formats=[parts[n][0] for n in names], offsets=[offsets[n] for n in names])
-    return np.dtype(plan | dict(itemsize=_ceil(at, word))), word
+    formats = [parts[n][0] for n in names]
+    plan: Any = dict(names=names, formats=formats, offsets=[offsets[n] for n in names], itemsize=_ceil(at, word))
+    return np.dtype(plan), word
 
 def _nested(tree: object, leaves: Sequence[Leaf]) -> tuple[np.dtype, int]:
     if isinstance(tree, int): return np.dtype((leaves[tree].dtype, leaves[tree].shape)), leaves[tree].word
@@ -457,7 +468,9 @@ class Layout:
 
     def _compare_states(self) -> None:
         trees = dict(zip(self.fields, self.trees))
-        state, after = (tree_map(lambda k: str(self.leaves[k]), trees[f]) for f in ('state', 'next_state'))
+        def told(k: int) -> str: return str(self.leaves[k])
+        state = tree_map(told, trees['state'])
+        after = tree_map(told, trees['next_state'])
         if state==after: return
         order = f'whose order in {self.step_type.__name__} is {", ".join(self.fields)}'
         refuse('next_state', f'{state}, as in state', Words(after), f'cast it, or name the fields, {order}')
@@ -472,7 +485,7 @@ class Layout:
 
     def to_plain(self) -> dict:
         "Return the layout as plain lists, numbers and strings; `Layout.from_plain` restores it"
-        leaves = [[o.dtype.str, list(o.shape), str(o.bits_of or '')] for o in self.leaves]
+        leaves = [[o.dtype.str, [*o.shape], str(o.bits_of or '')] for o in self.leaves]
         trees = [_plain_tree(o) for o in self.trees]
         return dict(name=self.step_type.__name__, fields=list(self.fields), trees=trees, leaves=leaves)
 
@@ -498,7 +511,8 @@ class Layout:
     def record(self) -> np.dtype:
         "The numpy record dtype, links included, padded"
         links: Any = _LINKS if self.stream_leaf is not None else _LINKS_AND_STREAM
-        dt: Any = _struct({f: _nested(t, self.leaves) for f, t in zip(self.fields, self.trees)})[0]
+        parts = {f: _nested(t, self.leaves) for f, t in zip(self.fields, self.trees)}
+        dt: Any = _struct(parts)[0]
         names = [*links.names, *dt.names]
         at = links.itemsize           # the links come first
         formats = [links[n] for n in links.names] + [dt[n] for n in dt.names]
@@ -517,7 +531,8 @@ class Layout:
     def stream_leaf(self) -> int | None:
         "The number of the leaf with the stream: `env_id`, if it is one whole number; else None"
         k = self.leaf('env_id')
-        return k if k is not None and self.leaves[k].shape==() and self.leaves[k].dtype.kind in 'iub' else None
+        if k is None or self.leaves[k].shape: return None
+        return k if self.leaves[k].dtype.kind in 'iub' else None
     @cached_property
     def example(self) -> Any:
         "A step of this layout"
@@ -543,7 +558,8 @@ class Layout:
         code = '<' + links
         end = struct.calcsize('<' + links)
         order = sorted(range(len(parts)), key=lambda k: parts[k][0])
-        for at, f in (parts[k] for k in order):
+        for k in order:
+            at, f = parts[k]
             code += f'{at - end}x{f.code}'
             end = at + struct.calcsize('<' + f.code)
         pick = itemgetter(*order) if len(order) > 1 else lambda values: (values[0],)
@@ -551,8 +567,9 @@ class Layout:
 
     def same_type(self, step: tuple) -> bool:
         "Is `step` of this layout's step type (or of one with the same name and fields)?"
-        t = type(step)
-        return t is self.step_type or (getattr(t, '_fields', None)==self.fields and t.__name__==self.step_type.__name__)
+        own, other = self.step_type, type(step)
+        if other is own: return True
+        return getattr(other, '_fields', None)==self.fields and other.__name__==own.__name__
 
     def values(self, step: tuple) -> list:
         "Return the leaf values of a step (or a step of stacked arrays); a `TypeError` for another type"
