@@ -10,7 +10,9 @@ __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'AROUND', 'N_HEADER', 'NONE', 'T', 'F',
 
 # %% ../nbs/1_memory/04_batch.ipynb #62b90cd6
 import copy
-from collections.abc import Callable
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, Generic, TypeVar, cast
 import numpy as np
@@ -19,15 +21,15 @@ from numpy import ndarray
 from torch import from_numpy
 from .checks import Words, form, named_by, of_batch, one_of, plain_array, refuse, typed
 from .steps import (
-    FLAGS, LOOSE, Layout, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
+    FLAGS, LOOSE, Layout, Leaf, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/04_batch.ipynb #2108dd11
 _KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', source='i8', _is_pad='?',
               learn='?')
 HEADER = {k: np.dtype(t) for k, t in _KINDS.items()}
 "The header's columns; the others are the leaves'. A sequence has `ids`, `mask`, `learn`, `relabelled` for each step"
-DRAWN = ('ids', 'probs', 'weights')
-FETCHED = ('ids',)      # what the batches of a memory have
+DRAWN = 'ids', 'probs', 'weights'      # what the batches of a memory have that are drawn …
+FETCHED = ('ids',)                     # … when its rows are asked for by id
 AROUND = (*DRAWN, '_is_pad')                                # … those with windows around their rows
 N_HEADER = len(HEADER)
 NONE = (None,)*len(HEADER)
@@ -40,14 +42,14 @@ def header_shapes(names: tuple, n: int, length: int | None = None, width: int = 
     each['_is_pad'] = n, width
     return tuple(each[k] if k in names else None for k in HEADER)
 
-def aligned(nbytes: int, make=np.empty) -> np.ndarray:
+def aligned(nbytes: int, make: Callable = np.empty) -> np.ndarray:
     "Return `nbytes` bytes that begin on a cache line (64 bytes), from `make` (`np.empty` or `np.zeros`)"
     raw = make(nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start:start + nbytes]
 
 @cache
-def _torch_dtype(dt): return torch.from_numpy(np.empty(0, dt)).dtype
+def _torch_dtype(dt: np.dtype) -> torch.dtype: return torch.from_numpy(np.empty(0, dt)).dtype
 
 class Plan:
     """Where the columns of `n` rows lie in a buffer of `nbytes`; `shapes`: those of the header,
@@ -62,8 +64,8 @@ class Plan:
         self.nbytes = 0
         for k in (0, *range(N_HEADER, len(wanted)), *range(1, N_HEADER)):
             if wanted[k] is None: continue
-            text = dtypes[k].hasobject                    # strings lie elsewhere
-            size = 0 if text else dtypes[k].itemsize*int(np.prod(wanted[k], dtype=np.int64))
+            size = dtypes[k].itemsize*math.prod(wanted[k])
+            if dtypes[k].hasobject: size = 0              # strings lie elsewhere
             self.columns[k] = self.nbytes, size, dtypes[k], wanted[k]
             self.nbytes += -(-size // 64)*64
 
@@ -76,9 +78,9 @@ class Plan:
             known[n, shapes] = cls(layout, n, shapes)
         return known[n, shapes]
 
-    def carve(self, raw: Any) -> list:
+    def carve(self, raw: np.ndarray | torch.Tensor) -> list:
         "Return the columns, header first (None: no such column), as views of the buffer `raw`: a uint8 array or tensor"
-        def column(at, size, dt, shape):
+        def column(at: int, size: int, dt: np.dtype, shape: tuple) -> Any:
             if dt.hasobject: return np.full(shape, '', object)
             if isinstance(raw, np.ndarray): return np.ndarray(shape, dt, raw, at)
             return raw[at:at + size].view(_torch_dtype(dt)).view(shape).data
@@ -95,7 +97,7 @@ def constant_result(function: F) -> F:
     vars(function)['_dynamo_marked_constant'] = True
     return function
 
-def as_tensor(a: Any, bits: torch.dtype | None = None) -> torch.Tensor:
+def as_tensor(a: np.ndarray | torch.Tensor, bits: torch.dtype | None = None) -> torch.Tensor:
     "Return a tensor over the array `a` (or the tensor itself); `bits`: the dtype that its bits stand for"
     t = from_numpy(a) if isinstance(a, ndarray) else a      # a compiled function knows no other test
     return t if bits is None or t.dtype==bits else t.view(bits)
@@ -103,7 +105,7 @@ def as_tensor(a: Any, bits: torch.dtype | None = None) -> torch.Tensor:
 class Column(Generic[T]):
     "Column `k` of a batch (None: that of its name in the header) as a tensor, made when it is first read; or None"
     def __init__(self, k: Any = None) -> None: self.k, self.name = k, ''
-    def __set_name__(self, owner: Any, name: str) -> None:
+    def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
         self.k = list(HEADER).index(name) if self.k is None else self.k
     def __get__(self, batch: Any, owner: Any = None) -> T:
@@ -134,34 +136,36 @@ class Nested(Column):
         made = batch.__dict__[self.name] = tree_map(lambda k: as_tensor(columns[k], bits[k]), self.k)
         return made
 
-def batch_type(kind: Any, layout: Layout) -> Any:
+def batch_type(kind: 'type[Columns]', layout: Layout) -> Any:
     "Return the class of batches of this layout: `kind` (`Batch`, or a class derived from it), with its fields"
     kind = kind._kind or kind
     _make_type(kind, layout)
     return layout.__dict__['_batch_types'][kind]       # which a compiled function can follow
 
 @constant_result
-def _make_type(kind, layout):
+def _make_type(kind: 'type[Columns]', layout: Layout) -> None:
     known = layout.__dict__.setdefault('_batch_types', {})
-    if kind not in known:
-        bits = [None]*N_HEADER + [o.bits_of for o in layout.leaves]
-        names = {f: '_field_' + f if f in kind._own else f for f in layout.fields}
-        trees = {names[f]: tree_map(lambda k: k + N_HEADER, o) for f, o in zip(layout.fields, layout.trees)}
-        plain = {f: isinstance(k, int) and bits[k] is None for f, k in trees.items()}
-        columns = {f: Column(k) if plain[f] else Nested(k, bits) for f, k in trees.items()}
-        texts = {layout.leaves[k].path[0]: k for k in layout.texts}
-        columns |= {names[f]: Texts(k + N_HEADER) for f, k in texts.items()}
-        more = dict(_kind=kind, _layout=layout, _names=names, _texts=texts)
-        more['_trees'] = {f: tree_leaves(o) for f, o in trees.items()}
-        known[kind] = type(kind.__name__, (kind,), columns | more)
+    if kind in known: return
+    bits = [None]*N_HEADER + [o.bits_of for o in layout.leaves]
+    texts = {layout.leaves[k].path[0]: k for k in layout.texts}
+    own: dict[str, Any] = dict(_kind=kind, _layout=layout, _names={}, _texts=texts, _trees={})
+    for field, tree in zip(layout.fields, layout.trees):
+        name = '_field_' + field if field in kind._own else field
+        k = tree_map(lambda k: k + N_HEADER, tree)
+        own['_names'][field] = name
+        own['_trees'][name] = tree_leaves(k)
+        if field in texts: own[name] = Texts(k)
+        elif isinstance(k, int) and bits[k] is None: own[name] = Column(k)
+        else: own[name] = Nested(k, bits)
+    known[kind] = type(kind.__name__, (kind,), own)
 
-def made_of(of_type: Any, known: dict) -> Any:
+def made_of(of_type: type, known: dict) -> Any:
     "Return a batch of this `batch_type` that has the attributes `known`: those of another batch, or new ones"
-    made = object.__new__(of_type)
+    made: Any = object.__new__(of_type)
     made.__dict__.update(known)
     return made
 
-def made_over(kind: Any, plan: Plan, raw: Any, **known: Any) -> Any:
+def made_over(kind: type, plan: Plan, raw: np.ndarray | torch.Tensor, **known: object) -> Any:
     "Return a batch over a buffer `raw`, a uint8 array or tensor"
     known |= dict(_n=plan.n, _columns=plan.carve(raw), _plan=plan, _raw=raw)
     return made_of(batch_type(kind, plan.layout), known)
@@ -200,7 +204,7 @@ class Columns:
         told = f'; use {known}' if known else ''
         raise AttributeError(f'this Batch has no {name!r}{told}; its fields are {fields}')
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in self._names and name not in self._own: self._assign(name, value)
         elif name=='streams': self.__dict__['streams'] = _checked_streams(value, self._n)
         elif name in self._header:
@@ -208,31 +212,31 @@ class Columns:
             self.__dict__['_plan'] = None
         else: raise AttributeError(f'{name}: expected one of {tuple(self._names)}; a batch has no other attributes')
 
-    def __setitem__(self, field, value):
+    def __setitem__(self, field: str, value: object) -> None:
         if field not in self._names: raise KeyError(f'{field!r}: no such field; there are {tuple(self._names)}')
         self._assign(field, value)
 
-    def _assign(self, field, value):
+    def _assign(self, field: str, value: object) -> None:
         if field in self._texts: return self._assign_texts(field, value)
-        value = _checked_rows(field, value, self._n)
-        if field in LOOSE: value = value.float()
-        if self._n: self.__dict__['_type'] = _with_field(self._type, field, tree_map(_form, value))
+        column = _checked_rows(field, value, self._n)
+        if field in LOOSE: column = column.float()
+        if self._n: self.__dict__['_type'] = _with_field(self._type, field, tree_map(_form, column))
         self.__dict__['_plan'] = None
-        self.__dict__[self._names[field]] = value
+        self.__dict__[self._names[field]] = column
 
-    def _assign_texts(self, field, value):
+    def _assign_texts(self, field: str, value: object) -> None:
         value = encode(self._type._layout.leaves[self._texts[field]], value, (self._n,)).tolist()
         self.__dict__.update({'_plan': None, self._names[field]: value})
-    def _strings(self):
+    def _strings(self) -> list:
         "The columns of strings"
         arrays = self.arrays() if self._texts else []
         return [arrays[k] for k in self._texts.values()]
-    def _with_strings(self, columns):
+    def _with_strings(self, columns: Sequence) -> Any:
         "The same, a new batch, with these columns of strings"
         for k, a in zip(self._texts.values(), columns): self._columns[N_HEADER + k] = a
         return self
 
-    def _values(self):
+    def _values(self) -> list:
         "All columns as they are by now: arrays until they were read, then tensors"
         known = self.__dict__
         columns = self._columns
@@ -240,7 +244,7 @@ class Columns:
         for name, numbers in self._trees.items():
             found += tree_leaves(known[name]) if name in known else [columns[k] for k in numbers]
         return found
-    def _tensors(self):
+    def _tensors(self) -> list:
         "All columns as tensors"
         header = [getattr(self, o) if o in self._header else None for o in HEADER]
         return header + [t for name in self._names.values() for t in tree_leaves(getattr(self, name))]
@@ -252,19 +256,20 @@ class Columns:
         if unread and isinstance(columns[-1], ndarray): return columns[N_HEADER:]      # a list keeps them alive
         return [_as_stored(leaf, v) for leaf, v in zip(self._type._layout.leaves, self._values()[N_HEADER:])]
 
-    def _host(self):
+    def _host(self) -> Any:
         "The ids on the CPU, as they are"
         return self.__dict__.get('ids', self._columns[0]) if self._host_ids is None else self._host_ids
-    def _kept(self):
+    def _kept(self) -> dict[str, Any]:
         "What a copy keeps: its layout, the way back to its memory, its streams"
         known = {k: self.__dict__[k] for k in _KEPT if k in self.__dict__}
         return known | dict(_host_ids=self._host())
-    def _each(self, f, n=None):
+    def _each(self, f: Callable, n: int | None = None) -> Any:
         "The same batch with `f` applied to every tensor (and then of `n` rows)"
-        columns = [t if t is None or isinstance(t, list) else f(t) for t in self._tensors()]
-        return made_of(type(self), self._kept() | dict(_n=self._n if n is None else n, _columns=columns))
+        columns = [f(t) if isinstance(t, torch.Tensor) else t for t in self._tensors()]
+        n = self._n if n is None else n
+        return made_of(type(self), self._kept() | dict(_n=n, _columns=columns))
 
-    def _block(self):
+    def _block(self) -> torch.Tensor | None:
         "The buffer as a tensor, if all columns still lie in it"
         if self._plan is None: return None
         base = as_tensor(self._raw)
@@ -279,7 +284,7 @@ class Columns:
         made = made_over(self._kind, self._plan, f(block), **self._kept())
         return made._with_strings([a.tolist() for a in self._strings()]) if self._texts else made
 
-    def to(self, device: Any, non_blocking: bool = False) -> Any:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
         device = torch.device(device)
         if device.type=='cpu' and self._plan is not None and isinstance(self._raw, ndarray): return self
@@ -289,44 +294,45 @@ class Columns:
         "Return a copy in page-locked memory, from which copies to a GPU need not wait"
         return self.moved(torch.Tensor.pin_memory)
 
-    def _packed(self):
+    def _packed(self) -> Any:
         "The plan and the bytes of one buffer on the CPU that holds all columns"
         block = self._block()
         if block is not None: return self._plan, block.cpu().numpy()
-        header = self._values()[:N_HEADER]
+        header = [None if v is None else plain_array('header', v)[0] for v in self._values()[:N_HEADER]]
         leaves = self.arrays()
-        header = [None if v is None else plain_array('header', v)[0] for v in header]
-        plan = Plan.of(self._type._layout, self._n, tuple(None if a is None else a.shape for a in header))
+        shapes = tuple(None if a is None else a.shape for a in header)
+        plan = Plan.of(self._type._layout, self._n, shapes)
         raw = aligned(plan.nbytes)
         for out, a in zip(plan.carve(raw), [*header, *leaves]):
             if a is not None: out[...] = a
         return plan, raw
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         plan, raw = self._packed()
         known = dict(streams=self.streams, _max_sz=self._max_sz, _extra=self._extra)
         strings = (self._strings(),) if self._texts else ()
         return _unpickled, (self._kind, plan.layout, plan.n, plan.shapes, raw, known, *strings)
-    def __copy__(self):
+    def __copy__(self) -> Any:
         self._tensors()                      # both have the same ones
         return made_of(type(self), self.__dict__)
 
 # %% ../nbs/1_memory/04_batch.ipynb #372d0f21
 _KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
 
-def _unpickled(kind, layout, n, shapes, raw, known, strings=()):
+def _unpickled(kind: type, layout: Layout, n: int, shapes: tuple, raw: np.ndarray,
+               known: dict[str, Any], strings: Sequence = ()) -> Any:
     shapes += NONE[len(shapes):]         # of a version with fewer columns in the header
-    made = made_over(kind, Plan.of(layout, n, shapes), raw if raw.flags.writeable else raw.copy(), **known)
-    return made._with_strings(strings)
+    if not raw.flags.writeable: raw = raw.copy()
+    return made_over(kind, Plan.of(layout, n, shapes), raw, **known)._with_strings(strings)
 
-def _as_stored(leaf, v):
+def _as_stored(leaf: Leaf, v: object) -> np.ndarray:
     if leaf.text: return np.array(v, object)
     return v if isinstance(v, np.ndarray) else plain_array(leaf.name, v)[0]
-def _is_on(v, device):
-    if isinstance(v, list) or isinstance(v, np.ndarray) and v.dtype.hasobject: return True      # strings
-    if isinstance(v, np.ndarray): return device.type=='cpu'
-    return v.device.type==device.type and (device.index is None or v.device.index==device.index)
+def _is_on(v: Any, device: torch.device) -> bool:
+    if isinstance(v, list): return True                             # strings
+    if isinstance(v, np.ndarray): return v.dtype.hasobject or device.type=='cpu'
+    return v.device.type==device.type and device.index in (None, v.device.index)
 
-def _checked_rows(name, v, n):
+def _checked_rows(name: str, v: object, n: int) -> Any:
     v = tree_map(torch.as_tensor, v)
     for t in tree_leaves(v):
         if t.ndim==0 or len(t)!=n: refuse(name, f'{n} rows', Words(f'shape {tuple(t.shape)}'))
@@ -336,15 +342,16 @@ def _checked_rows(name, v, n):
 
 _NUMPY: dict = {_torch_dtype(np.dtype(c)): np.dtype(c) for c in '?bhilBHILefdFD'}
 
-def _form(t): return partial(_zeros, tuple(t.shape[1:]), t.dtype)
-def _zeros(shape, dtype): return np.zeros(shape, _NUMPY[dtype]) if dtype in _NUMPY else torch.zeros(shape, dtype=dtype)
+def _form(t: torch.Tensor) -> Callable[[], Any]: return partial(_zeros, tuple(t.shape[1:]), t.dtype)
+def _zeros(shape: tuple, dtype: torch.dtype) -> Any:
+    return np.zeros(shape, _NUMPY[dtype]) if dtype in _NUMPY else torch.zeros(shape, dtype=dtype)
 
 @constant_result
-def _with_field(of_type, field, forms):
+def _with_field(of_type: type[Columns], field: str, forms: object) -> type:
     return batch_type(of_type, of_type._layout.with_field(field, tree_map(lambda make: make(), forms)))
 
 @constant_result
-def _unsqueezed(of_type):
+def _unsqueezed(of_type: type[Columns]) -> type:
     layout = of_type._layout
     leaves = [o if o.text else o._replace(shape=o.shape or (1,)) for o in layout.leaves]
     return batch_type(of_type, same_layout(layout.step_type, layout.trees, leaves))
@@ -363,7 +370,7 @@ class Batch(Columns):
     with which probability each was drawn, and its importance weight (uniform: ones). Else they are
     None."""
     @classmethod
-    def of(cls, step, streams=None) -> 'Batch':
+    def of(cls, step: tuple, streams: np.ndarray | str | None = None) -> 'Batch':
         "Return a batch of a step of stacked arrays, copied; `ValueError` or `TypeError` if they don't fit"
         layout = _layout_of_rows(step)
         values = layout.values(step)
@@ -371,7 +378,8 @@ class Batch(Columns):
         return cls.empty(layout, n, streams)._filled(layout.chunk_fitter.fit(values, n))
 
     @classmethod
-    def of_steps(cls, steps, layout=None, streams=None) -> 'Batch':
+    def of_steps(cls, steps: Sequence, layout: Layout | None = None,
+                 streams: np.ndarray | str | None = None) -> 'Batch':
         """Return a batch of a list of steps, copied, in this `layout` (None: the first step's): one
         stream, unless `streams` or `env_id` say otherwise; a `ValueError` or `TypeError` names the
         step and field that don't fit"""
@@ -380,21 +388,21 @@ class Batch(Columns):
         return cls.empty(layout, len(steps), streams)._filled(columns_of_steps(layout, steps))
 
     @classmethod
-    def empty(cls, layout, n, streams=None) -> 'Batch':
+    def empty(cls, layout: Layout, n: int, streams: np.ndarray | str | None = None) -> 'Batch':
         "Return a batch of `n` rows of zeros in this `layout`, to be filled through `arrays()`"
         plan = Plan.of(layout, n)
         return made_over(cls, plan, aligned(plan.nbytes, np.zeros), streams=_checked_streams(streams, n))
-    def _filled(self, columns):
+    def _filled(self, columns: list) -> 'Batch':
         for a, v in zip(self.arrays(), columns): a[...] = v
         return self
     @classmethod
-    def of_arrays(cls, layout, arrays, streams=None) -> 'Batch':
+    def of_arrays(cls, layout: Layout, arrays: list, streams: np.ndarray | str | None = None) -> 'Batch':
         "Return a batch over `arrays`, one for each leaf of the `layout`, as it is stored, (n, …), without a copy"
         return made_of(batch_type(cls, layout), dict(_n=len(arrays[0]), _columns=[*NONE, *arrays], streams=streams))
 
     @classmethod
-    def of_tensors(cls, layout: Layout, tensors: Any, *, streams: Any = None, max_sz: int | None = None,
-                   **header: Any) -> 'Batch':
+    def of_tensors(cls, layout: Layout, tensors: Sequence, *, streams: np.ndarray | str | None = None,
+                   max_sz: int | None = None, **header: object) -> 'Batch':
         """Return a batch over `tensors`, one a leaf of `layout`, (n, …), on any device, without a
         copy, in a compiled function too. `header`: those of `ids`, `probs`, `weights` … that it
         has, (n, …); `max_sz`: that of the memory, for `idxs`. A `ValueError` names one with another
@@ -404,15 +412,17 @@ class Batch(Columns):
         if len(tensors)!=len(leaves): refuse('tensors', f'{len(leaves)}, one for each leaf', len(tensors))
         for o in header: one_of('header', o, HEADER)
         columns = [None if header.get(o) is None else _checked_rows(o, header[o], n) for o in HEADER]
-        columns += [encode(o, t, (n,)) if o.text else _checked_rows(o.name, t, n) for o, t in zip(leaves, tensors)]
+        for leaf, t in zip(leaves, tensors):
+            columns.append(encode(leaf, t, (n,)) if leaf.text else _checked_rows(leaf.name, t, n))
         return made_of(batch_type(cls, layout), dict(_n=n, _columns=columns, _max_sz=max_sz, streams=streams))
 
     @classmethod
-    def concat(cls, batches) -> 'Batch':
+    def concat(cls, batches: 'Sequence[Batch]') -> 'Batch':
         "Return one batch of the rows of several `batches` of one layout"
         if len(batches)==1: return batches[0]
         layout = batches[0].layout
-        streams = None if layout.stream_leaf is not None else np.concatenate([stream_numbers(o) for o in batches])
+        streams = None
+        if layout.stream_leaf is None: streams = np.concatenate([stream_numbers(o) for o in batches])
         made = cls.empty(layout, sum(map(len, batches)), streams)
         for a, parts in zip(made.arrays(), zip(*(o.arrays() for o in batches))): np.concatenate(parts, out=a)
         return made
@@ -420,9 +430,10 @@ class Batch(Columns):
     @property
     def idxs(self) -> torch.Tensor | None:
         "The slots of the rows in the memory (int64 tensor; −1: padding); None unless they come from one"
-        ids: Any = self.ids
-        if ids is None or ids.ndim==1: return None if ids is None else ids % self._max_sz
-        return torch.where(ids < 0, ids, ids % self._max_sz)
+        ids = self.ids
+        if ids is None: return None
+        slots = ids % self._max_sz
+        return slots if ids.ndim==1 else torch.where(ids < 0, ids, slots)
     @property
     def is_pad(self) -> dict[str, torch.Tensor] | None:
         """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs,
@@ -432,7 +443,8 @@ class Batch(Columns):
         found = {}
         if pads is None: return None
         for field, offsets in self._extra['windows']:
-            found[field], at = pads[:, at:at + len(offsets)], at + len(offsets)
+            found[field] = pads[:, at:at + len(offsets)]
+            at += len(offsets)
         return found
     @property
     def layout(self) -> Layout:
@@ -447,17 +459,19 @@ class Batch(Columns):
         "The memory that the batch came from, if that still exists in this process; else None"
         return self._memory() if self._memory else None
     def __len__(self) -> int: return self._n
-    def __iter__(self):
+    def __iter__(self) -> Iterator:
         leaves = self._readable()
         for i in range(self._n): yield self.layout.step([a[i] for a in leaves])
-    def __getitem__(self, k) -> Any:
+    def __getitem__(self, k: object) -> Any:
         if isinstance(k, str): return self.columns(k)[0]
         if not isinstance(k, slice): return self.layout.step([a[k] for a in self._readable()])
-        part = self._each(lambda t: t[k].clone(), len(range(*k.indices(self._n))))
-        part.__dict__.update(_host_ids=None, streams=None if self.streams is None else self.streams[k].copy())
+        n = len(range(*k.indices(self._n)))
+        part = self._each(lambda t: t[k].clone(), n)
+        streams = None if self.streams is None else self.streams[k].copy()
+        part.__dict__.update(_host_ids=None, streams=streams)
         return part._with_strings([a[k].tolist() for a in self._strings()]) if self._texts else part
 
-    def columns(self, *names) -> tuple:
+    def columns(self, *names: str) -> tuple:
         "Return the columns with these `names`, as a tuple; a `KeyError` names one that doesn't exist"
         where = {k: k for k in (*_readable_names(self), 'idxs')} | self._names
         for o in names:
@@ -470,14 +484,15 @@ class Batch(Columns):
     def numpy(self) -> Any:
         "Return all columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
         return self.layout.step(self._readable())
-    def _readable(self):
+    def _readable(self) -> list:
         leaves = self.layout.leaves
-        arrays = self.arrays()
-        found = [a if o.bits_of is None else as_tensor(a, o.bits_of).float().numpy() for o, a in zip(leaves, arrays)]
-        for k in self._texts.values(): found[k] = found[k].tolist()
-        return found
+        arrays = [*self.arrays()]
+        for k, (o, a) in enumerate(zip(leaves, arrays)):
+            if o.bits_of is not None: arrays[k] = as_tensor(a, o.bits_of).float().numpy()
+            elif o.text: arrays[k] = a.tolist()
+        return arrays
 
-    def replace(self, **columns) -> 'Batch':
+    def replace(self, **columns: object) -> 'Batch':
         "Return a batch with other `columns` for these fields; it keeps ids, weights and its memory"
         made = copy.copy(self)
         for name, v in columns.items():
@@ -488,11 +503,12 @@ class Batch(Columns):
 
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
-        def wider(t): return t.unsqueeze(-1) if isinstance(t, torch.Tensor) and t.ndim==1 else t
-        columns = [wider(t) if k else t for k, t in enumerate(self._tensors())]
+        def wider(t: Any) -> Any: return t.unsqueeze(-1) if isinstance(t, torch.Tensor) and t.ndim==1 else t
+        ids, *others = self._tensors()
+        columns = [ids, *map(wider, others)]
         return made_of(type(self), self._kept() | dict(_n=self._n, _columns=columns, _type=_unsqueezed(self._type)))
 
-    def update_priorities(self, td_errors) -> int:
+    def update_priorities(self, td_errors: object) -> int:
         "Send new `td_errors` (bs,) to its memory: see `ReplayMemory.update_priorities`"
         memory = self.memory
         if memory is None:
@@ -504,19 +520,19 @@ class Batch(Columns):
         "Return a `TensorDict` (of the package tensordict) of batch size [bs], with ids, probs, weights and is_pad"
         from tensordict import TensorDict
         header = {k: v for k in _readable_names(self) if (v := getattr(self, k)) is not None}
-        def named(v):
+        def named(v: object) -> Any:
             kids = children(v)
             return v if kids is None else {str(k): named(o) for k, o in kids}
         return TensorDict(header | named(self.astuple()._asdict()), batch_size=[self._n])
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         kind = 'chunk' if self.ids is None else 'fetched' if self.weights is None else 'drawn'
         fields = ', '.join(f'{o.name} {o}' for o in self.layout.leaves)
         return f'Batch({self.step_type.__name__}, {self._n} rows, {kind}: {fields})'
 
-def _readable_names(batch): return [o.lstrip('_') for o in batch._header]
+def _readable_names(batch: 'Batch') -> list: return [o.lstrip('_') for o in batch._header]
 
-def came_from(batch: Batch, memory: Any) -> Batch:
+def came_from(batch: Batch, memory: weakref.ref) -> Batch:
     "Note in a batch the weak reference to the `memory` that it comes from, and return it"
     batch.__dict__['_memory'] = memory
     return batch
@@ -527,44 +543,45 @@ def packed(batch: Batch) -> tuple[Plan, np.ndarray]:
     raw = batch._raw
     return batch._packed() if plan is None or not isinstance(raw, ndarray) else (plan, raw)
 
-def as_kind(batch: Batch, kind: Any, **extra: Any) -> Any:
+def as_kind(batch: Batch, kind: type, **extra: object) -> Any:
     "Return the same batch as one of another class, derived from `Batch`; `extra`: what that adds"
     return made_of(batch_type(kind, batch.layout), batch.__dict__ | dict(_extra=batch._extra | extra))
 
 # %% ../nbs/1_memory/04_batch.ipynb #d0000014
-def as_chunk(chunk, step_type=None) -> Any:
+def as_chunk(chunk: object, step_type: type | None = None) -> Any:
     "Return `chunk` as a `Batch`, a step of stacked arrays, or a list of steps; or a `TypeError`"
     if isinstance(chunk, Batch) or is_step(chunk): return chunk
+    given: Any = chunk
     if hasattr(chunk, 'to_dict') and hasattr(chunk, 'batch_size'):                   # a TensorDict
-        own = getattr(step_type, '_fields', ())
-        chunk = {k: v for k, v in chunk.to_dict().items() if k in own or k not in ('ids', 'probs', 'weights')}
-    if isinstance(chunk, dict): return _step_of(chunk, step_type)
-    try: chunk = list(chunk)
+        left_out = {*DRAWN} - {*getattr(step_type, '_fields', ())}
+        given = {k: v for k, v in chunk.to_dict().items() if k not in left_out}
+    if isinstance(given, dict): return _step_of(given, step_type)
+    try: steps = list(given)
     except TypeError: refuse('chunk', 'a Batch or a list of steps', typed(chunk), error=TypeError)
-    if not chunk or is_step(chunk[0]): return chunk
-    refuse('chunk', 'a list of NamedTuples', Words(f'one of {typed(chunk[0])}'), error=TypeError)
+    if not steps or is_step(steps[0]): return steps
+    refuse('chunk', 'a list of NamedTuples', Words(f'one of {typed(steps[0])}'), error=TypeError)
 
-def _step_of(columns, step_type):
+def _step_of(columns: dict, step_type: type | None) -> tuple:
     "The step of stacked arrays whose fields are the keys of a dict"
-    known = (Transition, SimpleStep) if step_type is None else (step_type,)
+    known: Any = (Transition, SimpleStep) if step_type is None else (step_type,)
     for o in known:
         if set(o._fields)==set(columns): return o(**columns)
     wanted = f'a dict of {" or ".join(str(o._fields) for o in known)}'
     refuse('chunk', wanted, Words(f'one of {tuple(columns)}'), 'make it a step of stacked arrays', TypeError)
 
-def convert(v: Any, kind: Any, f: Any) -> Any:
+def convert(v: object, kind: type, f: Callable) -> Any:
     "`f` of all values of this kind in nested dicts"
     if isinstance(v, dict): return {k: convert(o, kind, f) for k, o in v.items()}
     return f(v) if isinstance(v, kind) else v
 
 # %% ../nbs/1_memory/04_batch.ipynb #5dfe9d1b
-def columns_of_steps(layout: Layout, steps) -> list:
+def columns_of_steps(layout: Layout, steps: Sequence) -> list:
     "Return one array for each leaf; a `ValueError` or `TypeError` names the step that doesn't fit"
     own = {layout.step_type}.issuperset(map(type, steps))
-    values = list(zip(*steps)) if own and layout.flat else list(zip(*(layout.values(o) for o in steps)))
-    return [fitter.column(v) for fitter, v in zip(layout.fitters, values)]
+    values = steps if own and layout.flat else [layout.values(o) for o in steps]
+    return [fitter.column(v) for fitter, v in zip(layout.fitters, zip(*values))]
 
-def chunk_columns(layout: Layout, chunk) -> tuple:
+def chunk_columns(layout: Layout, chunk: object) -> tuple:
     "Return columns of a chunk (see `ReplayMemory.extend`) that numpy can assign, and their length"
     if isinstance(chunk, list): return columns_of_steps(layout, chunk), len(chunk)
     if isinstance(chunk, Batch):
@@ -572,14 +589,14 @@ def chunk_columns(layout: Layout, chunk) -> tuple:
         if chunk._type._layout is layout: return chunk.arrays(), m
         values = layout.values(chunk.astuple())
     else:
-        values = layout.values(chunk)
+        values = layout.values(cast(tuple, chunk))
         try: m = len(values[0])
         except TypeError: refuse(layout.leaves[0].name, 'an array of rows', values[0], 'store a single step with add')
     return layout.chunk_fitter.fit(values, m), m
 
 _known_layouts: dict[tuple, Layout] = {}
 
-def _layout_of_rows(step: Any) -> Layout:
+def _layout_of_rows(step: tuple) -> Layout:
     "Return the layout of the rows of stacked arrays; of the same type, dtypes and shapes it is the same"
     arrays = is_step(step) and {ndarray}.issuperset(map(type, step))
     sure = arrays and all(a.ndim and not a.dtype.hasobject for a in step)
@@ -592,21 +609,22 @@ def _layout_of_rows(step: Any) -> Layout:
     return _known_layouts[key]
 _NO_FLAGS = np.empty(0, bool)
 
-def first_row(step) -> Any:
+def first_row(step: tuple) -> Any:
     "Return the first row of a step of stacked arrays, as an example step; of arrays without rows, zeros"
     if not is_step(step): refuse('chunk', 'a NamedTuple of stacked arrays', typed(step), error=TypeError)
-    for f, v in zip(step._fields, step):
+    step_type: Any = type(step)
+    for f, v in zip(step_type._fields, step):
         for leaf in tree_leaves(v):
             if getattr(leaf, 'ndim', 0) or isinstance(leaf, (list, tuple)) and leaf: continue
             refuse(f, 'rows', leaf, 'a single step is not a chunk')
-    return type(step)(*(tree_map(_first_of, v) for v in step))
-def _first_of(a):
+    return step_type(*(tree_map(_first_of, v) for v in step))
+def _first_of(a: Any) -> Any:
     if len(a): return a[0]
     return a.new_zeros(a.shape[1:]) if isinstance(a, torch.Tensor) else np.zeros(a.shape[1:], a.dtype)
 
-def example_row(chunk) -> Any:
+def example_row(chunk: object) -> Any:
     "Return the first row of a list of steps, a `Batch` or a step of stacked arrays, as an example step"
-    return chunk[0] if isinstance(chunk, (list, Batch)) else first_row(chunk)
+    return chunk[0] if isinstance(chunk, (list, Batch)) else first_row(cast(tuple, chunk))
 
 def stream_numbers(batch: Batch) -> np.ndarray:
     "Return the stream of each row (int64): `env_id`, else `batch.streams`, else the row's number"
@@ -614,7 +632,7 @@ def stream_numbers(batch: Batch) -> np.ndarray:
     if key is not None: return batch.arrays()[key].astype(np.int64)
     return np.arange(len(batch)) if batch.streams is None else batch.streams
 
-def _checked_streams(streams, n):
+def _checked_streams(streams: np.ndarray | str | None, n: int) -> np.ndarray | None:
     if streams is None: return None
     if isinstance(streams, str):
         if streams!='one': refuse('streams', "'one' or an int array", streams)
@@ -624,13 +642,13 @@ def _checked_streams(streams, n):
         refuse('streams', f'{n} whole numbers, one for each row', form(a))
     return a.astype(np.int64)
 
-def check_streams(layout: Layout, chunk: Any, streams: Any) -> None:
+def check_streams(layout: Layout, chunk: object, streams: np.ndarray | str | None) -> None:
     "Raise a `ValueError` for `streams` of a chunk that say otherwise than its `env_id`"
     key = layout.stream_leaf
     if streams is None or key is None: return
     columns, m = chunk_columns(layout, chunk)
     own = columns[key].astype(np.int64)
-    given = _checked_streams(streams, m)
+    given: Any = _checked_streams(streams, m)
     if isinstance(streams, str): given = np.full(m, own[0])
     differs = own!=given
     if not differs.any(): return
@@ -638,7 +656,8 @@ def check_streams(layout: Layout, chunk: Any, streams: Any) -> None:
     wanted = f'{own[k]} for row {k}, its env_id'
     refuse('streams', wanted, int(given[k]), 'leave streams out, or correct env_id')
 
-def chunk_streams(layout: Layout, chunk, columns, streams=None) -> np.ndarray | None:
+def chunk_streams(layout: Layout, chunk: object, columns: list,
+                  streams: np.ndarray | str | None = None) -> np.ndarray | None:
     """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
     order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one
     stream"""

@@ -12,10 +12,10 @@ import copyreg
 import math
 import struct
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 import numpy as np
 import torch
 from .checks import BITS, Words, placed, plain_array, refuse, shown, some_of, typed, values_of
@@ -82,24 +82,28 @@ class Leaf(NamedTuple):
     def word(self) -> int:
         "The widest word, in bytes, that divides its size"
         return next(w for w in (8, 4, 2, 1) if self.nbytes % w==0)
-    def __str__(self): return f'{"str" if self.text else self.bits_of or self.dtype}{list(self.shape) or ""}'
+    def __str__(self) -> str: return f'{"str" if self.text else self.bits_of or self.dtype}{list(self.shape) or ""}'
 
 def readable(nbytes: float) -> str:
     "Return `nbytes` in words: '7.1 GB'"
-    for unit in ('bytes', 'kB', 'MB', 'GB'):
-        if nbytes < 1000: return f'{nbytes:.0f} {unit}' if unit=='bytes' else f'{nbytes:.1f} {unit}'
+    if nbytes < 1000: return f'{nbytes:.0f} bytes'
+    for unit in ('kB', 'MB', 'GB', 'TB'):
         nbytes /= 1000
-    return f'{nbytes:.1f} TB'
+        if nbytes < 1000: break
+    return f'{nbytes:.1f} {unit}'
 
-def _all_texts(a): return all(isinstance(o, str) for o in a.flat)
-def _python_floats(v, a): return type(v) is float or isinstance(v, list) and a.dtype==np.float64
+def _is_text(v: object) -> bool:
+    "Is it a string, or an array of strings?"
+    if isinstance(v, np.ndarray) and v.dtype.hasobject: return all(isinstance(o, str) for o in v.flat)
+    return isinstance(v, str)
+def _python_floats(v: object, a: np.ndarray) -> bool:
+    return type(v) is float or isinstance(v, list) and a.dtype==np.float64
 
-def leaf_of(path: tuple, v) -> Leaf:
+def leaf_of(path: tuple, v: object) -> Leaf:
     "Return the `Leaf` of the example value `v`"
     name = '.'.join(map(str, path))
     own = len(path)==1 and path[0] not in (*SimpleStep._fields, *Transition._fields)
-    if own and (isinstance(v, str) or isinstance(v, np.ndarray) and v.dtype.hasobject and _all_texts(v)):
-        return Leaf(path, np.dtype(object), np.shape(v))
+    if own and _is_text(v): return Leaf(path, np.dtype(object), np.shape(cast(Any, v)))
     a, bits = plain_array(name, v)
     dtype = np.dtype(np.float32) if _python_floats(v, a) else a.dtype
     if type(v) is int and dtype!=np.int64: refuse(name, 'a whole number within int64', v, 'make it a float')
@@ -110,7 +114,7 @@ def leaf_of(path: tuple, v) -> Leaf:
     return leaf._replace(dtype=np.dtype(np.float32), bits_of=None)
 
 # %% ../nbs/1_memory/03_steps.ipynb #7fb9181b
-def encode(leaf: Leaf, v, lead: tuple = ()) -> np.ndarray:
+def encode(leaf: Leaf, v: object, lead: tuple = ()) -> np.ndarray:
     """Return the value `v` as an array of `leaf`'s dtype and of shape `lead + leaf.shape`; a
     `ValueError` (shape, a number that does not fit) or `TypeError` (kind of value) names the
     field"""
@@ -125,7 +129,7 @@ def encode(leaf: Leaf, v, lead: tuple = ()) -> np.ndarray:
     if bits is not None: _refuse_loss(leaf, bits)
     return _cast(leaf, a, _python_floats(v, a))
 
-def _as_texts(leaf, v, lead):
+def _as_texts(leaf: Leaf, v: object, lead: tuple) -> np.ndarray:
     try: a = np.asarray(v, dtype=object)
     except (TypeError, ValueError): refuse(leaf.name, 'strings', typed(v), error=TypeError)
     wrong = [o for o in a.flat if not isinstance(o, str)][:1]
@@ -133,63 +137,69 @@ def _as_texts(leaf, v, lead):
     if a.shape!=lead + leaf.shape: _refuse_shape(leaf, a.shape, lead)
     return a
 
-def _refuse_shape(leaf, shape, lead=()) -> NoReturn:
+def _refuse_shape(leaf: Leaf, shape: tuple, lead: tuple = ()) -> NoReturn:
     why = 'each step has one flag' if leaf.flag else 'every step of a memory has the same shapes'
     if lead: why += ', all columns of a chunk the same length; `add` takes a step'
     elif shape[1:]==leaf.shape: why += '; `extend` takes chunks' + ', with flags of shape (n,)'*leaf.flag
     refuse(leaf.name, f'shape {lead + leaf.shape}', Words(shape), why)
 
-def _as_flags(leaf, a):
+def _as_flags(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     flags = np.asarray(a!=0)
     if (a==flags).all(): return flags
-    got = Words(f'{a.dtype} {shown(a[a!=flags][0].item())}')
+    wrong = a[a!=flags][0].item()
+    got = Words(f'{a.dtype} {shown(wrong)}')
     refuse(leaf.name, 'True, False, 0 or 1', got, 'a flag says yes or no: compare the number yourself')
 
-def _cast(leaf, a, rounds):
-    if leaf.loose and a.dtype.kind!='c' or rounds and leaf.dtype.kind in 'fc': return _rounded(leaf, a)
-    if a.dtype.kind in 'iu' and leaf.dtype.kind in 'fc': return _whole_as_float(leaf, a)
+def _cast(leaf: Leaf, a: np.ndarray, rounds: bool) -> np.ndarray:
+    kind, to_floats = a.dtype.kind, leaf.dtype.kind in 'fc'
+    if leaf.loose and kind!='c': return _rounded(leaf, a)
+    if rounds and to_floats: return _rounded(leaf, a)
+    if kind in 'iu' and to_floats: return _whole_as_float(leaf, a)
     if np.can_cast(a.dtype, leaf.dtype): return a.astype(leaf.dtype)
-    if a.dtype.kind=='c' or a.ndim and a.dtype.kind=='f': _refuse_loss(leaf, a.dtype)
+    if kind=='c' or a.ndim and kind=='f': _refuse_loss(leaf, a.dtype)
     with np.errstate(all='ignore'):
         b = a.astype(leaf.dtype)
         back = b.real.astype(a.dtype)
-    whole = leaf.dtype.kind in 'fc' or a.dtype.kind!='f' or np.isfinite(a).all()
-    same = np.array_equal(back, a, equal_nan=a.dtype.kind=='f')
-    if not (whole and same and np.array_equal(b.real < 0, a < 0)): _refuse_misfit(leaf, a)  # −1 is not 255
+    if kind=='f' and not to_floats and not np.isfinite(a).all(): _refuse_misfit(leaf, a)
+    same = np.array_equal(back, a, equal_nan=kind=='f')
+    if not same or not np.array_equal(b.real < 0, a < 0): _refuse_misfit(leaf, a)           # −1 is not 255
     return b
 
-def _whole_as_float(leaf, a):
+def _whole_as_float(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     most = 2**(np.finfo(leaf.dtype).nmant + 1)
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
-    if not a.size or int(a.max()) <= most and int(a.min()) >= -most and np.isfinite(b).all(): return b
-    if not np.isfinite(b).all() or any(int(x)!=int(y.real) for x, y in zip(a.flat, b.flat)): _refuse_misfit(leaf, a)
+    if not np.isfinite(b).all(): _refuse_misfit(leaf, a)
+    if not a.size or int(a.max()) <= most and int(a.min()) >= -most: return b
+    if any(int(x)!=int(y.real) for x, y in zip(a.flat, b.flat)): _refuse_misfit(leaf, a)
     return b
 
-def _refuse_misfit(leaf, a) -> NoReturn:
+def _refuse_misfit(leaf: Leaf, a: np.ndarray) -> NoReturn:
     got = Words(f'{a.dtype} {shown(a)}, which does not fit without loss')
     refuse(leaf.name, leaf, got, 'cast it yourself, or make the first one of a wider dtype (0. instead of 0)')
 
-def _refuse_overflow(leaf, a) -> NoReturn:
+def _refuse_overflow(leaf: Leaf, a: np.ndarray) -> NoReturn:
     refuse(leaf.name, f'a number within {leaf}', Words(f'{shown(a)}, which overflows'), 'scale it')
 
-def _rounded(leaf, a):
+def _rounded(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
-    if not np.isfinite(b).all() and not np.array_equal(np.isfinite(a), np.isfinite(b)): _refuse_overflow(leaf, a)
+    finite = np.isfinite(b)
+    if not finite.all() and not np.array_equal(np.isfinite(a), finite): _refuse_overflow(leaf, a)
     return b
 
-def _as_bits(leaf, a, bits, rounds):
+def _as_bits(leaf: Leaf, a: np.ndarray, bits: torch.dtype | None, rounds: bool) -> np.ndarray:
     if bits is None and a.dtype.kind=='c': _refuse_loss(leaf, a.dtype)
     if bits is not None: wide = values_of(a, bits)
-    else: wide = _whole_as_float(leaf._replace(dtype=np.dtype(float)), a) if a.dtype.kind in 'iu' else a.astype(float)
-    t = torch.from_numpy(wide.copy()).to(leaf.bits_of)
+    elif a.dtype.kind in 'iu': wide = _whole_as_float(leaf._replace(dtype=np.dtype(float)), a)
+    else: wide = a.astype(float)
+    bits_of: Any = leaf.bits_of
+    t = torch.from_numpy(wide.copy()).to(bits_of)
     b = t.double().numpy()
-    most = torch.finfo(leaf.bits_of).max
-    if (np.isfinite(wide) & (np.abs(wide) > most)).any() or not np.array_equal(np.isnan(wide), np.isnan(b)):
-        _refuse_overflow(leaf, wide)
+    too_large = np.isfinite(wide) & (np.abs(wide) > torch.finfo(bits_of).max)
+    if too_large.any() or not np.array_equal(np.isnan(wide), np.isnan(b)): _refuse_overflow(leaf, wide)
     if not rounds and not np.array_equal(b, wide, equal_nan=True): _refuse_loss(leaf, bits or a.dtype)
     return t.view(getattr(torch, leaf.dtype.name)).numpy()
 
-def _refuse_loss(leaf, dtype) -> NoReturn:
+def _refuse_loss(leaf: Leaf, dtype: object) -> NoReturn:
     got = Words(f'dtype {dtype}, which would lose precision')
     refuse(leaf.name, leaf, got, 'cast it yourself, or give the memory a wider dtype', TypeError)
 
@@ -199,16 +209,16 @@ _INTS = frozenset((int, bool, *(np.dtype(c).type for c in 'bBhHiIlLqQ')))
 _NUMBERS = _INTS | {float, np.float16, np.float32, np.float64}
 _FLAG_OF = {0: False, 1: True}           # for numbers of all types: equal ones are equal keys
 
-def as_number(name: str, v) -> float:
+def as_number(name: str, v: object) -> float:
     "Return `v`, a number or an array or tensor of one, as a float; else a `TypeError` that names it"
-    if v.__class__ in _NUMBERS: return float(v)
-    n = v.item() if isinstance(v, (np.ndarray, torch.Tensor)) and math.prod(v.shape)==1 else v
-    if isinstance(n, (int, float)): return float(n)
+    n: Any = v
+    if isinstance(v, (np.ndarray, torch.Tensor)) and math.prod(v.shape)==1: n = v.item()
+    if n.__class__ in _NUMBERS or isinstance(n, (int, float)): return float(n)
     refuse(name, 'one number', v, error=TypeError)
 _FLOATS = {'f2': (float, np.float16), 'f4': (float, np.float16, np.float32),
            'f8': (float, np.float16, np.float32, np.float64)}
 
-def _exact_types(leaf):
+def _exact_types(leaf: Leaf) -> frozenset:
     "Types of numbers that `struct` packs as `encode` would, or refuses"
     if leaf.bits_of is not None or leaf.dtype.kind=='c' or leaf.shape: return frozenset()
     if leaf.text: return frozenset((str,))
@@ -216,7 +226,7 @@ def _exact_types(leaf):
     if leaf.dtype.kind=='b': return frozenset((bool, np.bool_))
     return frozenset(_FLOATS[leaf.dtype.str[1:]]) if leaf.dtype.kind=='f' else _INTS
 
-def _safe_dtypes(leaf):
+def _safe_dtypes(leaf: Leaf) -> frozenset:
     "Dtypes of arrays that numpy casts to this leaf's without loss"
     if leaf.bits_of is not None or leaf.text: return frozenset()
     found = [np.dtype(c) for c in '?bBhHiIlLqQefdFD' if np.can_cast(c, leaf.dtype)]
@@ -228,7 +238,7 @@ _DOUBLE = np.dtype(float)
 
 class Fitter:
     "Converts values of one leaf to the form in which they are stored, by the rules of `encode`"
-    def __init__(self, leaf):
+    def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
         self.types = _exact_types(leaf)
         self.dtypes = _safe_dtypes(leaf)
@@ -241,11 +251,11 @@ class Fitter:
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
 
-    def is_stored(self, v) -> bool:
+    def is_stored(self, v: np.ndarray) -> bool:
         "Is the array `v` a value as it is stored?"
         return v.dtype is self.dtype and v.shape==self.shape
 
-    def fit(self, v) -> Any:
+    def fit(self, v: object) -> Any:
         "Return `v` as `struct` packs it; a `TypeError` or `ValueError` unless it casts without loss"
         if v.__class__ is np.ndarray:
             if self.is_stored(v): return self.take(v)
@@ -254,18 +264,18 @@ class Fitter:
         if self.flag and v.__class__ in _NUMBERS and v in _FLAG_OF: return _FLAG_OF[v]
         return self.take(encode(self.leaf, v))
 
-    def one(self, v) -> Any:
+    def one(self, v: object) -> Any:
         "Return `fit(v)`, and check that `struct` can pack it; else a `TypeError` or `ValueError`"
         v = self.fit(v)
         try: struct.pack('<' + self.code, v)
         except (struct.error, OverflowError): encode(self.leaf, v)
         return v
 
-    def array(self, v) -> np.ndarray:
+    def array(self, v: object) -> np.ndarray:
         "Return `v` as an array, as it is stored; a `TypeError` or `ValueError` unless it casts without loss"
         return v if v.__class__ is np.ndarray and self.is_stored(v) else encode(self.leaf, v)
 
-    def column(self, values) -> np.ndarray:
+    def column(self, values: Sequence) -> np.ndarray:
         "Return one array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"
         m = len(values)
         fitted = values
@@ -276,12 +286,12 @@ class Fitter:
         except (TypeError, ValueError, OverflowError, struct.error): self._refuse(values)
         return np.frombuffer(raw, self.leaf.dtype).reshape(m, *self.leaf.shape)
 
-    def _refuse(self, values):
+    def _refuse(self, values: Sequence) -> None:
         for k, v in enumerate(values):
             try: self.one(v)
             except (TypeError, ValueError) as e: raise placed(e, f'step {k} of {len(values)}') from None
 
-    def stacked(self, v, m) -> np.ndarray:
+    def stacked(self, v: object, m: int) -> np.ndarray:
         "Return an array of `m` values that numpy can assign to this leaf's column without loss"
         if v.__class__ is np.ndarray and v.shape==(m,) + self.shape:
             if self.single and v.dtype is _DOUBLE and v.dot(v) < 1e76: return v      # each fits float32
@@ -300,7 +310,7 @@ class ChunkFitter:
             if v.__class__ is plain and v.dtype is dtype and v.shape==shape: continue
             values[k] = stacked(v, m)
         return values
-    def _plan(self, m):
+    def _plan(self, m: int) -> list[tuple]:
         if len(self._plans) > 99: self._plans.clear()
         plan = self._plans[m] = [(k, f.dtype, (m, *f.shape), f.stacked) for k, f in enumerate(self.fitters)]
         return plan
@@ -312,7 +322,7 @@ class StepFitter:
         self.order = order
         self._classes: tuple[type, ...] = ()
         self._checks: list[tuple] = []
-    def fit(self, values) -> list:
+    def fit(self, values: Sequence) -> list:
         "Return the values in the order of packing, as `struct` packs them; an error names what doesn't fit"
         classes = tuple(map(type, values))
         if classes!=self._classes: self._plan(classes)
@@ -321,10 +331,12 @@ class StepFitter:
             v = fitted[k]
             fitted[k] = take(v) if dtype is not None and v.dtype is dtype and v.shape==shape else fit(v)
         return fitted
-    def _plan(self, classes):
-        found = enumerate(zip(self.fitters, self.order(classes)))
-        self._checks = [(k, f.dtype if c is np.ndarray else None, f.shape, f.take, f.fit)
-                        for k, (f, c) in found if c not in f.types]
+    def _plan(self, classes: tuple) -> None:
+        self._checks = []
+        for k, (f, c) in enumerate(zip(self.fitters, self.order(classes))):
+            if c in f.types: continue
+            dtype = f.dtype if c is np.ndarray else None
+            self._checks.append((k, dtype, f.shape, f.take, f.fit))
         self._classes = classes
     def check(self, fitted: list) -> None:
         "Raise a `ValueError` or `TypeError` that names the number, of those fitted, which `struct` cannot pack"
@@ -332,32 +344,32 @@ class StepFitter:
             if f.number: f.one(v)
 
 # %% ../nbs/1_memory/03_steps.ipynb #f277c5c9
-def is_step(v) -> bool:
+def is_step(v: object) -> bool:
     "Is `v` a NamedTuple?"
     return isinstance(v, tuple) and hasattr(v, '_fields')
 
-def children(v) -> Any:
+def children(v: object) -> Any:
     "Return keys and values of a dict or tuple, or None for a leaf"
     if isinstance(v, dict): return list(v.items())
     return list(enumerate(v)) if isinstance(v, tuple) else None
 
-def like(v, values) -> Any:
+def like(v: Any, values: Iterable) -> Any:
     "Return a dict or tuple like `v`, holding `values`"
     if isinstance(v, dict): return dict(zip(v, values))
     return type(v)(*values) if hasattr(v, '_fields') else tuple(values)
 
-def tree_map(f: Callable, v, *others) -> Any:
+def tree_map(f: Callable, v: object, *others: Any) -> Any:
     "Apply `f` to the leaves of equally nested values; return the results, nested like the first"
     kids = children(v)
     if kids is None: return f(v, *others)
     return like(v, [tree_map(f, o, *(w[k] for w in others)) for k, o in kids])
 
-def tree_leaves(v) -> list:
+def tree_leaves(v: object) -> list:
     "Return the leaves of a nested value, in order"
     kids = children(v)
     return [v] if kids is None else [leaf for _, o in kids for leaf in tree_leaves(o)]
 
-def _grow(path, v, leaves):
+def _grow(path: tuple, v: Any, leaves: list) -> Any:
     "The tree of an example value; its leaves are appended to `leaves`"
     kids = children(v)
     if kids is None:
@@ -368,22 +380,22 @@ def _grow(path, v, leaves):
     if len({str(k) for k, _ in kids}) < len(kids): refuse(name, 'keys that differ as strings', list(v))
     return like(v, [_grow(path + (k,), o, leaves) for k, o in kids])
 
-def _gather(tree, v, name, out):
+def _gather(tree: Any, v: Any, name: str, out: list) -> None:
     "Append the leaf values of `v`, in the tree's order"
     if isinstance(tree, int): return out.append(v)
-    keys: Any = list(tree)
     if isinstance(tree, dict): fits = isinstance(v, dict) and v.keys()==tree.keys()
-    else: fits, keys = isinstance(v, tuple) and len(v)==len(tree), f'{len(tree)} values'
+    else: fits = isinstance(v, tuple) and len(v)==len(tree)
     if not fits:
+        keys = list(tree) if isinstance(tree, dict) else f'{len(tree)} values'
         got = Words(f'dict keys {list(v)}') if isinstance(v, dict) else typed(v)
         refuse(name, f'a {type(tree).__name__} of {keys}', got, 'every step of a memory has the same structure')
     for k, sub in children(tree): _gather(sub, v[k], f'{name}.{k}', out)
 
 
 # %% ../nbs/1_memory/03_steps.ipynb #5b2b5fe2
-def _ceil(n, to): return -(-n // to) * to
+def _ceil(n: int, to: int) -> int: return -(-n // to) * to
 
-def _struct(parts):
+def _struct(parts: dict[str, tuple[np.dtype, int]]) -> tuple[np.dtype, int]:
     "A numpy record dtype of `parts` {name: (dtype, word)}, widest words first, and its own word"
     offsets = {}
     at = 0
@@ -392,14 +404,15 @@ def _struct(parts):
         at += dt.itemsize
     word = max(w for _, w in parts.values())
     names = list(parts)
-    plan: Any = dict(names=names, formats=[parts[n][0] for n in names], offsets=[offsets[n] for n in names])
-    return np.dtype(plan | dict(itemsize=_ceil(at, word))), word
+    formats = [parts[n][0] for n in names]
+    plan: Any = dict(names=names, formats=formats, offsets=[offsets[n] for n in names], itemsize=_ceil(at, word))
+    return np.dtype(plan), word
 
-def _nested(tree, leaves):
+def _nested(tree: object, leaves: Sequence[Leaf]) -> tuple[np.dtype, int]:
     if isinstance(tree, int): return np.dtype((leaves[tree].dtype, leaves[tree].shape)), leaves[tree].word
     return _struct({str(k): _nested(o, leaves) for k, o in children(tree)})
 
-def _padded(size):
+def _padded(size: int) -> int:
     "The spacing of records: whole cache lines, or a part of one, if padding is at most half"
     pads = [w for w in (8, 16, 32, _ceil(size, 64)) if size <= w <= 1.5*size]
     return pads[0] if pads else _ceil(size, 8)
@@ -410,16 +423,16 @@ _LINKS_AND_STREAM = np.dtype([*_LINKS.descr, ('_stream', np.int64)])
 # %% ../nbs/1_memory/03_steps.ipynb #f8476a35
 class Layout:
     "How steps of one type are laid out in a record and in the columns of a batch"
-    def __init__(self, step_type, trees, leaves):
-        self.step_type = step_type
+    def __init__(self, step_type: type, trees: Iterable, leaves: Iterable[Leaf]) -> None:
+        self.step_type: Any = step_type
         self.trees = tuple(trees)
         self.leaves = tuple(leaves)
-        self.fields = step_type._fields
+        self.fields: tuple[str, ...] = cast(Any, step_type)._fields
         self.flat = all(isinstance(o, int) for o in self.trees)
         self.is_plain = self.flat and all(o.bits_of is None for o in self.leaves)    # each field is one numpy array
 
     @classmethod
-    def of(cls, step) -> 'Layout':
+    def of(cls, step: tuple) -> 'Layout':
         """Return the layout of an example step, in which flags are bool and `next_state` is like
         `state`; a `TypeError` or `ValueError` names what can't be stored"""
         layout = cls.as_is(step).strict
@@ -430,13 +443,14 @@ class Layout:
         return layout
 
     @classmethod
-    def as_is(cls, step) -> 'Layout':
+    def as_is(cls, step: tuple) -> 'Layout':
         "As `of`, but of the example as it is: its flags may be any numbers, its fields differ from each other"
         if not is_step(step):
             refuse('step', 'a NamedTuple such as Transition or SimpleStep', typed(step), error=TypeError)
         leaves: list = []
-        trees = [_grow((f,), v, leaves) for f, v in zip(step._fields, step)]
-        return same_layout(type(step), trees, leaves)
+        step_type: Any = type(step)
+        trees = [_grow((f,), v, leaves) for f, v in zip(step_type._fields, step)]
+        return same_layout(step_type, trees, leaves)
 
     @cached_property
     def strict(self) -> 'Layout':
@@ -452,29 +466,31 @@ class Layout:
             leaves[k] = Leaf((f,), np.dtype(bool), ())
         return self if leaves==list(self.leaves) else same_layout(self.step_type, self.trees, leaves)
 
-    def _compare_states(self):
+    def _compare_states(self) -> None:
         trees = dict(zip(self.fields, self.trees))
-        state, after = (tree_map(lambda k: str(self.leaves[k]), trees[f]) for f in ('state', 'next_state'))
+        def told(k: int) -> str: return str(self.leaves[k])
+        state = tree_map(told, trees['state'])
+        after = tree_map(told, trees['next_state'])
         if state==after: return
         order = f'whose order in {self.step_type.__name__} is {", ".join(self.fields)}'
         refuse('next_state', f'{state}, as in state', Words(after), f'cast it, or name the fields, {order}')
 
     @classmethod
-    def of_dtype(cls, dtype, step_type) -> 'Layout':
+    def of_dtype(cls, dtype: np.dtype, step_type: type) -> 'Layout':
         "Return the layout of steps of `step_type` with a structured dtype's fields; nested ones are dicts"
         fields = getattr(step_type, '_fields', ())
-        if set(fields)!=set(dtype.names):
+        if set(fields)!=set(dtype.names or ()):
             refuse('dtype', f'steps with the fields {dtype.names}', Words(f'{step_type.__name__}{fields}'))
         return cls.of(step_type(*(_example(dtype[f]) for f in fields)))
 
     def to_plain(self) -> dict:
         "Return the layout as plain lists, numbers and strings; `Layout.from_plain` restores it"
-        leaves = [[o.dtype.str, list(o.shape), str(o.bits_of or '')] for o in self.leaves]
+        leaves = [[o.dtype.str, [*o.shape], str(o.bits_of or '')] for o in self.leaves]
         trees = [_plain_tree(o) for o in self.trees]
         return dict(name=self.step_type.__name__, fields=list(self.fields), trees=trees, leaves=leaves)
 
     @classmethod
-    def from_plain(cls, plain, known=None) -> 'Layout':
+    def from_plain(cls, plain: dict[str, Any], known: 'Layout | None' = None) -> 'Layout':
         """Return the layout that `to_plain` wrote; a `ValueError` if it can't be one, or isn't
         `known`'s, whatever numbers flags were saved as"""
         try:
@@ -495,7 +511,8 @@ class Layout:
     def record(self) -> np.dtype:
         "The numpy record dtype, links included, padded"
         links: Any = _LINKS if self.stream_leaf is not None else _LINKS_AND_STREAM
-        dt: Any = _struct({f: _nested(t, self.leaves) for f, t in zip(self.fields, self.trees)})[0]
+        parts = {f: _nested(t, self.leaves) for f, t in zip(self.fields, self.trees)}
+        dt: Any = _struct(parts)[0]
         names = [*links.names, *dt.names]
         at = links.itemsize           # the links come first
         formats = [links[n] for n in links.names] + [dt[n] for n in dt.names]
@@ -514,7 +531,8 @@ class Layout:
     def stream_leaf(self) -> int | None:
         "The number of the leaf with the stream: `env_id`, if it is one whole number; else None"
         k = self.leaf('env_id')
-        return k if k is not None and self.leaves[k].shape==() and self.leaves[k].dtype.kind in 'iub' else None
+        if k is None or self.leaves[k].shape: return None
+        return k if self.leaves[k].dtype.kind in 'iub' else None
     @cached_property
     def example(self) -> Any:
         "A step of this layout"
@@ -540,18 +558,20 @@ class Layout:
         code = '<' + links
         end = struct.calcsize('<' + links)
         order = sorted(range(len(parts)), key=lambda k: parts[k][0])
-        for at, f in (parts[k] for k in order):
+        for k in order:
+            at, f = parts[k]
             code += f'{at - end}x{f.code}'
             end = at + struct.calcsize('<' + f.code)
         pick = itemgetter(*order) if len(order) > 1 else lambda values: (values[0],)
         return struct.Struct(f'{code}{self.record.itemsize - end}x'), pick
 
-    def same_type(self, step) -> bool:
+    def same_type(self, step: tuple) -> bool:
         "Is `step` of this layout's step type (or of one with the same name and fields)?"
-        t = type(step)
-        return t is self.step_type or (getattr(t, '_fields', None)==self.fields and t.__name__==self.step_type.__name__)
+        own, other = self.step_type, type(step)
+        if other is own: return True
+        return getattr(other, '_fields', None)==self.fields and other.__name__==own.__name__
 
-    def values(self, step) -> list:
+    def values(self, step: tuple) -> list:
         "Return the leaf values of a step (or a step of stacked arrays); a `TypeError` for another type"
         if step.__class__ is not self.step_type and not self.same_type(step):
             wanted = f'{self.step_type.__name__}{self.fields}'
@@ -561,68 +581,68 @@ class Layout:
         for f, tree, v in zip(self.fields, self.trees, step): _gather(tree, v, f, out)
         return out
 
-    def step(self, values) -> Any:
+    def step(self, values: list) -> Any:
         "Return the step (or step of columns) whose leaves are `values`"
         return self.step_type(*(values if self.flat else [tree_map(values.__getitem__, t) for t in self.trees]))
 
-    def select(self, fields) -> 'Layout':
+    def select(self, fields: tuple[str, ...]) -> 'Layout':
         "Return the layout of some of the fields, in the order given"
         if some_of('fields', fields, self.fields)==self.fields: return self
         trees = dict(zip(self.fields, self.trees))
         return _renumbered(derived_type(self.step_type.__name__, fields), [trees[f] for f in fields], self.leaves)
 
-    def with_field(self, field, v) -> 'Layout':
+    def with_field(self, field: str, v: object) -> 'Layout':
         "Return the layout in which `field` is like the example value `v`"
         leaves = list(self.leaves)
         tree = _grow((field,), v, leaves)
         trees = [tree if f==field else o for f, o in zip(self.fields, self.trees)]
         return _renumbered(self.step_type, trees, leaves)
 
-    def __eq__(self, o):
+    def __eq__(self, o: object) -> bool:
         return isinstance(o, Layout) and (self.fields, self.trees, self.leaves)==(o.fields, o.trees, o.leaves)
-    def __hash__(self): return hash((self.fields, self.leaves))
-    def __reduce__(self): return same_layout, (self.step_type, self.trees, self.leaves)
-    def __repr__(self):
+    def __hash__(self) -> int: return hash((self.fields, self.leaves))
+    def __reduce__(self) -> tuple: return same_layout, (self.step_type, self.trees, self.leaves)
+    def __repr__(self) -> str:
         leaves = ', '.join(f'{o.name} {o}' for o in self.leaves)
         return f'Layout({self.step_type.__name__}: {leaves}; {self.record.itemsize} bytes)'
 
 _layouts: dict = {}
 
 # %% ../nbs/1_memory/03_steps.ipynb #831f8428
-def same_layout(step_type, trees, leaves) -> Layout:
+def same_layout(step_type: type, trees: Iterable, leaves: Iterable[Leaf]) -> Layout:
     "Return the one `Layout` of equal layouts of one step type, so that comparing them is fast"
     layout = Layout(step_type, trees, leaves)
     if len(_layouts) > 1000: _layouts.clear()
     return _layouts.setdefault((step_type, layout), layout)
 
-def _renumbered(step_type, trees, leaves):
+def _renumbered(step_type: type, trees: Iterable, leaves: Sequence[Leaf]) -> 'Layout':
     "The layout of these trees, each of which has numbers of `leaves`"
     numbers = [k for o in trees for k in tree_leaves(o)]
     own = {old: k for k, old in enumerate(numbers)}
     return same_layout(step_type, [tree_map(own.__getitem__, o) for o in trees], [leaves[k] for k in numbers])
 
-def _known_type(name, fields):
+def _known_type(name: str, fields: tuple[str, ...]) -> type:
     own = [t for t in (SimpleStep, Transition) if (t.__name__, t._fields)==(name, fields)]
     return own[0] if own else derived_type(name, fields)
 
-def _example(dt):
+def _example(dt: np.dtype) -> Any:
     if dt.names: return {k: _example(dt[k]) for k in dt.names}
     return np.zeros(dt.shape, dt.base) if dt.shape else dt.type(0)
 
-def _plain_tree(tree):
+def _plain_tree(tree: Any) -> int | list:
     if isinstance(tree, int): return tree
     kind = 'dict' if isinstance(tree, dict) else 'tuple'
     return [kind, [[k, _plain_tree(o)] for k, o in children(tree)]]
 
 _BITS_NAMED: dict = {str(o): o for o in BITS}
-def _nest(plain, leaves):
+def _nest(plain: Any, leaves: list) -> Any:
     "A value nested as `_plain_tree` wrote"
     if isinstance(plain, int): return leaves[plain]
     kind, kids = plain
     values = {k: _nest(o, leaves) for k, o in kids}
     return values if kind=='dict' else tuple(values.values())
 
-def _example_of(dtype, shape, bits):
+def _example_of(dtype: str, shape: Sequence[int], bits: str) -> Any:
     "A value of a leaf that allocates nothing"
     if dtype=='|O' and not bits: return np.full(shape, '', object) if shape else ''
     if dtype[1:] not in (*_CODES, 'c8', 'c16') or np.prod(shape, dtype=float) > 2**31:
@@ -630,22 +650,22 @@ def _example_of(dtype, shape, bits):
     if bits: return torch.zeros((), dtype=_BITS_NAMED[bits]).expand(shape)
     return np.broadcast_to(np.zeros((), dtype), shape)
 
-def _offset(dt, path):
-    at = 0
+def _offset(dt: np.dtype, path: tuple) -> int:
+    at, inner = 0, cast(Any, dt)
     for k in path:
-        dt, o = dt.fields[str(k)][:2]
-        at += o
+        inner, offset = inner.fields[str(k)][:2]
+        at += offset
     return at
 
 class _Derived(type):
     "The class of step types made at run time"
 
-def derived_type(name: str, fields, defaults=()) -> Any:
+def derived_type(name: str, fields: Iterable[str], defaults: Iterable = ()) -> Any:
     "Return a NamedTuple type made at run time: the same arguments give the same type, in any process"
     return _derive(name, tuple(fields), tuple(defaults))
 
 @cache
-def _derive(name, fields, defaults):
+def _derive(name: str, fields: tuple[str, ...], defaults: tuple) -> type:
     base = namedtuple(name, fields, defaults=defaults)      # type: ignore[misc]
     return _Derived(name, (base,), dict(__slots__=(), _derived=(name, fields, defaults), __module__=__name__))
 
@@ -660,7 +680,7 @@ def ending_columns(column: Callable[[str], Any]) -> list[Any]:
     counted = found['discount'] is not None and found['episode_n'] is not None
     return [*found.values(), column('step_n') if counted else None]
 
-def goes_on(flagged, episode_n, discount, step_n) -> Any:
+def goes_on(flagged: Any, episode_n: tuple, discount: tuple, step_n: tuple) -> Any:
     """Return whether an episode goes on from one row to the next of its stream (bool, or an
     array of bools).
 

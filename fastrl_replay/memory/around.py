@@ -11,10 +11,11 @@ import numpy as np
 from ..batch import AROUND
 from ..checks import Words, ids_of, leave_out, of_type, refuse, some_of
 from ..samplers.eligible import Eligible
+from ..storage.request import Request
 from .shelf import Shelf
 
 # %% ../../nbs/3_lasting/21_windows.ipynb #96342c70
-def _offsets(field, given, max_sz):
+def _offsets(field: str, given: Any, max_sz: int) -> tuple[int, ...]:
     "The offsets of a field as a tuple of ints"
     name = f'windows[{field!r}]'
     if isinstance(given, (int, np.integer)):
@@ -28,13 +29,13 @@ def _offsets(field, given, max_sz):
     if reach > max_sz: refuse(name, f'a window within the {max_sz} rows of the memory', Words(f'one of {reach} rows'))
     return offsets
 
-def as_windows(given: Any, max_sz: int) -> dict[str, tuple[int, ...]] | None:
+def as_windows(given: object, max_sz: int) -> dict[str, tuple[int, ...]] | None:
     """Return the offsets of each field as tuples, or None; a `TypeError` or `ValueError` unless
     `given` is None or a dict of whole numbers, which span no more rows than the `max_sz` of a
     memory"""
     if given is None: return None
-    of_type('windows', given, dict, "a dict such as {'action': range(8)}")
-    return {field: _offsets(field, o, max_sz) for field, o in given.items()}
+    found: Any = of_type('windows', given, dict, "a dict such as {'action': range(8)}")
+    return {field: _offsets(field, o, max_sz) for field, o in found.items()}
 
 # %% ../../nbs/3_lasting/21_windows.ipynb #3f951a95
 _PLAIN = frozenset((range, tuple))       # offsets of these kinds never change
@@ -48,38 +49,42 @@ class Around:
         self._found: dict[str, tuple[int, ...]] | None = {}
         self._asked: tuple = None, None, ()               # windows and fields of the last draw: those of both
 
-    def set(self, given: Any) -> None:
+    def set(self, given: object) -> None:
         "Draw these windows from now on, where a call asks for no others"
         found = as_windows(given, self.shelf.max_sz)
         if self.shelf.layout is not None: self.check_fields(found, self.shelf.layout.fields)
         self.windows = found
-    def refuse_beside_sequences(self, windows: Any) -> None:
+    def refuse_beside_sequences(self, windows: object) -> None:
         "Raise a `ValueError` for any windows, where sequences are drawn"
         leave_out('windows', windows, 'the columns of sequences are windows already', ValueError)
     def check_fields(self, windows: dict | None, fields: tuple[str, ...]) -> None:
         "Raise a `ValueError` for a field that there is not"
         if windows: some_of('windows', tuple(windows), fields)
 
-    def ask(self, bs: int, fields: tuple[str, ...] | None, windows: Any = None) -> Any:
+    def ask(self, bs: int, fields: tuple[str, ...] | None, windows: object = None) -> Request:
         "Return a request for `bs` rows, and what is around them; `windows`: None, or other ones than usual"
         shelf: Any = self.shelf
         given = self.windows if windows is None else self._checked(windows)
         asked = self._asked
         if given is not asked[0] or fields!=asked[1]:
-            if windows is not None: self.check_fields(given, shelf.layout.fields if fields is None else fields)
-            asked = given, fields, tuple([o for o in (given or {}).items() if fields is None or o[0] in fields])
-            self._asked = asked
+            there = shelf.layout.fields if fields is None else fields
+            if windows is not None: self.check_fields(given, there)
+            wanted = tuple(o for o in (given or {}).items() if o[0] in there)
+            asked = self._asked = given, fields, wanted
         if not asked[2]: return shelf.storage.ask(bs, fields)
-        shelf.in_order = True
-        shelf.episodes()                     # an error where nothing tells the end of one
+        shelf.order.matters = True
+        shelf.order.episodes()                     # an error where nothing tells the end of one
         return shelf.storage.ask(bs, fields, AROUND, None, asked[2])
-    def _checked(self, given):
+    def _checked(self, given: Any) -> dict[str, tuple[int, ...]] | None:
         "Offsets that a call gives, checked; those that the call before gave are known"
         plain = given.__class__ is dict and _PLAIN.issuperset(map(type, given.values()))
         if not plain: return as_windows(given, self.shelf.max_sz)
-        if given!=self._given: self._given, self._found = dict(given), as_windows(given, self.shelf.max_sz)
+        if given!=self._given:
+            self._given = {}             # should what follows be refused
+            self._found = as_windows(given, self.shelf.max_sz)
+            self._given = dict(given)
         return self._found
-    def look(self, request: Any, eligible: Eligible) -> None:
+    def look(self, request: Request, eligible: Eligible) -> None:
         "Find the rows around those that were drawn, where any are asked for; windows end before rows not `eligible`"
         if request.around is None: return
-        self.shelf.index().around(request.slots, request.offsets, request.around, request.is_pad, eligible)
+        self.shelf.order.index().around(request.slots, request.offsets, request.around, request.is_pad, eligible)

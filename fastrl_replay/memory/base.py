@@ -17,7 +17,7 @@ from ..health import Health, memory_health
 from .around import Around
 from .chooser import Chooser
 from .parts import Parts
-from .shelf import Shelf, passing
+from .shelf import Shelf, field_values, passing
 from ..samplers.base import Sampler
 from ..samplers.rng import Rng
 from ..saving import check_plain, save_state
@@ -137,10 +137,10 @@ class Readable(MemoryBase):
             if k > stored: refuse('k', f'at most the {stored} transitions stored', k)
             return self.fetch(self._shelf.ids()[-k:], fields)
     def _neighbours(self, ids: object, by: int, within_episode: bool) -> np.ndarray:
-        return self._shelf.neighbours(ids, by, within_episode)
+        return self._shelf.order.neighbours(ids, by, within_episode)
     def episode_ids(self, id: int) -> np.ndarray:
         "Return ids of the stored part of the episode with transition `id`, oldest first (int64 array)"
-        with self.lock: return self._shelf.episode_ids(id)
+        with self.lock: return self._shelf.order.episode_ids(id)
     def episodes(self) -> Iterator[Batch]:
         """Yield the whole episodes that are stored, each as a `Batch`, in the order of their
         ends.
@@ -148,10 +148,10 @@ class Readable(MemoryBase):
         Of each the first step is stored, and the last is terminated or truncated. A first step
         has `step_n` 0. Without that field, the step before it in the stream must be stored, and
         ended."""
-        with self.lock: ends = self._shelf.ends()
+        with self.lock: ends = self._shelf.order.ends()
         for end in ends:
             with self.lock:
-                ids = self._shelf.whole_episode(end)
+                ids = self._shelf.order.whole_episode(end)
                 rows = None if ids is None else self.fetch(ids)
             if rows is not None: yield rows
     def episode_index(self) -> EpisodeIndex:
@@ -159,8 +159,8 @@ class Readable(MemoryBase):
         while you use it, and don't keep it. A `ValueError` where nothing says where an
         episode ends"""
         with self.lock:
-            self._shelf.in_order = True
-            return self._shelf.episodes()
+            self._shelf.order.matters = True
+            return self._shelf.order.episodes()
     def where(self, field: str, test: object) -> np.ndarray:
         """Return ids of the stored transitions whose `field`, a number or string, passes a test,
         oldest first (int64).
@@ -169,7 +169,9 @@ class Readable(MemoryBase):
         the one to be equal to. Dropped transitions are found as well: they are stored. A
         `ValueError` or `TypeError` names a field that is neither, or an answer that isn't n
         bools."""
-        with self.lock: ids, (values, at) = self._shelf.ids(), self._shelf.values(field)
+        with self.lock:
+            ids = self._shelf.ids()
+            values, at = field_values(self._shelf, field)
         return passing(ids, values, at, test)
     def column(self, field: str) -> np.ndarray:
         """Return a view of a field that is one number, slot by slot (max_sz,), read-only: `correct`

@@ -17,7 +17,7 @@ from .around import Around
 from .chooser import Chooser
 from .forks import CLOSED, Guard, watch
 from .options import Options, described, set_again
-from .shelf import Shelf
+from .shelf import Shelf, correct_field
 from ..samplers.base import as_priorities, release
 from ..samplers.own import as_sampler, sampler_from
 from ..samplers.rng import Rng
@@ -92,7 +92,7 @@ class Parts:
     @property
     def in_order(self) -> bool:
         "Are batches formed along the links: sequences, windows, or what asked for the index of episodes?"
-        return self.shelf.in_order or self.chooser.sequence is not None or bool(self.around.windows)
+        return self.shelf.order.matters or self.chooser.sequence is not None or bool(self.around.windows)
 
     # Begun, in main memory or in a folder, new or found
     def agree(self, there: Options, layout: Layout | None) -> Layout:
@@ -169,8 +169,8 @@ class Parts:
         return self._read(request, chooser.sequence.burn_in)
     def draw_anywhere(self, bs: int, length: int) -> SequenceBatch:
         "Return a batch of windows that begin at any row: see `ReplayMemory.sample_sequences`"
-        self.shelf.in_order = True
-        index = self.shelf.index()
+        self.shelf.order.matters = True
+        index = self.shelf.order.index()
         self.chooser.catch_up()
         return self._read(draw_anywhere(index, bs, length, self.chooser.rng, self.chooser.eligible), 0)
     def _read(self, request: Request, burn_in: int) -> SequenceBatch:
@@ -184,7 +184,7 @@ class Parts:
         self.shelf.numbers(field)
         formed = self.chooser.sequence is not None and field in ENDINGS
         require(not formed, f'{field}: sequences have been formed by it, so it cannot be changed in this memory')
-        self.shelf.correct(ids, field, values, self.forget)
+        correct_field(self.shelf, ids, field, values, self.forget)
     def forget(self, ids: np.ndarray) -> None:
         "The rows `ids` are about to change: whatever holds their old values is to be written again"
         self.known.clear()

@@ -55,7 +55,8 @@ def tables_for(layout: Layout, pairs: Sequence[Interned], codec: str|None = None
 
 def bytes_for(layout: Layout, max_sz: int, tables: Sequence) -> int:
     "Return how many bytes `max_sz` transitions usually take with these tables; packed frames don't count"
-    return max_sz*stored_layout(layout, tables).record.itemsize + sum(t.bytes_for(max_sz) for t in tables)
+    size = stored_layout(layout, tables).record.itemsize
+    return max_sz*size + sum(t.bytes_for(max_sz) for t in tables)
 
 _COLOURS = 3          # planes that are rather colours than a stack, until steps show it
 
@@ -73,7 +74,9 @@ def estimate(layout: Layout, max_sz: int, example: tuple | None = None) -> Estim
     if not auto: return Estimate(max_sz, **nbytes, chosen='plain', journal=_journal_of(layout, max_sz, ()))
     seen = {o: slides(layout, o, example) for o in auto if o.stack > 1}
     unsure = max((o.stack for o, slid in seen.items() if slid is None), default=0)
-    stacks = [o for o, slid in seen.items() if slid or slid is None and o.stack!=_COLOURS]
+    for o, slid in seen.items():
+        if slid is None: seen[o] = o.stack!=_COLOURS
+    stacks = [o for o, slid in seen.items() if slid]
     whole = [o if o in stacks else o._replace(stack=1, last=False) for o in auto]
     chosen = 'frames' if stacks else 'next_state'
     nbytes[chosen] = bytes_for(layout, max_sz, tables_for(layout, whole))
@@ -102,11 +105,12 @@ def example_step(given: object) -> Any:
 
 def check_fits(layout: Layout, max_sz: int, tables: Sequence, free: int | None = None) -> None:
     "Raise a `MemoryError` with the figures unless `max_sz` transitions fit into `free` bytes (None: all that are free)"
-    free = free_memory() if free is None else free
+    if free is None: free = free_memory()
     need = bytes_for(layout, max_sz, tables)
     if free is None or need <= free: return
     least, thousands = (bytes_for(layout, n, tables) for n in (0, 32_000))
-    most = max(0, int((free - least)/(thousands - least)*32_000))
+    each = (thousands - least)/32_000
+    most = max(0, int((free - least)/each))
     raise MemoryError(f'max_sz: {max_sz:,} transitions need {readable(need)} and {readable(free)} are free; '
                       f'at most {most:,} fit')
 
@@ -140,7 +144,8 @@ def storage_for(layout: Layout, max_sz: int, dedup: str | None = 'auto', codec: 
     would not fit."""
     room = Ram() if room is None else room
     check_storage_options(dedup, codec, room.durable)
-    frames = tables_for(layout, interned(layout, settled(layout, dedup, codec)), codec, example)
+    pairs = interned(layout, settled(layout, dedup, codec))
+    frames = tables_for(layout, pairs, codec, example)
     if codec and not frames:
         raise ValueError(f'codec: expected large observations, each stored once (dedup is {dedup!r}), got {layout}')
     tables: list[Any] = [*frames, *(TextTable(layout, k) for k in layout.texts)]
@@ -171,7 +176,8 @@ def strings_in(storage: Storage, field: str, slots: np.ndarray) -> tuple[np.ndar
 def texts_in(storage: Storage) -> dict[str, float]:
     "Return how many distinct strings the rows have in the field with the most, and how many it may be"
     found = [t for t in tables_of(storage) if isinstance(t, TextTable)]
-    return dict(n_texts=max(t.count() for t in found), most_texts=found[0].most) if found else {}
+    if not found: return {}
+    return dict(n_texts=max(t.count() for t in found), most_texts=found[0].most)
 def bytes_each(storage: Storage) -> float:
     "Return the bytes that a transition takes: its record, and its share of the frames"
     packed = sum(t.nbytes for t in tables_of(storage) if t.codec)

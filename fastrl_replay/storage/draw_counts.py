@@ -70,7 +70,8 @@ class DrawCounts:
     def __init__(self, max_sz: int, since: int = 0, counts: np.ndarray | None = None) -> None:
         self.max_sz = max_sz
         self.since = since
-        self.begun, self.before = since, 0   # the id from which draws are known; those of earlier lives
+        self.begun = since       # the id from which draws are known
+        self.before = 0          # rows drawn in earlier lives
         self.stride = watch_stride(max_sz) if counts is None else 1
         if counts is None:
             self._counts = np.zeros(COUNTS + -(-max_sz // self.stride), np.int64)
@@ -88,7 +89,9 @@ class DrawCounts:
     def recall(self, counts: np.ndarray | None, figures: list[int], n_added: int) -> None:
         "Go on from the `counts` of every slot that were saved (None: from zero), and from `figures`"
         if counts is not None: self._counts[:] = without_rows(counts)
-        else: self._counts[:], self._counts[SEEN], self._counts[SINCE] = 0, n_added, n_added
+        else:
+            self._counts[:] = 0
+            self._counts[SEEN] = self._counts[SINCE] = n_added
         self.go_on(figures, n_added)
     def copied(self) -> 'DrawCounts':
         "Return a copy, whose counts are its own"
@@ -98,7 +101,9 @@ class DrawCounts:
     def clear(self, n_added: int) -> None:
         "Leave out the rows with ids below `n_added` from now on: they have gone, and not because they were overwritten"
         if self._counts[SINCE] >= n_added: return
-        self._counts[COUNTS:], self._counts[SEEN], self._counts[SINCE] = 0, n_added, n_added
+        self._counts[COUNTS:] = 0
+        self._counts[SEEN] = n_added
+        self._counts[SINCE] = n_added        # last: whoever is interrupted before this line clears again
     def reached(self, slots: np.ndarray, k: int) -> np.ndarray:
         "Return those of the `slots` (int64[m]) that were drawn `k` times, each once. All slots must be watched"
         return np.unique(slots[self._counts[COUNTS + slots] >= k])

@@ -103,11 +103,12 @@ class Ring:
         streams = Streams(self.max_sz)
         first = self.first_id
         for n, run in self._runs(first, self.n_added):
-            back = links[run, 0].copy()
-            ids = np.arange(n, n + run.stop - run.start)
+            column = links[run, 0]                  # a view
+            back = column.copy()
+            age = np.arange(n, n + len(back)) - first
             streams.link(self.whose[run].astype(np.int64), links, run.start, links, n, self.max_sz)
-            gone = (links[run, 0]==0) & (back > ids - first) & (back < self.max_sz)
-            links[run, 0][gone] = back[gone]
+            gone = (column==0) & (age < back) & (back < self.max_sz)
+            column[gone] = back[gone]
         return streams
 
     def recover(self) -> None:
@@ -118,8 +119,9 @@ class Ring:
         oldest = max(whole, cleared)
         require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
                              'load again, into a new folder', CheckpointError)
-        fits = 0 <= entered <= n < MOST and 0 <= cleared <= n and whole <= first <= n
-        if not fits or max(oldest, whole + self.journal.rows) < first: self._refuse_counts()
+        if not 0 <= entered <= n < MOST or not 0 <= cleared <= n: self._refuse_counts()
+        newest = max(oldest, whole + self.journal.rows)      # that the oldest may be
+        if not whole <= first <= min(n, newest): self._refuse_counts()
         self.room.check_counts(self.counts)
         self.room.begin_use()
         if first > oldest: self.journal.restore(self.rows, np.arange(whole, first) % self.max_sz)
@@ -175,7 +177,8 @@ class Ring:
         a, first, end, rows = (piece[o] for o in ('since', 'first_id', 'n_added', 'records'))
         numbers = all(type(o) is int for o in (a, first, end))
         if numbers and end >= MOST: raise ValueError(f'n_added: expected fewer than 2⁶⁰ rows, got {end}')
-        fits = numbers and 0 <= a <= end and max(0, end - self.max_sz) <= first <= end and end - a <= self.max_sz
+        least = max(0, end - self.max_sz) if numbers else 0
+        fits = numbers and least <= a <= end and least <= first <= end
         require(fits, f'state: rows {a!r} to {end!r}, the oldest {first!r}, do not fit {self.max_sz} slots')
         require(n in (None, a), f'state: expected rows from {n} on, got rows from {a}')
         if rows.dtype==np.uint8 and rows.shape==(end - a, self.size): return
@@ -183,7 +186,9 @@ class Ring:
     def _put_piece(self, piece: dict[str, Any]) -> None:
         a = piece['since']
         rows = piece['records']
-        for n, run in self._runs(a, piece['n_added']): self.rows[run] = rows[n - a:n - a + run.stop - run.start]
+        for n, run in self._runs(a, piece['n_added']):
+            m = run.stop - run.start
+            self.rows[run] = rows[n - a:n - a + m]
 
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is wrong. O(N)"
@@ -191,7 +196,8 @@ class Ring:
         n = self.n_added
         first = self.first_id
         max_sz = self.max_sz
-        assert first==max(0, n - max_sz, self._count[CLEARED]), f'living ids {first} … {n - 1} in {max_sz} slots'
+        oldest = max(0, n - max_sz, self._count[CLEARED])
+        assert first==oldest, f'living ids {first} … {n - 1} in {max_sz} slots'
         ids = np.arange(first, n)
         links = self.links.copy()
         streams = self._link_into(links)
@@ -293,7 +299,7 @@ class Writer(Ring):
         self._step.check(values)
         refuse('step', f'numbers that fit {self.layout}', values)
 
-    def accept(self, chunk: object, streams: object = None) -> Accepted:
+    def accept(self, chunk: object, streams: np.ndarray | str | None = None) -> Accepted:
         """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing
         changes. `streams`: as in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't
         fit"""
