@@ -168,7 +168,7 @@ def array(
         a, bits = plain_array(name, v)
         if bits is not None: a = values_of(a, bits)
     if a.dtype.kind not in kinds: refuse(name, _KINDS[kinds], form(a), hint, TypeError)
-    if shape is None or a.shape==shape: return a
+    if shape is None: return a
     if len(a.shape)==len(shape) and all(n in (None, m) for n, m in zip(shape, a.shape)): return a
     refuse(name, f'shape {shape}', Words(f'shape {a.shape}'), hint)
 

@@ -31,7 +31,7 @@ _LINE = re.compile(r'^(?:(?P<block>def|class|async|@)|(?P<indent>[ \t]*)'
                    r'(?P<names>[ \t]*\([^)]*\)|[^\n#;]*)'
                    rf'|import[ \t]+(?P<module>{_PACKAGE}[\w.]*))|\S)', re.M)
 
-def _path_of(name):
+def _path_of(name: str) -> Path | None:
     "The file of a module of the package, or None"
     place = _ROOT.joinpath(*name.split('.')[1:])
     files = place/'__init__.py', place.with_suffix('.py')
@@ -52,11 +52,12 @@ def _imported(text: str, folder: list[str]) -> Iterator[Path]:
         path = _path_of(name)
         if path is None: continue
         yield path
-        names = re.findall(r'\w+', found['names'] or '') if path.name=='__init__.py' else []
-        yield from filter(None, (_path_of(f'{name}.{o}') for o in names))
+        if path.name!='__init__.py': continue
+        inner = (_path_of(f'{name}.{o}') for o in re.findall(r'\w+', found['names'] or ''))
+        yield from filter(None, inner)
 
 @cache
-def _read(path, stamp):
+def _read(path: Path, stamp: tuple[int, int]) -> tuple[str, set[Path]]:
     "The digest of a source, and the files that it imports; `stamp`: what changes when the file does"
     source = path.read_bytes()
     folder = [_PACKAGE, *path.parent.relative_to(_ROOT).parts] if _ROOT in path.parents else []
@@ -73,7 +74,8 @@ def source_key(path: Path) -> str:
         waiting |= imported - found.keys()
     return _digest(*(f'{file.name} {found[file]}' for file in sorted(found)))
 
-def _digest(*words): return hashlib.sha256('\n'.join(words).encode()).hexdigest()[:12]
+def _digest(*words: str) -> str:
+    return hashlib.sha256('\n'.join(words).encode()).hexdigest()[:12]
 
 def package_key() -> str:
     "Return a name for what all kernels share: versions, and the sources of what makes them kernels"
@@ -84,18 +86,18 @@ def package_key() -> str:
 _config: Any = config          # Numba makes its names at run time
 _njit: Any = njit
 
-def _say(line):
+def _say(line: str) -> None:
     clear = '\r\x1b[K'*sys.stderr.isatty()           # a progress bar may be in this line
     print(f'{clear}fastrl_replay: {line}', file=sys.stderr, flush=True)
 
-def _doubt(path, others=0o022):
+def _doubt(path: Path, others: int = 0o022) -> str | None:
     "Say why a file or folder may hold somebody else's code (`others`: who must not write to it), or None"
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode): return f'{path} is a symbolic link'
     if found.st_uid!=os.geteuid(): return f'{path} belongs to another user'
     return f'others may write to {path}' if found.st_mode & others else None
 
-def _doubts(folder):
+def _doubts(folder: Path) -> Iterator[str | None]:
     "Yield each `_doubt` about a folder and all that is in it; where files have no owner, there is none"
     if not hasattr(os, 'geteuid'): return
     yield _doubt(folder)
@@ -106,7 +108,7 @@ def _doubts(folder):
 
 _UNUSED = 30*86_400            # seconds after which kernels that no process has begun with are removed
 
-def _sweep(folder, names):
+def _sweep(folder: Path, names: str) -> None:
     "Remove kernels that no process has begun with for a month; one that still runs with them makes the folder anew"
     for old in folder.glob(names + '-' + '[0-9a-f]'*12):
         with suppress(OSError):
@@ -146,17 +148,17 @@ class _Waiting:
         self.handlers: dict[int, Any] = {}
         self.called: dict[int, Any] = {}                   # number → the frame that it came in
 
-    def hold(self):
+    def hold(self) -> None:
         handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self.handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
         self.held = True
         for number in self.handlers: signal.signal(number, self._note)
 
-    def _note(self, number, frame):
+    def _note(self, number: int, frame: object) -> None:
         if self.held: self.called[number] = frame
         else: self.handlers[number](number, frame)         # it came during `release`
 
-    def release(self):
+    def release(self) -> None:
         self.held = False
         for number, handler in self.handlers.items(): signal.signal(number, handler)
         with ExitStack() as last_first:                    # all of them, even if one raises
@@ -165,7 +167,7 @@ class _Waiting:
 
 def _undisturbed(function: Callable[..., Any]) -> Callable[..., Any]:
     "Return the function, made such that handlers of signals wait for its end; they run in the main thread only"
-    def call(*args, **options):
+    def call(*args: object, **options: object) -> Any:
         if threading.current_thread() is not threading.main_thread(): return function(*args, **options)
         waiting = _Waiting()
         try:
@@ -174,11 +176,12 @@ def _undisturbed(function: Callable[..., Any]) -> Callable[..., Any]:
         finally: waiting.release()
     return call
 
-def cached(function: Any, **options: Any) -> Any:
+def cached(function: Callable[..., Any], **options: object) -> Any:
     "Return the function compiled by `numba.njit` with its `options`; the code is kept in the `kernel_folder`"
     # Numba knows a notebook's cell by its text alone, not by what it calls: compile it each time
     path = Path(function.__code__.co_filename)
-    in_file, before = path.is_file(), _config.CACHE_DIR
+    in_file = path.is_file()
+    before = _config.CACHE_DIR
     if in_file:
         folder = kernel_folder()/f'{path.stem}-{source_key(path)}'
         with suppress(OSError): os.utime(folder)           # it is in use, if it is there
@@ -195,22 +198,24 @@ class _Compiling(event.Listener):
     "Announces compiling, once in a process, when it has taken more than a second in all"
     def __init__(self) -> None:
         self.said = False
-        self.seconds, self.since = 0., 0.                  # in all, up to when it was last looked at
+        self.seconds = 0.                                  # in all,
+        self.since = 0.                                    # up to when it was last looked at
         self.depth = 0                                     # kernels under way: one compiles those that it calls
 
-    def on_start(self, event):
+    def on_start(self, event: event.Event) -> None:
         "Called by Numba when it begins to compile"
         self._note(event, 1)
-    def on_end(self, event):
+    def on_end(self, event: event.Event) -> None:
         "Called by Numba at the end, also of what could not be compiled"
         self._note(event, -1)
 
-    def _note(self, event, by):
+    def _note(self, event: event.Event, by: int) -> None:
         module = event.data['dispatcher'].py_func.__module__ or ''
         if not module.startswith(_PACKAGE): return         # a kernel of somebody else's
         now = time.monotonic()
         if self.depth: self.seconds += now - self.since
-        self.since, self.depth = now, self.depth + by
+        self.since = now
+        self.depth += by
         if self.said or self.seconds <= _UNNOTICED: return
         self.said = True
         _say(f'compiling kernels, which takes some seconds the first time; they are kept in {kernel_folder()}')

@@ -19,11 +19,11 @@ njit: Any = plain_njit             # Numba makes its names at run time
 _all_ = ['package_key']            # the name of the folder, which other programs ask here
 
 # %% ../nbs/1_memory/05_kernels.ipynb #76050de8
-def kernel(function=None, **options) -> Any:
+def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     "Decorator for kernels: `numba.njit` with its `options` and a cache that is never stale"
     return partial(kernel, **options) if function is None else cached(function, **options)
 
-def in_kernels(function: Callable[..., Any], compiled: Callable[..., Any], **options: Any) -> None:
+def in_kernels(function: Callable[..., Any], compiled: Callable[..., Any], **options: object) -> None:
     "Let kernels that call `function` call `compiled`, compiled with these options, which Python can't call itself"
     if getattr(config, 'DISABLE_JIT', 0): return           # there are no kernels then
     if 'compiled' in vars(function): return                # by an earlier import of the same module
@@ -31,7 +31,7 @@ def in_kernels(function: Callable[..., Any], compiled: Callable[..., Any], **opt
     infer_global(function, types.Dispatcher(inner))
     vars(function)['compiled'] = inner                     # which Numba knows by a weak reference
 
-def inlined(function=None, **options) -> Any:
+def inlined(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     "Decorator for functions that are compiled into the kernels that call them, and stay ordinary Python elsewhere"
     if function is None: return partial(inlined, **options)
     in_kernels(function, function, **options)
@@ -40,8 +40,8 @@ def inlined(function=None, **options) -> Any:
 # %% ../nbs/1_memory/05_kernels.ipynb #43e3b8a2
 def instead_of(plain: Callable[..., Any]) -> Callable[[Any], Any]:
     "Decorator for an intrinsic that kernels run where they call the function `plain`"
-    def decorate(instruction):
-        def run(*args): return instruction(*args)
+    def decorate(instruction: Any) -> Any:
+        def run(*args: Any) -> Any: return instruction(*args)
         in_kernels(plain, run, forceinline=True, _nrt=False)
         return instruction
     return decorate
@@ -51,20 +51,24 @@ def prefetch(arr: np.ndarray, i: int | np.integer) -> None:
 
 @instead_of(prefetch)
 @intrinsic
-def _prefetch(typingctx, arr, i):
-    def codegen(ctx, builder, sig, args):
-        data = ctx.make_array(sig.args[0])(ctx, builder, args[0]).data
-        byte_p, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        fn_type = ir.FunctionType(ir.VoidType(), [byte_p, int32, int32, int32])
-        name = 'llvm.prefetch.p0'
-        fn = builder.module.globals.get(name) or ir.Function(builder.module, fn_type, name)
-        place = builder.bitcast(builder.gep(data, [args[1]]), byte_p)
-        builder.call(fn, [place, int32(0), int32(2), int32(1)])      # read, into L2, data
+def _prefetch(typingctx: object, arr: types.Type, i: types.Type) -> tuple:
+    pointer = ir.IntType(8).as_pointer()
+    int32 = ir.IntType(32)
+    name = 'llvm.prefetch.p0'
+    signature = ir.FunctionType(ir.VoidType(), [pointer, int32, int32, int32])
+    reads, into_l2, data_not_code = int32(0), int32(2), int32(1)
+    def codegen(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, i = args
+        data = ctx.make_array(sig.args[0])(ctx, builder, array).data
+        place = builder.bitcast(builder.gep(data, [i]), pointer)
+        known = builder.module.globals.get(name)
+        function = known or ir.Function(builder.module, signature, name)
+        builder.call(function, [place, reads, into_l2, data_not_code])
         return ctx.get_dummy_value()
     return types.void(arr, types.int64), codegen
 
 # %% ../nbs/1_memory/05_kernels.ipynb #b0000022
 @inlined
-def ids_in(slots: Any, n_added: int, max_sz: int) -> Any:
+def ids_in(slots: np.ndarray, n_added: int, max_sz: int) -> np.ndarray:
     "Return the ids of the rows in `slots`, when `n_added` rows have been stored"
     return slots + (n_added - 1 - slots)//max_sz*max_sz

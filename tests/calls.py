@@ -24,7 +24,7 @@ def things(folder):
     "What functions are called with"
     from fastrl_replay.memory import ReplayMemory
     from fastrl_replay.pipes.replay import ExperienceReplay
-    from fastrl_replay.samplers import proportional, rank, rng, sum_tree
+    from fastrl_replay.samplers import age, proportional, rank, rng, sum_tree
     from fastrl_replay.steps import SimpleStep
     from fastrl_replay.storage.sequence_sampler import Sequence
     o = SimpleNamespace(folder=folder, step=SimpleStep([0., 1.], 0, [1., 2.], reward=1., step_n=0), np=np)
@@ -40,6 +40,7 @@ def things(folder):
     o.blocks = rank.empty_blocks(16, 8)
     rank.change(*o.blocks, np.arange(16), rank.keys_of(np.arange(16.)), True)
     o.opened = rank.blocks_in(*(a.copy() for a in o.blocks))
+    o.law = age.law_of(16, 20., .1)
     o.slots, o.probs, o.weights = np.zeros(4, np.int64), np.zeros(4), np.zeros(4)
     o.model, o.pipe = torch.nn.Linear(2, 2), ExperienceReplay(o.steps, bs=4)
     windows = ReplayMemory(50, proportional.Proportional(), seed=0, sequence=Sequence(4))
@@ -66,7 +67,7 @@ CALLS = {
         shuffle=lambda o: (np.arange(9), o.state), unit=lambda o: (o.words,), below=lambda o: (o.words, u64(10)), words_of=lambda o: (np.random.default_rng(0),)),
     'samplers.sum_tree': dict(
         tree_shape=lambda o: (16,), new_tree=lambda o: (16,), leaf_lines=lambda o: (o.tree,), clear_sums=lambda o: (o.tree.copy(),), new_lows=lambda o: (o.tree,),
-        parent_of=lambda o: (2,), leaves_of=lambda o: (o.flat,), least_above_zero=lambda o: (o.tree, u64(1), 4), resum=lambda o: (o.tree, o.lows, 1), resum_run=lambda o: (o.tree, o.lows, 0, 16), resum_many=lambda o: (o.tree, o.lows, np.arange(1, 3), 2),
+        parent_of=lambda o: (2,), leaves_of=lambda o: (o.flat,), leaf_place=lambda o: (2, 7), two_terms=lambda o: (2., 1, 3), least_above_zero=lambda o: (o.tree, u64(1), 4), resum=lambda o: (o.tree, o.lows, 1), resum_run=lambda o: (o.tree, o.lows, 0, 16), resum_many=lambda o: (o.tree, o.lows, np.arange(1, 3), 2),
         count_reached=lambda o: (o.flat, u64(8), 1.), find_block=lambda o: (o.flat, np.arange(4.), o.slots), find=lambda o: (o.flat, np.arange(4.), o.slots),
         binary_log=lambda o: (2.,), binary_power=lambda o: (2.,), power=lambda o: (2., .5)),
     'samplers.proportional': dict(
@@ -89,12 +90,14 @@ CALLS = {
         draw_ranks=lambda o: (o.slots, o.probs, o.weights, o.words, o.blocks[1], o.blocks[3].copy(), np.zeros(17), 16, .7, .4),
         write_ids=lambda o: (*o.blocks, np.zeros(24), np.arange(2), np.ones(2), 0, 16, True)),
     'samplers.age': dict(
-        age_at=lambda o: (1., 16, 8, 20., 25., 0.), weights_in=lambda o: (16, 20., .1), draw_aged=lambda o: (o.slots, o.probs, o.weights, o.words, 3, 16, 20., .1),
+        law_of=lambda o: (16, 20., .1), age_at=lambda o: (o.law, 1.), draw_ages=lambda o: (o.law, np.zeros(4), o.state), weight_at=lambda o: (3, 20., .1),
+        try_line=lambda o: (o.law, np.zeros(4), o.slots, np.arange(16), 15, 16, o.state),
+        try_list=lambda o: (o.law, np.zeros(4), o.slots, np.arange(16), 15, 16, o.state), draw_aged=lambda o: (o.slots, o.probs, o.weights, o.words, 3, 16, 20., .1),
         mass_left=lambda o: (np.arange(16), np.array([[16], [120]]), 16, 15, 16, 16, 20., .1),
         draw_left=lambda o: (o.slots, o.probs, o.weights, o.words, np.arange(16), np.arange(16), 10., 16., 15, 16, 16, 20., .1)),
     'samplers.uniform': dict(
         draw_repeating=lambda o: (o.slots, o.probs, o.weights, o.words, 16), draw_distinct=lambda o: (o.slots, o.probs, o.weights, o.words, 16, np.zeros(1, u64)),
-        mark_distinct=lambda o: (o.slots, u64(4), u64(16), np.zeros(1, u64), o.state), take_unmarked=lambda o: (np.zeros(16, np.int64), 16, np.zeros(1, u64))),
+        fill_even=lambda o: (o.probs, o.weights, 16), mark_distinct=lambda o: (o.slots, u64(4), u64(16), np.zeros(1, u64), o.state), take_unmarked=lambda o: (np.zeros(16, np.int64), 16, np.zeros(1, u64))),
     'samplers.base': dict(
         importance_weights=lambda o: (np.ones(4)/4, .4), release=lambda o: (o.memory.sampler,), as_errors=lambda o: (np.ones(4), 4),
         as_priorities=lambda o: ('priorities', np.ones(4), 4), as_slots=lambda o: (np.arange(4),), check_answers=lambda o: ('td_errors', np.arange(4), np.ones(4), 9),

@@ -31,14 +31,17 @@ def law_of(n: int, horizon: float, floor: float) -> Law:
     "Return the `Law` of max(floor, 1 − age/horizon) for `n` ages"
     m = min(n, int(np.ceil(horizon*(1 - floor))))
     flat = (n - m)*floor
-    total = m - m*(m - 1)/(2*horizon) + flat
-    return Law(n, horizon, floor, m, total, flat, (2*horizon + 1 - 2*m)**2)
+    ages = m*(m - 1)                   # twice the sum of those on the line
+    total = m - ages/(2*horizon) + flat
+    end = 2*horizon + 1 - 2*m
+    return Law(n, horizon, floor, m, total, flat, end**2)
 
 @inlined(error_model='numpy', forceinline=True)
 def age_at(law: Law, v: float) -> float:
     "Return the age at `v`: at the floor below 0, else on the line, counted from its end"
     root = np.sqrt(law.end + 8*law.horizon*max(v, 0.))
-    on_line = min((2*law.horizon + 1 - root)/2, law.m - 1.)
+    exact = (2*law.horizon + 1 - root)/2
+    on_line = min(exact, law.m - 1.)
     each = 1/law.floor if law.floor > 0 else 0.
     at_floor = min(law.n + v*each, law.n - 1.)
     return max(np.floor(on_line if v >= 0 else at_floor), 0.)
@@ -87,9 +90,12 @@ def mass_left(
     begin = newest - law.m + 1     # of the line, which may pass the end of the ring
     k, total = count_between(places, blocks, max(begin, 0), newest + 1)
     k_before, total_before = count_between(places, blocks, begin + max_sz, max_sz if begin < 0 else 0)
-    ages = k*newest - total + k_before*(newest + max_sz) - total_before
+    ages = k*newest - total
+    ages += k_before*(newest + max_sz) - total_before
     on_line = k + k_before
-    return on_line - ages/horizon + (n_left - on_line)*floor, min(n_left, law.total)
+    at_floor = n_left - on_line
+    mass = on_line - ages/horizon + at_floor*floor
+    return mass, min(n_left, law.total)
 
 @inlined(error_model='numpy', _nrt=False)
 def try_line(law: Law, ages: np.ndarray, found: np.ndarray, places: np.ndarray,
@@ -138,8 +144,8 @@ def draw_left(
     state = load(words)
     got = 0
     while got < bs:
-        wanted = np.int64(1.1*(bs - got)*tries/left) + 8
-        some = scratch[:min(512, wanted)]
+        expected = 1.1*(bs - got)*tries/left
+        some = scratch[:min(512, np.int64(expected) + 8)]
         if law.total <= len(listed): k, state = try_line(law, some, found, places, newest, max_sz, state)
         else: k, state = try_list(law, some, found, listed, newest, max_sz, state)
         k = min(k, bs - got)
@@ -168,7 +174,8 @@ class AgeWeighted(Latest):
         self._adopt(self._check_options(horizon, floor))
     def options(self) -> dict[str, Any]: return dict(horizon=self.horizon, floor=self.floor)
     def _check_options(self, horizon: float, floor: float) -> dict[str, Any]:                # type: ignore[override]
-        return dict(horizon=number('horizon', horizon, 0, 2**31 - 1, above=True), floor=number('floor', floor, 0, 1))
+        horizon = number('horizon', horizon, 0, 2**31 - 1, above=True)
+        return dict(horizon=horizon, floor=number('floor', floor, 0, 1))
 
     def draw_into(self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> None:
         "Fill `slots` (int64[bs]), their `probs` (float32[bs]), `weights` with one, by `rng`; O(bs)"
@@ -198,7 +205,8 @@ class AgeWeighted(Latest):
     ) -> None:
         "Draw from those `listed`, which have hardly any mass `left`, by all their weights: O(n)"
         ages = (self.newest - listed) % self.max_sz
-        mass = np.maximum(self.floor, 1 - ages/self.horizon) if left > 0 else np.ones(len(listed))
+        mass = np.ones(len(listed))
+        if left > 0: mass = np.maximum(self.floor, 1 - ages/self.horizon)
         below = np.cumsum(mass)
         targets = rng.random(len(slots))*below[-1]
         k = np.searchsorted(below, targets, 'right').clip(0, len(listed) - 1)

@@ -83,9 +83,11 @@ def resolve(
     ids = ids_of('ids', ids)
     td = as_errors(td_errors, len(ids)).astype(np.float64)
     check_answers('ids', ids, td, n_added)
-    last = len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]       # of each id
+    _, from_end = np.unique(ids[::-1], return_index=True)
+    last = len(ids) - 1 - from_end                             # of each id
     kept = np.sort(last[ids[last] >= first_id])
-    return ids[kept] % max(max_sz, 1), td[kept], int((ids < first_id).sum())
+    n_stale = int((ids < first_id).sum())
+    return ids[kept] % max(max_sz, 1), td[kept], n_stale
 
 # %% ../../nbs/1_memory/12_samplers.ipynb #0b28e36a
 def importance_weights(probs: ArrayLike, beta: float) -> np.ndarray:
@@ -246,7 +248,8 @@ class Sampler(Stateful):
         begin = max(self.n_entered, min(first, start))  # overwritten unseen: only with a priority
         while begin < n:
             end = min(start if begin < start else n, begin + self.max_sz)
-            p = None if begin < start or priorities is None else priorities[begin - start:end - start]
+            p = None
+            if begin >= start and priorities is not None: p = priorities[begin - start:end - start]
             self._put_in(begin % self.max_sz, end - begin)
             self.add_run(begin % self.max_sz, end - begin, p)
             self.n_entered = begin = end
@@ -397,11 +400,13 @@ class Prioritized(Sampler):
         self._mark_filled(n_added)
         entered = self.n_entered
         priorities, largest = self.kept()
-        if not (largest < np.inf and ((priorities >= 0) & (priorities < np.inf)).all()):
+        fine = (priorities >= 0) & (priorities < np.inf)
+        if not fine.all() or not largest < np.inf:
             raise ValueError('priorities: damaged: some are negative or not finite')
         if entered and not largest: raise ValueError('priorities: damaged: none is there')
         largest = max(largest or 1., priorities.max(initial=0.))
-        priorities[np.arange(max(entered, first_id), n_added) % self.max_sz] = largest
+        new = np.arange(max(entered, first_id), n_added) % self.max_sz
+        priorities[new] = largest
         self.rebuild(priorities, largest, first_id, n_added)
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | dict(largest=self.largest, priorities=self.priorities)

@@ -8,8 +8,10 @@ __all__ = ['LAP', 'Latest', 'Combined', 'draw_recent', 'ERE']
 # %% ../../nbs/3_lasting/08_more.ipynb #9248bf15
 from typing import Any
 import numpy as np
+from numpy.typing import ArrayLike
 from ..checks import number, take, whole
 from ..kernels import kernel
+from .base import Beta, as_slots
 from .eligible import count_between, nth_from
 from .rng import below, below_of, load, store, words_of
 from .proportional import Proportional
@@ -21,7 +23,7 @@ class LAP(Proportional):
     least = 1.
     def __init__(self, alpha: float = .4) -> None: super().__init__(alpha, beta=0., eps=0.)
     def options(self) -> dict[str, Any]: return dict(alpha=self._alpha)
-    def _check_options(self, alpha, beta=0., eps=0., normalize='batch'):
+    def _check_options(self, alpha: float, beta: Beta = 0., eps: float = 0., normalize: str = 'batch') -> dict[str, Any]:
         return super()._check_options(alpha, beta, eps, normalize)
 
 # %% ../../nbs/3_lasting/08_more.ipynb #2c498f37
@@ -29,53 +31,64 @@ class Latest(Uniform):
     "A uniform sampler that records which slot was written last: the base of the next two classes"
     newest = 0
 
-    def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
+    def add_run(self, first_slot: int, m: int, priorities: np.ndarray | None = None) -> None:
         super().add_run(first_slot, m)
         if m: self.newest = (first_slot + m - 1) % self.max_sz
-    def on_add(self, slots: Any, priorities: Any = None) -> None:
-        super().on_add(slots)
-        if len(slots): self.newest = int(slots[-1])
+    def on_add(self, slots: ArrayLike, priorities: ArrayLike | None = None) -> None:
+        added = as_slots(slots)
+        super().on_add(added)
+        if len(added): self.newest = int(added[-1])
     def get_state(self) -> dict[str, Any]: return super().get_state() | dict(newest=self.newest)
-    def _from_state(self, state):
-        attributes, (newest,) = super()._from_state(state), take(state, 'newest')
-        return attributes | dict(newest=whole('state: newest', newest, 0, max(0, attributes['size'] - 1)))
+    def _from_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        attributes = super()._from_state(state)
+        newest, = take(state, 'newest')
+        last = max(0, attributes['size'] - 1)
+        return attributes | dict(newest=whole('state: newest', newest, 0, last))
 
 class Combined(Latest):
     "Draws the newest transition in every batch, the others uniformly, none twice (Zhang & Sutton 2017, section 5)"
     def __init__(self) -> None: super().__init__()
-    def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
+    def draw_into(self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> None:
         "Fill `slots` (int64[bs]), `probs` (1 for the newest, 1/(n−1) for the others), `weights` with 1, by `rng`"
         super().draw_into(slots, probs, weights, rng)
         newest = self.eligible.last(self.newest, self.size)
-        if not (slots==newest).any(): slots[int(below(words_of(rng), np.uint64(len(slots))))] = newest
+        if not (slots==newest).any():
+            place = below(words_of(rng), np.uint64(len(slots)))
+            slots[int(place)] = newest
         probs[:] = np.where(slots==newest, 1., 1/max(len(self) - 1, 1))
     def options(self) -> dict[str, Any]: return {}
-    def _check_options(self): return {}                          # type: ignore[override]
+    def _check_options(self) -> dict[str, Any]: return {}        # type: ignore[override]
 
 # %% ../../nbs/3_lasting/08_more.ipynb #74431630
-_TRIES = 32                # draws of one slot, after which those that may be drawn are counted through
+_TRIES = 32                # draws of one slot, after which one is drawn by counting those that may be drawn
 
 @kernel
-def draw_recent(slots, words, newest, window, size, listed, places, blocks):
+def draw_recent(
+    slots: np.ndarray, words: np.ndarray, newest: int, window: int, size: int,
+    listed: np.ndarray, places: np.ndarray, blocks: np.ndarray,
+) -> int:
     """Draw each of `slots` with the same chance from those `listed` among the `newest` `window` of
     `size`, with replacement; return how many these are. 0: nothing is drawn"""
-    begin, state = newest + 1 - window, load(words)
+    state = load(words)
+    begin = newest + 1 - window
     n, _ = count_between(places, blocks, max(begin, 0), newest + 1)
     if begin < 0:
         begin += size
         n += count_between(places, blocks, begin, size)[0]
     for i in range(len(slots) if n else 0):
         slot: Any = 0
-        tries, fits = 0, False
+        tries = 0
+        fits = False
         while not fits and tries < _TRIES:
             tries += 1
             if len(listed) < window:
                 k, state = below_of(state, np.uint64(len(listed)))
                 slot = np.int64(listed[np.int64(k)])
-                fits = newest - slot + (size if slot > newest else 0) < window
+                age = newest - slot + (size if slot > newest else 0)
+                fits = age < window
             else:
-                age, state = below_of(state, np.uint64(window))
-                slot = newest - np.int64(age)
+                k, state = below_of(state, np.uint64(window))
+                slot = newest - np.int64(k)
                 slot += size if slot < 0 else 0
                 fits = places[slot] >= 0
         if not fits:
@@ -99,16 +112,16 @@ class ERE(Latest):
         super().__init__(replace=True)
         self._adopt(self._check_options(eta, c_min, period))
     def options(self) -> dict[str, Any]: return dict(eta=self.eta, c_min=self.c_min, period=self.period)
-    def _check_options(self, eta, c_min, period):                # type: ignore[override]
-        return dict(eta=number('eta', eta, 0, 1), c_min=whole('c_min', c_min, 1),
-                    period=whole('period', period, 1))
+    def _check_options(self, eta: float, c_min: int, period: int) -> dict[str, Any]:  # type: ignore[override]
+        return dict(eta=number('eta', eta, 0, 1), c_min=whole('c_min', c_min, 1), period=whole('period', period, 1))
     @property
     def window(self) -> int:
         "The number of newest transitions from which the next batch is drawn"
         k = self.n_batches % self.period + 1
-        return max(1, min(self.size, max(int(self.size * self.eta**(1000*k/self.period)), self.c_min)))
+        narrowed = int(self.size * self.eta**(1000*k/self.period))
+        return max(1, min(self.size, max(narrowed, self.c_min)))
 
-    def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
+    def draw_into(self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> None:
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/window, `weights` with 1, by `rng`"
         if not len(slots) or not len(self): self._refuse(len(slots))
         if self.eligible.all:
@@ -116,10 +129,13 @@ class ERE(Latest):
             slots[:] = (self.newest - slots) % self.size
         else: self._draw_left(slots, probs, weights, rng)
         self.n_batches += 1
-    def _draw_left(self, slots, probs, weights, rng):
+    def _draw_left(
+        self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator,
+    ) -> None:
         "Draw among those of the window that may be drawn; if there is none, the newest of all that may"
-        left, size = self.eligible, self.size
-        listed = left.slots[:left.among(size)]
-        n = draw_recent(slots, words_of(rng), self.newest, self.window, size, listed, left.places, left.blocks)
-        if not n: slots[:] = left.last(self.newest, size)
-        probs[:], weights[:] = 1/max(n, 1), 1
+        eligible = self.eligible
+        lists = eligible.slots[:len(self)], eligible.places, eligible.blocks
+        n = draw_recent(slots, words_of(rng), self.newest, self.window, self.size, *lists)
+        if not n: slots[:] = eligible.last(self.newest, self.size)
+        probs[:] = 1/max(n, 1)
+        weights[:] = 1

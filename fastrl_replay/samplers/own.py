@@ -9,85 +9,93 @@ __all__ = ['KINDS', 'OwnSampler', 'as_sampler', 'sampler_from']
 import copy
 from typing import Any
 import numpy as np
+from numpy.typing import ArrayLike
 from ..checks import differences, take
 from ..schedules import schedule_from
 from .age import AgeWeighted
-from .base import Sampler, as_priorities, check_beta
+from .base import Allocate, Beta, Sampler, as_priorities, check_beta
 from .more import ERE, LAP, Combined
 from .proportional import Proportional
 from .rank import RankBased
 from .uniform import Uniform
 
 # %% ../../nbs/3_lasting/10_own.ipynb #33cd92d8
+_GIVEN, _ERROR = 1, 2          # flags of a slot on disk: a priority was given; an error came
 _FIVE = ('on_add', 'draw', 'update', 'get_state', 'set_state')
 
 class OwnSampler(Sampler):
     "Wraps any object with the five methods, and adds the defaults of `Sampler`; the object itself is `.inner`"
     arrays = 'events', 'given', 'errors'
     max_lag = 0                    # every row is passed on at once
-    events: Any = None             # flags of slots, on disk: 1, a priority was given; 2, an error
+    events: Any = None             # flags of slots, on disk
     given: Any = None
     errors: Any = None
-    def __init__(self, inner: Any) -> None: self.inner, self.name = inner, type(inner).__name__
-    def _new_arrays(self, max_sz, allocate):
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.name = type(inner).__name__
+    def _new_arrays(self, max_sz: int, allocate: Allocate | None) -> dict[str, Any]:
         if allocate is None: return dict.fromkeys(self.arrays)
         given, errors = (allocate(name, 8*max_sz).view(np.float64) for name in ('given', 'errors'))
         return dict(events=allocate('events', max_sz), given=given, errors=errors)
 
-    def on_add(self, slots, priorities=None):
+    def on_add(self, slots: ArrayLike, priorities: ArrayLike | None = None) -> None:
         slots = self._check_slots(slots)
         if priorities is not None: priorities = as_priorities('priorities', priorities, len(slots))
         super().on_add(slots)
         if self.events is not None:
             if priorities is not None: self.given[slots] = priorities
-            self.events[slots] = priorities is not None
+            self.events[slots] = 0 if priorities is None else _GIVEN
         self.inner.on_add(slots, priorities)
 
-    def _recover(self, first_id, n_added):
+    def _recover(self, first_id: int, n_added: int) -> None:
         "Pass all additions to the object again, in order, and then all errors"
         self.events[np.arange(max(self.n_entered, first_id), n_added) % self.max_sz] = 0
         slots = np.arange(first_id, n_added) % self.max_sz
         events, given, errors = (o[slots] for o in (self.events, self.given, self.errors))
-        for run in np.split(np.arange(len(slots)), np.flatnonzero(np.diff(events & 1)) + 1):
+        changes = np.flatnonzero(np.diff(events & _GIVEN)) + 1
+        for run in np.split(np.arange(len(slots)), changes):
             if not len(run): continue
             super().on_add(slots[run])
-            self.inner.on_add(slots[run], given[run] if events[run[0]] & 1 else None)
-        if (events & 2).any(): self.inner.update(slots[events > 1], errors[events > 1])
+            self.inner.on_add(slots[run], given[run] if events[run[0]] & _GIVEN else None)
+        told = events & _ERROR > 0
+        if told.any(): self.inner.update(slots[told], errors[told])
 
-    def draw(self, bs, rng): return self.inner.draw(bs, rng)
+    def draw(self, bs: int, rng: np.random.Generator) -> Any: return self.inner.draw(bs, rng)
     @property
-    def on_drop(self): return getattr(self.inner, 'on_drop', None)
-    def update(self, slots, td_errors):
+    def on_drop(self) -> Any: return getattr(self.inner, 'on_drop', None)
+    def update(self, slots: ArrayLike, td_errors: ArrayLike) -> None:
         self.inner.update(slots, td_errors)
         if self.events is None: return
         self.errors[slots] = td_errors
-        self.events[slots] |= 2
+        self.events[slots] |= _ERROR
     @property
-    def beta(self): return check_beta(getattr(self.inner, 'beta', None))
+    def beta(self) -> Beta: return check_beta(getattr(self.inner, 'beta', None))
     @beta.setter
-    def beta(self, value): self.inner.beta = check_beta(value)
-    def options(self): return dict(name=self.name)
-    def _check_options(self, name=''): return {}
-    def get_state(self): return super().get_state() | dict(inner=self.inner.get_state())
-    def set_state(self, state):
-        attributes, (inner,) = self._from_state(state), take(state, 'inner')
-        self.inner.set_state(inner)
+    def beta(self, value: Beta) -> None: self.inner.beta = check_beta(value)
+    def options(self) -> dict[str, Any]: return dict(name=self.name)
+    def _check_options(self, name: str = '') -> dict[str, Any]: return {}
+    def get_state(self) -> dict[str, Any]: return super().get_state() | dict(inner=self.inner.get_state())
+    def set_state(self, state: dict[str, Any]) -> None:
+        attributes = self._from_state(state)
+        inner, = take(state, 'inner')
+        self.inner.set_state(inner)            # may refuse it: nothing is changed yet
         self._adopt(attributes)
-    def check_valid(self):
+    def check_valid(self) -> bool:
         fine = getattr(self.inner, 'check_valid', lambda: True)
         return super().check_valid() and fine() is not False
     def __repr__(self) -> str:
         return f'OwnSampler({self.inner!r}): {self.size:,} slots filled, {self.n_batches:,} batches drawn'
-    def __getstate__(self): return dict(plain=self._plain())
-    def __setstate__(self, pickled): self._adopt(pickled['plain'])
-    def __copy__(self): return copy.deepcopy(self)      # two samplers must not share the object
+    def __getstate__(self) -> dict[str, Any]: return dict(plain=self._plain())
+    def __setstate__(self, pickled: dict[str, Any]) -> None: self._adopt(pickled['plain'])
+    def __copy__(self) -> 'OwnSampler': return copy.deepcopy(self)      # two samplers must not share the object
 
-def as_sampler(sampler: Any) -> Sampler:
+def as_sampler(sampler: object) -> Sampler:
     "Return `sampler` if it is a `Sampler`, else an `OwnSampler` around it; a `TypeError` names the methods it lacks"
     if isinstance(sampler, Sampler): return sampler
     lacking = [o for o in _FIVE if not callable(getattr(sampler, o, None))]
     if not isinstance(sampler, type) and not lacking: return OwnSampler(sampler)
-    wrong = 'a class: call it to make one' if isinstance(sampler, type) else f'which lacks {", ".join(lacking)}'
+    if isinstance(sampler, type): wrong = 'a class: call it to make one'
+    else: wrong = f'which lacks {", ".join(lacking)}'
     raise TypeError(f'sampler: expected an object with the methods {", ".join(_FIVE)}; got {sampler!r:.80}, {wrong}')
 
 # %% ../../nbs/3_lasting/10_own.ipynb #f08c1a82
@@ -95,7 +103,7 @@ KINDS: dict[str, type[Sampler]] = {o.__name__: o for o in (
     Uniform, Proportional, RankBased, LAP, Combined, ERE, AgeWeighted)}
 "Samplers that `sampler_from` can make from their options, by name"
 
-def sampler_from(plain: Any, given: Any = None) -> Sampler:
+def sampler_from(plain: dict[str, Any], given: object = None) -> Sampler:
     """Return the sampler with the 'kind' and 'options' in the dict `plain`, such as a `get_state`.
 
     `given`: the user's sampler, for a class or a schedule that is not part of this library; a
@@ -104,7 +112,8 @@ def sampler_from(plain: Any, given: Any = None) -> Sampler:
     if given is not None:
         sampler = as_sampler(given)
         if sampler.kind!=kind: raise ValueError(f'sampler: the saved one is a {kind!s:.60}, got a {sampler.kind}')
-        mine, saved = sampler.options(), options if isinstance(options, dict) else dict(options=options)
+        mine = sampler.options()
+        saved = options if isinstance(options, dict) else dict(options=options)
         for name, old, new in differences(mine | saved, mine, ('sampler',)):         # of all that was saved
             raise ValueError(f'{name}: the saved one has {old!r:.60}, got {new!r:.60}; '
                              'pass one with the same options, and change them after loading')

@@ -15,8 +15,8 @@ from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, store, words_of
 from .base import Allocate, Beta, Prioritized, check_beta
 from .sum_tree import (
-    CAPACITY, LARGEST, NO_LOWS, ROOT, clear_sums, find, leaf_lines, leaves_of, new_lows, new_tree,
-    power, resum_many, resum_run, tree_shape)
+    CAPACITY, LARGEST, NO_LOWS, ROOT, clear_sums, find, leaf_lines, leaf_place, leaves_of, new_lows,
+    new_tree, power, resum_many, resum_run, tree_shape)
 
 # %% ../../nbs/1_memory/15_proportional.ipynb #1d405fe1
 @kernel(error_model='numpy')
@@ -40,8 +40,8 @@ def draw_proportional(
     store(words, shuffle(slots, state))
     lowest = np.inf
     for i in range(bs):
-        place = np.uint64(8*first_line + slots[i] + (slots[i] & -4))       # 8 numbers for 4 slots
-        leaf = 1. if is_empty else flat[place]
+        place = 8*first_line + slots[i] + (slots[i] & -4)                  # 8 numbers for 4 slots
+        leaf = 1. if is_empty else flat[np.uint64(place)]
         leaves[i] = leaf
         lowest = leaf if leaf < lowest else lowest
     if lows.ndim==2 and not is_empty: lowest = lows[0, ROOT]            # normalize='memory'
@@ -65,8 +65,9 @@ def write_ids(
     fine = True
     for i in range(k):
         size = abs(values[i])
-        values[i] = (size if size > least else least) + eps
-        fine &= (size < np.inf) & (values[i] < np.inf) & (ids[i] >= 0) & (ids[i] < n_added)
+        values[i] = (least if size < least else size) + eps        # NaN stays NaN
+        known = (ids[i] >= 0) & (ids[i] < n_added)
+        fine &= known & (values[i] < np.inf)
     if not fine: return -1, 0
     capacity = np.int64(tree[0, CAPACITY])
     start = n_added - n_added % capacity
@@ -83,12 +84,12 @@ def write_ids(
     leaves = values[k:]
     for i in range(living): leaves[i] = power(values[i], alpha)
     for i in range(living):                # each leaves a mark in its place: the last of duplicates stays
-        tree[np.uint64(first_line + (lines[i] >> 2)), np.uint64(lines[i] & 3)] = -1. - i
+        line, leaf = leaf_place(first_line, lines[i])
+        tree[line, leaf] = -1. - i
     largest = tree[0, LARGEST]
     distinct = 0
     for i in range(living):
-        line = np.uint64(first_line + (lines[i] >> 2))
-        leaf = np.uint64(lines[i] & 3)
+        line, leaf = leaf_place(first_line, lines[i])
         lines[i] = np.int64(line)
         if tree[line, leaf]==-1. - i:
             tree[line, leaf] = leaves[i]
@@ -116,8 +117,7 @@ def write_run(tree: np.ndarray, lows: np.ndarray, slot: int, m: int, alpha: floa
                 p = given[written]
                 leaf = power(p, alpha)
                 if p > tree[0, LARGEST]: tree[0, LARGEST] = p
-            line = np.uint64(first_line + (at >> 2))
-            place = np.uint64(at & 3)
+            line, place = leaf_place(first_line, at)
             tree[line, place] = leaf
             tree[line, place + _FOUR] = p
             written += 1
@@ -129,9 +129,9 @@ def zero_leaves(tree: np.ndarray, lows: np.ndarray, slots: np.ndarray) -> None:
     "Set the leaves of these slots (int64[k], overwritten) to 0, so that they can't be drawn; the priorities stay"
     first_line, _ = leaves_of(tree[0])
     for i in range(len(slots)):
-        line = first_line + (slots[i] >> 2)
-        tree[line, slots[i] & 3] = 0.
-        slots[i] = line
+        line, leaf = leaf_place(first_line, slots[i])
+        tree[line, leaf] = 0.
+        slots[i] = np.int64(line)
     if len(slots): resum_many(tree, lows, slots, len(slots))
 
 def lay_down(tree: np.ndarray, lows: np.ndarray, priorities: np.ndarray, largest: float, alpha: float) -> None:
@@ -178,11 +178,12 @@ class Proportional(Prioritized):
         tree = new_tree(max_sz, allocate and partial(allocate, 'priorities'))
         was_empty = not tree[0, LARGEST]
         if was_empty: tree[0, LARGEST] = 1.
-        return self._of_tree(tree, self.normalize) | dict(
-            lines=np.empty(0, np.int64), values=np.empty(0), allocated=allocate is not None, was_empty=was_empty)
+        scratch = dict(lines=np.empty(0, np.int64), values=np.empty(0))
+        return self._of_tree(tree, self.normalize) | scratch | dict(allocated=bool(allocate), was_empty=was_empty)
     @staticmethod
     def _of_tree(tree: np.ndarray, normalize: str) -> dict[str, Any]:
-        return dict(tree=tree, flat=tree.reshape(-1), lows=new_lows(tree) if normalize=='memory' else NO_LOWS)
+        lows = new_lows(tree) if normalize=='memory' else NO_LOWS
+        return dict(tree=tree, flat=tree.reshape(-1), lows=lows)
     def set_alpha(self, alpha: float) -> None:
         self._alpha = alpha
         if self.size: write_run(self.tree, self.lows, 0, self.size, alpha, self.priorities)
@@ -200,7 +201,8 @@ class Proportional(Prioritized):
     def kept_priorities(kept: np.ndarray, max_sz: int, slots: np.ndarray) -> tuple[np.ndarray, float]:
         first, lines = tree_shape(max_sz)
         tree = kept.view(np.float64)[:8*(first + lines)].reshape(-1, 8)
-        return tree[first + (slots >> 2), 4 + (slots & 3)], tree[0, LARGEST]
+        line = first + slots//4
+        return tree[line, 4 + slots % 4], tree[0, LARGEST]
 
     def kept(self) -> tuple[np.ndarray, float]:
         if self.was_empty: self.tree[0, LARGEST] = 0.      # as it was found
@@ -254,7 +256,8 @@ class Proportional(Prioritized):
         attributes = super()._from_state(state)
         priorities, largest = self.priorities_in(state, attributes['size'])
         if not self.max_sz: return attributes
-        arrays = self._of_tree(self.tree if self.allocated else new_tree(self.max_sz), attributes['normalize'])
+        tree = self.tree if self.allocated else new_tree(self.max_sz)
+        arrays = self._of_tree(tree, attributes['normalize'])
         lay_down(arrays['tree'], arrays['lows'], priorities, largest, attributes['_alpha'])
         return attributes | arrays
 

@@ -45,12 +45,15 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def empty_blocks(capacity: int, width: int = 128) -> Arrays:
     "Return `keys`, `slots`, `table`, `directory` for `capacity` slots, without any entry"
     most = 4*capacity//width + 8
+    keys = np.zeros(most*width, np.int64)
+    slots = np.zeros(most*width, np.int32)
+    table = np.zeros((capacity, 2), np.int64)
     directory = np.zeros((5, most), np.int64)
     directory[BLOCK] = np.arange(most)
     directory[START, 0] = np.iinfo(np.int64).min
     directory[HEAD, WIDTH] = width
     directory[HEAD, BLOCKS] = 1
-    return np.zeros(most*width, np.int64), np.zeros(most*width, np.int32), np.zeros((capacity, 2), np.int64), directory
+    return keys, slots, table, directory
 
 @inlined(forceinline=True)
 def blocks_in(keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directory: np.ndarray) -> Blocks:
@@ -80,7 +83,8 @@ def priority_of(key: int) -> float:
 def reaches(blocks: Blocks, b: int, key: int, birth: int) -> bool:
     "Does block `b` begin at or before (key, birth)?"
     start = blocks.starts[b]
-    return (start < key) | ((start==key) & (blocks.births[b] <= birth))
+    in_time = blocks.births[b] <= birth
+    return (start < key) | ((start==key) & in_time)
 
 @inlined(_nrt=False)
 def block_among_equals(blocks: Blocks, b: int, key: int, birth: int) -> int:
@@ -101,7 +105,9 @@ def find_blocks(blocks: Blocks, keys: np.ndarray, births: np.ndarray, found: np.
     n = blocks.counters[BLOCKS]
     while n > 1:
         half = n >> 1
-        for i in range(k): found[i] += half*np.int64(starts[np.uint64(found[i] + half)] < keys[i])
+        for i in range(k):
+            middle = np.uint64(found[i] + half)
+            found[i] += half*np.int64(starts[middle] < keys[i])
         n -= half
     for i in range(k):
         following = found[i] + 1
@@ -205,7 +211,8 @@ def make_room(blocks: Blocks, b: int, at: int, key: int, birth: int) -> tuple[in
     "Return the block and place for an entry that belongs at place `at` of block `b`, which is full"
     width = blocks.counters[WIDTH]
     if at==width:
-        if b + 1 < blocks.counters[BLOCKS] and 2*blocks.sizes[b + 1] < width:
+        is_last = b + 1==blocks.counters[BLOCKS]
+        if not is_last and 2*blocks.sizes[b + 1] < width:
             blocks.starts[b + 1] = key
             blocks.births[b + 1] = birth
         else: open_block(blocks, b + 1, key, birth)
@@ -318,7 +325,8 @@ def slots_at(slots: np.ndarray, directory: np.ndarray, ranks: np.ndarray, found:
         while ranks[i] - before > sizes[b]:
             before += sizes[b]
             b += 1
-        found[i] = numbers[b]*width + ranks[i] - before - 1
+        place = ranks[i] - before - 1
+        found[i] = numbers[b]*width + place
         prefetch(slots, found[i])
     for i in range(ranks.shape[0]): found[i] = slots[found[i]]
 
@@ -330,7 +338,8 @@ def check_blocks(keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directo
     assert sorted(directory[BLOCK])==list(range(directory.shape[1])), 'a block is lost, or in use twice'
     assert size.sum()==n and (size <= width).all(), 'the sizes of the blocks are wrong'
     assert used==1 or (size > 0).all(), 'a block is empty'
-    assert (2*(size[1:] + size[:-1]) > width).all(), 'two neighbours should have been merged'
+    in_two = size[1:] + size[:-1]
+    assert (2*in_two > width).all(), 'two neighbours should have been merged'
     entries = entries_of(directory)
     own = slots[entries].astype(np.int64)
     there = np.flatnonzero(table[:, KEY] < 0)
@@ -339,8 +348,9 @@ def check_blocks(keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directo
     assert (own==in_order).all(), 'a slot is in the wrong place'
     assert (keys[entries]==table[own, KEY]).all(), 'the key of an entry differs from that of its slot'
     begins = [*zip(start.tolist(), birth.tolist()), (1, 0)]
-    inside = zip(map(tuple, table[own].tolist()), np.repeat(np.arange(used), size).tolist())
-    assert all(begins[b] <= entry < begins[b + 1] for entry, b in inside), 'an entry is outside its block'
+    block_of_each = np.repeat(np.arange(used), size)
+    for (key, born), b in zip(table[own].tolist(), block_of_each.tolist()):
+        assert begins[b] <= (key, born) < begins[b + 1], 'an entry is outside its block'
     assert not n or birth_there.max() < directory[HEAD, BORN], 'a counter is wrong: births'
     assert not n or key_there.min() >= directory[HEAD, FIRST], 'a counter is wrong: the first key'
     return True
@@ -351,7 +361,8 @@ def grow_mass(mass: np.ndarray, directory: np.ndarray, n: int, alpha: float) -> 
     "Fill `mass` (float64[≥ n+1]) with running sums of rank^-alpha to rank `n`; return the last"
     counters = directory[HEAD]
     for rank in range(counters[SUMMED] + 1, n + 1):
-        mass[rank] = mass[rank - 1] + 1./power(np.float64(rank), alpha)
+        own = 1./power(np.float64(rank), alpha)
+        mass[rank] = mass[rank - 1] + own
     counters[SUMMED] = max(counters[SUMMED], n)
     return mass[n]
 
@@ -394,7 +405,8 @@ def draw_ranks(
     for i in range(bs):
         k = order[i]
         drawn[i] = found[k]
-        probs[i] = (mass[ranks[k]] - mass[ranks[k] - 1])/total
+        rank = ranks[k]
+        probs[i] = (mass[rank] - mass[rank - 1])/total
         weights[i] = targets[k]
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #8c2220a5
@@ -406,7 +418,9 @@ def write_ids(
     "Set priorities |values| of the living `ids`; return the number of distinct ids (−1: bad input) and of stale ones"
     k = ids.shape[0]
     fine = True
-    for i in range(k): fine &= (abs(values[i]) < np.inf) & (ids[i] >= 0) & (ids[i] < n_added)
+    for i in range(k):
+        known = (ids[i] >= 0) & (ids[i] < n_added)
+        fine &= known & (abs(values[i]) < np.inf)
     if not fine: return -1, 0
     changed = np.empty(k, np.int64)
     wanted = np.empty(k, np.int64)
@@ -420,7 +434,8 @@ def write_ids(
 
 def keys_of(priorities: ArrayLike) -> np.ndarray:
     "Return integers in the order of falling `priorities` (float64[n] ≥ 0), all below zero"
-    return ~(np.asarray(priorities, np.float64).view(np.int64) & np.iinfo(np.int64).max)  # −0 is 0
+    bits = np.asarray(priorities, np.float64).view(np.int64)
+    return ~(bits & np.iinfo(np.int64).max)        # −0 is 0
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #3ed8377a
 class RankBased(Prioritized):
@@ -451,7 +466,8 @@ class RankBased(Prioritized):
         "Return empty blocks; bytes that outlive the process keep the priorities, for `_recover`"
         own = None
         if allocate is not None: own = allocate('priorities', 8*(_SLOTS + max_sz)).view(np.float64)
-        return self._built(max_sz, np.empty(0), np.empty(0, np.int64), 0, 1.) | dict(own=own)
+        empty = self._built(max_sz, np.empty(0), np.empty(0, np.int64), 0, 1.)
+        return empty | dict(own=own)
 
     def _built(
         self, max_sz: int, priorities: np.ndarray, births: np.ndarray, born: int, largest: float,
@@ -462,8 +478,8 @@ class RankBased(Prioritized):
         table[:len(births), BIRTH] = births
         wanted = keys_of(priorities)
         order = np.lexsort((births, wanted))
-        same = (np.diff(wanted[order])==0) & (np.diff(births[order])==0)
-        if same.any(): raise ValueError('births: two entries have the same key and the same insertion number')
+        in_order = np.stack((wanted, births))[:, order]
+        if (np.diff(in_order)==0).all(0).any(): raise ValueError('births: two entries have the same key and the same insertion number')
         if len(order): change(*blocks, order, wanted[order], False)
         directory[HEAD, FIRST] = key_of(largest)
         directory[HEAD, BORN] = born
@@ -485,7 +501,9 @@ class RankBased(Prioritized):
     def ranks(self) -> np.ndarray:
         "The rank of each filled slot (int64[size]), from 1; 0 of one that was dropped"
         ranks = np.zeros(self.size, np.int64)
-        if self.size: ranks[self.slots[entries_of(self.directory)]] = np.arange(1, len(self) + 1)
+        if self.size:
+            in_order = self.slots[entries_of(self.directory)]
+            ranks[in_order] = np.arange(1, len(self) + 1)
         return ranks
 
     @staticmethod
@@ -493,16 +511,19 @@ class RankBased(Prioritized):
         numbers = kept.view(np.float64)
         return numbers[_SLOTS + slots], numbers[_SEEN]
     def kept(self) -> tuple[np.ndarray, float]:
-        return self.own[_SLOTS:_SLOTS + self.size].copy(), float(self.own[_SEEN])
+        kept = self.own[_SLOTS:_SLOTS + self.size]
+        return kept.copy(), float(self.own[_SEEN])
     def rebuild(self, priorities: np.ndarray, largest: float, first_id: int, n_added: int) -> None:
         births = np.empty(self.size, np.int64)
-        births[np.arange(first_id, n_added) % self.max_sz] = np.arange(self.size)
+        oldest_first = np.arange(first_id, n_added) % self.max_sz
+        births[oldest_first] = np.arange(self.size)
         self._adopt(self._built(self.max_sz, priorities, births, self.size, largest))
         self._keep()
     def add_run(self, first_slot: int, m: int, priorities: np.ndarray | None = None) -> None:
         self._check_attached()
         slots = np.arange(first_slot, first_slot + m) % self.max_sz
-        wanted = np.full(m, self.directory[HEAD, FIRST]) if priorities is None else keys_of(priorities)
+        if priorities is None: wanted = np.full(m, self.directory[HEAD, FIRST])
+        else: wanted = keys_of(priorities)
         change(*self.blocks, slots, wanted, True, self.own)
         # last: a counted slot has an entry at any time
         if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)
@@ -555,10 +576,12 @@ class RankBased(Prioritized):
     def check_valid(self) -> bool:
         if self.directory is None: return super().check_valid()
         summed = int(self.directory[HEAD, SUMMED])
-        right = np.append(0, np.cumsum(np.arange(1., summed + 1)**-self.alpha))
+        ranks = np.arange(1., summed + 1)
+        right = np.append(0, np.cumsum(ranks**-self.alpha))
         assert np.allclose(self.cumulated[:summed+1], right, rtol=1e-12, atol=0), 'the mass table is wrong'
-        there = self.table[:self.size, KEY] < 0
-        same = self.own is None or (self.kept()[0]==self.priorities)[there].all()
-        assert same, 'a priority differs from the one kept'
+        if self.own is not None:
+            there = self.table[:self.size, KEY] < 0
+            kept, _ = self.kept()
+            assert (kept==self.priorities)[there].all(), 'a priority differs from the one kept'
         check_blocks(self.keys, self.slots, self.table, self.directory, len(self))
         return super().check_valid()

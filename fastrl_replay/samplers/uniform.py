@@ -6,32 +6,43 @@
 __all__ = ['Uniform']
 
 # %% ../../nbs/1_memory/13_uniform.ipynb #7c5a9758
-from typing import Any
+from typing import Any, NoReturn
 import numpy as np
 from ..checks import of_type
 from ..kernels import inlined, kernel
-from .rng import below_of, load, shuffle, store, words_of
-from .base import Sampler
+from .rng import State, below_of, load, shuffle, store, words_of
+from .base import Allocate, Sampler
 
 # %% ../../nbs/1_memory/13_uniform.ipynb #18de7362
-_ONE, _SIX, _63 = np.uint64(1), np.uint64(6), np.uint64(63)
+_WORD = 64                 # bits, of which each marks a slot
+_ONE, _SIX, _63 = (np.uint64(o) for o in (1, 6, 63))
+
+@inlined(forceinline=True)
+def fill_even(probs: np.ndarray, weights: np.ndarray, n: int) -> None:
+    "Fill `probs` with 1/n and `weights` with one"
+    chance = np.float32(1/n)
+    for i in range(probs.shape[0]):
+        probs[i] = chance
+        weights[i] = np.float32(1)
 
 @kernel
-def draw_repeating(slots, probs, weights, words, n):
+def draw_repeating(slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, words: np.ndarray, n: int) -> None:
     "Draw each of `slots` from 0 … n−1 (n: int64), with replacement; probabilities 1/n, weights one"
-    state, chance = load(words), np.float32(1/n)
+    state = load(words)
     for i in range(slots.shape[0]):
         slot, state = below_of(state, np.uint64(n))
-        slots[i], probs[i], weights[i] = np.int64(slot), chance, np.float32(1)
+        slots[i] = np.int64(slot)
     store(words, state)
+    fill_even(probs, weights, n)
 
 @inlined
-def mark_distinct(slots, k, n, marks, state):
+def mark_distinct(slots: np.ndarray, k: np.uint64, n: np.uint64, marks: np.ndarray, state: State) -> State:
     "Draw `k` ≤ n/2 distinct slots of 0 … n−1, first in `slots`, and mark them; return the state"
     i = np.uint64(0)
     while i < k:
         slot, state = below_of(state, n)
-        word, bit = slot >> _SIX, _ONE << (slot & _63)
+        word = slot >> _SIX
+        bit = _ONE << (slot & _63)
         old = marks[word]
         slots[i] = np.int64(slot)
         marks[word] = old | bit
@@ -39,31 +50,34 @@ def mark_distinct(slots, k, n, marks, state):
     return state
 
 @inlined
-def take_unmarked(slots, n, marks):
+def take_unmarked(slots: np.ndarray, n: int, marks: np.ndarray) -> None:
     "Fill `slots` with those of 0 … n−1 whose bit isn't set, in order; clear `marks`"
     k = 0
     for slot in range(n):
-        word = slot >> 6
-        if not (marks[word] >> np.uint64(slot & 63)) & _ONE:
+        bits = marks[slot//_WORD] >> np.uint64(slot % _WORD)
+        if not bits & _ONE:
             slots[k] = slot
             k += 1
-    for word in range((n + 63) >> 6): marks[word] = 0
+    for word in range(-(-n//_WORD)): marks[word] = 0
 
 @kernel
-def draw_distinct(slots, probs, weights, words, n, marks):
+def draw_distinct(
+    slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, words: np.ndarray, n: int, marks: np.ndarray,
+) -> None:
     "Draw distinct `slots` from 0 … n−1; `marks`: uint64[⌈n/64⌉], zeros before and after"
-    bs, chance = slots.shape[0], np.float32(1/n)
-    state = mark_distinct(slots, np.uint64(min(bs, n - bs)), np.uint64(n), marks, load(words))
-    if bs > n - bs:
+    bs = slots.shape[0]
+    n_marked = min(bs, n - bs)             # at most half: either those drawn are marked, or the others
+    state = mark_distinct(slots, np.uint64(n_marked), np.uint64(n), marks, load(words))
+    if bs > n_marked:
         take_unmarked(slots, n, marks)
         state = shuffle(slots, state)
     else:
         for i in range(bs): marks[np.uint64(slots[i]) >> _SIX] = np.uint64(0)
-    for i in range(bs): probs[i], weights[i] = chance, np.float32(1)
+    fill_even(probs, weights, n)
     store(words, state)
 
 # %% ../../nbs/1_memory/13_uniform.ipynb #c185e135
-def _as_bool(replace): return bool(of_type('replace', replace, (bool, np.bool_), 'a bool'))
+def _as_bool(replace: object) -> bool: return bool(of_type('replace', replace, (bool, np.bool_), 'a bool'))
 
 class Uniform(Sampler):
     "Draws each filled slot with P = 1/n and weight one; with `replace=False` none twice in a batch"
@@ -72,30 +86,32 @@ class Uniform(Sampler):
     marks: Any = None              # one bit for each slot, all zero between draws
 
     def __init__(self, replace: bool = False) -> None: self.replace = _as_bool(replace)
-    def _new_arrays(self, max_sz, allocate):
-        return dict(marks=np.zeros(-(-max_sz // 64), np.uint64))
-    def add_run(self, first_slot: int, m: int, priorities: Any = None) -> None:
+    def _new_arrays(self, max_sz: int, allocate: Allocate | None) -> dict[str, Any]:
+        return dict(marks=np.zeros(-(-max_sz//_WORD), np.uint64))
+    def add_run(self, first_slot: int, m: int, priorities: np.ndarray | None = None) -> None:
         if not 0 < self.size==self.max_sz: self._mark_filled(first_slot + m)
 
-    def draw_into(self, slots: Any, probs: Any, weights: Any, rng: Any) -> None:
+    def draw_into(self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> None:
         "Fill `slots` (int64[bs]), `probs` (float32[bs]) with 1/n, `weights` with one, by `rng`; O(bs)"
-        n, bs = self.eligible.among(self.size), len(slots)
+        n = self.eligible.among(self.size)
+        bs = len(slots)
         if not bs or n < (1 if self.replace else bs): self._refuse(bs)
         if self.replace: draw_repeating(slots, probs, weights, words_of(rng), n)
         else: draw_distinct(slots, probs, weights, words_of(rng), n, self.marks)
         self.eligible.to_slots(slots)
         self.n_batches += 1
-    def on_drop(self, slots: Any) -> None:
+    def on_drop(self, slots: np.ndarray) -> None:
         "Nothing to note: `draw_into` draws among the slots that are left"
 
-    def _refuse(self, bs):
+    def _refuse(self, bs: int) -> NoReturn:
         if bs < 1 or not len(self): super()._refuse(bs)
         there = 'in the memory' if self.eligible.all else 'that were not dropped'
         raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {len(self)} transitions '
                          f'{there}: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
     def options(self) -> dict[str, Any]: return dict(replace=self.replace)
-    def _check_options(self, replace): return dict(replace=_as_bool(replace))
+    def _check_options(self, replace: bool) -> dict[str, Any]: return dict(replace=_as_bool(replace))
     def check_valid(self) -> bool:
-        assert self.marks is None or 64*len(self.marks) >= self.max_sz, 'too few marks'
-        assert self.marks is None or not self.marks.any(), 'marks left behind by a draw'
+        if self.marks is not None:
+            assert _WORD*len(self.marks) >= self.max_sz, 'too few marks'
+            assert not self.marks.any(), 'marks left behind by a draw'
         return super().check_valid()
