@@ -37,8 +37,8 @@ class RayPusher(Telling):
         timeout: float = 60.,                   # seconds without an answer that raise a `ShardLost`
         place: tuple[int, int] | None = None,   # a shard and a number that were assigned already
     ) -> None:
-        self.name, self.timeout, self._directory = name, timeout, named_actor(name, timeout)
-        found: tuple[int, int] = self._tell('assign') if place is None else place
+        self.name, self.timeout, self.directory = name, timeout, named_actor(name, timeout)
+        found: tuple[int, int] = self.tell('assign') if place is None else place
         self.place, self.number = found
         self.rows = 0                        # sent to this shard
         self.asked: Any = None               # whether to move: the call
@@ -46,24 +46,24 @@ class RayPusher(Telling):
         self.sender = Sender(self._connect, in_flight, timeout, limited=True)
     def _connect(self, failed):
         "The shard in this place, started again if it died; another if it takes no more steps"
-        self.place = self._tell('move', self.place, self.number)
-        return self._tell('find', self.place)[1]
+        self.place = self.tell('move', self.place, self.number)
+        return self.tell('find', self.place)[1]
 
     def _look_round(self, m):
         "Move if the directory says so, which is asked every 32 chunks or five seconds, and not waited for"
         self.rows += m
         if self.asked is None:
             if self.sender.seq % 32 and time.monotonic() < self.next: return
-            self.asked = self._directory.send('move', self.place, self.number, self.rows)
+            self.asked = self.directory.send('move', self.place, self.number, self.rows)
             self.next = time.monotonic() + 5
-        try: place = self._directory.get(self.asked, .001)
+        try: place = self.directory.get(self.asked, .001)
         except ShardSlow: return
         except ShardLost: place = self.place
         self.asked = None
         if place==self.place: return
         self.sender.flush()
         self.place, self.rows = place, 0
-        self.sender.shard = self._tell('find', place)[1]
+        self.sender.shard = self.tell('find', place)[1]
     def push(self, chunk: Any, priorities: Any = None) -> None:
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
         chunk = as_chunk(chunk)
@@ -76,7 +76,7 @@ class RayPusher(Telling):
     def close(self) -> None:
         "Flush, and leave the place to others"
         self.flush()
-        self._tell('release', self.number)
+        self.tell('release', self.number)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #04d25fcf
 _NUMBERS = 1 << 20           # of actors in the life of a memory
@@ -146,7 +146,7 @@ class RayActors(IterDataPipe):
         shard, number = self._target.assign()          # numbers of all programs that push
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
-        target, late = (self._target.name, self.in_flight, self.timeout), time.monotonic() + self.timeout
+        target, late = (self._target.shards.name, self.in_flight, self.timeout), time.monotonic() + self.timeout
         return _Acting(number, actor, actor.__ray_ready__.remote(), late, actor.run.remote(*target, (shard, number)))
 
     def watch(self) -> bool:
@@ -250,8 +250,8 @@ class RayReplay(ExperienceReplay):
         super().__init__(source_datapipe, bs=bs, return_idxs=return_idxs, memory=memory, min_sz=min_sz,
                          steps_per_batch=1 if steps_per_batch is None else steps_per_batch,
                          freeze_memory=freeze_memory, **(made if memory is None else memory_options))
-        self._check_slack(len(self.memory.places))
-        if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.places) or self.n_batches
+        self._check_slack(len(self.memory.shards.places))
+        if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.shards.places) or self.n_batches
         self.memory.deferred = True
     def _make_memory(self, max_sz, replace, seed, sampler, **options):
         options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
@@ -288,11 +288,11 @@ class RayReplay(ExperienceReplay):
             if self._actors is not None: self._actors.watch()
             while len(self._asked) < self.ahead and (k := self._allowed()) > 0: self._asked.append(self._ask(k))
             yield self._next()
-    def _due(self): return batches_due(self.memory.known_added, self.min_sz, self.steps_per_batch)
+    def _due(self): return batches_due(self.memory.shards.known_added, self.min_sz, self.steps_per_batch)
     def _allowed(self):
         "How many batches may be asked for now"
         if self.freeze_memory: return self.group
-        if self.pushed and not self.limited: return self.group*(self.memory.known_added >= self.min_sz)
+        if self.pushed and not self.limited: return self.group*(self.memory.shards.known_added >= self.min_sz)
         return min(self.group, self._due() - self.n_batches - self._under_way())
     def _under_way(self): return len(self._ready) + sum(asked.n for asked, _ in self._asked)
 
@@ -301,7 +301,7 @@ class RayReplay(ExperienceReplay):
         n, nap, limit = -1, .001, 0.
         while self._allowed() <= 0:
             running = self._actors is None or self._actors.watch()
-            if (now := self.memory.known_added) > n:
+            if (now := self.memory.shards.known_added) > n:
                 n, nap, limit = now, .001, time.monotonic() + self.timeout*(1 if now else STARTING)
             if time.monotonic() > limit:
                 raise ActorError(f'no step has come for {self.timeout:g} s: the environments hang, or no actor could '
@@ -314,13 +314,13 @@ class RayReplay(ExperienceReplay):
 
     def _ask(self, n):
         "Begin to draw `n` batches; the calls carry updates, caps on the steps, and how many batches were asked for"
-        self.memory.n_asked = self.n_batches + self._under_way() + n
+        self.memory.shards.n_asked = self.n_batches + self._under_way() + n
         if self.limited:
-            taking = [o.info for o in self.memory.places if o.live and o.open]
+            taking = [o.info for o in self.memory.shards.places if o.live and o.open]
             total = self.min_sz + int(self.n_batches*self.steps_per_batch) + self.slack
-            elsewhere = self.memory.known_added - sum(o.n_added for o in taking)
-            self.memory.caps = dealt(taking, [caps for _, caps in self._asked], total - elsewhere)
-        return self.memory.ask(n, self.bs), self.memory.caps
+            elsewhere = self.memory.shards.known_added - sum(o.n_added for o in taking)
+            self.memory.shards.caps = dealt(taking, [caps for _, caps in self._asked], total - elsewhere)
+        return self.memory.ask(n, self.bs), self.memory.shards.caps
     def _next(self):
         if not self._ready: self._ready.extend(self.memory.take(self._asked.popleft()[0]))
         if not self.freeze_memory: self.n_batches += 1
@@ -331,7 +331,7 @@ class RayReplay(ExperienceReplay):
         return self.memory.stats()
     def add_shards(self, n: int = 1) -> None:
         "Add `n` shards; new actors push to them: `RayMemory.add_shards`"
-        self._check_slack(len(self.memory.places) + n)
+        self._check_slack(len(self.memory.shards.places) + n)
         self.memory.add_shards(n)
     def retire_shard(self, k: int, **kw: Any) -> None:
         "Send no more steps to shard `k`; `kw`: as of `RayMemory.retire_shard`"
@@ -415,11 +415,13 @@ class RayParams(Telling):
         try: actor = ray_library().remote(Board).options(**how).remote(plan_of(model), lease)
         except ValueError: refuse('name', 'one that nothing has', name, 'RayParams.attach uses what is there')
         self._begin(RemoteActor(actor), plan_of(model), timeout)
-        self._tell('facts', times=STARTING)
+        self.tell('facts', times=STARTING)
         self.publish(model)
-        if not detached: self._show_life(), atexit.register(self.close)
+        if detached: return
+        self.show_life()
+        atexit.register(self.close)
     def _begin(self, board, plan, timeout):
-        self._directory, self.plan, self.timeout, self.steps, self.known = board, plan, timeout, 0, (-1, 0)
+        self.directory, self.plan, self.timeout, self.steps, self.known = board, plan, timeout, 0, (-1, 0)
     @classmethod
     def attach(cls, name: str, model: torch.nn.Module, timeout: float = 60.) -> 'RayParams':
         """Return those called `name`, whose publisher is perhaps dead; `pull` gives the newest
@@ -429,15 +431,15 @@ class RayParams(Telling):
         made.name = name
         made._begin(board, board.get(board.send('facts'), timeout), timeout)
         matching(model, made.plan)
-        made._show_life()
+        made.show_life()
         return made
     def publish(self, model: torch.nn.Module) -> int:
         "Make the weights of `model` the newest version; returns its number (as `SharedParams`)"
-        return self._tell('publish', packed(matching(model, self.plan)).numpy())
+        return self.tell('publish', packed(matching(model, self.plan)).numpy())
     def pull(self, model: torch.nn.Module, have: int = -1) -> int:
         "Copy the newest weights into `model` unless `have` is their version; returns its version"
         tensors, steps = matching(model, self.plan), self.steps
-        version, n_steps, where = self._tell('sync', steps, have)
+        version, n_steps, where = self.tell('sync', steps, have)
         self.steps, self.known = self.steps - steps, (version, n_steps)
         if where is None: return have
         flat = torch.tensor(ray_library().get(where[0], timeout=self.timeout))
@@ -446,7 +448,7 @@ class RayParams(Telling):
     @property
     def version(self) -> int:
         "The number of the newest version"
-        return self._tell('sync', 0, -1)[0]
+        return self.tell('sync', 0, -1)[0]
     @property
     def n_steps(self) -> int:
         "Steps made by all actors, as of the last pull, and those of this process since"
@@ -456,13 +458,13 @@ class RayParams(Telling):
         self.steps += n
     def set_steps(self, n: int) -> None:
         "Set `n_steps` to `n`"
-        self._tell('set_steps', n)
+        self.tell('set_steps', n)
         self.steps, self.known = 0, (self.known[0], n)
     def close(self) -> None:
         "End it, for all"
         atexit.unregister(self.close)
-        if importlib.import_module('ray').is_initialized(): self._directory.kill()
-    def _next_directory(self): raise ShardLost(f'the weights {self.name!r} have been closed')
+        if importlib.import_module('ray').is_initialized(): self.directory.kill()
+    def next_directory(self) -> RemoteActor: raise ShardLost(f'the weights {self.name!r} have been closed')
     def __deepcopy__(self, memo: Any) -> 'RayParams': return self
     def __getstate__(self) -> dict[str, Any]: return self.__dict__ | dict(steps=0)
     def __repr__(self) -> str: return f'RayParams({len(self.plan)} tensors, version {self.known[0]})'

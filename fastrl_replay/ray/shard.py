@@ -212,18 +212,23 @@ class Telling:
     "Asks the directory of the memory `name`; Ray repeats what that was asked while it started again"
     name: str
     timeout: float
-    _directory: Any
+    directory: Any
     close: Any
-    def _tell(self, *call, times=1):
+    def tell(self, *call: Any, times: int = 1) -> Any:
+        "Return what the directory answers to a call; wait `times` as long"
         timeout = self.timeout*times
-        try: return self._directory.get(self._directory.send(*call), timeout)
-        except ShardDied: self._directory = self._next_directory()
-        return self._directory.get(self._directory.send(*call), timeout)
-    def _next_directory(self): return named_actor(self.name, self.timeout)
+        try: return self.directory.get(self.directory.send(*call), timeout)
+        except ShardDied: self.directory = self.next_directory()
+        return self.directory.get(self.directory.send(*call), timeout)
+    def next_directory(self) -> RemoteActor:
+        "Return the one that takes the place of the directory that died for good"
+        return named_actor(self.name, self.timeout)
     def __enter__(self) -> Self: return self
     def __exit__(self, *_: object) -> None: self.close()
-    def _show_life(self): every(BEAT, self._renew)
-    def _renew(self): self._tell('renew')
+    def show_life(self) -> None:
+        "Let the directory know from now on that this client lives"
+        every(BEAT, self._renew)
+    def _renew(self): self.tell('renew')
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf8
 class Info(NamedTuple):

@@ -338,6 +338,7 @@ class Records(Writer):
         shared = tuple(tuple(layout.leaves[k].path for k in t.leaves) for t in self.tables)
         self._requests = Requests(layout, stored=self.stored, shared=shared, _max_sz=max_sz)
         self._raw = self.rows.reshape(-1)
+        self.plain = None if self.tables else layout         # the layout, if rows lie here whole
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
         elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
@@ -358,6 +359,9 @@ class Records(Writer):
             raise IndexError(f'slots: expected slots below {self.max_sz}')
         if self.tables: self._fill(request)
         return request.batch()
+    def copy_to(self, part) -> None:
+        "Copy the rows in the slots of a `Part` of a larger batch there"
+        part.copy(self._raw, self.max_sz, self._count[N_ADDED])
     def _fill(self, request):
         for t, shared in zip(self.tables, request.form.shared):
             if shared is not None: t.fill(request, shared)
