@@ -8,7 +8,7 @@ __all__ = ['SHIFT', 'dealt', 'Shares', 'Mixture', 'MixedRng', 'MixedBatch', 'Mix
 
 # %% ../nbs/3_lasting/25_mixed.ipynb #e1000007
 import copy, dataclasses, math, weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -21,29 +21,32 @@ from .kernels import kernel
 from .memory.parts import memory_like
 from .memory.replay_memory import ReplayMemory, also_state
 from .memory.several import Joint, Locks, SeveralMemories, by_memory
-from .protocol import Lasting, as_memory, refuse_name
+from .protocol import Lasting, Memory, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible
 from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
 from .schedules import schedule_from, schedule_state, value_at
 from .steps import Layout, same_layout
+from .storage.request import Request
 from .storage.sequences import WINDOWED, SequenceBatch
 
 # %% ../nbs/3_lasting/25_mixed.ipynb #e1000009
-def dealt(bs: int, shares: Any, owed: Any) -> tuple[list[int], list[float]]:
+def dealt(bs: int, shares: Sequence[float], owed: Sequence[float]) -> tuple[list[int], list[float]]:
     """Return how many of `bs` rows each memory gives, and how many each is owed afterwards (below
     0: it gave too many). `owed`: from before; a memory whose share is 0 gives none, and is owed
     none"""
     due = [o + bs*s if s > 0 else 0. for s, o in zip(shares, owed)]
-    rows, some = [max(0, math.floor(d)) for d in due], [k for k, s in enumerate(shares) if s > 0]
-    def left(k): return due[k] - rows[k]
+    rows = [max(0, math.floor(d)) for d in due]
+    some = [k for k, s in enumerate(shares) if s > 0]
+    def left(k: int) -> float: return due[k] - rows[k]
     while sum(rows) < bs: rows[max(some, key=left)] += 1
     while sum(rows) > bs: rows[min((k for k in some if rows[k]), key=left)] -= 1
     return rows, [left(k) for k in range(len(due))]
 
 @lru_cache(64)
-def _dealt_before(bs, shares, owed):
+def _dealt_before(bs: int, shares: tuple[float, ...], owed: tuple[float, ...]
+                  ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     "The same as tuples: with shares that stay, few cases come again and again"
     rows, later = dealt(bs, shares, owed)
     return tuple(rows), tuple(later)
@@ -55,7 +58,8 @@ class Shares:
     first's)"""
     def __init__(self, given: Any, n: int) -> None:
         self.given: Any = (1/n,)*n if given is None else given
-        self.n, self._now = n, None
+        self.n = n
+        self._now = None
         if not callable(self.given) and not is_number(self.given):
             of_type('shares', self.given, (tuple, list, np.ndarray), 'a number for each memory, or a schedule')
             self.given = tuple(o.item() if isinstance(o, np.generic) else o for o in self.given)
@@ -90,8 +94,9 @@ class Shares:
             given = [schedule_from(o) for o in state] if several else schedule_from(state, own)
         else: given = [schedule_from(o, mine) for o, mine in zip(state, self.given, strict=True)]
         made = Shares(given, self.n)
-        self.given, self._now = made.given, made._now
-    def _single(self): return callable(self.given) or is_number(self.given)
+        self.given = made.given
+        self._now = made._now
+    def _single(self) -> bool: return callable(self.given) or is_number(self.given)
     def __repr__(self) -> str: return repr(self.given)
 
 # %% ../nbs/3_lasting/25_mixed.ipynb #e100000e
@@ -101,7 +106,8 @@ class Mixture:
     "Stands where a memory has its sampler: how a `MixedMemory` draws"
     replace = True
     def __init__(self, memories: list, shares: Shares) -> None:
-        self.memories, self.shares = memories, shares
+        self.memories = memories
+        self.shares = shares
         self.n_batches = 0
         self.owed = [0.]*len(memories)           # rows that each has to give still
         self.n_drawn = [0]*len(memories)         # rows, from each
@@ -133,7 +139,7 @@ class Mixture:
         self.owed = [*owed]
         self.n_batches += 1
         self.n_drawn = [a + b for a, b in zip(self.n_drawn, rows)]
-    def room(self, rows: Any) -> dict[int, float]:
+    def room(self, rows: Iterable[int]) -> dict[int, float]:
         """Of each memory that is to give some of `rows`: its choices for each of these; infinite,
         where they lie elsewhere"""
         some = [(k, self.memories[k], n) for k, n in enumerate(rows) if n]
@@ -157,7 +163,7 @@ class Mixture:
 class MixedRng(Rng):
     """The generator of a mixture. Its state is all that decides the next draws, those of the
     memories included"""
-    def __init__(self, seed: Any, mixture: Mixture) -> None:
+    def __init__(self, seed: int | None, mixture: Mixture) -> None:
         super().__init__(seed)
         self.mixture = mixture
     def get_state(self) -> Any:
@@ -166,7 +172,8 @@ class MixedRng(Rng):
         mixture = self.mixture
         return dict(own=own, memories=each, owed=[*mixture.owed], n_batches=mixture.n_batches)
     def set_state(self, state: Any) -> None:
-        owed, each = [float(o) for o in state['owed']], [*state['memories']]
+        owed = [float(o) for o in state['owed']]
+        each = [*state['memories']]
         here = len(self.mixture.memories)
         wanted = f'rng: expected the state of {here} memories, got that of {len(each)}'
         require(len(owed)==len(each)==here, wanted)
@@ -202,16 +209,18 @@ class MixedSequenceBatch(MixedBatch, SequenceBatch):
 _u = np.uint64
 
 @kernel
-def scattered(words, rows, places):
+def scattered(words: np.ndarray, rows: np.ndarray, places: np.ndarray) -> None:
     """Fill `places` (int64[sum(rows)]) with random places for the `rows` (int64[k]) of each of k
     memories, those of the first first, each memory's in order; `words` (uint64[4]), the state of an
     `Rng`, advances"""
-    n, state = len(places), load(words)
+    n = len(places)
+    state = load(words)
     at = np.cumsum(rows) - rows
     left = rows.copy()
     for i in range(n):
         found, state = below_of(state, _u(n - i))
-        k, below = 0, 0
+        k = 0
+        below = 0
         for j in range(len(rows) - 1):           # without a branch, which could not be predicted
             below += left[j]
             k += np.int64(found) >= below
@@ -223,7 +232,7 @@ def scattered(words, rows, places):
 # %% ../nbs/3_lasting/25_mixed.ipynb #e1000012
 _HINT = 'make both alike: convert the rows of one of them before they are stored'
 
-def common_fields(layouts: Any) -> tuple[str, ...]:
+def common_fields(layouts: list[Layout | None]) -> tuple[str, ...]:
     """Return the fields that all `layouts` have (None: not known yet); a `ValueError` names one
     that differs"""
     known = [(k, o) for k, o in enumerate(layouts) if o is not None]
@@ -246,7 +255,7 @@ def common_fields(layouts: Any) -> tuple[str, ...]:
     return names
 
 # %% ../nbs/3_lasting/25_mixed.ipynb #e1000014
-def _checked(memories):
+def _checked(memories: list[Memory]) -> list[Memory]:
     of_type('memories', memories, (list, tuple), 'a list of memories')
     require(len(memories), 'memories: expected at least one memory, got none')
     for k, o in enumerate(memories):
@@ -256,7 +265,8 @@ def _checked(memories):
         before = next((i for i, other in enumerate(memories[:k]) if other is o), None)
         twice = f'memories: {before} and {k} are the same memory; give it the sum of both shares'
         require(before is None, twice)
-        mine, first = o.sampler.sequence, memories[0].sampler.sequence
+        mine = o.sampler.sequence
+        first = memories[0].sampler.sequence
         if mine!=first: refuse(f'memory {k}', f'a sequence={first}, as memory 0 has', mine)
     common_fields([o.layout for o in memories])
     return [*memories]
@@ -265,7 +275,9 @@ class Blend:
     """How several `memories` become one batch: which fields all of them have, the rows that each
     draws, and their places. `memory`: a weak reference to the mixture"""
     def __init__(self, memories: list, mixture: Mixture, rng: Rng, memory: weakref.ref) -> None:
-        self.memories, self.mixture, self.rng = memories, mixture, rng
+        self.memories = memories
+        self.mixture = mixture
+        self.rng = rng
         sizes = tuple(o.max_sz for o in memories)
         self.joint = Joint(SHIFT, MixedBatch, _memory=memory, _max_sz=sizes, _extra={})
         self.here = all(isinstance(o, ReplayMemory) and type(o).sample is ReplayMemory.sample for o in memories)
@@ -273,7 +285,7 @@ class Blend:
         self._names: tuple[str, ...] = ()
         self._deals: dict[tuple, tuple] = {}
 
-    def fields(self, k: int, fields: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def fields(self, k: int, fields: Iterable[str] | None) -> Iterable[str] | None:
         "Return what to ask memory `k` for: None for all its fields"
         if any(o.layout is not known for o, known in zip(self.memories, self._layouts)):
             layouts = [o.layout for o in self.memories]
@@ -292,13 +304,14 @@ class Blend:
         rows, owed = self.mixture.plan(bs)
         batch = self._draw_records(rows, fields) if self.here and not options else None
         if batch is None:
-            drawn, places = self._draw_batches(rows, fields, options), np.empty(bs, np.int64)
+            drawn = self._draw_batches(rows, fields, options)
+            places = np.empty(bs, np.int64)
             scattered(self.rng.words, np.array(rows), places)
             batch = self.join(drawn, places)
         self.mixture.note(rows, owed)
         return batch
 
-    def _draw_records(self, rows, fields):
+    def _draw_records(self, rows: tuple[int, ...], fields: tuple[str, ...] | None) -> Batch | None:
         "The batch, each row copied once, if all that give rows have plain records, and enough; else None"
         stored = [o.records_for(n) if n else o.layout for o, n in zip(self.memories, rows)]
         known = self._deals.get((rows, fields))
@@ -312,7 +325,7 @@ class Blend:
         deal.draw(request)
         self.rng.words[:] = words
         return request.batch()
-    def _begin_deal(self, rows, fields, stored):
+    def _begin_deal(self, rows: tuple[int, ...], fields: tuple[str, ...] | None, stored: list) -> tuple:
         if len(self._deals) > 99: self._deals.clear()
         giving = {k: self.memories[k] for k, n in enumerate(rows) if n}
         asked = {k: self.fields(k, fields) for k in giving}
@@ -322,13 +335,16 @@ class Blend:
         self._deals[rows, fields] = stored, requests, deal
         return self._deals[rows, fields]
 
-    def _draw_batches(self, rows, fields, options):
+    def _draw_batches(self, rows: tuple[int, ...], fields: tuple[str, ...] | None, options: dict[str, Any]
+                      ) -> dict[int, Batch]:
         """Batches of the memories by number. The one with the fewest rows for its share is asked
         first: it may refuse"""
-        found, room = {}, self.mixture.room(rows)
+        found = {}
+        room = self.mixture.room(rows)
         for k in sorted(room, key=room.__getitem__):
             if not room[k]:
-                share, empty = self.mixture.shares_now[k], not len(self.memories[k])
+                share = self.mixture.shares_now[k]
+                empty = not len(self.memories[k])
                 lacks = 'is empty' if empty else 'has nothing that may be drawn yet'
                 raise ValueError(f'memory {k} {lacks}, and its share of a batch is {share:.3g}: store '
                                  'steps in it, or set its share to 0')
@@ -341,7 +357,8 @@ class Blend:
         the `places`, and so on"""
         numbers = sorted(parts)
         like = next((k for k in numbers if parts[k].layout is self._layouts[k]), numbers[0])
-        request, a = self._request_like(parts[like], len(places)), 0
+        request = self._request_like(parts[like], len(places))
+        a = 0
         for k in numbers:
             rows = parts[k]
             device = next((o.device for o in rows.astuple() if isinstance(o, torch.Tensor)), _CPU)
@@ -353,12 +370,17 @@ class Blend:
             a = b
         return request.batch()
 
-    def _request_like(self, batch, n):
+    def _request_like(self, batch: Batch, n: int) -> Request:
         "A request for `n` rows with the columns of this batch"
-        plan, windows = packed(batch)[0], batch._extra.get('windows', ())
-        kind, length, windowed = MixedBatch, None, {*dict(windows)}
+        plan = packed(batch)[0]
+        windows = batch._extra.get('windows', ())
+        kind = MixedBatch
+        length = None
+        windowed = {*dict(windows)}
         if isinstance(batch, SequenceBatch):
-            kind, length, windowed = MixedSequenceBatch, plan.columns[0][3][1], {*plan.layout.fields}
+            kind = MixedSequenceBatch
+            length = plan.columns[0][3][1]
+            windowed = {*plan.layout.fields}
         leaves = [o._replace(shape=o.shape[1:]) if o.path[0] in windowed else o for o in plan.layout.leaves]
         layout = same_layout(plan.layout.step_type, plan.layout.trees, leaves)
         header = (*(k for k, column in zip(HEADER, plan.columns) if column is not None), 'source')
@@ -371,14 +393,14 @@ class Routed(SeveralMemories):
     draws = path = None        # each of the memories counts its own; all are saved into one folder
 
     def __init__(
-        self, memories: list,        # what is stored goes to the first
-        shares: Any = None,          # the part of each in a batch: numbers, or schedules (None: equal)
+        self, memories: list[Memory],  # what is stored goes to the first
+        shares: object = None,       # the part of each in a batch: numbers, or schedules (None: equal)
         seed: int | None = None,     # of the order of the rows in a batch
     ) -> None:
         memories = _checked(memories)
         self._begin(memories, Shares(shares, len(memories)), seed)
-    def _begin(self, memories, shares, seed):
-        self.memories = memories
+    def _begin(self, memories: list[Memory], shares: Shares, seed: int | None) -> None:
+        self.memories: list[Any] = memories
         self.sampler = Mixture(memories, shares)
         self.rng = MixedRng(seed, self.sampler)
         self.also: Any = None                    # of one that was loaded: what was saved with it
@@ -388,12 +410,12 @@ class Routed(SeveralMemories):
     def n_drawn(self) -> list[int]:
         "How many rows were drawn from each memory"
         return self.sampler.n_drawn
-    def set_shares(self, shares: Any) -> None:
+    def set_shares(self, shares: object) -> None:
         "Draw by other `shares` from now on; what a memory was owed is forgotten"
         with self.lock:
             self.sampler.shares = Shares(shares, len(self.memories))
             self.sampler.owed = [0.]*len(self.memories)
-    def sample(self, bs: int, fields: Any = None, **options: Any) -> Any:
+    def sample(self, bs: int, fields: Iterable[str] | None = None, **options: object) -> Any:
         """Draw `bs` transitions, of each memory its share, as a `MixedBatch` in random order, with
         the columns that all have, or `fields` of them; `options`: those of its memories' `sample`.
         Probabilities and weights are those of the memories. A `ValueError` names a memory that
@@ -426,35 +448,37 @@ class Routed(SeveralMemories):
     def __len__(self) -> int: return len(self.memories[0])
     def __bool__(self) -> bool: return True
 
-    def _check_first(self, example):
+    def _check_first(self, example: Callable[[], object]) -> None:
         "Refuse a first step that has other columns than the other memories"
         if self.layout is not None: return
         common_fields([Layout.of(example()), *(o.layout for o in self.memories[1:])])
-    def add(self, step: Any, priority: float | None = None) -> int:
+    def add(self, step: object, priority: float | None = None) -> int:
         "Store one step in the first memory, as `ReplayMemory.add`; return its id"
         with self.lock:
             self._check_first(lambda: step)
             return self.memories[0].add(step, priority)
-    def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> np.ndarray:
+    def extend(self, chunk: Any, priorities: object = None, streams: object = None) -> np.ndarray:
         "Store a chunk in the first memory, as `ReplayMemory.extend`; return its ids (int64[m])"
         with self.lock:
             if self.layout is None:
                 chunk = as_chunk(chunk)
                 if len(chunk): self._check_first(lambda: example_row(chunk))
             return self.memories[0].extend(chunk, priorities, streams)
-    def news(self, seen: dict[int, int], fields: Any = None) -> Iterator[tuple[np.ndarray, Any]]:
+    def news(self, seen: dict[int, int], fields: Iterable[str] | None = None) -> Iterator[tuple[np.ndarray, Any]]:
         "Yield what was stored in the first memory since, as `ReplayMemory.news`"
         return self.memories[0].news(seen, fields)
 
-    def _of_each(self, ids):
+    def _of_each(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         "Of each memory among the ids (int64[m]): its number, where its own are, the ids in it"
-        whose, n = ids >> SHIFT, len(self.memories)
+        whose = ids >> SHIFT
+        n = len(self.memories)
         wrong = np.flatnonzero((whose < 0) | (whose >= n))
         if len(wrong):
-            id, k = ids[wrong[0]], whose[wrong[0]]
+            id = ids[wrong[0]]
+            k = whose[wrong[0]]
             raise ValueError(f'ids: {id} is of memory {k}; there are {n}, from 0 on')
         return by_memory(ids, SHIFT)
-    def fetch(self, ids: Any, fields: Any = None) -> Any:
+    def fetch(self, ids: object, fields: Iterable[str] | None = None) -> Any:
         """Return the transitions with these ids, in this order; a `ValueError` for one that isn't
         stored. Those of one memory have all of its columns, those of several the columns that all
         memories have"""
@@ -464,7 +488,7 @@ class Routed(SeveralMemories):
             ask = (lambda k, o: o) if len(each)==1 else self._blend.fields
             parts = {k: self.memories[k].fetch(own, ask(k, fields)) for k, _, own in each}
             return self._blend.join(parts, np.concatenate([at for _, at, _ in each]))
-    def recent(self, k: int, fields: Any = None) -> Any:
+    def recent(self, k: int, fields: Iterable[str] | None = None) -> Any:
         """Return the newest `k` transitions of the first memory, oldest first; a `ValueError` if it
         has fewer"""
         with self.lock:
@@ -477,18 +501,19 @@ class Routed(SeveralMemories):
             [(k, _, [own])] = self._of_each(ids_of('id', [id]))
             rows = self.memories[k].episode(own)
             return self._blend.join({k: rows}, np.arange(len(rows)))
-    def _asked(self, ids, question):
+    def _asked(self, ids: np.ndarray, question: Callable) -> Iterator[tuple[np.ndarray, int, Any]]:
         for k, at, own in self._of_each(ids):
             name, *args = question(own)
             yield at, k, getattr(self.memories[k], name)(*args)
 
-    def update_priorities(self, ids: Any, td_errors: Any) -> int:
+    def update_priorities(self, ids: Any, td_errors: object) -> int:
         """Send TD errors to the memories that these rows are in; return how many distinct
         transitions changed.
 
         As `ReplayMemory.update_priorities`; a `ValueError` for an id never handed out, a wrong
         length or an error that isn't finite changes nothing."""
-        ids, td = array('ids', ids, 'iu'), array('td_errors', td_errors)
+        ids = array('ids', ids, 'iu')
+        td = array('td_errors', td_errors)
         if ids.ndim==1: td = as_errors(td, len(ids))
         wanted = f'td_errors: expected one for each of {len(ids)} rows, got {len(td)}'
         require(len(td)==len(ids), wanted)
@@ -506,7 +531,8 @@ class Routed(SeveralMemories):
         """Return `n_drawn`, the rows of all batches of this mixture, `samples_per_insert`, that is,
         these for each transition stored in the first memory, `n_stale`, and the bytes of all
         memories"""
-        each, first = [o.usage() for o in self.memories], self.memories[0]
+        each = [o.usage() for o in self.memories]
+        first = self.memories[0]
         n_new = first.n_added - (0 if first.draws is None else first.draws.begun)
         drawn = sum(self.n_drawn)
         ratio = drawn/n_new if n_new > 0 else math.nan
@@ -528,7 +554,7 @@ class MixedMemory(Routed):
         "Wait until what the memories have on disk survives a power cut"
         with self.lock:
             for o in self._lasting(): o.flush()
-    def _lasting(self):
+    def _lasting(self) -> list[Lasting]:
         return [as_memory(o, Lasting, f'; memory {k} is saved by its own methods')
                 for k, o in enumerate(self.memories)]
 
@@ -541,19 +567,23 @@ class MixedMemory(Routed):
                          rng=self.rng.get_state(), n_drawn=[*self.n_drawn])
             return state, dataclasses.replace(first, others=others)
 
-    def restore(self, state: dict[str, Any], pieces: Any) -> None:
+    def restore(self, state: dict[str, Any], pieces: Iterable[dict[str, Any]]) -> None:
         """Continue from what `saved` returned, and the pieces of all rows: all of it or, with an
         error, nothing"""
         with self.lock:
-            memories, there = self._lasting(), state['memories']
-            n, here = len(there), len(memories)
+            memories = self._lasting()
+            there = state['memories']
+            n = len(there)
+            here = len(memories)
             require(n==here, f'memories: this mixture has {here}, the saved one {n}')
             own: list[list[Any]] = [[] for _ in memories]
             for piece in pieces: own[piece.get('of_memory', 0)].append(piece)
             for o, its_state, rows in zip(memories, there, own):
                 if isinstance(o, ReplayMemory): o.check_options(its_state, *rows[:1])
-            before, n_restored = [o.saved() for o in memories], 0
-            shares, rng = copy.copy(self.sampler.shares), self.rng.get_state()
+            before = [o.saved() for o in memories]
+            n_restored = 0
+            shares = copy.copy(self.sampler.shares)
+            rng = self.rng.get_state()
             try:
                 for o, its_state, rows in zip(memories, there, own):
                     o.restore(its_state, rows)
@@ -576,8 +606,8 @@ class MixedMemory(Routed):
             return save_state(folder, dict(mixed=state) | also_state(also), 'mixed memory', rows)
 
     @classmethod
-    def load(cls, folder: str | Path, samplers: Any = None, step: Any = None,
-             shares: Any = None) -> Self:
+    def load(cls, folder: str | Path, samplers: list | None = None, step: object = None,
+             shares: object = None) -> Self:
         """Return the mixture saved in `folder`, of `ReplayMemory`s in RAM. `samplers`: those of
         your own, one for each memory (None: the library's); `step`: an example of a step type of
         your own; `shares`: again, if they are functions of your own. Errors are those of
@@ -585,9 +615,11 @@ class MixedMemory(Routed):
         with SavedState(folder, 'mixed memory') as saved:
             with saved.sense('a mixed memory'):
                 found = saved.state()
-                state, there = found['mixed'], found['mixed']['memories']
+                state = found['mixed']
+                there = found['mixed']['memories']
             own = [None]*len(there) if samplers is None else samplers
-            n, wanted = len(own), f'samplers: expected {len(there)}, one for each memory, got {len(own)}'
+            n = len(own)
+            wanted = f'samplers: expected {len(there)}, one for each memory, got {len(own)}'
             require(n==len(there), wanted)
             made = [memory_like(ReplayMemory, o, saved, mine, step) for o, mine in zip(there, own)]
             memory = cls(made, shares)
@@ -601,7 +633,8 @@ class MixedMemory(Routed):
     def __copy__(self) -> Self: return copy.deepcopy(self)
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:
-            rng, how = Rng.get_state(self.rng), self.sampler
+            rng = Rng.get_state(self.rng)
+            how = self.sampler
             return dict(memories=self.memories, n_drawn=self.n_drawn, rng=rng, shares=how.shares,
                         owed=how.owed, n_batches=how.n_batches, also=self.also)
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -623,7 +656,8 @@ class MixedMemory(Routed):
         `memories`: the health of each. Its warnings are theirs, and where their rewards, states
         or ends show that they cannot hold one task"""
         with self.lock:
-            each, drawn = [o.health() for o in self.memories], sum(self.n_drawn)
+            each = [o.health() for o in self.memories]
+            drawn = sum(self.n_drawn)
             given = [n/max(1, drawn) for n in self.n_drawn]
             out = dict(n=len(self), max_sz=self.max_sz, n_added=self.n_added,
                        n_batches=self.sampler.n_batches, shares=[*self.sampler.shares_now],
@@ -641,7 +675,8 @@ class MixedMemory(Routed):
             if id is not None:
                 [(k, _, [own])] = self._of_each(ids_of('id', [id]))
                 return self.memories[k].show(int(own), n, gamma, source)
-            found, sizes = self.health(), [len(o) for o in self.memories]
+            found = self.health()
+            sizes = [len(o) for o in self.memories]
             bars = {'transitions': sizes, 'share of the rows drawn': found['shares_drawn'],
                     'drawn for each stored': [a/max(1, m) for a, m in zip(self.n_drawn, sizes)]}
         title = source + '\n'.join(found['warnings'] or [f'memory {k}: {o!r}' for k, o in enumerate(self.memories)])

@@ -36,15 +36,16 @@ class SeveralMemories:
     number, and its answer"""
     shift: int
     _asked: Callable[[np.ndarray, Callable], Iterator[tuple[np.ndarray, int, Any]]]
-    __bool__, episode = MemoryBase.__bool__, MemoryBase.episode
+    __bool__ = MemoryBase.__bool__
+    episode = MemoryBase.episode
 
-    def previous(self: Any, ids: Any, within_episode: bool = False) -> np.ndarray:
+    def previous(self: Any, ids: object, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before `ids` in their streams, or `within_episode` (int64 array); −1: none is stored"
         with self.lock: return self._neighbours(ids, 'previous', within_episode)
-    def next(self: Any, ids: Any, within_episode: bool = False) -> np.ndarray:
+    def next(self: Any, ids: object, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps after `ids` in their streams, or `within_episode` (int64 array); −1: there is none yet"
         with self.lock: return self._neighbours(ids, 'next', within_episode)
-    def _neighbours(self, ids, which, within_episode):
+    def _neighbours(self, ids: object, which: str, within_episode: bool) -> np.ndarray:
         ids = ids_of('ids', ids)
         found = np.empty_like(ids)
         for at, number, own in self._asked(ids, lambda own: (which, own, within_episode)):
@@ -86,17 +87,21 @@ _BLOCK = 256                             # rows that are looked for before the f
 _IDS, _PROBS, _WEIGHTS, _SOURCE, _NUMBER = range(5)   # of the first line of a plan
 
 @inlined(forceinline=True)
-def _copy_rows(source, shift, size, slots, at, m, first, words, out, begin, places, place):
+def _copy_rows(source: np.ndarray, shift: int, size: int, slots: np.ndarray, at: int, m: int, first: Any, words: Any,
+               out: np.ndarray, begin: Any, places: np.ndarray, place: int) -> None:
     "Copy `words` words from word `first` of the rows in `m` slots to their places in a column"
-    first, words, begin, shift = _u(first), _u(words), _u(begin), _u(shift)
+    first = _u(first)
+    words = _u(words)
+    begin = _u(begin)
     for i in range(_u(m)):
-        a = (_u(slots[_u(at) + i]*size) >> shift) + first
+        a = (_u(slots[_u(at) + i]*size) >> _u(shift)) + first
         b = begin + _u(places[_u(place) + i])*words
         out[b] = source[a]
         for j in range(_u(1), words): out[b + j] = source[a + j]
 
 @kernel(_nrt=False)
-def fetch_to(source, out, plan, drawn, a, b, n_rows, n_added, mark):
+def fetch_to(source: np.ndarray, out: np.ndarray, plan: np.ndarray, drawn: np.ndarray, a: int, b: int, n_rows: int,
+             n_added: int, mark: int) -> bool:
     """Copy rows of one memory to their places in a batch of several; return whether all are there.
 
     `source` (uint8): `n_rows` records, of which `n_added` were stored by now; `out` (uint8): the
@@ -104,12 +109,20 @@ def fetch_to(source, out, plan, drawn, a, b, n_rows, n_added, mark):
     then probabilities and weights (float32); those from `a` to `b` are of this memory, whose ids
     get the bits `mark`. `plan`: where ids, probabilities, weights and numbers of the memories begin
     in `out` (−1: there are none), and the number; then a plan for `fetch`"""
-    source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
-    out8, out4 = out.view(np.int64), out.view(np.uint32)
-    out_floats, floats = out.view(np.float32), drawn.view(np.float32)
-    ids, probs, weights = plan[0, _IDS], plan[0, _PROBS], plan[0, _WEIGHTS]
-    sources, number = plan[0, _SOURCE], plan[0, _NUMBER]
-    n, size, n_lines = plan[1, 1], plan[1, 3], plan[2, 0]
+    source8 = source[:len(source)//8*8].view(np.int64)
+    source4 = source[:len(source)//4*4].view(np.uint32)
+    out8 = out.view(np.int64)
+    out4 = out.view(np.uint32)
+    out_floats = out.view(np.float32)
+    floats = drawn.view(np.float32)
+    ids = plan[0, _IDS]
+    probs = plan[0, _PROBS]
+    weights = plan[0, _WEIGHTS]
+    sources = plan[0, _SOURCE]
+    number = plan[0, _NUMBER]
+    n = plan[1, 1]
+    size = plan[1, 3]
+    n_lines = plan[2, 0]
     for begin in range(a, b, _BLOCK):
         m = min(_BLOCK, b - begin)
         for i in range(begin, begin + m):
@@ -124,7 +137,10 @@ def fetch_to(source, out, plan, drawn, a, b, n_rows, n_added, mark):
                 out_floats[weights + to] = floats[5*n + i]
             if sources >= 0: out8[sources + to] = number
         for k in range(3, len(plan)):
-            word, first, words, to = plan[k, 0], plan[k, 1], plan[k, 2], plan[k, 3]
+            word = plan[k, 0]
+            first = plan[k, 1]
+            words = plan[k, 2]
+            to = plan[k, 3]
             if word==8: _copy_rows(source8, 3, size, drawn, begin, m, first, words, out8, to, drawn, n + begin)
             elif word==4: _copy_rows(source4, 2, size, drawn, begin, m, first, words, out4, to, drawn, n + begin)
             else: _copy_rows(source, 0, size, drawn, begin, m, first, words, out, to, drawn, n + begin)
@@ -137,7 +153,11 @@ class Part:
     request: Request             # of the batch that they go to
 
     def __init__(self, drawn: np.ndarray, n: int, a: int, b: int, plan: np.ndarray, mark: int) -> None:
-        self.drawn, self.a, self.b, self.plan, self.mark = drawn, a, b, plan, mark
+        self.drawn = drawn
+        self.a = a
+        self.b = b
+        self.plan = plan
+        self.mark = mark
         floats = drawn.view(np.float32)[4*n:]
         self.slots, self.places = drawn[a:b], drawn[n + a:n + b]
         self.probs, self.weights = floats[a:b], floats[n + a:n + b]
@@ -152,7 +172,8 @@ class Deal:
     of all rows, those of the first memory first, to be filled in before they are drawn"""
     def __init__(self, rows: list[int], plans: list[np.ndarray], marks: list[int],
                  memories: list[ReplayMemory]) -> None:
-        n, a = sum(rows), 0
+        n = sum(rows)
+        a = 0
         drawn = np.zeros(3*n, np.int64)          # slots, places, and as float32 probabilities and weights
         self.rows, self.memories, self.parts = np.array(rows), memories, list[Part]()
         self.places = drawn[n:2*n]
@@ -168,12 +189,14 @@ class Deal:
 class Joint:
     """Batches of rows of several memories, of the class `kind`. Ids are `number << shift | id in the
     memory`; `known`: what else their batches know"""
-    def __init__(self, shift: int, kind: Any = Batch, **known: Any) -> None:
-        self.shift, self.kind, self.known = shift, kind, known
+    def __init__(self, shift: int, kind: type[Batch] = Batch, **known: Any) -> None:
+        self.shift = shift
+        self.kind = kind
+        self.known = known
         self.header = (*DRAWN, *(o for o in ('source',) if o in kind._header))
         self._requests: dict[tuple, Requests] = {}
 
-    def requests(self, layout: Layout, kind: Any = None, **extra: Any) -> Requests:
+    def requests(self, layout: Layout, kind: type[Batch] | None = None, **extra: object) -> Requests:
         "Return the requests for batches of this layout and `kind`, the same for all numbers of rows: buffers are large"
         known = self._requests.get((layout, kind))
         if known is None or any(known.known[k]!=v for k, v in extra.items()):
@@ -191,12 +214,12 @@ class Joint:
             plans.append(self._plan(form, k))
         marks = [k << self.shift for k in memories]
         return self.requests(layout), Deal([m for m in rows if m], plans, marks, [*memories.values()])
-    def _plan(self, form, number):
+    def _plan(self, form: Form, number: int) -> np.ndarray:
         columns = dict(zip(HEADER, form.columns.columns))
         begins = [-1 if columns[k] is None else columns[k][0]//columns[k][2].itemsize for k in (*DRAWN, 'source')]
         return np.vstack([[*begins, number, 0, 0, 0], form.plan])
 
-    def put(self, request: Request, number: int, rows: Batch, places: Any) -> None:
+    def put(self, request: Request, number: int, rows: Batch, places: np.ndarray) -> None:
         "Write all `rows` of memory `number` to these places of a request; a `ValueError` names a column that differs"
         plan, raw = packed(rows)
         found = [*plan.carve(raw)[:N_HEADER], *rows.arrays()]
