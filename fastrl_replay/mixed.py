@@ -10,11 +10,12 @@ __all__ = ['SHIFT', 'dealt', 'Shares', 'Mixture', 'MixedRng', 'MixedBatch', 'Mix
 import copy, dataclasses, math, weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import is_
 from pathlib import Path
 from typing import Any, Self
 import numpy as np
 import torch
-from .batch import AROUND, HEADER, Batch, Column, as_chunk, example_row, packed
+from .batch import AROUND, HEADER, Batch, Column, Plan, as_chunk, example_row, packed
 from .checks import Words, array, ids_of, is_number, named_by, of_type, placed, refuse, require, whole, within
 from .health import Health, scale_of, unlike_members
 from .kernels import kernel
@@ -28,7 +29,7 @@ from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
 from .schedules import schedule_from, schedule_state, value_at
 from .steps import Layout, same_layout
-from .storage.request import Request
+from .storage.request import Request, Requests
 from .storage.sequences import WINDOWED, SequenceBatch
 
 # %% ../nbs/3_lasting/25_mixed.ipynb #e1000009
@@ -283,7 +284,9 @@ class Blend:
         self.here = all(isinstance(o, ReplayMemory) and type(o).sample is ReplayMemory.sample for o in memories)
         self._layouts: list[Layout | None] = [None]*len(memories)
         self._names: tuple[str, ...] = ()
+        self._on_cpu = [False]*len(memories)     # which of them have shown that their batches are there
         self._deals: dict[tuple, tuple] = {}
+        self._likes: dict[tuple, tuple[Requests, tuple]] = {}
 
     def fields(self, k: int, fields: Iterable[str] | None) -> Iterable[str] | None:
         "Return what to ask memory `k` for: None for all its fields"
@@ -315,7 +318,7 @@ class Blend:
         "The batch, each row copied once, if all that give rows have plain records, and enough; else None"
         stored = [o.records_for(n) if n else o.layout for o, n in zip(self.memories, rows)]
         known = self._deals.get((rows, fields))
-        if known is None or known[0]!=stored:
+        if known is None or not all(map(is_, known[0], stored)):
             if any(n and o is None for o, n in zip(stored, rows)): return None
             known = self._begin_deal(rows, fields, stored)
         _, requests, deal = known
@@ -326,7 +329,7 @@ class Blend:
         self.rng.words[:] = words
         return request.batch()
     def _begin_deal(self, rows: tuple[int, ...], fields: tuple[str, ...] | None, stored: list) -> tuple:
-        if len(self._deals) > 99: self._deals.clear()
+        if len(self._deals) > 31: self._deals.clear()
         giving = {k: self.memories[k] for k, n in enumerate(rows) if n}
         asked = {k: self.fields(k, fields) for k in giving}
         like = next((k for k, o in asked.items() if o is None), min(giving))
@@ -350,7 +353,12 @@ class Blend:
                                  'steps in it, or set its share to 0')
             try: found[k] = self.memories[k].sample(rows[k], self.fields(k, fields), **options)
             except ValueError as e: raise placed(e, f'memory {k}') from None
+            if not self._on_cpu[k]: self._check_device(k, found[k])
         return found
+    def _check_device(self, k: int, batch: Batch) -> None:
+        device = next((o.device for o in batch.astuple() if isinstance(o, torch.Tensor)), _CPU)
+        if device!=_CPU: refuse(f'memory {k}', 'batches on the CPU', Words(f'on {device}'), 'draw from it alone')
+        self._on_cpu[k] = True
 
     def join(self, parts: dict[int, Batch], places: np.ndarray) -> Batch:
         """Return one batch of the rows of all `parts` (by memory), those of the first at the first of
@@ -360,31 +368,31 @@ class Blend:
         request = self._request_like(parts[like], len(places))
         a = 0
         for k in numbers:
-            rows = parts[k]
-            device = next((o.device for o in rows.astuple() if isinstance(o, torch.Tensor)), _CPU)
-            if device!=_CPU:
-                refuse(f'memory {k}', 'batches on the CPU', Words(f'on {device}'), 'draw from it alone')
-            b = a + len(rows)
-            try: self.joint.put(request, k, rows, places[a:b])
+            b = a + len(parts[k])
+            try: self.joint.put(request, k, parts[k], places[a:b])
             except ValueError as e: raise placed(e, f'memory {k}') from None
             a = b
         return request.batch()
-
     def _request_like(self, batch: Batch, n: int) -> Request:
         "A request for `n` rows with the columns of this batch"
         plan = packed(batch)[0]
         windows = batch._extra.get('windows', ())
-        kind = MixedBatch
-        length = None
-        windowed = {*dict(windows)}
+        known = self._likes.get((plan, windows))
+        if known is None:
+            if len(self._likes) > 99: self._likes.clear()
+            known = self._likes[plan, windows] = self._columns_like(batch, plan, windows)
+        requests, how = known
+        return requests.get(n, None, *how)
+    def _columns_like(self, batch: Batch, plan: Plan, windows: tuple) -> tuple[Requests, tuple]:
+        kind: type[Batch] = MixedBatch
+        length, windowed = None, {*dict(windows)}
         if isinstance(batch, SequenceBatch):
             kind = MixedSequenceBatch
-            length = plan.columns[0][3][1]
-            windowed = {*plan.layout.fields}
+            length, windowed = plan.columns[0][3][1], {*plan.layout.fields}
         leaves = [o._replace(shape=o.shape[1:]) if o.path[0] in windowed else o for o in plan.layout.leaves]
         layout = same_layout(plan.layout.step_type, plan.layout.trees, leaves)
         header = (*(k for k, column in zip(HEADER, plan.columns) if column is not None), 'source')
-        return self.joint.requests(layout, kind, _extra=batch._extra).get(n, None, header, length, windows)
+        return self.joint.requests(layout, kind, _extra=batch._extra), (header, length, windows)
 
 # %% ../nbs/3_lasting/25_mixed.ipynb #e1000015
 class Routed(SeveralMemories):
@@ -477,7 +485,7 @@ class Routed(SeveralMemories):
             id = ids[wrong[0]]
             k = whose[wrong[0]]
             raise ValueError(f'ids: {id} is of memory {k}; there are {n}, from 0 on')
-        return by_memory(ids, SHIFT)
+        return by_memory(ids, SHIFT, range(n))
     def fetch(self, ids: object, fields: Iterable[str] | None = None) -> Any:
         """Return the transitions with these ids, in this order; a `ValueError` for one that isn't
         stored. Those of one memory have all of its columns, those of several the columns that all

@@ -6,11 +6,11 @@
 __all__ = ['numbered', 'by_memory', 'SeveralMemories', 'serial', 'Locks', 'fetch_to', 'Part', 'Deal', 'Joint']
 
 # %% ../../nbs/3_lasting/24_several.ipynb #5e000004
-import itertools, weakref
-from collections.abc import Callable, Iterator
+import itertools, math, weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 import numpy as np
-from ..batch import DRAWN, HEADER, N_HEADER, Batch, packed
+from ..batch import DRAWN, HEADER, N_HEADER, Batch, Plan, packed
 from ..checks import Words, ids_of, refuse
 from ..kernels import ids_in, inlined, kernel, prefetch
 from ..protocol import Memory
@@ -23,12 +23,14 @@ def numbered(own: np.ndarray, number: int, shift: int) -> np.ndarray:
     "Return the ids of several memories for the `own` ids (int64 array; −1 stays) of memory `number`"
     return np.where(own < 0, -1, own | number << shift)
 
-def by_memory(ids: np.ndarray, shift: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    "Yield, of each memory among the `ids` (int64[m]): its number, where its ids are, and its own ids"
+def by_memory(ids: np.ndarray, shift: int, among: Iterable[int] | None = None
+              ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield, of each memory among the `ids` (int64[m]): its number, where its ids are, and its own ids.
+    `among`: all numbers that there may be, in order"""
     numbers = ids >> shift
-    for number in np.unique(numbers).tolist():
+    for number in np.unique(numbers).tolist() if among is None else among:
         at = np.flatnonzero(numbers==number)
-        yield number, at, ids[at] & (1 << shift) - 1
+        if len(at): yield number, at, ids[at] & (1 << shift) - 1
 
 class SeveralMemories:
     """Several memories that are used as one: the bits of an id from `shift` on are the number of its
@@ -84,18 +86,20 @@ class Locks:
 # %% ../../nbs/3_lasting/24_several.ipynb #5e000013
 _u = np.uint64
 _BLOCK = 256                             # rows that are looked for before the first of them is copied
-_IDS, _PROBS, _WEIGHTS, _SOURCE, _NUMBER = range(5)   # of the first line of a plan
+# Of the first line of a plan: where these columns begin in the batch, in words (−1: there is none); the
+# memory's number; ids in a row
+_IDS, _PROBS, _WEIGHTS, _SOURCE, _NUMBER, _WIDTH = range(6)
+_WORD, _FIRST, _WORDS, _TO, _SIZE = range(5)     # of a line for a leaf; the last: bytes from row to row
 
 @inlined(forceinline=True)
-def _copy_rows(source: np.ndarray, shift: int, size: int, slots: np.ndarray, at: int, m: int, first: Any, words: Any,
-               out: np.ndarray, begin: Any, places: np.ndarray, place: int) -> None:
-    "Copy `words` words from word `first` of the rows in `m` slots to their places in a column"
-    first = _u(first)
-    words = _u(words)
-    begin = _u(begin)
-    for i in range(_u(m)):
-        a = (_u(slots[_u(at) + i]*size) >> _u(shift)) + first
-        b = begin + _u(places[_u(place) + i])*words
+def _copy_rows(source: np.ndarray, shift: int, size: int, drawn: np.ndarray, at: int, m: int, first: Any, words: Any,
+               out: np.ndarray, begin: Any, n: int) -> None:
+    "Copy `words` words from word `first` of `m` rows to their places in a column that begins at word `begin`"
+    first, words, begin = _u(first), _u(words), _u(begin)
+    for i in range(_u(at), _u(at + m)):
+        slot = drawn[i] if n else np.int64(i)
+        a = (_u(slot*size) >> _u(shift)) + first
+        b = begin + _u(drawn[i + _u(n)])*words
         out[b] = source[a]
         for j in range(_u(1), words): out[b + j] = source[a + j]
 
@@ -104,46 +108,40 @@ def fetch_to(source: np.ndarray, out: np.ndarray, plan: np.ndarray, drawn: np.nd
              n_added: int, mark: int) -> bool:
     """Copy rows of one memory to their places in a batch of several; return whether all are there.
 
-    `source` (uint8): `n_rows` records, of which `n_added` were stored by now; `out` (uint8): the
-    batch's buffer. `drawn` (int64): of each of the batch's n rows the slot, then of each the place,
-    then probabilities and weights (float32); those from `a` to `b` are of this memory, whose ids
-    get the bits `mark`. `plan`: where ids, probabilities, weights and numbers of the memories begin
-    in `out` (−1: there are none), and the number; then a plan for `fetch`"""
-    source8 = source[:len(source)//8*8].view(np.int64)
-    source4 = source[:len(source)//4*4].view(np.uint32)
-    out8 = out.view(np.int64)
-    out4 = out.view(np.uint32)
-    out_floats = out.view(np.float32)
-    floats = drawn.view(np.float32)
-    ids = plan[0, _IDS]
-    probs = plan[0, _PROBS]
-    weights = plan[0, _WEIGHTS]
-    sources = plan[0, _SOURCE]
-    number = plan[0, _NUMBER]
-    n = plan[1, 1]
-    size = plan[1, 3]
-    n_lines = plan[2, 0]
+    `source` (uint8): `n_rows` records, of which `n_added` were stored by now; or a batch, whose
+    columns have the ids (`n_added` −1). `out` (uint8): the buffer of the batch of several. `drawn`
+    (int64): of each of n rows the slot, then of each the place, then probabilities and weights
+    (float32); those from `a` to `b` are copied. For a batch (n = 0), only the places. `mark`: the bits of the memory's number in
+    an id. `plan`: see above; then as for `fetch`, with bytes from row to row"""
+    source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
+    out8, out4 = out.view(np.int64), out.view(np.uint32)
+    out_floats, floats = out.view(np.float32), drawn.view(np.float32)
+    ids, probs, weights = plan[0, _IDS], plan[0, _PROBS], plan[0, _WEIGHTS]
+    sources, number, width = plan[0, _SOURCE], plan[0, _NUMBER], plan[0, _WIDTH]
+    n, size, n_lines = plan[1, 1], plan[1, 3], plan[2, 0]
     for begin in range(a, b, _BLOCK):
         m = min(_BLOCK, b - begin)
         for i in range(begin, begin + m):
-            slot = drawn[i]
+            slot = drawn[i] if n else i
             if not 0 <= slot < n_rows: return False
             for k in range(1, n_lines + 1): prefetch(source8, (slot*size + plan[2, k]) >> 3)
+        for k in range(3, len(plan)):
+            word, first, words = plan[k, _WORD], plan[k, _FIRST], plan[k, _WORDS]
+            to, each = plan[k, _TO], plan[k, _SIZE]
+            if word==8: _copy_rows(source8, 3, each, drawn, begin, m, first, words, out8, to, n)
+            elif word==4: _copy_rows(source4, 2, each, drawn, begin, m, first, words, out4, to, n)
+            else: _copy_rows(source, 0, each, drawn, begin, m, first, words, out, to, n)
         for i in range(begin, begin + m):
             to = drawn[n + i]
+            if sources >= 0: out8[sources + to] = number
+            if n_added < 0:
+                for j in range(ids + to*width, ids + to*width + width):
+                    if out8[j] >= 0: out8[j] |= mark
+                continue
             out8[ids + to] = ids_in(drawn[i], n_added, n_rows) | mark
             if probs >= 0:
                 out_floats[probs + to] = floats[4*n + i]
                 out_floats[weights + to] = floats[5*n + i]
-            if sources >= 0: out8[sources + to] = number
-        for k in range(3, len(plan)):
-            word = plan[k, 0]
-            first = plan[k, 1]
-            words = plan[k, 2]
-            to = plan[k, 3]
-            if word==8: _copy_rows(source8, 3, size, drawn, begin, m, first, words, out8, to, drawn, n + begin)
-            elif word==4: _copy_rows(source4, 2, size, drawn, begin, m, first, words, out4, to, drawn, n + begin)
-            else: _copy_rows(source, 0, size, drawn, begin, m, first, words, out, to, drawn, n + begin)
     return True
 
 # %% ../../nbs/3_lasting/24_several.ipynb #5e000016
@@ -195,6 +193,7 @@ class Joint:
         self.known = known
         self.header = (*DRAWN, *(o for o in ('source',) if o in kind._header))
         self._requests: dict[tuple, Requests] = {}
+        self._moves: dict[tuple, np.ndarray] = {}
 
     def requests(self, layout: Layout, kind: type[Batch] | None = None, **extra: object) -> Requests:
         "Return the requests for batches of this layout and `kind`, the same for all numbers of rows: buffers are large"
@@ -215,21 +214,39 @@ class Joint:
         marks = [k << self.shift for k in memories]
         return self.requests(layout), Deal([m for m in rows if m], plans, marks, [*memories.values()])
     def _plan(self, form: Form, number: int) -> np.ndarray:
-        columns = dict(zip(HEADER, form.columns.columns))
-        begins = [-1 if columns[k] is None else columns[k][0]//columns[k][2].itemsize for k in (*DRAWN, 'source')]
-        return np.vstack([[*begins, number, 0, 0, 0], form.plan])
+        "A plan for `fetch_to` from records to a batch"
+        plan = form.plan.copy()
+        plan[2:, _SIZE] = plan[0, 3]
+        return np.vstack([self._head(form.columns, number), plan])
+    def _head(self, columns: Plan, number: int) -> list[int]:
+        known = dict(zip(HEADER, columns.columns))
+        begins = [-1 if known[k] is None else known[k][0]//known[k][2].itemsize for k in (*DRAWN, 'source')]
+        ids = known['ids'][3]
+        return [*begins, number, math.prod(ids[1:]), 0, 0]
 
     def put(self, request: Request, number: int, rows: Batch, places: np.ndarray) -> None:
         "Write all `rows` of memory `number` to these places of a request; a `ValueError` names a column that differs"
         plan, raw = packed(rows)
-        found = [*plan.carve(raw)[:N_HEADER], *rows.arrays()]
+        to = request.form.columns
+        moves = self._moves.get((plan, to, number))
+        if moves is None:
+            if len(self._moves) > 99: self._moves.clear()
+            moves = self._moves[plan, to, number] = self._plan_moves(plan, to, number)
+        m = plan.n
+        fetch_to(raw, request.out, moves, places, 0, m, m, -1, number << self.shift)
+        for k in plan.layout.texts: request.columns[N_HEADER + k][places] = rows.arrays()[k]
+    def _plan_moves(self, plan: Plan, other: Plan, number: int) -> np.ndarray:
+        "A plan for `fetch_to` from one batch to another"
+        lines = [self._head(other, number), [0]*8, [0]*8]
         names = *HEADER, *(o.name for o in plan.layout.leaves)
-        for name, out, column in zip(names, request.columns, found, strict=True):
-            if column is None: continue
-            if (column.dtype, column.shape[1:])!=(out.dtype, out.shape[1:]):
-                wanted = f'{out.dtype}{list(out.shape[1:])}, as in another memory'
-                refuse(name, wanted, Words(f'{column.dtype}{list(column.shape[1:])}'))
-            out[places] = column
-        ids = request.columns[0]
-        ids[places] = numbered(found[0], number, self.shift)
-        if request.source is not None: request.source[places] = number
+        for name, column, wanted in zip(names, plan.columns, other.columns, strict=True):
+            if column is None or column[2].hasobject: continue                # strings lie elsewhere
+            begin, size, dtype, shape = column
+            to, _, other_dtype, other_shape = wanted
+            if (dtype, shape[1:])!=(other_dtype, other_shape[1:]):
+                expected = f'{other_dtype}{list(other_shape[1:])}, as in another memory'
+                refuse(name, expected, Words(f'{dtype}{list(shape[1:])}'))
+            each = size//plan.n
+            word = next(o for o in (8, 4, 1) if each % o==0)
+            if each: lines.append([word, begin//word, each//word, to//word, each, 0, 0, 0])
+        return np.array(lines, np.int64)
