@@ -78,7 +78,7 @@ class Locks:
         except BaseException:
             for lock in reversed(held): lock.__exit__(None, None, None)
             raise
-        self._held.append(held)          # nobody else is here now
+        self._held.append(held)          # only one thread at a time comes this far
         return self
     def __exit__(self, *error: object) -> None:
         for lock in reversed(self._held.pop()): lock.__exit__(*error)
@@ -111,8 +111,9 @@ def fetch_to(source: np.ndarray, out: np.ndarray, plan: np.ndarray, drawn: np.nd
     `source` (uint8): `n_rows` records, of which `n_added` were stored by now; or a batch, whose
     columns have the ids (`n_added` −1). `out` (uint8): the buffer of the batch of several. `drawn`
     (int64): of each of n rows the slot, then of each the place, then probabilities and weights
-    (float32); those from `a` to `b` are copied. For a batch (n = 0), only the places. `mark`: the bits of the memory's number in
-    an id. `plan`: see above; then as for `fetch`, with bytes from row to row"""
+    (float32); those from `a` to `b` are copied. For a batch (n = 0), only the places. `mark`: the
+    bits of the memory's number in an id. `plan`: see above; then as for `fetch`, with bytes from
+    row to row"""
     source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
     out8, out4 = out.view(np.int64), out.view(np.uint32)
     out_floats, floats = out.view(np.float32), drawn.view(np.float32)
@@ -166,8 +167,8 @@ class Part:
             raise IndexError(f'slots: expected slots below {n_rows}')
 
 class Deal:
-    """A `Part` for each of several memories, which gives so many `rows` of a batch. `places` (int64):
-    of all rows, those of the first memory first, to be filled in before they are drawn"""
+    """A `Part` for each of several memories that give so many `rows` of a batch. `places` (int64): where
+    each row goes, those of the first memory first; to be filled in before `draw`"""
     def __init__(self, rows: list[int], plans: list[np.ndarray], marks: list[int],
                  memories: list[ReplayMemory]) -> None:
         n = sum(rows)
@@ -204,9 +205,10 @@ class Joint:
             self._requests[layout, kind] = known
         return known
 
-    def deal(self, layout: Layout, rows: tuple[int, ...], memories: dict[int, ReplayMemory]) -> tuple[Requests, 'Deal']:
-        """Return the `Requests` for batches of `layout`, and the parts of the `memories`, by number,
-        in one of which each gives so many `rows`"""
+    def deal(self, layout: Layout, rows: tuple[int, ...], memories: dict[int, ReplayMemory]
+             ) -> tuple[Requests, Deal]:
+        """Return the `Requests` for batches of `layout`, and the parts of the `memories` (by number) of
+        one of them, to which each gives so many `rows`"""
         plans = []
         for k, memory in memories.items():
             form = Form(layout, sum(rows), self.header, stored=memory.layout, kind=self.kind, **self.known)

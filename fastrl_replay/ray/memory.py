@@ -59,7 +59,8 @@ class Dealer:
         self.dealt, self.longest = dict.fromkeys(shards, 0), max(1, longest)
         self.begun: dict[int, tuple[int, int]] = {}    # stream: shard, rows of its episode there
 
-    def deal(self, streams: np.ndarray, ends: np.ndarray, among: Iterable[int] | None = None, most: float = np.inf) -> np.ndarray:
+    def deal(self, streams: np.ndarray, ends: np.ndarray, among: Iterable[int] | None = None,
+             most: float = np.inf) -> np.ndarray:
         """Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an
         episode's last; `among`: the shards to choose from (None: all known), which take on what
         was begun elsewhere; `most`: rows for which a shard has room"""
@@ -77,13 +78,12 @@ class Dealer:
             found.append(k)
         return np.array(found, np.int64)
     def deal_chunk(self, chunk: Batch, among: list[int]) -> dict[int, Any]:
-        """Return which rows of a `chunk` go to each of these shards. One that is alone gets all, and what
-        was begun is forgotten"""
-        m, [first, *more] = len(chunk), among
-        if not more:
-            self.dealt[first] = self.dealt.get(first, 0) + m
-            self.begun.clear()
-            return {first: slice(None)}
+        """Return which rows of a `chunk` go to each of these shards. The only one that there ever was gets
+        all, and it is not noted which episodes it has begun"""
+        m = len(chunk)
+        if len(among)==1 and self.dealt.keys() <= {*among}:
+            self.dealt[among[0]] = self.dealt.get(among[0], 0) + m
+            return {among[0]: slice(None)}
         whose = np.arange(m) if chunk.streams is None else chunk.streams
         arrays = chunk.arrays()
         flags = [arrays[k] for k in map(chunk.layout.leaf, ('terminated', 'truncated')) if k is not None]
@@ -110,8 +110,8 @@ class ShardLink:
         self.gone = 0                        # rows of others that were in this place before
         self.updates: list[Any] = []         # (ids, TD errors) to be sent with the next call
         self.probe: Any = None               # a call that shows when a lost shard answers again
-        self.since = 0.
-        self.why = ''  # when it was lost, and why it isn't back
+        self.since = 0.                      # when it was lost
+        self.why = ''                        # why it isn't back
         self.told = True                     # was it said that figures may lack rows of a lost one?
         self.due: Any = None                 # when a retired one goes: `n_added` of the whole
         self.sender: Any = None
@@ -687,7 +687,7 @@ class Folders:
                       'only what as many and as large shards saved replaces what is there')
 
     def restore(self, folder: Path, take_over: Callable, warn: bool) -> Any:
-        "See `RayMemory.restore`; `take_over`: gets the rows of other shards, and returns how many priorities were lost"
+        "See `RayMemory.restore`; `take_over`: takes the rows of other shards; returns how many priorities were lost"
         state = self.check(folder)
         shards = self.shards
         sampler = self.drawing.sampler

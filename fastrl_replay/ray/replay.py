@@ -242,8 +242,9 @@ class RayReplay(ExperienceReplay):
     Raises `ValueError` for a slack so small that both sides could wait for ever, `ActorError` as
     `RayActors` does or if no step comes for `timeout` seconds (at first five times as long)."""
     def __init__(self, source_datapipe: Any, shards: int = 4, bs: int = 1, max_sz: int = 100_000, *,
-                 sampler: Sampler | None = None, min_sz: int | None = None, steps_per_batch: Any = None, slack: int | None = None,
-                 group: int = 8, ahead: int = 2, path: str | Path | None = None, name: str = 'replay', seed: int | None = None,
+                 sampler: Sampler | None = None, min_sz: int | None = None, steps_per_batch: Any = None,
+                 slack: int | None = None, group: int = 8, ahead: int = 2, path: str | Path | None = None,
+                 name: str = 'replay', seed: int | None = None,
                  on_loss: str = 'go_on', return_idxs: bool = False, freeze_memory: bool = False, memory: Any = None,
                  timeout: float = 60., **memory_options: Any) -> None:
         self.group, self.ahead = whole('group', group, 1), whole('ahead', ahead, 1)
@@ -261,7 +262,8 @@ class RayReplay(ExperienceReplay):
         self._check_slack(len(self.memory.shards.places))
         if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.shards.places) or self.n_batches
         self.memory.deferred = True
-    def _make_memory(self, max_sz: int, replace: bool, seed: int | None, sampler: Sampler | None, **options: Any) -> Any:
+    def _make_memory(self, max_sz: int, replace: bool, seed: int | None, sampler: Sampler | None,
+                     **options: Any) -> Any:
         options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
         self._check_slack(options['shards'])
         return RayMemory(max_sz=max_sz, sampler=sampler, seed=seed, closed=self.limited, **options)

@@ -81,7 +81,8 @@ class Ledger:
 SMALL = 100_000                      # bytes up to which Ray sends a message inline
 
 @functools.lru_cache(64)
-def _bytes_of(layout: Layout) -> bytes: return sys.modules.get('ray.cloudpickle', pickle).dumps(layout)   # step types of `__main__` too
+def _bytes_of(layout: Layout) -> bytes:
+    return sys.modules.get('ray.cloudpickle', pickle).dumps(layout)   # step types of `__main__` too
 @functools.lru_cache(64)
 def _layout_of(content: bytes) -> Layout: return pickle.loads(content)
 class _Pickler(pickle.Pickler):
@@ -186,8 +187,8 @@ def not_started(what: str, cpus: float, seconds: float) -> str:
             'one: end other actors, add nodes, or pass a longer timeout')
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #e247adba
-LEASE = 25.
-BEAT = 5.  # seconds without a client until all ends; between its signs of life
+LEASE = 25.                          # seconds without a client until all ends
+BEAT = 5.                            # seconds between a client's signs of life
 
 def every(seconds: float, method: Callable[[], object]) -> None:
     "Call a `method` every so many seconds, from a thread, for as long as its object exists and Ray runs"
@@ -351,8 +352,8 @@ class Shard(Leased):
             raise
         self.n_chunks += 1
 
-    def serve(self, updates: Sequence | None = None, counts: Sequence[int] = (), largest: float = 0., cap: int | None = None,
-              fields: tuple[str, ...] | None = None, n_asked: int = 0) -> tuple[Info, Any]:
+    def serve(self, updates: Sequence | None = None, counts: Sequence[int] = (), largest: float = 0.,
+              cap: int | None = None, fields: tuple[str, ...] | None = None, n_asked: int = 0) -> tuple[Info, Any]:
         """Apply `updates` (ids, TD errors), then draw `counts[k]` rows for each batch k.
 
         Returns an `Info` as it was at the draw, and (ids, probs, rows), where more rows may
@@ -443,7 +444,8 @@ class Sender:
     """Sends chunks to one shard, `in_flight` of them before it waits. `connect(failed)` gives the
     shard, and after a failure (True) the one in its place. `limited`: wait for room below the
     shard's cap. A `ShardLost` if for `timeout` seconds there is no answer."""
-    def __init__(self, connect: Callable[[bool], Any], in_flight: int = 3, timeout: float = 60., limited: bool = False) -> None:
+    def __init__(self, connect: Callable[[bool], Any], in_flight: int = 3, timeout: float = 60.,
+                 limited: bool = False) -> None:
         self.connect, self.in_flight, self.timeout = connect, whole('in_flight', in_flight, 1), timeout
         self.limited = limited
         self.key = secrets.randbits(62)
@@ -496,8 +498,8 @@ class Sender:
         return True
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #8df9d009
-RESTARTS = 5
-STEADY = 300.  # of one shard, at most, within so many seconds
+RESTARTS = 5                         # of one shard, at most …
+STEADY = 300.                        # … within so many seconds
 SILENT = 120.                        # seconds after which a pusher has left its place
 CPU = .01                            # of each shard and actor: Ray doesn't spread what needs none
 
