@@ -137,8 +137,11 @@ CALLS = {
     'samplers.more': dict(
         draw_recent=lambda o: (o.slots, o.words, 15, 9, 16, np.arange(8), np.r_[np.arange(8), np.full(8, -1)], np.array([[8], [28]]))),
     'mixed': dict(
-        dealt=lambda o: (8, np.array([.5, .5]), np.zeros(2)), scattered=lambda o: (o.words, np.array([2, 3])), common_fields=lambda o: ([o.layout],),
-        move_rows=lambda o: (np.zeros(64, np.uint8), np.zeros(64, np.uint8), np.array([[0, 0, 1, 8]]), np.arange(4), np.zeros(8, np.int64), 1)),
+        dealt=lambda o: (8, np.array([.5, .5]), np.zeros(2)), scattered=lambda o: (o.words, np.array([2, 3]), np.zeros(5, np.int64)), common_fields=lambda o: ([o.layout],)),
+    'ray.memory': dict(by_place=lambda o: (np.arange(3),)),
+    'memory.several': dict(
+        fetch_to=lambda o: (np.zeros(64, np.uint8), np.zeros(256, np.uint8), np.array([[0, -1, -1, -1, 1, 1], [3, 2, 0, 16, 0, 0], [1, 0, 0, 0, 0, 0], [8, 0, 1, 8, 16, 0]]), np.array([1, 2, 0, 1, 0, 0]), 0, 2, 4, 4, 0),
+        numbered=lambda o: (np.arange(4), 1, 44), by_memory=lambda o: (np.arange(4), 44), serial=lambda o: (o.memory,)),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.ray import RayMemory, memory as module
-from fastrl_replay.ray.memory import SHIFT, Dealer, shares, systematic
+from fastrl_replay.ray.memory import SHIFT, Dealer, Drawing, shares, systematic
 from fastrl_replay.ray.shard import SILENT, Directory, Ledger, LocalShard, Sender, Shard, ShardLost, from_wire, to_wire
 from fastrl_replay.samplers.more import LAP
 from fastrl_replay.samplers.proportional import Proportional
@@ -196,11 +196,12 @@ MASSES = 1., 5., .2, 2.
 FILLS = 250, 250, 160, 50
 
 
-def unlike(beta=1., cls=RayMemory, sampler=None):
+def unlike(beta=1., cls=Drawing, sampler=None):
     "Four shards of unlike fill and mass; the values are 0, 1, … in order of the shards"
-    memory = cls(4, 1000, sampler or Proportional(alpha=1., beta=beta), place='here', seed=0)
+    memory = RayMemory(4, 1000, sampler or Proportional(alpha=1., beta=beta), place='here', seed=0)
+    memory.drawing.__class__ = cls
     rng, a, leaves = np.random.default_rng(1), 0, []
-    for place, m, mass in zip(memory.places, FILLS, MASSES):
+    for place, m, mass in zip(memory.shards.places, FILLS, MASSES):
         p = rng.uniform(.5, 1.5, m)*mass
         place.handle.shard.memory.extend(chunk(range(a, a + m)), p)
         leaves.append(p)
@@ -229,29 +230,29 @@ def judged(memory, leaves, jump=False, batches=600, bs=128):
 
 def change(memory, factor):
     "Another learner's updates, which this client doesn't know of when it plans the next draw"
-    m = memory.places[0].handle.shard.memory
+    m = memory.shards.places[0].handle.shard.memory
     m.update_priorities(np.arange(len(m)), m.sampler.priorities*factor)
 
 
-class EqualShares(RayMemory):
-    def _plan(self, n, bs):
-        counts, q = super()._plan(n, bs)
+class EqualShares(Drawing):
+    def plan(self, n, bs):
+        counts, q = super().plan(n, bs)
         return systematic(np.full(4, .25), bs, n, self.rng), np.full(4, .25)
 
 
-class OwnShareAlone(RayMemory):
-    def _joined(self, asked, parts): return super()._joined(asked._replace(q=np.full(4, .25)), parts)
+class OwnShareAlone(Drawing):
+    def joined(self, asked, parts): return super().joined(asked._replace(q=np.full(4, .25)), parts)
 
 
-class KnownTotals(RayMemory):
+class KnownTotals(Drawing):
     "P = leaf/known total, although the shard drew by the mass that it has now"
-    def _plan(self, n, bs):
-        counts, self.q = super()._plan(n, bs)
-        self.total = self._known('mass').sum()
+    def plan(self, n, bs):
+        counts, self.q = super().plan(n, bs)
+        self.total = self.shards.known('mass').sum()
         return counts, self.q
-    def _joined(self, asked, parts):
-        now = self._known('mass')
-        return super()._joined(asked._replace(q=now/self.total), parts)
+    def joined(self, asked, parts):
+        now = self.shards.known('mass')
+        return super().joined(asked._replace(q=now/self.total), parts)
 
 
 def test_the_law_is_that_of_one_memory():
@@ -330,13 +331,13 @@ def twin(memory, seed, ops=200):
 
 
 def alive(memory, ids):
-    first = {o.info.number: o.info.first_id for o in memory.places}
+    first = {o.info.number: o.info.first_id for o in memory.shards.places}
     return np.array([i & (1 << SHIFT) - 1 >= first[i >> SHIFT] for i in np.asarray(ids).tolist()])
 
 
 def check_probs(memory, batch):
     "P of each row is its leaf over the sum of all leaves"
-    masses = {o.info.number: o.handle.shard.memory.sampler for o in memory.places}
+    masses = {o.info.number: o.handle.shard.memory.sampler for o in memory.shards.places}
     total = sum(o.mass() for o in masses.values())
     held = {k: o.priorities for k, o in masses.items()}
     for i, p in zip(batch.ids.tolist(), batch.probs.tolist()):
@@ -436,14 +437,14 @@ def test_errors_change_nothing():
     with pytest.raises(ValueError, match=WORDS['it is empty']): memory.sample(4)
     with refused('ids'): memory.fetch([0])
     ids = memory.extend(chunk(range(50), ends=range(9, 50, 10)))
-    before = [o.info.mass for o in memory.places]
+    before = [o.info.mass for o in memory.shards.places]
     for wrong, match in [((ids[:2], [1.]), 'td_errors'), ((ids[:2], [1., np.nan]), 'td_errors'), (([ids[0], 30 | 1 << SHIFT], [2., 1.]), 'ids: shard 1')]:
         with refused(match): memory.update_priorities(*wrong)
     with refused('value', TypeError, got="str 'x'"): memory.extend([Step('x', False, False, 0)])
     with refused('priorities', got='-1.0 at 1'): memory.extend(chunk([1, 2]), [1., -1.])
     with refused('ids'): memory.fetch([1 << 50])
     memory.refresh()
-    assert [o.info.mass for o in memory.places] == before and len(memory) == 50
+    assert [o.info.mass for o in memory.shards.places] == before and len(memory) == 50
     assert memory.update_priorities([5 << SHIFT], [1.]) == 0 and memory.n_stale == 1
     with pytest.raises(ValueError, match=words('too few for a batch', bs=2000, n=710)): unlike(sampler=Uniform())[0].sample(2000)
 

@@ -239,7 +239,7 @@ def test_a_learner_dies_and_another_goes_on(name):
     assert before >= 300 and 50 < drawn <= 1 + (before - 100)//4                 # what was drawn, not what was due
     for _, batch in zip(range(100), replay):
         batch.update_priorities(np.ones(32))
-        assert replay.memory.known_added <= 100 + 4*replay.n_batches + replay.slack
+        assert replay.memory.shards.known_added <= 100 + 4*replay.n_batches + replay.slack
     assert replay.memory.check_valid()
     steps.close()
     held = {}
@@ -267,7 +267,7 @@ def test_saved_under_load_and_loaded(name, tmp_path):
     for a, b in zip(*drawn):
         for k in ('ids', 'state', 'probs', 'weights'): assert torch.equal(getattr(a, k), getattr(b, k))
     for _, batch in zip(range(20), replay): batch.update_priorities(np.ones(32))       # with new actors
-    assert replay.n_batches == 70 and replay.memory.known_added <= 100 + 4*70 + replay.slack
+    assert replay.n_batches == 70 and replay.memory.shards.known_added <= 100 + 4*70 + replay.slack
     replay.close()
 
 
@@ -336,7 +336,7 @@ def contents(memory):
     "The steps of each stream, in the order in which its shard stored them; their frames are checked"
     memory.refresh()
     streams = {}
-    for o in memory.places:
+    for o in memory.shards.places:
         if o.dropped or not o.info.fill: continue
         batch = memory.fetch(np.arange(o.info.first_id, o.info.n_added) | o.info.number << 44)
         for env in np.unique(batch.env_id.numpy()).tolist():
@@ -360,7 +360,7 @@ def kills(name, folder, n_shards, n_pushers, n_kills, pushers):
             for _ in range(int(rng.integers(1, 20))): memory.sample(32).update_priorities(rng.random(32))
             kill(memory.stats()['pids'][k % n_shards])
             if k == 1:                                      # once more, as soon as the new process is there: it is opening its files
-                place, old = memory.places[k % n_shards], memory.places[k % n_shards].info.pid
+                place, old = memory.shards.places[k % n_shards], memory.shards.places[k % n_shards].info.pid
                 until(lambda: [memory.sample(8)] and place.live and place.info.pid != old, 'no shard came back')
                 kill(place.info.pid)
             if k in pushers:
@@ -381,7 +381,7 @@ def kills(name, folder, n_shards, n_pushers, n_kills, pushers):
         for v in held.values(): assert v == list(range(len(v)))               # of a source that was killed, too: no gap
         assert memory.n_added == sum(map(len, held.values())) and memory.check_valid() and memory.stats()['number'] == list(range(n_shards))
         for o in sources: ray.kill(o)
-        return memory.n_dead, draws
+        return memory.shards.n_dead, draws
 
 
 def test_exactly_once_over_a_kill(name, tmp_path): assert kills(name, tmp_path, 2, 2, 1, {})[0] == 1
@@ -443,7 +443,7 @@ def test_saved_with_two_shards_and_loaded_with_three(name, tmp_path):
 def test_a_shard_that_dies_again_and_again_is_given_up_in_words(name):
     with RayMemory(2, 2000, name=name, seed=0, timeout=WAIT) as memory:
         for env in range(4): memory.extend(sights(0, 50, env))
-        place = memory.places[0]
+        place = memory.shards.places[0]
         for _ in range(module.RESTARTS + 1):
             until(lambda: [memory.sample(8)] and place.live, 'no shard came back')
             kill(place.info.pid)
@@ -463,7 +463,7 @@ def test_what_a_loss_does(name, tmp_path, on_loss):
             with pytest.raises(ShardLost, match=words('a shard', k=0)):
                 while True: memory.sample(8)
         batch = memory.sample(150) if on_loss == 'wait' else None
-        assert batch is None or len(set((batch.ids >> 44).tolist())) == 2 and memory.n_dead == 1
+        assert batch is None or len(set((batch.ids >> 44).tolist())) == 2 and memory.shards.n_dead == 1
 
 
 @ray.remote(num_cpus=0, max_restarts=0)

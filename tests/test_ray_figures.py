@@ -35,8 +35,8 @@ class Moody(LocalShard):
 def two_shards(**options):
     "A memory of two shards with 30 rows each, and the second shard, which can be silenced"
     memory = RayMemory(2, 200, place='here', **dict(timeout=2., seed=0) | options)
-    seat = memory._directory.shard.seats[1]
-    seat.handle = memory.places[1].handle = Moody(seat.handle.shard)
+    seat = memory.shards.directory.shard.seats[1]
+    seat.handle = memory.shards.places[1].handle = Moody(seat.handle.shard)
     for env in range(6): memory.extend(rows(10, env))
     assert (memory.n_added, len(memory), memory.first_id) == (60, 60, 0) and memory.stats()['fill'] == [30, 30]
     return memory, seat.handle
@@ -46,7 +46,7 @@ def lose(memory, shard):
     "The shard is silent, and the memory has noticed; then somebody else stores five rows there, which is acknowledged"
     shard.silent = True
     memory.refresh()
-    assert not memory.places[1].live
+    assert not memory.shards.places[1].live
     shard.shard.memory.extend(rows(5, 7))
 
 
@@ -103,7 +103,7 @@ def test_a_pipe_does_not_wait_for_figures():
     lose(memory, shard)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert len(replay.sample(4)) == 4 and memory.known_added == 60
+        assert len(replay.sample(4)) == 4 and memory.shards.known_added == 60
 
 
 # ---- starting
@@ -130,7 +130,7 @@ def test_shards_that_start_have_five_times_the_patience(monkeypatch):
     memory.extend(rows(5))
     asked.clear()
     memory.add_shards(1)                                                   # these, too
-    assert len(asked) == 4 and len(memory.places) == 2 and len(memory) == 5
+    assert len(asked) == 4 and len(memory.shards.places) == 2 and len(memory) == 5
 
 
 def test_one_that_takes_longer_is_given_up(monkeypatch):

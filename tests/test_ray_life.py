@@ -185,8 +185,8 @@ def test_the_directory_dies_with_all_shards(name, tmp_path):
     for path in tmp_path, None:
         with RayMemory(2, 1000, name=name, path=path, seed=0, timeout=WAIT) as memory:
             ids = memory.extend(rows(0, 50))
-            for o in (*actors_called(memory._made['life']), named_actor(name).actor): ray.kill(o, no_restart=False)
-            until(lambda: [memory.refresh()] and memory.n_dead == 2 and all(memory.stats()['live']), 'no shard came back')
+            for o in (*actors_called(memory.shards.made['life']), named_actor(name).actor): ray.kill(o, no_restart=False)
+            until(lambda: [memory.refresh()] and memory.shards.n_dead == 2 and all(memory.stats()['live']), 'no shard came back')
             if path: assert memory.fetch(ids).value.tolist() == list(range(50))
             else: assert len(memory) == 0 and memory.n_added == 50 and not set(memory.stats()['number']) & {0, 1}
         until(lambda: not named(), 'something is left', 10)
@@ -199,7 +199,7 @@ def test_a_shard_that_hangs_is_away_and_comes_back(name, on_loss):
     with RayMemory(2, 1000, Proportional(), name=name, seed=0, on_loss=on_loss, timeout=WAIT) as memory:
         for k in range(4): memory.extend(rows(50*k, 50, k))
         memory.sample(150)
-        before, memory.timeout = memory.stats(), 20.
+        before, memory.shards.timeout = memory.stats(), 20.
         pid = before['pids'][1]
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -211,10 +211,10 @@ def test_a_shard_that_hangs_is_away_and_comes_back(name, on_loss):
                 threading.Timer(2., os.kill, (pid, signal.SIGCONT)).start()
                 assert set((memory.sample(150).ids >> 44).tolist()) == {0, 1}
             else:
-                memory.timeout = 3.
+                memory.shards.timeout = 3.
                 with pytest.raises(ShardLost, match=words('a shard', k=1)): memory.sample(150)
         finally: os.kill(pid, signal.SIGCONT)
-        memory.timeout = WAIT
+        memory.shards.timeout = WAIT
         until(lambda: all(memory.stats()['live']), 'it did not come back')
         after = memory.stats()
         assert after['number'] == before['number'] and after['pids'] == before['pids'] and memory.check_valid()

@@ -45,13 +45,13 @@ def test_a_node_dies(cluster, tmp_path, path):
         for env in range(6): memory.extend(rows(100*env, 50, env))
         before = memory.stats()
         cluster.remove_node(cluster.nodes['two'])
-        until(lambda: [memory.sample(8)] and not all(memory.stats()['live']) or memory.n_dead, 'nobody noticed')
+        until(lambda: [memory.sample(8)] and not all(memory.stats()['live']) or memory.shards.n_dead, 'nobody noticed')
         if path:
-            until(lambda: [memory.sample(8)] and any('two' in o.why for o in memory.places), 'nobody said so')
+            until(lambda: [memory.sample(8)] and any('two' in o.why for o in memory.shards.places), 'nobody said so')
             assert any('waits for its node two' in o for o in memory.health()['warnings']) and len(memory) < 300
-            memory.on_loss, memory.timeout = 'wait', 2.
+            memory.shards.on_loss, memory.shards.timeout = 'wait', 2.
             with pytest.raises(ShardLost, match=words('a shard waits', name='two')): memory.sample(8)
-            memory.on_loss, memory.timeout = 'go_on', WAIT
+            memory.shards.on_loss, memory.shards.timeout = 'go_on', WAIT
         cluster.nodes['two'] = cluster.add_node(num_cpus=1, node_name='two')
         until(lambda: all(memory.stats()['live']), 'a shard is still away')
         after = memory.stats()

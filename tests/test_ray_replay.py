@@ -59,8 +59,8 @@ class Pushers(RayActors):
         super().__init__([], n, chunk)
         self.rng, self.seq, self.n_refused = rng, {}, 0
     def begin(self, memory):
-        self.shards = [o.handle.shard for o in memory.places]
-        self.late = [o.handle for o in memory.places]
+        self.shards = [o.handle.shard for o in memory.shards.places]
+        self.late = [o.handle for o in memory.shards.places]
         self.places = self.rng.integers(0, len(self.shards), self.n)
     def watch(self):
         for _ in range(self.rng.integers(0, 6)):
@@ -93,7 +93,7 @@ def limited(seed, monkeypatch, batches):
     source = Pushers(rng, n, chunk)
     replay = RayReplay(source, shards, 4, 100_000, sampler=Proportional(), min_sz=min_sz, steps_per_batch=ratio, place='here',
                        slack=least + int(rng.integers(0, 3)*rng.integers(0, 200)), group=group, ahead=ahead, seed=seed)
-    for o in replay.memory.places:
+    for o in replay.memory.shards.places:
         assert o.info.cap == 0
         o.handle = Late(o.handle.shard)
     def check():
@@ -168,7 +168,7 @@ def test_steps_that_come_through_this_process():
             k = replay.n_batches - 1
             assert replay.memory.n_added == 50 + 5*k == len(replay) and batch.value.max() < 50 + 5*k
             assert batch.update_priorities(np.full(16, 9.)) == len(set(batch.ids.tolist()))
-    assert replay.n_batches == 30 and replay.memory.check_valid() and sorted(replay.memory._known('largest'))[-1] == 9.000001
+    assert replay.n_batches == 30 and replay.memory.check_valid() and sorted(replay.memory.shards.known('largest'))[-1] == 9.000001
     assert replay._sz_tracker == 195 and bool(replay)
 
 
@@ -222,7 +222,7 @@ def test_weights_of_ranks_are_comparable():
     memory = RayMemory(3, 600, Proportional(alpha=1., beta=.7), place='here', seed=0)
     ids = memory.extend(rows(300, np.arange(300) % 7))
     memory.update_priorities(ids, np.random.default_rng(0).random(300) + .1)
-    leaves = np.concatenate([o.handle.shard.memory.sampler.priorities for o in memory.places])
+    leaves = np.concatenate([o.handle.shard.memory.sampler.priorities for o in memory.shards.places])
     memory.sampler.normalize = 'memory'
     for batch in memory.take(memory.ask(20, 32)):
         wanted = (leaves.min()/leaves.sum()/batch.probs.double())**.7

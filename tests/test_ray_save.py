@@ -150,7 +150,8 @@ def test_a_memory_resumes(tmp_path):
         memory.save(folder)
         return str(folder)
     def said(folder):
-        shards = sorted(RayMemory.load(folder, place='here').places, key=lambda o: o.info.number)
+        memory = RayMemory.load(folder, place='here')              # which ends with the last reference to it
+        shards = sorted(memory.shards.places, key=lambda o: o.info.number)
         return [(o.info._replace(pid=0, cpu=0., rate=0.), o.handle.shard.memory.state_dict()) for o in shards]
     check_resume(small, use, steps=(0, 1, 7), after=5, through=lambda s: s, save=saved, load=lambda o, s: o.restore(s), said=said)
 
@@ -220,7 +221,7 @@ class Ended(NamedTuple):
 def contents(memory):
     "By value, of all that is stored: the values after and before in its episode, all of its episode, and its priority"
     found = {}
-    for place in memory.places:
+    for place in memory.shards.places:
         shard = place.handle.shard.memory
         if not len(shard): continue
         ids = np.arange(shard.first_id, shard.n_added)
@@ -237,7 +238,7 @@ def used(n, sampler, full=False, flags=Row):
     "Shards that hold episodes of five streams, some of them open, some without their beginnings; and priorities of all sizes"
     memory, rng = RayMemory(n, 120*n, sampler, place='here', seed=2), np.random.default_rng(n)
     made = [0]*5
-    while memory.known_added < (300 if full else 70)*n:
+    while memory.shards.known_added < (300 if full else 70)*n:
         env, m = int(rng.integers(5)), int(rng.integers(1, 9))
         k = made[env] + np.arange(m)
         value, ends = env + 5*k, k % 13 == 12
@@ -260,7 +261,7 @@ def test_saved_with_n_shards_and_loaded_with_m(tmp_path, n, m, sampler, flags):
     memory.save(tmp_path, dict(n=1))
     again = RayMemory.load(tmp_path, place='here', shards=m, step=memory.layout.example)
     after, rows = contents(again), int(memory.max_sz//m)
-    assert after == before and len(again.places) == m and again.max_sz == memory.max_sz and again.check_valid()
+    assert after == before and len(again.shards.places) == m and again.max_sz == memory.max_sz and again.check_valid()
     assert (again.n_added, again.n_stale, again.first_id) == (memory.n_added, memory.n_stale, memory.first_id)
     stats, was = again.stats(), memory.stats()
     assert np.isclose(sum(stats['mass']), sum(was['mass']), rtol=1e-9) and max(stats['largest']) == max(was['largest'])
@@ -275,9 +276,9 @@ def test_saved_with_n_shards_and_loaded_with_m(tmp_path, n, m, sampler, flags):
 
 def drawn_all(memory):
     "All ids, and their priorities"
-    held = [o.handle.shard.memory for o in memory.places]
+    held = [o.handle.shard.memory for o in memory.shards.places]
     return [np.concatenate(o) for o in zip(*((np.arange(h.first_id, h.n_added) | p.info.number << 44, h.sampler.priorities[np.arange(h.first_id, h.n_added) % h.max_sz])
-                                             for h, p in zip(held, memory.places)))]
+                                             for h, p in zip(held, memory.shards.places)))]
 
 
 @pytest.mark.parametrize('n, m', [(4, 2), (2, 3), (3, 1)])
@@ -291,8 +292,8 @@ def test_full_shards_find_room_in_others_to_the_last_row(tmp_path, n, m):
     assert after.keys() == before.keys() and len(again) == 120*n == len(memory)
     assert all(after[k][3] == before[k][3] for k in before)
     assert sum(after[k][2] == before[k][2] for k in before) > .8*len(before)             # a few episodes are cut where a shard is full
-    old = {v: k/120 for o in memory.places for k, v in enumerate(o.handle.shard.memory.recent(120).value.tolist())}
-    for o in again.places:
+    old = {v: k/120 for o in memory.shards.places for k, v in enumerate(o.handle.shard.memory.recent(120).value.tolist())}
+    for o in again.shards.places:
         held = o.handle.shard.memory.recent(o.info.fill).value.tolist()
         assert np.corrcoef(np.arange(len(held)), [old[v] for v in held])[0, 1] > .75
     with refused('max_sz', expected=f'at least {120*n}, the steps that were saved', got=str(120*n//2)):
@@ -330,11 +331,11 @@ def test_shards_come_and_go():
     ids = np.concatenate([ids, *(memory.extend(rows(a, 10)) for a in range(150, 450, 10))])
     assert set((ids >> 44).tolist()) == {0, 1, 2, 3} and min(memory.stats()['n_added']) >= 40
     memory.retire_shard(0)
-    held = memory.places[0].info.n_added
+    held = memory.shards.places[0].info.n_added
     more = memory.extend(rows(450, 200))
-    assert memory.max_sz == 300 and 0 not in (more >> 44) and memory.places[0].info.n_added == held
+    assert memory.max_sz == 300 and 0 not in (more >> 44) and memory.shards.places[0].info.n_added == held
     assert (memory.sample(64).ids >> 44 == 0).any() and memory.stats()['retired'] == [True, False, False, False]
-    while not memory.places[0].dropped:                        # its rows are old once as many came as the others hold
+    while not memory.shards.places[0].dropped:                        # its rows are old once as many came as the others hold
         assert memory.n_added < 450 + 300 + 20
         memory.extend(rows(memory.n_added, 10))
     batch = memory.sample(64)
@@ -425,15 +426,15 @@ def test_warnings_say_what_is_wrong():
     memory.update_priorities(ids[ids >> 44 == 2], np.full((ids >> 44 == 2).sum(), 50.))
     found = memory.health()
     assert len(found['warnings']) == 1 and 'shard 2 has 9' in found['warnings'][0] and abs(sum(found['share']) - 1) < 1e-9
-    shard = memory.places[1].handle.shard
+    shard = memory.shards.places[1].handle.shard
     shard.n_capped, shard.n_chunks = 5000, 10
     for k, seconds in enumerate((10, 10, 10, 30)):
-        shard = memory.places[k].handle.shard
+        shard = memory.shards.places[k].handle.shard
         shard.memory.extend(rows(0, 200))
         shard.began = shard.began[0] - seconds, 0
-    place = memory.places[0]
-    memory._look_for_lost = lambda: None
-    memory.n_lost, place.live, place.since, place.handle = 7, False, place.since - 20, LocalShard(None)
+    place = memory.shards.places[0]
+    memory.shards.look_for_lost = lambda: None
+    memory.shards.n_lost, place.live, place.since, place.handle = 7, False, place.since - 20, LocalShard(None)
     said = '\n'.join(memory.health()['warnings'])
     for part in ('shard 0 has not answered for', 'keeps steps for', 'actors wait for the learner', '7 priority updates were lost'): assert part in said, said
     memory.show()

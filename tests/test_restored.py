@@ -163,7 +163,7 @@ def sharded(sampler=None, n=30, max_sz=20, shards=2, **options):
     for k in range(0, n, 5): memory.extend([step(i) for i in range(k, k + 5)])
     return memory
 
-def held(memory): return [seen(o.handle.shard.memory.state_dict()) for o in memory.places]
+def held(memory): return [seen(o.handle.shard.memory.state_dict()) for o in memory.shards.places]
 
 @pytest.mark.parametrize('other', [dict(sampler=Uniform()), dict(sampler=Proportional(eps=.3)), dict(sampler=Proportional(), dedup=None)], ids=['kind', 'told', 'dedup'])
 @pytest.mark.parametrize('shards', [0, 2])
@@ -182,7 +182,7 @@ def test_shards_go_on_with_the_options_that_were_saved(shards, tmp_path):
     saved, here = sharded(Proportional(.9, .7), shards=shards), sharded(Proportional(.2, .3), 25, shards=shards)
     saved.save(tmp_path)
     with pytest.warns(UserWarning, match=words('it goes on', name='sampler.options.alpha', saved=.9, here=.2)): here.restore(tmp_path)
-    assert [(o.handle.shard.memory.sampler.alpha, o.handle.shard.memory.sampler.beta) for o in here.places]==[(.9, .7)]*max(1, shards)
+    assert [(o.handle.shard.memory.sampler.alpha, o.handle.shard.memory.sampler.beta) for o in here.shards.places]==[(.9, .7)]*max(1, shards)
     assert (here.sampler.alpha, here.sampler.beta)==(.9, .7) and here.sample(4).ids.tolist()==saved.sample(4).ids.tolist()
     for o in saved, here: o.close()
 

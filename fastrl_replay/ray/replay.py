@@ -9,6 +9,7 @@ __all__ = ['RayPusher', 'ActingWorker', 'RayActors', 'dealt', 'RayReplay', 'Boar
 import atexit, importlib, math, secrets, time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 import torch
 from ..checks import Words, refuse, take, whole
@@ -19,7 +20,8 @@ from ..pipes.base import (IterDataPipe, Resumable, Upstream, become_actor, datap
                                       read_waiting, refuse_worker, sources_of, upstream)
 from ..pipes.replay import ExperienceReplay, batches_due, refuse_options, saved_bs
 from ..pipes.weights import carved, matching, packed, plan_of
-from .memory import RayMemory
+from ..samplers.base import Sampler
+from .memory import DrawRequest, RayMemory
 from .shard import (
     CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
     has_room, named_actor, not_started, ray_library)
@@ -37,34 +39,35 @@ class RayPusher(Telling):
         timeout: float = 60.,                   # seconds without an answer that raise a `ShardLost`
         place: tuple[int, int] | None = None,   # a shard and a number that were assigned already
     ) -> None:
-        self.name, self.timeout, self._directory = name, timeout, named_actor(name, timeout)
-        found: tuple[int, int] = self._tell('assign') if place is None else place
+        self.name, self.timeout, self.directory = name, timeout, named_actor(name, timeout)
+        found: tuple[int, int] = self.tell('assign') if place is None else place
         self.place, self.number = found
         self.rows = 0                        # sent to this shard
         self.asked: Any = None               # whether to move: the call
         self.next = 0.                       # when to ask again, at the latest
         self.sender = Sender(self._connect, in_flight, timeout, limited=True)
-    def _connect(self, failed):
+    def _connect(self, failed: bool) -> Any:
         "The shard in this place, started again if it died; another if it takes no more steps"
-        self.place = self._tell('move', self.place, self.number)
-        return self._tell('find', self.place)[1]
+        self.place = self.tell('move', self.place, self.number)
+        return self.tell('find', self.place)[1]
 
-    def _look_round(self, m):
+    def _look_round(self, m: int) -> None:
         "Move if the directory says so, which is asked every 32 chunks or five seconds, and not waited for"
         self.rows += m
         if self.asked is None:
             if self.sender.seq % 32 and time.monotonic() < self.next: return
-            self.asked = self._directory.send('move', self.place, self.number, self.rows)
+            self.asked = self.directory.send('move', self.place, self.number, self.rows)
             self.next = time.monotonic() + 5
-        try: place = self._directory.get(self.asked, .001)
+        try: place = self.directory.get(self.asked, .001)
         except ShardSlow: return
         except ShardLost: place = self.place
         self.asked = None
         if place==self.place: return
         self.sender.flush()
-        self.place, self.rows = place, 0
-        self.sender.shard = self._tell('find', place)[1]
-    def push(self, chunk: Any, priorities: Any = None) -> None:
+        self.place = place
+        self.rows = 0
+        self.sender.shard = self.tell('find', place)[1]
+    def push(self, chunk: Any, priorities: object = None) -> None:
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
         chunk = as_chunk(chunk)
         if not isinstance(chunk, Batch): chunk = Batch.of_steps(chunk) if isinstance(chunk, list) else Batch.of(chunk)
@@ -76,14 +79,14 @@ class RayPusher(Telling):
     def close(self) -> None:
         "Flush, and leave the place to others"
         self.flush()
-        self._tell('release', self.number)
+        self.tell('release', self.number)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #04d25fcf
 _NUMBERS = 1 << 20           # of actors in the life of a memory
 
 class ActingWorker:
     "A Ray actor that runs a pipe and pushes its chunks to a memory"
-    def __init__(self, pipe: Any, number: int, chunk: int) -> None:
+    def __init__(self, pipe: object, number: int, chunk: int) -> None:
         torch.set_num_threads(1)
         become_actor(number)
         self.number, self.chunk, self.task = number, chunk, Task(pipe, chunk, math.inf)
@@ -118,7 +121,7 @@ class RayActors(IterDataPipe):
     actor raised or that it died too often; that, like `close()`, ends all of them. `n=0`, or
     iterating this pipe itself: the steps pass through this process."""
     def __init__(
-        self, source_datapipe: Any,  # what the actors run
+        self, source_datapipe: object,  # what the actors run
         n: int = 1,                  # how many (0: this process runs it)
         chunk: int = 64,             # rows, at most, that are pushed together
         in_flight: int = 3,          # chunks pushed before an actor waits for an answer
@@ -142,16 +145,18 @@ class RayActors(IterDataPipe):
         "Start the actors, which push to `memory`, unless they are running"
         self._target = memory
         self._crew.begin(self._start)
-    def _start(self, place, number):
+    def _start(self, place: int, number: int) -> _Acting:
         shard, number = self._target.assign()          # numbers of all programs that push
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
-        target, late = (self._target.name, self.in_flight, self.timeout), time.monotonic() + self.timeout
+        target = (self._target.shards.name, self.in_flight, self.timeout)
+        late = time.monotonic() + self.timeout
         return _Acting(number, actor, actor.__ray_ready__.remote(), late, actor.run.remote(*target, (shard, number)))
 
     def watch(self) -> bool:
         "Replace the actors that died; is any still running? An `ActorError` as the class says"
-        now, crew = time.monotonic(), self._crew.workers
+        now = time.monotonic()
+        crew = self._crew.workers
         if not crew or now < self._look_at: return bool(crew)
         self._look_at = now + .1
         calls = [call for o in crew.values() for call in (o.ready, o.run)]
@@ -166,7 +171,7 @@ class RayActors(IterDataPipe):
             raise
         return bool(crew)
 
-    def _is_late(self, late, waiting):
+    def _is_late(self, late: float, waiting: list[_Acting]) -> None:
         "An `ActorError` if there is no room for those that are late, or they have taken too long to start"
         what = f'ray_actors: actor {waiting[0].number} (and {len(waiting) - 1} more)'
         cpus = self.resources.get('num_cpus') or 0
@@ -174,7 +179,7 @@ class RayActors(IterDataPipe):
         if room and late < (STARTING - 1)*self.timeout: return
         raise ActorError(not_started(what, cpus, self.timeout*(STARTING if room else 1)))
 
-    def _ended(self, place):
+    def _ended(self, place: int) -> None:
         "An actor has come to its end, or raised, or died"
         gone = self._crew.workers[place]
         self._target.release(gone.number)
@@ -182,12 +187,14 @@ class RayActors(IterDataPipe):
         except Exception as e:                               # noqa: BLE001   (whatever an environment raises)
             self._crew.replace(place, self._error(place, e), self._start)
         else: del self._crew.workers[place]
-    def _error(self, place, cause):
+    def _error(self, place: int, cause: Exception) -> ActorError:
         "What has happened to the actor in this place; where it was lost, another may do better"
-        lost, what = isinstance(cause, ShardLost), f'raised {type(cause).__name__}: {cause}'
+        lost = isinstance(cause, ShardLost)
+        what = f'raised {type(cause).__name__}: {cause}'
         if lost: what = f'was lost: {cause}; {self._crew.replaced[place]} were started again in its place'
         error = ActorError(f'actor {self._crew.workers[place].number} {what}')
-        error.again, error.__cause__ = lost, cause
+        error.again = lost
+        error.__cause__ = cause
         if not lost: error.add_note(f'In the actor:\n{cause.__cause__}')
         return error
     @property
@@ -198,7 +205,7 @@ class RayActors(IterDataPipe):
         "End the actors; iterating the replay again starts new ones"
         self._crew.end()
 
-def _actors_of(pipe):
+def _actors_of(pipe: object) -> RayActors | None:
     "The `RayActors` that push for a replay after `pipe`; a `ValueError` for some further upstream"
     found = next((o for o in upstream(pipe) if isinstance(o, RayActors) and o.n), None)
     if found is not None and found is not pipe:
@@ -235,14 +242,16 @@ class RayReplay(ExperienceReplay):
     Raises `ValueError` for a slack so small that both sides could wait for ever, `ActorError` as
     `RayActors` does or if no step comes for `timeout` seconds (at first five times as long)."""
     def __init__(self, source_datapipe: Any, shards: int = 4, bs: int = 1, max_sz: int = 100_000, *,
-                 sampler: Any = None, min_sz: int | None = None, steps_per_batch: Any = None, slack: int | None = None,
-                 group: int = 8, ahead: int = 2, path: Any = None, name: str = 'replay', seed: int | None = None,
+                 sampler: Sampler | None = None, min_sz: int | None = None, steps_per_batch: Any = None,
+                 slack: int | None = None, group: int = 8, ahead: int = 2, path: str | Path | None = None,
+                 name: str = 'replay', seed: int | None = None,
                  on_loss: str = 'go_on', return_idxs: bool = False, freeze_memory: bool = False, memory: Any = None,
                  timeout: float = 60., **memory_options: Any) -> None:
         self.group, self.ahead = whole('group', group, 1), whole('ahead', ahead, 1)
         self._actors = _actors_of(source_datapipe) if (shards if memory is None else memory.n_shards) else None
         self.pushed = self._actors is not None or source_datapipe is None
-        self.limited, self.timeout = self.pushed and steps_per_batch is not None, timeout
+        self.limited = self.pushed and steps_per_batch is not None
+        self.timeout = timeout
         self.slack: Any = slack
         self._asked, self._ready = deque[Any](), deque[Batch]()
         made = dict(shards=shards, max_sz=max_sz, sampler=sampler, seed=seed, path=path, name=name, on_loss=on_loss,
@@ -250,14 +259,15 @@ class RayReplay(ExperienceReplay):
         super().__init__(source_datapipe, bs=bs, return_idxs=return_idxs, memory=memory, min_sz=min_sz,
                          steps_per_batch=1 if steps_per_batch is None else steps_per_batch,
                          freeze_memory=freeze_memory, **(made if memory is None else memory_options))
-        self._check_slack(len(self.memory.places))
-        if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.places) or self.n_batches
+        self._check_slack(len(self.memory.shards.places))
+        if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.shards.places) or self.n_batches
         self.memory.deferred = True
-    def _make_memory(self, max_sz, replace, seed, sampler, **options):
+    def _make_memory(self, max_sz: int, replace: bool, seed: int | None, sampler: Sampler | None,
+                     **options: Any) -> Any:
         options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
         self._check_slack(options['shards'])
         return RayMemory(max_sz=max_sz, sampler=sampler, seed=seed, closed=self.limited, **options)
-    def _check_slack(self, shards):
+    def _check_slack(self, shards: int) -> None:
         chunk = 64 if self._actors is None else self._actors.chunk
         least = 2*shards*chunk + math.ceil(self.steps_per_batch*self.group*self.ahead)
         if self.slack is None: self.slack = least
@@ -282,27 +292,31 @@ class RayReplay(ExperienceReplay):
     def __iter__(self) -> Iterator[Any]:
         refuse_worker(type(self).__name__)
         return self._while_pushed() if self.pushed or self.freeze_memory else self._while_pulled()
-    def _while_pushed(self):
+    def _while_pushed(self) -> Iterator[Any]:
         if self._actors is not None and not self.freeze_memory: self._actors.begin(self.memory)
         while self._ready or self._asked or self._await_steps():
             if self._actors is not None: self._actors.watch()
             while len(self._asked) < self.ahead and (k := self._allowed()) > 0: self._asked.append(self._ask(k))
             yield self._next()
-    def _due(self): return batches_due(self.memory.known_added, self.min_sz, self.steps_per_batch)
-    def _allowed(self):
+    def _due(self) -> int: return batches_due(self.memory.shards.known_added, self.min_sz, self.steps_per_batch)
+    def _allowed(self) -> int:
         "How many batches may be asked for now"
         if self.freeze_memory: return self.group
-        if self.pushed and not self.limited: return self.group*(self.memory.known_added >= self.min_sz)
+        if self.pushed and not self.limited: return self.group*(self.memory.shards.known_added >= self.min_sz)
         return min(self.group, self._due() - self.n_batches - self._under_way())
-    def _under_way(self): return len(self._ready) + sum(asked.n for asked, _ in self._asked)
+    def _under_way(self) -> int: return len(self._ready) + sum(asked.n for asked, _ in self._asked)
 
-    def _await_steps(self):
+    def _await_steps(self) -> bool:
         "Wait until a batch may be drawn; False if the actors have come to their end before"
-        n, nap, limit = -1, .001, 0.
+        n = -1
+        nap = .001
+        limit = 0.
         while self._allowed() <= 0:
             running = self._actors is None or self._actors.watch()
-            if (now := self.memory.known_added) > n:
-                n, nap, limit = now, .001, time.monotonic() + self.timeout*(1 if now else STARTING)
+            if (now := self.memory.shards.known_added) > n:
+                n = now
+                nap = .001
+                limit = time.monotonic() + self.timeout*(1 if now else STARTING)
             if time.monotonic() > limit:
                 raise ActorError(f'no step has come for {self.timeout:g} s: the environments hang, or no actor could '
                                  'be started; pass a longer timeout')
@@ -312,16 +326,16 @@ class RayReplay(ExperienceReplay):
             if not running and self._allowed() <= 0: return False
         return True
 
-    def _ask(self, n):
+    def _ask(self, n: int) -> tuple[DrawRequest, dict[int, int]]:
         "Begin to draw `n` batches; the calls carry updates, caps on the steps, and how many batches were asked for"
-        self.memory.n_asked = self.n_batches + self._under_way() + n
+        self.memory.shards.n_asked = self.n_batches + self._under_way() + n
         if self.limited:
-            taking = [o.info for o in self.memory.places if o.live and o.open]
+            taking = [o.info for o in self.memory.shards.places if o.live and o.open]
             total = self.min_sz + int(self.n_batches*self.steps_per_batch) + self.slack
-            elsewhere = self.memory.known_added - sum(o.n_added for o in taking)
-            self.memory.caps = dealt(taking, [caps for _, caps in self._asked], total - elsewhere)
-        return self.memory.ask(n, self.bs), self.memory.caps
-    def _next(self):
+            elsewhere = self.memory.shards.known_added - sum(o.n_added for o in taking)
+            self.memory.shards.caps = dealt(taking, [caps for _, caps in self._asked], total - elsewhere)
+        return self.memory.ask(n, self.bs), self.memory.shards.caps
+    def _next(self) -> Any:
         if not self._ready: self._ready.extend(self.memory.take(self._asked.popleft()[0]))
         if not self.freeze_memory: self.n_batches += 1
         batch = self._ready.popleft()
@@ -331,13 +345,13 @@ class RayReplay(ExperienceReplay):
         return self.memory.stats()
     def add_shards(self, n: int = 1) -> None:
         "Add `n` shards; new actors push to them: `RayMemory.add_shards`"
-        self._check_slack(len(self.memory.places) + n)
+        self._check_slack(len(self.memory.shards.places) + n)
         self.memory.add_shards(n)
     def retire_shard(self, k: int, **kw: Any) -> None:
         "Send no more steps to shard `k`; `kw`: as of `RayMemory.retire_shard`"
         self.memory.retire_shard(k, **kw)
 
-    def save(self, folder: Any) -> int:
+    def save(self, folder: str | Path) -> int:
         """Save the memory, this pipe, and what is upstream if it is iterated here, in `folder`;
         returns the bytes written. Actors may push meanwhile. Batches drawn ahead are dropped, so
         that this replay continues as the loaded one does."""
@@ -347,10 +361,10 @@ class RayReplay(ExperienceReplay):
         found.warn()
         kept = dict(source=found.state(), waiting=[o.waiting() for o in found.windows])
         return self.memory.save(folder, dict(n_batches=self.n_batches, bs=self.bs) | kept)
-    def _here(self):
+    def _here(self) -> Upstream:
         "The pipes upstream that run in this process: none, where actors or other programs make the steps"
         return Upstream(None) if self.pushed else sources_of(self)
-    def load(self, folder: Any) -> 'RayReplay':
+    def load(self, folder: str | Path) -> 'RayReplay':
         """Continue with what `save` wrote, in the shards there are; the actors begin new episodes.
         What a replay with other options, or other pipes upstream, saved is refused by their name,
         and nothing changes"""
@@ -358,7 +372,9 @@ class RayReplay(ExperienceReplay):
         other = Words('what a RayMemory saved')
         if not isinstance(notes, dict): refuse('folder', 'what a RayReplay saved', other)
         n_batches = whole('n_batches', *take(notes, 'n_batches'))
-        found, source, waiting = self._here(), notes.get('source'), notes.get('waiting')
+        found = self._here()
+        source = notes.get('source')
+        waiting = notes.get('waiting')
         found.matched(source)
         taken = [] if waiting is None else read_waiting(found.windows, waiting)
         bs = saved_bs(self.bs, notes.get('bs', self.bs))
@@ -367,7 +383,8 @@ class RayReplay(ExperienceReplay):
         self.memory.restore(folder)
         found.load(source)
         for pipe, items in taken: pipe.take_waiting(items)
-        self.n_batches, self.bs = n_batches, bs
+        self.n_batches = n_batches
+        self.bs = bs
         return self
     def close(self, everything: bool = False) -> None:
         "End the actors and the shards; an attached replay ends these only with `everything`"
@@ -380,7 +397,9 @@ class RayReplay(ExperienceReplay):
 class Board(Leased):
     "Where the newest weights lie, and how many steps all actors have made"
     def __init__(self, plan: Any = None, lease: float | None = None) -> None:
-        self.plan, self.version, self.n_steps = plan, -1, 0
+        self.plan = plan
+        self.version = -1
+        self.n_steps = 0
         self.newest: Any = None
         self._begin_lease(lease)
     def facts(self) -> Any:
@@ -410,35 +429,45 @@ class RayParams(Telling):
     stays until `close`."""
     def __init__(self, model: torch.nn.Module, name: str | None = None, timeout: float = 60.,
                  detached: bool = False) -> None:
-        self.name, lease = f'params-{secrets.token_hex(8)}' if name is None else name, None if detached else LEASE
+        self.name = f'params-{secrets.token_hex(8)}' if name is None else name
+        lease = None if detached else LEASE
         how = dict(num_cpus=0, name=self.name, namespace=NAMESPACE, lifetime='detached')
         try: actor = ray_library().remote(Board).options(**how).remote(plan_of(model), lease)
         except ValueError: refuse('name', 'one that nothing has', name, 'RayParams.attach uses what is there')
         self._begin(RemoteActor(actor), plan_of(model), timeout)
-        self._tell('facts', times=STARTING)
+        self.tell('facts', times=STARTING)
         self.publish(model)
-        if not detached: self._show_life(), atexit.register(self.close)
-    def _begin(self, board, plan, timeout):
-        self._directory, self.plan, self.timeout, self.steps, self.known = board, plan, timeout, 0, (-1, 0)
+        if detached: return
+        self.show_life()
+        atexit.register(self.close)
+    def _begin(self, board: RemoteActor, plan: Any, timeout: float) -> None:
+        self.directory = board
+        self.plan = plan
+        self.timeout = timeout
+        self.steps = 0
+        self.known = (-1, 0)
     @classmethod
     def attach(cls, name: str, model: torch.nn.Module, timeout: float = 60.) -> 'RayParams':
         """Return those called `name`, whose publisher is perhaps dead; `pull` gives the newest
         weights, and `publish` continues from there. A `ValueError` if `model` has other tensors,
         a `ShardLost` if there is none"""
-        made, board = cls.__new__(cls), named_actor(name, timeout)
+        made = cls.__new__(cls)
+        board = named_actor(name, timeout)
         made.name = name
         made._begin(board, board.get(board.send('facts'), timeout), timeout)
         matching(model, made.plan)
-        made._show_life()
+        made.show_life()
         return made
     def publish(self, model: torch.nn.Module) -> int:
         "Make the weights of `model` the newest version; returns its number (as `SharedParams`)"
-        return self._tell('publish', packed(matching(model, self.plan)).numpy())
+        return self.tell('publish', packed(matching(model, self.plan)).numpy())
     def pull(self, model: torch.nn.Module, have: int = -1) -> int:
         "Copy the newest weights into `model` unless `have` is their version; returns its version"
-        tensors, steps = matching(model, self.plan), self.steps
-        version, n_steps, where = self._tell('sync', steps, have)
-        self.steps, self.known = self.steps - steps, (version, n_steps)
+        tensors = matching(model, self.plan)
+        steps = self.steps
+        version, n_steps, where = self.tell('sync', steps, have)
+        self.steps = self.steps - steps
+        self.known = (version, n_steps)
         if where is None: return have
         flat = torch.tensor(ray_library().get(where[0], timeout=self.timeout))
         for place, t in zip(carved(flat, tensors), tensors): t.copy_(place)
@@ -446,7 +475,7 @@ class RayParams(Telling):
     @property
     def version(self) -> int:
         "The number of the newest version"
-        return self._tell('sync', 0, -1)[0]
+        return self.tell('sync', 0, -1)[0]
     @property
     def n_steps(self) -> int:
         "Steps made by all actors, as of the last pull, and those of this process since"
@@ -456,13 +485,13 @@ class RayParams(Telling):
         self.steps += n
     def set_steps(self, n: int) -> None:
         "Set `n_steps` to `n`"
-        self._tell('set_steps', n)
+        self.tell('set_steps', n)
         self.steps, self.known = 0, (self.known[0], n)
     def close(self) -> None:
         "End it, for all"
         atexit.unregister(self.close)
-        if importlib.import_module('ray').is_initialized(): self._directory.kill()
-    def _next_directory(self): raise ShardLost(f'the weights {self.name!r} have been closed')
+        if importlib.import_module('ray').is_initialized(): self.directory.kill()
+    def next_directory(self) -> RemoteActor: raise ShardLost(f'the weights {self.name!r} have been closed')
     def __deepcopy__(self, memo: Any) -> 'RayParams': return self
     def __getstate__(self) -> dict[str, Any]: return self.__dict__ | dict(steps=0)
     def __repr__(self) -> str: return f'RayParams({len(self.plan)} tensors, version {self.known[0]})'

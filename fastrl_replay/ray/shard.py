@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['OPEN', 'ENTRIES', 'SMALL', 'NAMESPACE', 'LEASE', 'BEAT', 'RESTARTS', 'STEADY', 'SILENT', 'CPU', 'Ledger', 'to_wire',
            'from_wire', 'ray_library', 'ShardLost', 'ShardDied', 'ShardSlow', 'LocalShard', 'RemoteActor',
-           'actors_called', 'named_actor', 'has_room', 'not_started', 'every', 'Leased', 'Telling', 'Info', 'Shard',
-           'Sender', 'Seat', 'Directory']
+           'actors_called', 'named_actor', 'has_room', 'not_started', 'every', 'Leased', 'Telling', 'Info', 'rows_held',
+           'Shard', 'Sender', 'Seat', 'Directory']
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #78506d62
 import copy, functools, importlib, io, os, pickle, secrets, shutil, sys, threading, time, weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..checks import extra, whole
 from ..batch import Batch
 from ..steps import Layout
 from ..memory import ReplayMemory
-from ..samplers.base import Prioritized
+from ..samplers.base import Prioritized, Sampler
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
 from ..saving import SavedState, write_file
@@ -44,7 +45,7 @@ class Ledger:
             if key: self.known[key] = [seq + 1, 0, first] if 0 < stored==m else [seq, before + stored, first]
         self._begin_file()
 
-    def _begin_file(self):
+    def _begin_file(self) -> None:
         "Begin a file in which nothing is to follow, so that others' later rows are not taken for this chunk's"
         self.n_entries = n = len(self.known)
         entries = np.zeros((n + ENTRIES, 5), np.int64)
@@ -80,24 +81,26 @@ class Ledger:
 SMALL = 100_000                      # bytes up to which Ray sends a message inline
 
 @functools.lru_cache(64)
-def _bytes_of(layout): return sys.modules.get('ray.cloudpickle', pickle).dumps(layout)   # step types of `__main__` too
+def _bytes_of(layout: Layout) -> bytes:
+    return sys.modules.get('ray.cloudpickle', pickle).dumps(layout)   # step types of `__main__` too
 @functools.lru_cache(64)
-def _layout_of(content): return pickle.loads(content)
+def _layout_of(content: bytes) -> Layout: return pickle.loads(content)
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, o):
+    def reducer_override(self, o: object) -> Any:
         if isinstance(o, Layout): return _layout_of, (_bytes_of(o),)
         if not isinstance(o, Batch) or not of_frames(o.layout): return NotImplemented
         return batch_from, (o.layout, columns_once(o), o.streams)
 
-def to_wire(value: Any) -> Any:
+def to_wire(value: object) -> Any:
     """Return what is sent for `value`: bytes or, for large arrays, a list of bytes and of
     arrays, which are not copied. Of a `Batch` of large observations the columns are sent, and
     each frame once"""
-    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    file = io.BytesIO()
+    buffers = list[pickle.PickleBuffer]()
     _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
     parts = [file.getvalue(), *(np.frombuffer(o.raw(), np.uint8) for o in buffers)]
     return parts if sum(map(len, parts)) > SMALL else pickle.dumps([bytes(o) for o in parts], 5)
-def from_wire(sent: Any) -> Any:
+def from_wire(sent: bytes | list) -> Any:
     "Return what `to_wire` was given; its arrays may be read-only"
     head, *buffers = pickle.loads(sent) if isinstance(sent, bytes) else sent
     return pickle.loads(head, buffers=buffers)
@@ -119,7 +122,7 @@ class ShardSlow(ShardLost):
 class LocalShard:
     "A shard in this process: `send` calls it at once, `get` gives the result"
     def __init__(self, shard: Any) -> None: self.shard = shard
-    def send(self, method: str, *args: Any) -> Any:
+    def send(self, method: str, *args: object) -> Any:
         "Call a method of the shard"
         try: return getattr(self.shard, method)(*args), None
         except Exception as e: return None, e         # noqa: BLE001   (raised by `get`)
@@ -134,7 +137,7 @@ class RemoteActor:
     """An actor by its handle: `send` begins a call, `get` waits for its result. `as_bytes`:
     calls and answers of a shard go as bytes, in half the time that Ray needs for objects"""
     def __init__(self, actor: Any, as_bytes: bool = False) -> None: self.actor, self.as_bytes = actor, as_bytes
-    def send(self, method: str, *args: Any) -> Any:
+    def send(self, method: str, *args: object) -> Any:
         "Begin a call of a method of the actor"
         if self.as_bytes: return self.actor.call.remote(to_wire((method, args)))
         return getattr(self.actor, method).remote(*args)
@@ -159,7 +162,8 @@ NAMESPACE = 'fastrl_replay'          # of all named actors
 
 def actors_called(name: str) -> list[Any]:
     "Return handles of the living actors whose names begin with `name`"
-    ray, found = ray_library(), []
+    ray = ray_library()
+    found = []
     for o in ray.util.list_named_actors(all_namespaces=True):
         if o['namespace']!=NAMESPACE or not o['name'].startswith(name): continue
         with suppress(ValueError): found.append(ray.get_actor(o['name'], namespace=NAMESPACE))
@@ -183,12 +187,14 @@ def not_started(what: str, cpus: float, seconds: float) -> str:
             'one: end other actors, add nodes, or pass a longer timeout')
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #e247adba
-LEASE, BEAT = 25., 5.                # seconds without a client until all ends; between its signs of life
+LEASE = 25.                          # seconds without a client until all ends
+BEAT = 5.                            # seconds between a client's signs of life
 
-def every(seconds: float, method: Any) -> None:
+def every(seconds: float, method: Callable[[], object]) -> None:
     "Call a `method` every so many seconds, from a thread, for as long as its object exists and Ray runs"
-    ray, held = ray_library(), weakref.WeakMethod(method)
-    def run():
+    ray = ray_library()
+    held = weakref.WeakMethod(method)
+    def run() -> None:
         while (call := held()) is not None and ray.is_initialized():
             with suppress(ShardLost): call()
             del call                             # so that the object may go meanwhile
@@ -203,27 +209,32 @@ class Leased:
     def renew(self) -> None:
         "A client lives"
         self.n_silent = 0
-    def _look(self):
+    def _look(self) -> None:
         self.n_silent += 1
         if self.n_silent > 10: self._end()
-    def _end(self): os._exit(0)
+    def _end(self) -> None: os._exit(0)
 
 class Telling:
     "Asks the directory of the memory `name`; Ray repeats what that was asked while it started again"
     name: str
     timeout: float
-    _directory: Any
+    directory: Any
     close: Any
-    def _tell(self, *call, times=1):
+    def tell(self, *call: Any, times: int = 1) -> Any:
+        "Return what the directory answers to a call; wait `times` as long"
         timeout = self.timeout*times
-        try: return self._directory.get(self._directory.send(*call), timeout)
-        except ShardDied: self._directory = self._next_directory()
-        return self._directory.get(self._directory.send(*call), timeout)
-    def _next_directory(self): return named_actor(self.name, self.timeout)
+        try: return self.directory.get(self.directory.send(*call), timeout)
+        except ShardDied: self.directory = self.next_directory()
+        return self.directory.get(self.directory.send(*call), timeout)
+    def next_directory(self) -> RemoteActor:
+        "Return the one that takes the place of the directory that died for good"
+        return named_actor(self.name, self.timeout)
     def __enter__(self) -> Self: return self
     def __exit__(self, *_: object) -> None: self.close()
-    def _show_life(self): every(BEAT, self._renew)
-    def _renew(self): self._tell('renew')
+    def show_life(self) -> None:
+        "Let the directory know from now on that this client lives"
+        every(BEAT, self._renew)
+    def _renew(self) -> None: self.tell('renew')
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf8
 class Info(NamedTuple):
@@ -249,13 +260,27 @@ class Info(NamedTuple):
         "How many transitions it holds"
         return self.n_added - self.first_id
 
+def rows_held(m: ReplayMemory) -> tuple[np.ndarray, ...]:
+    """Return of all rows, oldest first: ids, the first row of each one's episode, when that
+    came (from 0, the oldest row, to 1), and priorities (float64[n]; none of samplers that
+    have none)"""
+    sampler = m.sampler
+    layout = m.layout
+    names = set() if layout is None else {*layout.fields}
+    ids = np.arange(m.first_id, m.n_added)
+    before = m.previous(ids, 'episode_n' in names or {'terminated', 'truncated'} <= names)
+    first = np.where(before < 0, ids, before) - m.first_id
+    while (first!=first[first]).any(): first = first[first]
+    p = sampler.priorities[ids % m.max_sz] if isinstance(sampler, Prioritized) else np.empty(0)
+    return ids, first, first/len(ids), p
+
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf9
 class Shard(Leased):
     """A `ReplayMemory(max_sz, sampler, step=step, path=path, **options)` and a `Ledger`: part
     `number` of a larger memory. Runs as a Ray actor or, for a memory without Ray, in the caller's
     process."""
-    def __init__(self, number: int, max_sz: int, sampler: Any = None, step: Any = None, seed: Any = None,
-                 path: Any = None, closed: bool = False, **options: Any) -> None:
+    def __init__(self, number: int, max_sz: int, sampler: Sampler | None = None, step: object = None,
+                 seed: int | None = None, path: str | Path | None = None, closed: bool = False, **options: Any) -> None:
         own: Any = None if seed is None else [seed, number]
         folder: Any = None if path is None else Path(path)
         sampler = copy.deepcopy(sampler)
@@ -263,12 +288,14 @@ class Shard(Leased):
             sampler.normalize = 'memory'                   # so that it knows its smallest leaf
         self.memory = ReplayMemory(max_sz, sampler, step=step, seed=own, path=folder and folder/'memory', **options)
         self.ledger = Ledger(self.memory.n_added, folder and folder/'chunks')
-        self.number, self.retired, self.ended = number, False, False
+        self.number = number
+        self.retired = False
+        self.ended = False
         self.cap = self.memory.n_added if closed else OPEN
         self.n_chunks = self.n_doubled = self.n_capped = self.n_asked = 0
         self.began = time.monotonic(), self.memory.n_added
         self.waiting: dict[int, float] = {}  # pushers that have asked for room: when
-    def call(self, message: Any) -> Any:
+    def call(self, message: bytes | list) -> Any:
         "Call a method, whose name and arguments come as `to_wire` made them; the answer goes likewise"
         method, args = from_wire(message)
         if self.ended: raise ShardLost(f'shard {self.number} has ended')
@@ -288,7 +315,7 @@ class Shard(Leased):
         "Note the largest priority of all shards, which new transitions get"
         if isinstance(self.memory.sampler, Prioritized): self.memory.sampler.note_largest(priority)
 
-    def push(self, key: int, seq: int, oldest: int, chunk: Any, priorities: Any = None,
+    def push(self, key: int, seq: int, oldest: int, chunk: Batch, priorities: Any = None,
              largest: float = 0., limited: bool = False) -> tuple[int, int, Info]:
         """Store chunk `seq` of pusher `key`, unless it is there or another one is due before it.
 
@@ -314,7 +341,7 @@ class Shard(Leased):
         del self.waiting[key]
         return 0.
 
-    def _store(self, key, seq, chunk, priorities, before, largest):
+    def _store(self, key: int, seq: int, chunk: Batch, priorities: Any, before: int, largest: float) -> None:
         m = self.memory
         self.note_largest(largest)
         if before: chunk, priorities = chunk[before:], None if priorities is None else priorities[before:]
@@ -325,15 +352,16 @@ class Shard(Leased):
             raise
         self.n_chunks += 1
 
-    def serve(self, updates: Any = None, counts: Any = (), largest: float = 0., cap: int | None = None,
-              fields: Any = None, n_asked: int = 0) -> tuple[Info, Any]:
+    def serve(self, updates: Sequence | None = None, counts: Sequence[int] = (), largest: float = 0.,
+              cap: int | None = None, fields: tuple[str, ...] | None = None, n_asked: int = 0) -> tuple[Info, Any]:
         """Apply `updates` (ids, TD errors), then draw `counts[k]` rows for each batch k.
 
         Returns an `Info` as it was at the draw, and (ids, probs, rows), where more rows may
         follow those that are meant; None if the shard holds too few, how many priorities changed
         if nothing was to be drawn. `largest`: the largest priority seen anywhere; `cap`: limited
         pushers keep `n_added` below; `n_asked`: batches asked for"""
-        m, self.n_asked = self.memory, max(self.n_asked, n_asked)
+        m = self.memory
+        self.n_asked = max(self.n_asked, n_asked)
         if cap is not None and not self.retired: self.cap = cap
         with m.lock:
             changed = 0 if updates is None else m.update_priorities(*updates)
@@ -343,9 +371,13 @@ class Shard(Leased):
             if not sum(counts): return self.info(), changed
             return self.info(), self._draw(counts, fields) if enough else None
 
-    def _draw(self, counts, fields):
-        m, n, a = self.memory, sum(counts), 0
-        slots, probs, weights = np.zeros(-(-n//64)*64, np.int64), np.empty(n, np.float32), np.empty(n, np.float32)
+    def _draw(self, counts: Sequence[int], fields: tuple[str, ...] | None) -> tuple[np.ndarray, np.ndarray, Batch]:
+        m = self.memory
+        n = sum(counts)
+        a = 0
+        slots = np.zeros(-(-n//64)*64, np.int64)
+        probs = np.empty(n, np.float32)
+        weights = np.empty(n, np.float32)
         for c in counts:
             part = slice(a, a + c)
             if c: m.sampler.draw_into(slots[part], probs[part], weights[part], m.rng)
@@ -353,18 +385,19 @@ class Shard(Leased):
         ids = slots + (m.n_added - 1 - slots)//m.max_sz*m.max_sz
         m.draws.count(slots[:n], m.n_added)
         return ids[:n], probs, m.fetch(ids, fields)       # of few sizes, so that their buffers are used again
-    def ask(self, name: str, *args: Any) -> Any:
+    def ask(self, name: str, *args: object) -> Any:
         "Return the attribute `name` of the memory or, if that is a method, what it returns"
         found = getattr(self.memory, name)
         return found(*args) if callable(found) else found
     def retire(self) -> None:
         "Take no new steps any more, and let those who wait for room know"
-        self.retired, self.cap = True, OPEN
+        self.retired = True
+        self.cap = OPEN
     def watch(self, name: str, lease: float) -> None:
         "End this process when for `lease` seconds there was no directory `name`"
         self.directory = name
         self._begin_lease(lease)
-    def _look(self):
+    def _look(self) -> None:
         with suppress(ShardLost):
             named_actor(self.directory, 0.)
             self.renew()
@@ -395,17 +428,8 @@ class Shard(Leased):
         return self.info()
 
     def held(self) -> tuple[np.ndarray, ...]:
-        """Return of all rows, oldest first: ids, the first row of each one's episode, when that
-        came (from 0, the oldest row, to 1), and priorities (float64[n]; none of samplers that
-        have none)"""
-        m, sampler, layout = self.memory, self.memory.sampler, self.memory.layout
-        names = set() if layout is None else {*layout.fields}
-        ids = np.arange(m.first_id, m.n_added)
-        before = m.previous(ids, 'episode_n' in names or {'terminated', 'truncated'} <= names)
-        first = np.where(before < 0, ids, before) - m.first_id
-        while (first!=first[first]).any(): first = first[first]
-        p = sampler.priorities[ids % m.max_sz] if isinstance(sampler, Prioritized) else np.empty(0)
-        return ids, first, first/len(ids), p
+        "Return all rows as another number of shards needs them: see `rows_held`"
+        return rows_held(self.memory)
     def continue_as(self, number: int) -> Info:
         "Get the `number` of what is stored here now"
         self.number = number
@@ -420,13 +444,16 @@ class Sender:
     """Sends chunks to one shard, `in_flight` of them before it waits. `connect(failed)` gives the
     shard, and after a failure (True) the one in its place. `limited`: wait for room below the
     shard's cap. A `ShardLost` if for `timeout` seconds there is no answer."""
-    def __init__(self, connect: Any, in_flight: int = 3, timeout: float = 60., limited: bool = False) -> None:
+    def __init__(self, connect: Callable[[bool], Any], in_flight: int = 3, timeout: float = 60.,
+                 limited: bool = False) -> None:
         self.connect, self.in_flight, self.timeout = connect, whole('in_flight', in_flight, 1), timeout
         self.limited = limited
-        self.key, self.seq, self.n_resent = secrets.randbits(62), 0, 0
+        self.key = secrets.randbits(62)
+        self.seq = 0
+        self.n_resent = 0
         self.shard, self.unacked = connect(False), deque[list[Any]]()
         self.answer: Any = None       # of the newest chunk stored: its first id, and an `Info`
-    def push(self, chunk: Any, priorities: Any = None, largest: float = 0.) -> None:
+    def push(self, chunk: Batch, priorities: object = None, largest: float = 0.) -> None:
         "Send a chunk; waits while `in_flight` chunks aren't acknowledged"
         self.seq += 1
         self.unacked.append([self.seq, chunk, priorities, largest, None])
@@ -436,11 +463,11 @@ class Sender:
         "Wait until all is stored; returns the id of the first row of the last chunk, and an `Info`"
         while self.unacked: self._settle()
         return self.answer
-    def _send(self, waiting):
+    def _send(self, waiting: list) -> None:
         seq, *content, _ = waiting
         waiting[-1] = self.shard.send('push', self.key, seq, self.unacked[0][0], *content, self.limited)
 
-    def _settle(self):
+    def _settle(self) -> None:
         "Wait until the oldest chunk is stored"
         limit = time.monotonic() + self.timeout
         while True:
@@ -454,12 +481,12 @@ class Sender:
                 self.shard = self.connect(True)
             self.n_resent += len(self.unacked)
             for o in self.unacked: self._send(o)
-    def _await_room(self, m):
+    def _await_room(self, m: int) -> None:
         "Wait until `m` rows fit below the shard's cap: to ask costs less than to send them in vain"
         while self.limited and (wait := self.shard.get(self.shard.send('room', self.key, m), self.timeout)):
             time.sleep(wait)
 
-    def _acknowledged(self, limit):
+    def _acknowledged(self, limit: float) -> bool:
         seq, *_, ref = self.unacked[0]
         try: wanted, first, info = self.shard.get(ref, max(.1, limit - time.monotonic()))
         except Exception as e:
@@ -471,7 +498,8 @@ class Sender:
         return True
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #8df9d009
-RESTARTS, STEADY = 5, 300.           # of one shard, at most, within so many seconds
+RESTARTS = 5                         # of one shard, at most …
+STEADY = 300.                        # … within so many seconds
 SILENT = 120.                        # seconds after which a pusher has left its place
 CPU = .01                            # of each shard and actor: Ray doesn't spread what needs none
 
@@ -495,16 +523,22 @@ class Directory(Leased):
     def __init__(self, name: str, shards: int, options: dict, place: str = 'SPREAD', life: str = '',
                  lease: float | None = None) -> None:
         self.made = dict(name=name, shards=shards, options=options, place=place, life=life, lease=lease)
-        self.name, self.options, self.place, self.life, self.lease = name, options, place, life, lease
-        self.seats, self.n_numbers, self.n_pushers = list[Seat](), 0, 0
+        self.name = name
+        self.options = options
+        self.place = place
+        self.life = life
+        self.lease = lease
+        self.seats = list[Seat]()
+        self.n_numbers = 0
+        self.n_pushers = 0
         known = None if place=='here' else _kept_by_ray()._internal_kv_get(life, namespace=NAMESPACE)
         if known: self.seats, self.n_numbers, self.n_pushers = pickle.loads(known)
         self.grow(shards)
         self._begin_lease(lease)
-    def _end(self):
+    def _end(self) -> None:
         self.end(10.)
         named_actor(self.name, 1.).kill()    # for good: after another end Ray would start it again
-    def _note(self):
+    def _note(self) -> None:
         "Let Ray keep what is known now, for a directory that continues as this one"
         if self.place=='here': return
         known = [replace(o, probe=None) for o in self.seats], self.n_numbers, self.n_pushers
@@ -516,8 +550,9 @@ class Directory(Leased):
         for k in range(len(self.seats), n):
             self.seats.append(Seat())
             self._start(k)
-    def _start(self, k):
-        seat, path = self.seats[k], self.options.get('path')
+    def _start(self, k: int) -> None:
+        seat = self.seats[k]
+        path = self.options.get('path')
         if path is None or seat.number < 0: seat.number, self.n_numbers = self.n_numbers, self.n_numbers + 1
         own = self.options | dict(path=None if path is None else str(Path(path)/f'shard-{k}'))
         if self.place=='here': handle: Any = LocalShard(Shard(seat.number, **own))
@@ -527,11 +562,12 @@ class Directory(Leased):
             actor = ray_library().remote(Shard).options(**how, scheduling_strategy=self._where(seat, path))
             handle = RemoteActor(actor.remote(seat.number, **own), as_bytes=True)
             if self.lease is not None: handle.send('watch', self.name, self.lease)
-        seat.handle, seat.probe = handle, None
+        seat.handle = handle
+        seat.probe = None
         seat.starts.append(time.monotonic())
         if not seat.open: handle.send('retire')
         self._note()
-    def _where(self, seat, path):
+    def _where(self, seat: Seat, path: Path | None) -> object:
         "Files stay on their node, and so does the shard: the first time, the node with the fewest"
         if path is None: return self.place.upper()
         ray, (own, named) = ray_library(), seat.node
@@ -546,7 +582,8 @@ class Directory(Leased):
         """Return number and handle of the shard in place `k`, which is started again if it died,
         and its `Info` once it answers (else None). No handle: it was dropped. A `ShardLost` says
         why it can't be started, or that it died `RESTARTS` times in a row"""
-        seat, info = self.seats[k], None
+        seat = self.seats[k]
+        info = None
         if seat.handle is None: return seat.number, None, None
         if seat.probe is None: seat.probe = seat.handle.send('info')
         try: info, seat.probe = seat.handle.get(seat.probe, .02), None
@@ -572,12 +609,13 @@ class Directory(Leased):
 
     def assign(self, places: list[int] | None = None) -> tuple[int, int]:
         "Return the place with the fewest pushers (of `places`), and a number that no other pusher gets"
-        number, self.n_pushers = self.n_pushers, self.n_pushers + 1
+        number = self.n_pushers
+        self.n_pushers = self.n_pushers + 1
         self._note()
         k = self._emptiest(number, places)
         self.seats[k].pushers[number] = time.monotonic()
         return k, number
-    def _emptiest(self, begin, places=None):
+    def _emptiest(self, begin: int, places: list[int] | None = None) -> int:
         "The place with the fewest pushers, the first from `begin` on of those with equally few"
         taking = [k for k, o in enumerate(self.seats) if o.open]
         among = [k for k in taking if places is None or k in places] or taking
@@ -592,8 +630,10 @@ class Directory(Leased):
         self.release(number)
         now = time.monotonic()
         for o in self.seats: o.pushers = {p: t for p, t in o.pushers.items() if now - t < SILENT}
-        seat, to = self.seats[k], self._emptiest(k + 1)
-        others, there = len(seat.pushers), len(self.seats[to].pushers)
+        seat = self.seats[k]
+        to = self._emptiest(k + 1)
+        others = len(seat.pushers)
+        there = len(self.seats[to].pushers)
         turn = there==others==0 and rows >= max(1, self.options['max_sz']//8)
         if not seat.open or there < others or turn: k = to
         self.seats[k].pushers[number] = now
@@ -606,9 +646,10 @@ class Directory(Leased):
         if drop: self.end(20., [seat])
         elif seat.handle is not None: seat.handle.send('retire')
         self._note()
-    def end(self, timeout: float = 20., seats: Any = None) -> None:
+    def end(self, timeout: float = 20., seats: list[Seat] | None = None) -> None:
         "End all shards (or those in `seats`), which release their files first"
-        seats, limit = [o for o in seats or self.seats if o.handle is not None], time.monotonic() + timeout
+        seats = [o for o in seats or self.seats if o.handle is not None]
+        limit = time.monotonic() + timeout
         asked = [(o.handle, o.handle.send('close')) for o in seats]
         for seat in seats: seat.open, seat.handle = False, None
         for handle, ref in asked:

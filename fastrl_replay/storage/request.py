@@ -150,10 +150,13 @@ class Request:
               self.out, at)
 
     @property
+    def columns(self) -> list:
+        "All columns of the batch, the header's first (None: no such column)"
+        return self._known['_columns']
+    @property
     def leaves(self) -> list[np.ndarray]:
         "The column of each leaf, row by row: (m, …)"
-        columns = self._known['_columns'][N_HEADER:]
-        return [a.reshape(-1, *o.shape) for o, a in zip(self.form.layout.leaves, columns)]
+        return [a.reshape(-1, *o.shape) for o, a in zip(self.form.layout.leaves, self.columns[N_HEADER:])]
     def numbers(self, k: int | None) -> np.ndarray | None:
         "Return the numbers (int64[m, n]; −1: no row) of what rows share as leaf `k`, from 0 on"
         return None if k is None else self._view(*self.form.numbers[k])
