@@ -203,7 +203,7 @@ class Parts:
         return Rows(self.shelf.first_id, self.shelf.n_added, get, self.known, needs=self.needs())
     def saved(self) -> tuple[dict[str, Any], Rows]:
         "Return the state without rows, and the rows"
-        self.chooser.catch_up()
+        self.chooser.settle()
         state, living = self._counters(), self.chooser.eligible.to_plain()
         if living is not None: state['living'] = living
         return state | dict(sampler=self.chooser.sampler.get_state()), self.rows()
@@ -251,6 +251,7 @@ class Parts:
             around.windows, shelf.dedup = windows, dedup
             raise
         chooser.given = None
+        chooser.late.forget()
         if shelf.storage is not None: chooser.draws.recall(counts, figures, shelf.n_added)
         self.known.clear()                                   # other rows than those that were saved
     def _adopt(self, storage, sampler, living=None):
@@ -296,7 +297,7 @@ class Parts:
         "Return what a copy consists of, all of it its own; `array` makes the arrays of its rows"
         shelf, chooser = self.shelf, self.chooser
         require(not shelf.room.durable, 'a memory on disk cannot be copied or pickled; use save(folder)', RuntimeError)
-        chooser.catch_up()
+        chooser.settle()
         own = dict(sampler=chooser.sampler, layout=shelf.layout, dtype=shelf.dtype) | self._counters()
         rows = [convert(o, np.ndarray, array) for o in self.rows().pieces()]
         return copy.deepcopy(own, memo) | dict(rows=rows)
@@ -324,7 +325,7 @@ class Parts:
         "Wait until everything on the disk survives a power cut; in main memory, do nothing"
         room: Any = self.shelf.room
         if not room.durable or self.shelf.storage is None: return
-        self.chooser.catch_up()
+        self.chooser.settle()
         for feature in self.needs(): room.need(feature)
         sampler = self.chooser.sampler
         own = dict(n_batches=sampler.n_batches, sampler=described(sampler))

@@ -428,7 +428,7 @@ class ReplayMemory(Readable, Persistent, metaclass=KnowsOtherNames):
             shelf, chooser, around = self._shelf, self._chooser, self._around
             storage = shelf.storage
             if storage is None: storage = shelf.stocked()
-            if chooser.is_behind(storage): chooser.enter(storage)
+            if chooser.is_behind(storage): chooser.prepare(storage)
             if chooser.sampler.sequence is not None: return self._sample_sequences(storage, bs, fields, windows)
             if windows is None and around.windows is None: request = storage.ask(bs, fields)
             else: request = around.ask(bs, fields, windows)
