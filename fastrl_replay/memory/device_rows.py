@@ -31,30 +31,33 @@ def check_dtypes(dtypes: dict[str, torch.dtype] | None) -> None:
 def leaf_dtypes(layout: Layout, dtypes: dict[str, torch.dtype] | None = None) -> list[torch.dtype]:
     """Return the dtype of each leaf's tensor: its own, or that of its field in `dtypes`, which may be
     narrower. A `ValueError` names a leaf whose dtype has no kernels on CUDA"""
-    found = [o.bits_of or torch.from_numpy(o.dtype.type(0).reshape(1)).dtype for o in layout.leaves]
+    found = [o.bits_of or torch.from_numpy(np.zeros(1, o.dtype)).dtype for o in layout.leaves]
     for leaf, own in zip(layout.leaves, found):
         if own not in _FLOATS + _WHOLE + _OTHERS:
             refuse(leaf.name, 'a dtype that torch can gather and compare on CUDA', own, 'cast it to a wider one')
     for field, dtype in (dtypes or {}).items():
         if field not in layout.fields: refuse('dtypes', f'some of the fields {layout.fields}', field)
         for k in tree_leaves(layout.trees[layout.fields.index(field)]):
-            if not found[k].is_floating_point or dtype.itemsize > found[k].itemsize:
-                refuse(f'dtypes: {field}', f'a dtype not wider than {found[k]}, for floats', dtype)
+            own = found[k]
+            if not own.is_floating_point or dtype.itemsize > own.itemsize:
+                refuse(f'dtypes: {field}', f'a dtype not wider than {own}, for floats', dtype)
             found[k] = dtype
     return found
 
 def next_leaves(layout: Layout, next_of: Any) -> dict[int, int]:
     """Return, for each leaf that is not stored, the leaf of the stream's next row in which it is
     found. `next_of`: {field: the field of which it is the next value}, or None"""
-    pairs, found, trees = dict(next_of or {}), dict[int, int](), dict(zip(layout.fields, layout.trees))
-    if pairs==NEXT_OF and not {*NEXT_OF, *NEXT_OF.values()} <= {*trees}: return {}     # the default
+    pairs, found = dict(next_of or {}), dict[int, int]()
+    trees = dict(zip(layout.fields, layout.trees))
+    if pairs==NEXT_OF and not ('state' in trees and 'next_state' in trees): return {}     # the default
+    def form(k): return layout.leaves[k]._replace(path=())
     for field, of in pairs.items():
         for o in (field, of):
             if o not in trees: refuse('next_of', f'some of the fields {layout.fields}', o)
-        mine, other = tree_leaves(trees[field]), tree_leaves(trees[of])
-        forms = [[layout.leaves[k]._replace(path=()) for k in o] for o in (mine, other)]
-        if field==of or forms[0]!=forms[1]: refuse('next_of', f'a field like {field}', of)
-        found |= dict(zip(mine, other))
+        mine, others = tree_leaves(trees[field]), tree_leaves(trees[of])
+        alike = [form(k) for k in mine]==[form(k) for k in others]
+        if field==of or not alike: refuse('next_of', f'a field like {field}', of)
+        found |= dict(zip(mine, others))
     return found
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #05730682
@@ -68,8 +71,13 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 def differ(a: Tensor, b: Tensor) -> Tensor:
     "Return which rows of two tensors of one form differ in any bit (bool[m])"
     word = _WORDS.get(a.dtype.itemsize, torch.int64)
-    found = a.reshape(len(a), -1).view(word)!=b.reshape(len(b), -1).view(word)
+    def words(t): return t.reshape(len(t), -1).view(word)
+    found = words(a)!=words(b)
     return found.view(-1) if found.shape[1]==1 else found.any(1)
+
+def _holds_less(stored: torch.dtype, given: torch.dtype) -> bool:
+    "Do large numbers of a dtype become infinite in that which is stored?"
+    return stored.is_floating_point and torch.finfo(stored).max < .5*torch.finfo(given).max
 
 class DeviceRing:
     """Rows of `n_envs` streams: row `id` is in slot `id % max_sz`, the next of its stream is `id +
@@ -87,32 +95,38 @@ class DeviceRing:
             fits = max(1, max_sz//n_envs)*n_envs
             refuse('max_sz', f'a multiple of {n_envs} streams', max_sz, f'take {fits}')
         self.dtypes, self.stored = leaf_dtypes(layout), leaf_dtypes(layout, dtypes)
+        self.next_of = next_leaves(layout, next_of)
         if max_ends is None: max_ends = max(max_sz//16, n_envs)
-        self.next_of, self.max_ends = next_leaves(layout, next_of), whole('max_ends', max_ends, n_envs, max_sz)
+        self.max_ends = whole('max_ends', max_ends, n_envs, max_sz)
         for k, of in self.next_of.items():                     # which lies where that lies
-            field, other = (layout.leaves[o].path[0] for o in (k, of))
+            field, other = layout.leaves[k].path[0], layout.leaves[of].path[0]
             if self.stored[k] not in (self.dtypes[k], self.stored[of]):
                 refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
             self.stored[k] = self.stored[of]
         self.room, self.aside = self.max_ends + 1, max_sz + n_envs   # one more: the newest that was given up
         self.most = (self.max_ends if self.next_of else max_sz)//n_envs*n_envs    # rows written at once
-        self.columns: list[Any] = []
-        for k, (leaf, dtype) in enumerate(zip(layout.leaves, self.stored)):
-            n = self.aside + self.room if k in self.next_of.values() else max_sz
-            self.columns.append(None if k in self.next_of else self._zeros((n, *leaf.shape), dtype))
+        self.columns: list[Any] = [self._column(k) for k in range(len(layout.leaves))]
         self.flags: Any = [k for k in map(layout.leaf, _ENDS) if k is not None]
-        self.of_last = [o.path[0] in last_fields(layout.fields) for o in layout.leaves]  # in rows of several steps
-        self.smaller = [k for k, v in enumerate(self.stored) if v.is_floating_point  # hold less than what is given
-                        and torch.finfo(v).max < .5*torch.finfo(self.dtypes[k]).max]
+        last = last_fields(layout.fields)
+        self.of_last = [o.path[0] in last for o in layout.leaves]    # in rows of several steps
+        self.smaller = [k for k, (own, v) in enumerate(zip(self.dtypes, self.stored)) if _holds_less(v, own)]
         self.n_too_large = self._zeros(())      # numbers that became inf so
         self.clock = self._zeros(2*n_envs + 2)  # ids of the newest two time steps; of the next row; less max_sz
         self.counts = self._zeros(2)            # the oldest row not given up; how many next observations were others
-        found = bool(self.next_of)              # after, owners: of nothing where all next observations are stored
-        self.after, self.owners = self._zeros(max_sz*found, torch.int32), self._zeros((self.room + 1)*found)
+        found = bool(self.next_of)              # else there is nothing to say of them
+        self.after = self._zeros(max_sz*found, torch.int32)
+        self.owners = self._zeros((self.room + 1)*found)
         self.tail = torch.arange(max_sz, self.aside, device=device)
         self.newest = self.tail.int()
-        self.one, self.nobody = (torch.tensor([v], device=device) for v in (1, self.room))  # the last owner is nobody's
+        self.one = torch.tensor([1], device=device)
+        self.nobody = torch.tensor([self.room], device=device)       # whose place is the last of the owners
         self.begin_at(0, 0)
+    def _column(self, k):
+        "The tensor of a leaf: with places for next observations, if these are of its kind; None where it is found"
+        if k in self.next_of: return None
+        n = self.max_sz
+        if k in self.next_of.values(): n = self.aside + self.room
+        return self._zeros((n, *self.layout.leaves[k].shape), self.stored[k])
     def _zeros(self, shape, dtype=torch.int64): return torch.zeros(shape, dtype=dtype, device=self.device)
     @property
     def n(self) -> Tensor:
@@ -120,7 +134,8 @@ class DeviceRing:
         return self.clock[-2]
     def tensors(self) -> list[Tensor]:
         "Return all that takes room"
-        return [*(o for o in self.columns if o is not None), self.after, self.owners]
+        columns = [o for o in self.columns if o is not None]
+        return [*columns, self.after, self.owners]
 
     def begin_at(self, n: int, first: int) -> None:
         "Forget all rows; go on as if `n` had been stored, and those before `first` given up"
@@ -131,10 +146,13 @@ class DeviceRing:
 
     def write(self, values: list) -> Tensor:
         "Store rows of whole time steps, one tensor a leaf; return their ids (int64[m]), valid until the next write"
-        m, n_envs = len(values[0]), self.n_envs
-        given, values = values, [v.to(dtype) for v, dtype in zip(values, self.stored)]
-        for k in self.smaller: self.n_too_large += (values[k].isinf() & given[k].isfinite()).sum()
-        rows = self.clock[:-2] if m==n_envs else torch.arange(-n_envs, m, device=self.device) + self.n
+        m, n_envs, given = len(values[0]), self.n_envs, values
+        values = [v.to(dtype) for v, dtype in zip(given, self.stored)]
+        for k in self.smaller:
+            too_large = values[k].isinf() & given[k].isfinite()
+            self.n_too_large += too_large.sum()
+        if m==n_envs: rows = self.clock[:-2]
+        else: rows = torch.arange(-n_envs, m, device=self.device) + self.n
         self.clock.add_(m)
         slots = rows % self.max_sz
         if self.next_of: self._set_aside(rows, slots, values)
@@ -149,19 +167,24 @@ class DeviceRing:
         m, n_envs, tails, unlike = len(values[0]), self.n_envs, [], []
         for k, of in self.next_of.items():
             tail = self.columns[of].index_select(0, self.tail)
-            tails.append(tail if m==n_envs else torch.cat([tail, values[k][:-n_envs]]))
-            unlike.append(differ(tails[-1], values[of]))
+            if m > n_envs: tail = torch.cat([tail, values[k][:-n_envs]])
+            tails.append(tail)
+            unlike.append(differ(tail, values[of]))
         other = any_of(unlike)
         ends = torch.cat([self.counts[1:], other, self.one]).cumsum(0)     # so far, up to each row, and one more
         places = ends % self.room
-        at = torch.where(other, places[1:-1] + self.aside, slots[n_envs:])
+        own, following = places[1:-1], places[-1:]
+        at = torch.where(other, own + self.aside, slots[n_envs:])
         for (k, of), tail in zip(self.next_of.items(), tails):
-            self.columns[of].index_copy_(0, at, tail)
-            self.columns[of].index_copy_(0, self.tail, values[k][m - n_envs:])
+            column, newest = self.columns[of], values[k][m - n_envs:]
+            column.index_copy_(0, at, tail)
+            column.index_copy_(0, self.tail, newest)
         self.after.index_copy_(0, slots[:m], at.int())
         self.after.index_copy_(0, slots[m:], self.newest)
-        self.owners.index_copy_(0, torch.where(other, places[1:-1], self.nobody), rows[1:m + 1])
-        self.counts[0].clamp_(min=self.owners.index_select(0, places[-1:])[0])
+        owned = torch.where(other, own, self.nobody)
+        self.owners.index_copy_(0, owned, rows[1:m + 1])
+        given_up = self.owners.index_select(0, following)[0]      # by whoever is set aside next
+        self.counts[0].clamp_(min=given_up)
         self.counts[1].copy_(ends[-2])
 
     def ended(self, ids: Tensor) -> Tensor:
@@ -178,30 +201,36 @@ class DeviceRing:
         stream showed next, without a flag. This waits for the device"""
         if not self.next_of: return 0
         n_found, first = 0, int(self.begin())
-        ids = torch.arange(first, max(first, int(self.n) - self.n_envs), device=self.device)
+        end = max(first, int(self.n) - self.n_envs)
+        ids = torch.arange(first, end, device=self.device)
         for some in ids.split(_AT_ONCE):
             slots = some % self.max_sz
             aside = self.after[slots] >= self.aside
-            flagged = any_of([aside & False, *(self.columns[k][slots] for k in self.flags)])
+            flags = [self.columns[k][slots] for k in self.flags]
+            flagged = any_of([torch.zeros_like(aside), *flags])
             n_found += int((aside & ~flagged).sum())
         return n_found
 
     def read(self, ids: Tensor, leaves: Any, last: Any = None) -> list:
         "Return `leaves` of rows (ids: int64[m]), a tensor each; `last`: the rows that say what comes next"
-        slots = ids % self.max_sz
-        ends, found = slots if last is None else last % self.max_sz, []
-        after = self.after.index_select(0, ends) if any(k in self.next_of for k in leaves) else None
+        slots, found, after = ids % self.max_sz, [], None
+        ends = slots if last is None else last % self.max_sz
         for k in leaves:
-            at = after if k in self.next_of else ends if self.of_last[k] else slots
-            found.append(self.columns[self.next_of.get(k, k)].index_select(0, at).to(self.dtypes[k]))
+            column, at = self.columns[k], ends if self.of_last[k] else slots
+            if k in self.next_of:
+                if after is None: after = self.after.index_select(0, ends)
+                column, at = self.columns[self.next_of[k]], after
+            found.append(column.index_select(0, at).to(self.dtypes[k]))
         return found
     def ahead(self, ids: Tensor, length: int, across: bool = False) -> tuple[Tensor, Tensor]:
         "Return ids of the next rows of each stream (m, length); which are stored, of the same episode"
-        at = ids[:, None] + torch.arange(length, device=self.device)*self.n_envs
+        steps = torch.arange(length, device=self.device)
+        at = ids[:, None] + steps*self.n_envs
         stored = at < self.n
         if across: return at, stored
         ended = self.ended(at)
-        return at, (ended.cumsum(1) - ended.long()==0) & stored
+        n_before = ended.cumsum(1) - ended.long()
+        return at, (n_before==0) & stored
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #a4ce1470
 def with_discount(layout: Layout) -> Layout:
@@ -213,18 +242,25 @@ def n_step_rows(ring: DeviceRing, ids: Tensor, leaves: Any, n: int, gamma: float
     """Return rows, each of up to `n` of an episode: the sum of γᵏ r, γᵐ, `last_fields` and what
     `next_of` finds from the last, all else from the first"""
     at, mask = ring.ahead(ids, n)
-    powers, m = gamma**torch.arange(n + 1, device=ring.device), mask.sum(1)
-    stored, reward = [k for k in leaves if k < len(ring.columns)], ring.layout.leaf('reward')
-    found = dict(zip(stored, ring.read(ids, stored, ids + (m - 1)*ring.n_envs)))
+    powers = gamma**torch.arange(n + 1, device=ring.device)
+    m, discount = mask.sum(1), len(ring.columns)
+    last = ids + (m - 1)*ring.n_envs
+    stored = [k for k in leaves if k!=discount]
+    found = dict(zip(stored, ring.read(ids, stored, last)))
+    reward = ring.layout.leaf('reward')
     if reward in found:
         [rewards] = ring.read(at.view(-1), [reward])
-        found[reward] = (rewards.view(at.shape).float().masked_fill(~mask, 0.)*powers[:-1]).sum(1)
-    found[len(ring.columns)] = powers[m].float()
+        rewards = rewards.view(at.shape).float().masked_fill(~mask, 0.)
+        found[reward] = (rewards*powers[:-1]).sum(1)
+    found[discount] = powers[m].float()
     return [found[k] for k in leaves]
 
 def window_rows(ring: DeviceRing, ids: Tensor, leaves: Any, sequence: Any) -> tuple[list, Tensor, Tensor]:
     "Return rows from each of `ids` on (m, length, …), their ids (−1: none), and which there are (bool)"
     at, mask = ring.ahead(ids, sequence.length, sequence.across_episodes)
-    found = [o.view(*at.shape, *o.shape[1:]) for o in ring.read(at.view(-1), leaves)]
-    found = [o.masked_fill(~mask.view(*mask.shape, *[1]*(o.ndim - 2)), 0) for o in found]
+    found = []
+    for column in ring.read(at.view(-1), leaves):
+        windows = column.view(*at.shape, *column.shape[1:])
+        there = mask.view(*at.shape, *[1]*(column.ndim - 1))
+        found.append(windows.masked_fill(~there, 0))
     return found, torch.where(mask, at, -1), mask
