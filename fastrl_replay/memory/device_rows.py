@@ -8,12 +8,14 @@ __all__ = ['NEXT_OF', 'check_dtypes', 'leaf_dtypes', 'next_leaves', 'any_of', 'd
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #ad2eab3c
 import functools
+from collections.abc import Collection
 from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
 from ..checks import refuse, whole
-from ..steps import Layout, derived_type, last_fields, tree_leaves
+from ..steps import Layout, Leaf, derived_type, last_fields, tree_leaves
+from ..storage.sequence_sampler import Sequence
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #ae694ace
 NEXT_OF = {'next_state': 'state'}
@@ -44,13 +46,13 @@ def leaf_dtypes(layout: Layout, dtypes: dict[str, torch.dtype] | None = None) ->
             found[k] = dtype
     return found
 
-def next_leaves(layout: Layout, next_of: Any) -> dict[int, int]:
+def next_leaves(layout: Layout, next_of: dict[str, str] | None) -> dict[int, int]:
     """Return, for each leaf that is not stored, the leaf of the stream's next row in which it is
     found. `next_of`: {field: the field of which it is the next value}, or None"""
     pairs, found = dict(next_of or {}), dict[int, int]()
     trees = dict(zip(layout.fields, layout.trees))
     if pairs==NEXT_OF and not ('state' in trees and 'next_state' in trees): return {}     # the default
-    def form(k): return layout.leaves[k]._replace(path=())
+    def form(k: int) -> Leaf: return layout.leaves[k]._replace(path=())
     for field, of in pairs.items():
         for o in (field, of):
             if o not in trees: refuse('next_of', f'some of the fields {layout.fields}', o)
@@ -61,7 +63,7 @@ def next_leaves(layout: Layout, next_of: Any) -> dict[int, int]:
     return found
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #05730682
-def any_of(flags: list) -> Tensor:
+def any_of(flags: list[Tensor]) -> Tensor:
     "Return where any of several bool tensors is true"
     return functools.reduce(torch.logical_or, flags)
 
@@ -71,7 +73,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 def differ(a: Tensor, b: Tensor) -> Tensor:
     "Return which rows of two tensors of one form differ in any bit (bool[m])"
     word = _WORDS.get(a.dtype.itemsize, torch.int64)
-    def words(t): return t.reshape(len(t), -1).view(word)
+    def words(t: Tensor) -> Tensor: return t.reshape(len(t), -1).view(word)
     found = words(a)!=words(b)
     return found.view(-1) if found.shape[1]==1 else found.any(1)
 
@@ -88,22 +90,26 @@ class DeviceRing:
     or one of the `n_envs` places behind the ring, for the newest rows; or, of a next observation
     that was another, one of `room` places behind those. `begin()` is the oldest row whose next
     observation is known"""
-    def __init__(self, layout: Layout, max_sz: int, n_envs: int, device: Any, next_of: Any = NEXT_OF,
-                 max_ends: Any = None, dtypes: Any = None) -> None:
-        self.layout, self.max_sz, self.n_envs, self.device = layout, max_sz, n_envs, device
+    def __init__(self, layout: Layout, max_sz: int, n_envs: int, device: torch.device | str,
+                 next_of: dict[str, str] | None = NEXT_OF, max_ends: int | None = None,
+                 dtypes: dict[str, torch.dtype] | None = None) -> None:
+        self.layout, self.device = layout, device
+        self.max_sz, self.n_envs = max_sz, n_envs
         if max_sz % n_envs:
             fits = max(1, max_sz//n_envs)*n_envs
             refuse('max_sz', f'a multiple of {n_envs} streams', max_sz, f'take {fits}')
-        self.dtypes, self.stored = leaf_dtypes(layout), leaf_dtypes(layout, dtypes)
+        self.dtypes = leaf_dtypes(layout)
+        self.stored = leaf_dtypes(layout, dtypes)
         self.next_of = next_leaves(layout, next_of)
         if max_ends is None: max_ends = max(max_sz//16, n_envs)
         self.max_ends = whole('max_ends', max_ends, n_envs, max_sz)
         for k, of in self.next_of.items():                     # which lies where that lies
-            field, other = layout.leaves[k].path[0], layout.leaves[of].path[0]
+            field, other = (layout.leaves[o].path[0] for o in (k, of))
             if self.stored[k] not in (self.dtypes[k], self.stored[of]):
                 refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
             self.stored[k] = self.stored[of]
-        self.room, self.aside = self.max_ends + 1, max_sz + n_envs   # one more: the newest that was given up
+        self.room = self.max_ends + 1           # one more: the newest that was given up
+        self.aside = max_sz + n_envs
         self.most = (self.max_ends if self.next_of else max_sz)//n_envs*n_envs    # rows written at once
         self.columns: list[Any] = [self._column(k) for k in range(len(layout.leaves))]
         self.flags: Any = [k for k in map(layout.leaf, _ENDS) if k is not None]
@@ -121,13 +127,14 @@ class DeviceRing:
         self.one = torch.tensor([1], device=device)
         self.nobody = torch.tensor([self.room], device=device)       # whose place is the last of the owners
         self.begin_at(0, 0)
-    def _column(self, k):
+    def _column(self, k: int) -> Tensor | None:
         "The tensor of a leaf: with places for next observations, if these are of its kind; None where it is found"
         if k in self.next_of: return None
         n = self.max_sz
         if k in self.next_of.values(): n = self.aside + self.room
         return self._zeros((n, *self.layout.leaves[k].shape), self.stored[k])
-    def _zeros(self, shape, dtype=torch.int64): return torch.zeros(shape, dtype=dtype, device=self.device)
+    def _zeros(self, shape: int | tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
     @property
     def n(self) -> Tensor:
         "How many rows were stored (int64, no axes)"
@@ -144,9 +151,10 @@ class DeviceRing:
         self.counts.copy_(newest.new_tensor([first, 0]))
         self.owners.fill_(first)
 
-    def write(self, values: list) -> Tensor:
+    def write(self, values: list[Tensor]) -> Tensor:
         "Store rows of whole time steps, one tensor a leaf; return their ids (int64[m]), valid until the next write"
-        m, n_envs, given = len(values[0]), self.n_envs, values
+        given, m = values, len(values[0])
+        n_envs = self.n_envs
         values = [v.to(dtype) for v, dtype in zip(given, self.stored)]
         for k in self.smaller:
             too_large = values[k].isinf() & given[k].isfinite()
@@ -159,12 +167,13 @@ class DeviceRing:
         for column, v in zip(self.columns, values):
             if column is not None: column.index_copy_(0, slots[n_envs:], v)
         return rows[n_envs:]
-    def _set_aside(self, rows, slots, values):
+    def _set_aside(self, rows: Tensor, slots: Tensor, values: list[Tensor]) -> None:
         """Set next observations of the time step before aside that are not what these rows show, and
         those of this one behind the ring. `rows`, `slots`: of the time step before, and of these.
 
         Where they are the same, they go to the slot of the row that shows them, which is written next"""
-        m, n_envs, tails, unlike = len(values[0]), self.n_envs, [], []
+        m, n_envs = len(values[0]), self.n_envs
+        tails, unlike = list[Tensor](), list[Tensor]()
         for k, of in self.next_of.items():
             tail = self.columns[of].index_select(0, self.tail)
             if m > n_envs: tail = torch.cat([tail, values[k][:-n_envs]])
@@ -173,17 +182,17 @@ class DeviceRing:
         other = any_of(unlike)
         ends = torch.cat([self.counts[1:], other, self.one]).cumsum(0)     # so far, up to each row, and one more
         places = ends % self.room
-        own, following = places[1:-1], places[-1:]
+        own = places[1:-1]
         at = torch.where(other, own + self.aside, slots[n_envs:])
         for (k, of), tail in zip(self.next_of.items(), tails):
-            column, newest = self.columns[of], values[k][m - n_envs:]
+            column = self.columns[of]
             column.index_copy_(0, at, tail)
-            column.index_copy_(0, self.tail, newest)
+            column.index_copy_(0, self.tail, values[k][m - n_envs:])
         self.after.index_copy_(0, slots[:m], at.int())
         self.after.index_copy_(0, slots[m:], self.newest)
         owned = torch.where(other, own, self.nobody)
         self.owners.index_copy_(0, owned, rows[1:m + 1])
-        given_up = self.owners.index_select(0, following)[0]      # by whoever is set aside next
+        given_up = self.owners.index_select(0, places[-1:])[0]    # by whoever is set aside next
         self.counts[0].clamp_(min=given_up)
         self.counts[1].copy_(ends[-2])
 
@@ -200,7 +209,8 @@ class DeviceRing:
         """Return how many of the rows that may be drawn have another next observation than their
         stream showed next, without a flag. This waits for the device"""
         if not self.next_of: return 0
-        n_found, first = 0, int(self.begin())
+        n_found = 0
+        first = int(self.begin())
         end = max(first, int(self.n) - self.n_envs)
         ids = torch.arange(first, end, device=self.device)
         for some in ids.split(_AT_ONCE):
@@ -211,15 +221,17 @@ class DeviceRing:
             n_found += int((aside & ~flagged).sum())
         return n_found
 
-    def read(self, ids: Tensor, leaves: Any, last: Any = None) -> list:
+    def read(self, ids: Tensor, leaves: Collection[int], last: Tensor | None = None) -> list[Tensor]:
         "Return `leaves` of rows (ids: int64[m]), a tensor each; `last`: the rows that say what comes next"
-        slots, found, after = ids % self.max_sz, [], None
+        slots, after = ids % self.max_sz, None
+        found: list[Tensor] = []
         ends = slots if last is None else last % self.max_sz
         for k in leaves:
-            column, at = self.columns[k], ends if self.of_last[k] else slots
+            at = ends if self.of_last[k] else slots
             if k in self.next_of:
                 if after is None: after = self.after.index_select(0, ends)
-                column, at = self.columns[self.next_of[k]], after
+                at = after
+            column = self.columns[self.next_of.get(k, k)]
             found.append(column.index_select(0, at).to(self.dtypes[k]))
         return found
     def ahead(self, ids: Tensor, length: int, across: bool = False) -> tuple[Tensor, Tensor]:
@@ -238,12 +250,13 @@ def with_discount(layout: Layout) -> Layout:
     made = derived_type('NStep' + layout.step_type.__name__, (*layout.fields, 'discount'))
     return Layout.as_is(made(*layout.example, np.float32(1)))
 
-def n_step_rows(ring: DeviceRing, ids: Tensor, leaves: Any, n: int, gamma: float) -> list:
+def n_step_rows(ring: DeviceRing, ids: Tensor, leaves: Collection[int], n: int, gamma: float) -> list[Tensor]:
     """Return rows, each of up to `n` of an episode: the sum of γᵏ r, γᵐ, `last_fields` and what
     `next_of` finds from the last, all else from the first"""
     at, mask = ring.ahead(ids, n)
     powers = gamma**torch.arange(n + 1, device=ring.device)
-    m, discount = mask.sum(1), len(ring.columns)
+    m = mask.sum(1)
+    discount = len(ring.columns)              # the number of the leaf that is not stored
     last = ids + (m - 1)*ring.n_envs
     stored = [k for k in leaves if k!=discount]
     found = dict(zip(stored, ring.read(ids, stored, last)))
@@ -255,7 +268,8 @@ def n_step_rows(ring: DeviceRing, ids: Tensor, leaves: Any, n: int, gamma: float
     found[discount] = powers[m].float()
     return [found[k] for k in leaves]
 
-def window_rows(ring: DeviceRing, ids: Tensor, leaves: Any, sequence: Any) -> tuple[list, Tensor, Tensor]:
+def window_rows(ring: DeviceRing, ids: Tensor, leaves: Collection[int],
+                sequence: Sequence) -> tuple[list[Tensor], Tensor, Tensor]:
     "Return rows from each of `ids` on (m, length, …), their ids (−1: none), and which there are (bool)"
     at, mask = ring.ahead(ids, sequence.length, sequence.across_episodes)
     found = []
