@@ -192,6 +192,7 @@ class Columns:
     _n: Any = None
     _host_ids: Any = None            # the ids on the CPU, where `ids` is elsewhere
     _memory: Any = None              # a weak reference to the memory it came from
+    _fetch: Any = None               # how TD errors on its device get to the CPU (None: at once)
     _max_sz: Any = None
     _extra: dict = {}                # what a derived class adds, and copies keep
 
@@ -276,13 +277,16 @@ class Columns:
         read = [v for v in self._values() if isinstance(v, torch.Tensor)]
         inside = all(0 <= t.data_ptr() - base.data_ptr() < len(base) for t in read)     # none was moved
         return base if inside else None
-    def moved(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def moved(self, f: Callable[[torch.Tensor], torch.Tensor], fetch: Callable[[Any], Any] | None = None) -> Any:
         """Return the batch with `f` applied to the one buffer of all its columns (uint8, one axis); or
-        to each column, if one was assigned. `f` copies to another place, such as a device"""
+        to each column, if one was assigned. `f` copies to another place, such as a device. What
+        `fetch` makes of TD errors is what `update_priorities` sends to the memory"""
         block = self._block()
-        if block is None: return self._each(f)
-        made = made_over(self._kind, self._plan, f(block), **self._kept())
-        return made._with_strings([a.tolist() for a in self._strings()]) if self._texts else made
+        if block is None: made = self._each(f)
+        else: made = made_over(self._kind, self._plan, f(block), **self._kept())
+        if fetch is not None: made.__dict__['_fetch'] = fetch
+        if block is None or not self._texts: return made
+        return made._with_strings([a.tolist() for a in self._strings()])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
@@ -316,7 +320,7 @@ class Columns:
         return made_of(type(self), self.__dict__)
 
 # %% ../nbs/1_memory/04_batch.ipynb #372d0f21
-_KEPT = '_type', '_memory', '_max_sz', '_extra', 'streams'
+_KEPT = '_type', '_memory', '_fetch', '_max_sz', '_extra', 'streams'
 
 def _unpickled(kind: type, layout: Layout, n: int, shapes: tuple, raw: np.ndarray,
                known: dict[str, Any], strings: Sequence = ()) -> Any:
@@ -514,6 +518,7 @@ class Batch(Columns):
         if memory is None:
             raise RuntimeError('update_priorities: this batch was not drawn from a memory that is in this process; '
                                'call the memory itself, with batch.ids')
+        if self._fetch is not None: td_errors = self._fetch(td_errors)
         return memory.update_priorities(self._host(), td_errors)
 
     def as_tensordict(self) -> Any:

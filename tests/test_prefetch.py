@@ -1,8 +1,10 @@
 """Drawing ahead: the same batches as the naive twin, whatever a thread does with them afterwards; and nothing ever waits for ever."""
 import collections
 import contextlib
+import copy
 import gc
 import itertools
+import pickle
 import signal
 import threading
 import time
@@ -18,13 +20,16 @@ from acting import Source
 from fastrl_replay.batch import Batch
 from fastrl_replay.learner import DQNLearner, q_network
 from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.memory.chooser import Underway
+from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
-from fastrl_replay.pipes.loader import Courier, make_loader
+from fastrl_replay.pipes.loader import Ahead, Courier, make_loader
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
+from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.steps import Transition
+from fastrl_replay.steps import Layout, Transition
 from harness import seen
 
 import gymnasium as gym
@@ -302,7 +307,7 @@ def test_on_a_gpu(pin, k):
     assert all(o.state.is_cuda for o in got[::2]) and seen([o.to('cpu') if hasattr(o, 'to') else o for o in got])==seen(use(lagged(one, k), 50))
 
 
-# ---- copies to a GPU, told by a CUDA that only notes what it is asked
+# ---- to a GPU and back, told by a CUDA that only notes what it is asked
 
 class NotedCuda:
     "Streams and events; an event has come when `done` says so"
@@ -313,6 +318,7 @@ class NotedCuda:
             def __init__(self): self.k, outer.n_events = outer.n_events, outer.n_events + 1
             def query(self): return outer.done
             def record(self, stream): outer.log.append(('record', self.k, stream.name, outer.current))
+            def synchronize(self): outer.log.append(('synchronize', self.k))
         self.Event = Event
     class _Stream:
         def __init__(self, name, log): self.name, self.log = name, log
@@ -326,38 +332,105 @@ class NotedCuda:
         self.current = before
 
 
+class Locked:
+    "Page-locked memory that is none: what was made, and how often something was copied there first"
+    def __init__(self): self.made, self.n_copied = [], 0
+    def __call__(self, n, dtype=np.uint8):
+        self.made.append(np.empty(n, dtype))
+        return self.made[-1]
+    def has(self, t):
+        at = t.data_ptr()
+        return any(o.ctypes.data <= at < o.ctypes.data + o.nbytes for o in self.made)
+    def like(self, t):
+        self.n_copied += 1
+        return torch.empty_like(t, device='cpu')
+
+
 @pytest.fixture
-def courier(monkeypatch):
-    monkeypatch.setattr(Courier, 'locked', staticmethod(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)))
-    made = Courier(torch.device('meta'), NotedCuda())
+def locked(monkeypatch):
+    made = Locked()
+    monkeypatch.setattr('fastrl_replay.pipes.loader.page_locked', made)
+    monkeypatch.setattr(Courier, 'is_locked', staticmethod(made.has))
+    monkeypatch.setattr(Courier, 'locked_like', staticmethod(made.like))
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    return made
+
+
+@pytest.fixture
+def courier(locked, monkeypatch):
+    made = Courier(torch.device('meta'), cuda=NotedCuda())
     monkeypatch.setattr(torch.Tensor, 'record_stream', lambda self, stream: made.cuda.log.append(('used', stream.name)))
     return made
 
 
-def test_a_buffer_is_used_again_when_the_copy_from_it_is_done(courier):
-    batches = list(itertools.islice(make('uniform'), 6))
+@pytest.fixture
+def near(locked, monkeypatch):
+    "The cuda of couriers whose device is the CPU, as if that were elsewhere"
+    cuda = NotedCuda()
+    class Near(Courier):
+        def __init__(self, device, late): super().__init__(torch.device('cpu'), late, cuda)
+        def is_there(self, t): return False
+    monkeypatch.setattr('fastrl_replay.pipes.loader.Courier', Near)
+    monkeypatch.setattr(torch.Tensor, 'record_stream', lambda self, stream: None)
+    return cuda
+
+
+KINDS = dict(uniform=lambda: make('uniform'), prioritized=lambda: make('prioritized'), rank=lambda: make('rank'),
+             fields=lambda: ExperienceReplay(Source(k=2, rows=3), bs=8, max_sz=64, min_sz=20, seed=0, windows={'state': (-1, 0)}),
+             sequences=lambda: SequenceReplay(Source(k=2, rows=3), length=4, bs=8, max_sz=64, min_sz=40, seed=0),
+             pairs=lambda: make('prioritized', return_idxs=True),
+             mixed=lambda: ExperienceReplay(Source(k=2, rows=3), bs=8, min_sz=20, memory=MixedMemory([ReplayMemory(64, seed=0), ReplayMemory(64, Proportional(), seed=1)], shares=(1., 0.), seed=0)))
+GPU = dict(pin_memory=True, device='cuda:0')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('k', [0, 2])
+def test_rows_are_gathered_straight_into_page_locked_memory(kind, k, near, locked):
+    "Nothing is copied on the host, few requests are made, and the batches are the twin's"
+    one, other = KINDS[kind](), KINDS[kind]()
+    wanted, n_made = lagged(one, k), 0
+    for i, batch in enumerate(itertools.islice(other.loader(prefetch=k, **GPU), 60)):
+        assert seen(batch)==seen(next(wanted))
+        if i==20: n_made = len(locked.made)
+    n_sent = 60 + k if kind=='pairs' else 0              # of slots, a tensor of their own
+    assert n_sent - k <= locked.n_copied <= n_sent and len(locked.made)==n_made <= 2*(k + 4)
+
+
+def test_requests_that_were_there_before_are_no_obstacle(near, locked):
+    "A batch drawn without a loader lies in ordinary memory; its request is not filled for the loader"
+    replay = make('uniform')
+    before = next(iter(replay))
+    assert not locked.has(before.state) and not locked.made
+    del before
+    assert all(locked.has(o.state) for o in itertools.islice(replay.loader(**GPU), 9)) and not locked.n_copied
+    assert not locked.has(replay.memory.sample(8).state) and all(locked.has(o.state) for o in itertools.islice(replay.loader(**GPU), 9))
+
+
+def test_a_batch_is_not_overwritten_on_its_way(courier, locked):
+    "However many are sent before the first has arrived; then their memory is used again"
+    batches, snapshots = iter(Ahead(make('uniform'), allocate=locked)), []
     courier.cuda.done = False
-    sent = [courier.send(o) for o in batches[:3]]
-    assert len(courier.buffers)==3                        # none is overwritten on its way
-    for (raw, _), batch in zip(courier.buffers, batches):
-        block = []
-        batch.moved(lambda t, block=block: block.append(t) or t)
-        assert torch.equal(raw, block[0])
+    for _ in range(7):
+        batch = next(batches)
+        snapshots.append(batch._raw.copy())
+        courier.send(batch)
+        del batch
+    assert len(locked.made)==7 and not locked.n_copied
+    for (_, [source]), bits in zip(courier.sent, snapshots): assert source.numpy().tobytes()==bits.tobytes()
     courier.cuda.done = True
-    sent += [courier.send(o) for o in batches[3:]]
-    assert len(courier.buffers)==3 and all(o[0].state.device.type=='meta' for o in sent)
-    assert seen([o[0].ids.shape for o in sent])==seen([o.ids.shape for o in batches])
+    for _ in range(20): assert courier.send(next(batches))[0].state.device.type=='meta'
+    assert len(courier.sent)==1 and len(locked.made) <= 8          # one draw came before the first look at an event
 
 
-def test_copies_have_a_stream_of_their_own_for_which_that_of_the_caller_waits(courier):
+def test_copies_have_a_stream_of_their_own_for_which_that_of_the_caller_waits(courier, locked):
     batch = next(iter(make('uniform')))
     changed = batch.replace(reward=batch.reward*2)        # no longer in one buffer
     for item, n_copies in (batch, 1), ((batch, torch.arange(8)), 2), (changed, None):
-        log = courier.cuda.log
+        log, locked.n_copied = courier.cuda.log, 0
         log.clear()
         sent = courier.send(item)
-        assert {o[2:] for o in log}=={('copies', 'copies'), ('copies', 'main')} and [o[0] for o in log]==['record']*len(log)
-        assert n_copies in (None, len(sent[1])) and len(log)==len(sent[1]) + 1
+        assert [o[0] for o in log]==['record'] and log[0][2:]==('copies', 'main')
+        assert n_copies in (None, len(sent[1])) and locked.n_copied==len(sent[1])        # none of it was drawn into locked memory
         arrived = log[-1][1]
         log.clear()
         found = courier.receive(sent)
@@ -366,18 +439,185 @@ def test_copies_have_a_stream_of_their_own_for_which_that_of_the_caller_waits(co
 
 
 @pytest.mark.parametrize('k', [0, 2])
-def test_a_thread_sends_and_the_caller_receives(k, monkeypatch):
+def test_a_thread_sends_and_the_caller_receives(k, monkeypatch, locked):
     log, me = [], threading.current_thread()
     class Noted:
-        def __init__(self, device): log.append(device)
+        def __init__(self, device, late): log.append((device, late))
         def send(self, item): return log.append(('send', threading.current_thread() is me)) or (item, item)
         def receive(self, sent): return log.append(('receive', threading.current_thread() is me)) or sent[0]
     monkeypatch.setattr('fastrl_replay.pipes.loader.Courier', Noted)
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     one, other = make('prioritized'), make('prioritized')
-    got = use(other.loader(prefetch=k, pin_memory=True, device='cuda:0'), 20)
+    got = use(other.loader(prefetch=k, late=3, **GPU), 20)
     assert seen(got)==seen(use(lagged(one, k), 20))
-    assert log[0]==torch.device('cuda', 0) and {*log[1:]}=={('send', k==0), ('receive', True)}
+    assert log[0]==(torch.device('cuda', 0), 3) and {*log[1:]}=={('send', k==0), ('receive', True)}
+
+
+def test_batches_that_are_there_already_stay_as_they_are():
+    "Those of a `DeviceMemory` on the same device, whose TD errors it takes itself"
+    ids = torch.arange(3)
+    batch = Batch.of_tensors(Layout.of(Transition(np.zeros(2), 0, 0., np.zeros(2), False, False)),
+                             [torch.zeros(3, 2), ids, torch.zeros(3), torch.zeros(3, 2), ids > 5, ids > 5], ids=ids)
+    courier = Courier(torch.device('cpu'), cuda=NotedCuda())
+    found, copies, _ = courier.send((batch, ids))
+    assert found[0] is batch and not copies
+
+
+# ---- TD errors that come later than the next draw
+
+def errors_of(batch, i): return (batch.reward % 17 + i)*(batch.ids >= 0)
+
+def later(replay, k, late, n):
+    "The twin: TD errors are kept, and taken just before the draw that is `late` draws after the next, by hand"
+    memory, kept, out, n_drawn = replay.memory, deque(), [], 0
+    draw = memory.sample
+    def sample(*args):
+        nonlocal n_drawn
+        while late and kept and kept[0][0] + late <= n_drawn: memory.update_priorities(*kept.popleft()[1:])
+        n_drawn += 1
+        return draw(*args)
+    memory.sample = sample
+    for i, batch in enumerate(itertools.islice(lagged(replay, k), n)):
+        out.append(batch.ids.tolist())
+        if late: kept.append((n_drawn, batch.ids.clone(), errors_of(batch, i)))
+        else: batch.update_priorities(errors_of(batch, i))
+    del memory.sample
+    for _, *what in kept: memory.update_priorities(*what)
+    return out
+
+
+LATER = dict(prioritized=lambda: make('prioritized'), rank=lambda: make('rank'),
+             sequences=lambda: SequenceReplay(Source(k=2, rows=3), length=4, bs=8, max_sz=64, min_sz=40, alpha=.9, seed=0))
+
+@pytest.mark.parametrize('kind', LATER)
+@pytest.mark.parametrize('k', [0, 1, 3])
+@pytest.mark.parametrize('late', [0, 1, 2, 5])
+def test_td_errors_are_taken_at_the_draw_that_was_promised(kind, k, late, near):
+    "Before that, nobody waits for them; a saved state has all"
+    one, other, out = LATER[kind](), LATER[kind](), []
+    for i, batch in enumerate(itertools.islice(other.loader(prefetch=k, late=late, **GPU), 60)):
+        out.append(batch.ids.tolist())
+        assert (batch.update_priorities(errors_of(batch, i))==0) is (late > 0)
+        waited = sum(o[0]=='synchronize' for o in near.log)
+        assert waited==(max(0, i - late) if late else 0)
+    assert out==later(one, k, late, 60)
+    assert seen(one.memory.state_dict())==seen(other.memory.state_dict())
+    assert sum(o[0]=='synchronize' for o in near.log)==60*(late > 0)
+
+
+def test_the_copy_back_lies_in_the_stream_of_the_caller(near):
+    replay = make('prioritized')
+    batch = next(iter(replay.loader(**GPU)))
+    near.log.clear()
+    near.current = 'learner'
+    batch.update_priorities(torch.ones(8, requires_grad=True)*2)
+    assert near.log==[('record', near.n_events - 1, 'learner', 'learner')]
+
+
+def prioritized_with(td):
+    "A memory, TD errors of its row 3 that are underway, and the log of who waits for them"
+    memory = ReplayMemory(16, Proportional(), seed=0)
+    for _, step in zip(range(16), Source()): memory.add(step) if not isinstance(step, list) else memory.extend(step)
+    log = []
+    class Event:
+        def synchronize(self): log.append('waits')
+    assert memory.update_priorities([3], Underway(torch.tensor(td), Event(), 1))==0
+    return memory, log
+
+def priority(memory): return float(memory.sampler.priorities[3])
+
+
+SETTLED = dict(state=lambda m, d: m.state_dict(), save=lambda m, d: m.save(d), copy=lambda m, d: copy.deepcopy(m), pickle=lambda m, d: pickle.dumps(m))
+
+@pytest.mark.parametrize('how', SETTLED)
+def test_whatever_saves_or_copies_waits_for_all(how, tmp_path):
+    memory, log = prioritized_with([50.])
+    assert priority(memory) < 50 and not log                    # looking at the sampler does not
+    found = SETTLED[how](memory, tmp_path/'saved')
+    assert log==['waits'] and priority(memory) > 49
+    if how=='state':
+        other = ReplayMemory(16, Proportional(), seed=0)
+        other.load_state_dict(found)
+    else: other = {'save': lambda: ReplayMemory.load(tmp_path/'saved'), 'copy': lambda: found, 'pickle': lambda: pickle.loads(found)}[how]()
+    assert priority(other) > 49
+
+
+@pytest.mark.parametrize('how', ['flush', 'close'])
+def test_so_does_a_memory_on_disk(how, tmp_path):
+    log = []
+    class Event:
+        def synchronize(self): log.append('waits')
+    memory = ReplayMemory(16, Proportional(), path=tmp_path/'rows', seed=0)
+    for _, step in zip(range(16), Source()): memory.add(step)
+    memory.update_priorities([3], Underway(torch.tensor([50.]), Event(), 1))
+    getattr(memory, how)()
+    assert log==['waits']
+    memory.close()
+    with ReplayMemory.open(tmp_path/'rows') as again: assert priority(again) > 49
+
+
+def test_order_is_kept_where_plain_numbers_follow():
+    memory, log = prioritized_with([50.])
+    assert memory.update_priorities([3], [7.])==1 and log==['waits'] and 6.9 < priority(memory) < 7.1
+
+
+def test_what_is_restored_knows_nothing_of_errors_for_other_rows():
+    memory, log = prioritized_with([50.])
+    other, _ = prioritized_with([9.])
+    memory.load_state_dict(other.state_dict())
+    for _ in range(4): memory.sample(4)
+    assert not log and 8.9 < priority(memory) < 9.1 and memory.check_valid()
+
+
+def test_a_count_of_batches_that_is_set_back_delays_nothing():
+    memory, log = prioritized_with([50.])
+    for _ in range(3): memory.sample(4)
+    memory.update_priorities([3], Underway(torch.tensor([7.]), NotedCuda().Event(), 2))
+    memory.sampler.n_batches = 0
+    memory.sample(4)
+    assert 6.9 < priority(memory) < 7.1
+
+
+@pytest.mark.parametrize('td', [[float('nan')], [1., 2.]])
+def test_errors_that_do_not_fit_come_out_of_the_draw_that_was_to_take_them_once(td):
+    memory, _ = prioritized_with(td)
+    before = priority(memory)
+    memory.sample(4)
+    with refused('td_errors') as e: memory.sample(4)
+    assert len(e.value.__notes__)==1
+    memory.sample(4)
+    assert priority(memory)==before and memory.check_valid()
+
+
+def test_an_interrupt_while_waiting_loses_nothing():
+    memory, log = prioritized_with([50.])
+    struck = iter([KeyboardInterrupt])
+    class Sulky:
+        def synchronize(self):
+            for error in struck: raise error
+    memory.update_priorities([3], Underway(torch.tensor([70.]), Sulky(), 1))
+    memory.sample(4)
+    with pytest.raises(KeyboardInterrupt): memory.sample(4)
+    assert 49 < priority(memory) < 51
+    memory.sample(4)
+    assert priority(memory) > 69
+
+
+def test_a_memory_of_another_kind_waits_at_once():
+    "A mixture hands plain numbers on"
+    members = [ReplayMemory(16, Proportional(), seed=k) for k in range(2)]
+    mixed = MixedMemory(members, seed=0)
+    for o in members:
+        for _, step in zip(range(16), Source()): o.add(step)
+    waits = NotedCuda()
+    assert mixed.update_priorities([3, 1 << 56 | 3], Underway(torch.tensor([50., 60.], dtype=torch.bfloat16), waits.Event(), 1))==2
+    assert waits.log==[('synchronize', 0)] and priority(members[0]) > 49 and priority(members[1]) > 59
+
+
+def test_td_errors_from_elsewhere_are_taken_at_once(near):
+    replay = make('prioritized')
+    batch = next(iter(replay.loader(**GPU)))
+    assert batch.update_priorities([1.]*8)==batch.update_priorities(np.ones(8))==len({*batch.ids.tolist()})
+    assert batch.replace(reward=batch.reward).update_priorities(torch.ones(8))==0             # a copy knows the way, too
 
 
 def test_options_of_a_dataloader_are_obeyed():

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from ..checks import refuse, whole
 from ..samplers.age import AgeWeighted
+from ..samplers.base import Sampler
 from ..samplers.eligible import ALL
 from ..samplers.proportional import Proportional
 from ..samplers.uniform import Uniform
 from ..schedules import ExponentialSchedule, LinearSchedule
+from ..storage.sequence_sampler import Sequence
 
 # %% ../../nbs/4_processes/08_device_draws.ipynb #c75a10d7
 _MIX = 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35        # of moremur
@@ -28,11 +30,12 @@ def uniforms(key: Tensor, n: int) -> Tensor:
     x = key + torch.arange(n, device=key.device)
     x = (x ^ (x >> 27))*_MIX[0]
     x = (x ^ (x >> 33))*_MIX[1]
-    return ((x ^ (x >> 27)) & _LOW).double()*2.**-53
+    x = x ^ (x >> 27)
+    return (x & _LOW).double()*2.**-53
 
 class DeviceRng:
     "Random numbers whose state is the tensor `key`, which compiled functions follow, unlike a Generator"
-    def __init__(self, seed: Any, device: Any) -> None:
+    def __init__(self, seed: int | None, device: torch.device | str) -> None:
         if seed is not None: whole('seed', seed, most=2**63 - 1)
         start = np.random.SeedSequence(seed).generate_state(1, np.uint64)      # far from other seeds'
         self.key = torch.from_numpy(start.view(np.int64))[0].to(device)
@@ -58,11 +61,16 @@ class Law:
     sequence: Any = None         # the `Sequence` whose starts are drawn
     largest: Any = None          # the largest priority so far
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
-        self.given, self.max_sz, self.rng, self.device = sampler, max_sz, rng, rng.key.device
-        self.prioritized, self.replace, self.beta = sampler.prioritized, sampler.replace, sampler.beta
+        self.given, self.max_sz, self.rng = sampler, max_sz, rng
+        self.prioritized, self.replace = sampler.prioritized, sampler.replace
+        self.beta: Any = sampler.beta
         self.kind = self.name = sampler.kind
-        self.drawn, self.n_drawn, self.n_stale = (torch.tensor(0, device=self.device) for _ in range(3))
+        self.device = rng.key.device
+        self.drawn = self._count_from_zero()         # batches
+        self.n_drawn = self._count_from_zero()       # … and their rows
+        self.n_stale = self._count_from_zero()
         self.leaves = torch.empty(0, device=self.device)
+    def _count_from_zero(self) -> Tensor: return torch.tensor(0, device=self.device)
     @property
     def n_batches(self) -> int:
         "How many batches were drawn; this waits for the device"
@@ -76,7 +84,7 @@ class Law:
         return made
 
     def open(self, ring: Any) -> None: "Serve a `DeviceRing`"
-    def enter(self, ids: Tensor, given: Any = None) -> None:
+    def enter(self, ids: Tensor, given: Tensor | None = None) -> None:
         "Note new rows (int64[m]); `given`: their priorities"
     def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
         """Return ids and probabilities of `bs` rows (int64, float32). `lost`: may rows before
@@ -91,10 +99,13 @@ class Law:
         beta = scheduled(self.beta, self.drawn)
         self.drawn += 1
         self.n_drawn += probs.numel()
-        return torch.ones_like(probs) if beta is None else (probs.amin(-1, keepdim=True)/probs)**beta
+        if beta is None: return torch.ones_like(probs)
+        least = probs.amin(-1, keepdim=True)
+        return (least/probs)**beta
     def update(self, ids: Tensor, td: Tensor, first: Tensor, n: Tensor) -> None:
         "Take the TD errors of these ids; here, only count those that are not stored, or not finite"
-        self.n_stale += ((ids < first) | (ids >= n) | (td - td!=0)).sum()        # inf − inf is NaN
+        unknown = (ids < first) | (ids >= n) | (td - td!=0)                      # inf − inf is NaN
+        self.n_stale += unknown.sum()
     def clear(self) -> None:
         "Forget all rows"
         self.leaves.zero_()
@@ -111,17 +122,20 @@ class Distinct(Law):
     "No row twice in a batch. Too small a memory gives rows twice: nothing on the device can raise"
     def ids(self, bs: int, first: Tensor, size: Tensor) -> Tensor:
         enough = bs + bs//4 + 64  # of 4·bs rows, so many draws hit bs different ones
-        k = min(max(4*bs, enough), self.max_sz)
+        wanted = max(4*bs, enough)
+        k = min(wanted, self.max_sz)
         keys = self.rng.random(k)
-        small = torch.where(torch.arange(k, device=self.device) < size, keys, 2.).argsort()[:bs]
-        if k < max(4*bs, enough): return first + small % size
+        there = torch.arange(k, device=self.device) < size
+        small = torch.where(there, keys, 2.).argsort()[:bs]
+        if k < wanted: return first + small % size
         drawn = (keys[:enough]*size).long()
         rows, order = drawn.sort(stable=True)
         new = torch.ones_like(rows, dtype=torch.bool)
         new[1:] = rows[1:]!=rows[:-1]
         new = torch.empty_like(new).scatter_(0, order, new)  # in the order of drawing
         which = torch.arange(1, bs + 1, device=self.device)
-        large = drawn[torch.searchsorted(new.cumsum(0), which).clamp(max=enough - 1)]
+        at = torch.searchsorted(new.cumsum(0), which).clamp(max=enough - 1)
+        large = drawn[at]
         return first + torch.where(size < k, small, large) % size
 
 class ByAge(Law):
@@ -129,22 +143,28 @@ class ByAge(Law):
     def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
         horizon, floor = float(self.given.horizon), float(self.given.floor)
         size = (n - first).clamp(min=1)
-        def upto(k): return k - k*(k - 1)/(2*horizon)  # the weights of the ages 0 … k − 1
-        young = size.clamp(max=math.floor(horizon*(1 - floor)) + 1).double()
+        def upto(k: Tensor) -> Tensor: return k - k*(k - 1)/(2*horizon)  # the weights of the ages 0 … k − 1
+        n_young = math.floor(horizon*(1 - floor)) + 1  # whose weights are above the floor
+        young = size.clamp(max=n_young).double()
         sloping = upto(young)
         total = sloping + floor*(size - young)
-        mass, half = self.rng.random(bs)*total, horizon + .5
-        age = (half - (half*half - 2*horizon*mass).clamp(min=0).sqrt()).floor()
-        age = age - (upto(age) > mass).double() + (upto(age + 1) <= mass)  # what the root has rounded
+        mass = self.rng.random(bs)*total
+        half = horizon + .5
+        root = (half*half - 2*horizon*mass).clamp(min=0).sqrt()
+        age = (half - root).floor()
+        below, above = upto(age) > mass, upto(age + 1) <= mass     # what the root has rounded
+        age = age - below.double() + above
         flat = young + ((mass - sloping)/max(floor, 1e-300)).floor()
-        age = torch.where(mass < sloping, age.minimum(young - 1), flat).clamp(min=0).minimum((size - 1).double())
-        return n - 1 - age.long(), ((1 - age/horizon).clamp(min=floor)/total).float()
+        age = torch.where(mass < sloping, age.minimum(young - 1), flat).clamp(min=0)
+        age = age.minimum((size - 1).double())
+        weight = (1 - age/horizon).clamp(min=floor)
+        return n - 1 - age.long(), (weight/total).float()
 
 # %% ../../nbs/4_processes/08_device_draws.ipynb #d85afa6e
 BLOCK = 32                   # leaves that share a sum
 _AT_ONCE = 1 << 20           # steps of windows that are looked at in one call
 
-def _spread(bs):
+def _spread(bs: int) -> int:
     "A number near bs/φ without a common divisor with `bs`: its multiples are spread evenly"
     a = max(1, round(bs*.6180339887))
     while math.gcd(a, bs) > 1: a += 1
@@ -155,7 +175,8 @@ def added_up(rows: Tensor) -> Tensor:
     algorithms, in which it has no such sums of floats on CUDA, by a product with a triangle of ones"""
     if not torch.are_deterministic_algorithms_enabled(): return rows.cumsum(1, dtype=torch.float64)
     k = rows.shape[1]
-    return rows.double() @ torch.ones(k, k, dtype=torch.float64, device=rows.device).triu()
+    ones = torch.ones(k, k, dtype=torch.float64, device=rows.device)
+    return rows.double() @ ones.triu()
 
 class ByMass(Law):
     """P ∝ p^alpha, stratified, with replacement. `leaves` (float32): p^alpha by slot, 0 where
@@ -163,14 +184,16 @@ class ByMass(Law):
     the draw, in float64"""
     def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
         super().__init__(sampler, max_sz, rng)
-        self.alpha, self.eps = (sampler.options().get(k, v) for k, v in (('alpha', 1.), ('eps', 0.)))
+        options = sampler.options()
+        self.alpha, self.eps = options.get('alpha', 1.), options.get('eps', 0.)
         self.most = 3e38**min(1., 1/max(self.alpha, 1e-9))       # larger ones would overflow
         blocks = -(-max_sz//BLOCK)
         self.run = 1 << (blocks.bit_length() + 1)//2  # blocks whose sums are added up in a row
-        self.leaves = torch.zeros((-(-blocks//self.run)*self.run + 1)*BLOCK, device=self.device)
+        blocks = -(-blocks//self.run)*self.run
+        self.leaves = torch.zeros((blocks + 1)*BLOCK, device=self.device)
         self.largest = torch.tensor(1., device=self.device)
         self.nobody = torch.tensor([len(self.leaves) - 1], device=self.device)
-    def enter(self, ids: Tensor, given: Any = None) -> None:
+    def enter(self, ids: Tensor, given: Tensor | None = None) -> None:
         p = self.largest
         if given is not None:
             fine = (given >= 0) & (given <= self.most)
@@ -180,13 +203,15 @@ class ByMass(Law):
         self.put(ids % self.max_sz, p)
     def put(self, slots: Tensor, p: Tensor) -> None:
         "Give `slots` (int64[k]) the priorities `p`"
-        self.leaves.index_copy_(0, slots, (p**self.alpha).float().expand(len(slots)))
+        leaves = (p**self.alpha).float()
+        self.leaves.index_copy_(0, slots, leaves.expand(len(slots)))
     def written(self, slots: Tensor) -> Tensor:
         "Return `slots` (int64[k]) of living rows, with nobody's in place of those that get no priority"
         return slots
     def priorities(self, slots: Any) -> Any:
         "Return the priorities in these slots (float64 array)"
-        return self.leaves.cpu().double().numpy()[slots]**(1/self.alpha if self.alpha else 1.)
+        leaves = self.leaves.cpu().double().numpy()[slots]
+        return leaves**(1/self.alpha) if self.alpha else leaves
 
     def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
         blocks = self.leaves.view(-1, BLOCK)
@@ -195,40 +220,57 @@ class ByMass(Law):
         total = ends[-1]
         if lost: total, begin = self._but_lost(n, first, before)
         u = self.rng.random(bs + 1)
-        strata = (torch.arange(0, bs*_spread(bs), _spread(bs), device=self.device) + (u[-1]*bs).long()) % bs
-        mass = (strata + u[:-1])*(total*((1 - 2.**-50)/bs))             # below the total, as rounded
+        each, shift = u[:-1], u[-1]
+        stratum = total*((1 - 2.**-50)/bs)                              # below the total, as rounded
+        mass = (self._strata(bs, shift) + each)*stratum
         if lost: mass = (mass + begin) % ends[-1]
         block = torch.searchsorted(ends, mass, right=True)
         inner = added_up(blocks[block])
-        rest = (mass - before[block]).minimum(inner[:, -1]*(1 - 2.**-52))
-        slots = block*BLOCK + (inner[:, :-1] <= rest[:, None]).sum(1)
-        newest, size, some = n - 1, (n - first).clamp(min=1), total > 0
+        most = inner[:, -1]*(1 - 2.**-52)
+        rest = (mass - before[block]).minimum(most)
+        passed = inner[:, :-1] <= rest[:, None]
+        slots = block*BLOCK + passed.sum(1)
+        newest, some = n - 1, total > 0
+        size = (n - first).clamp(min=1)
         ids = (newest - (newest - slots) % self.max_sz).maximum(first)
-        ids = torch.where(some, ids, (u[:-1]*size).long() + first)                # no mass: uniform
-        return ids, torch.where(some, self.leaves[slots]/total, size.reciprocal())
+        ids = torch.where(some, ids, (each*size).long() + first)                  # no mass: uniform
+        probs = self.leaves[slots]/total
+        return ids, torch.where(some, probs, size.reciprocal())
+    def _strata(self, bs: int, shift: Tensor) -> Tensor:
+        "Numbers of `bs` strata, in an order that spreads neighbours; which comes first depends on `shift`"
+        step = _spread(bs)
+        ordered = torch.arange(0, bs*step, step, device=self.device)
+        return (ordered + (shift*bs).long()) % bs
 
-    def _added_up(self, sums):
+    def _added_up(self, sums: Tensor) -> Tensor:
         "The sums up to each block, along rows: in one dimension they differ from run to run on CUDA"
         runs = added_up(sums.view(-1, self.run))
-        whole_runs = added_up(runs[:, -1].expand(2, -1))[0]
-        return (runs + (whole_runs - runs[:, -1])[:, None]).view(-1)
-    def _but_lost(self, n, first, before):
+        totals = runs[:, -1]
+        whole_runs = added_up(totals.expand(2, -1))[0]
+        before = (whole_runs - totals)[:, None]
+        return (runs + before).view(-1)
+    def _but_lost(self, n: Tensor, first: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         "The mass of the rows from `first` on: all but a run of slots from row n's on. And that of the slots before it"
         slots = torch.stack([n, first]) % self.max_sz
-        inside = torch.arange(BLOCK, device=self.device) < (slots % BLOCK)[:, None]
-        rows = self.leaves.view(-1, BLOCK)[slots//BLOCK]
-        begin, end = (before[slots//BLOCK] + (rows*inside).sum(1, dtype=torch.float64)).unbind()
-        return before[-1] - (end - begin) % before[-1], end
+        blocks, places = slots//BLOCK, slots % BLOCK
+        inside = torch.arange(BLOCK, device=self.device) < places[:, None]
+        rows = self.leaves.view(-1, BLOCK)[blocks]
+        within = (rows*inside).sum(1, dtype=torch.float64)
+        begin, end = (before[blocks] + within).unbind()
+        total = before[-1]
+        return total - (end - begin) % total, end
 
     def update(self, ids: Tensor, td: Tensor, first: Tensor, n: Tensor) -> None:
         if not self.prioritized: return super().update(ids, td, first, n)
         p = td.float().abs() + self.eps
         alive = (ids >= first) & (ids < n) & (p <= self.most)
-        slots, order = self.written(torch.where(alive, ids % self.max_sz, self.nobody)).sort(stable=True)
+        slots = torch.where(alive, ids % self.max_sz, self.nobody)
+        slots, order = self.written(slots).sort(stable=True)
         last = torch.cat([slots[1:], self.nobody])!=slots           # of equals, and somebody's
         p = p[order]
         self.put(torch.where(last, slots, self.nobody), p)
-        self.largest.copy_(self.largest.maximum(torch.where(last, p, 0.).max()))
+        largest = torch.where(last, p, 0.).max()
+        self.largest.copy_(self.largest.maximum(largest))
         self.n_stale += (~alive).sum()
 
 # %% ../../nbs/4_processes/08_device_draws.ipynb #91771df5
@@ -246,40 +288,45 @@ class ByStart(ByMass):
         self.ended = torch.zeros_like(self.ages, dtype=torch.bool)  # did the row before end one?
         known = self.max_sz if o.known_starts else 0
         self.fresh = torch.zeros(known, dtype=torch.bool, device=self.device)  # does one begin here?
-    def enter(self, ids: Tensor, given: Any = None) -> None:
+    def enter(self, ids: Tensor, given: Tensor | None = None) -> None:
         for o in ids.split(self.ring.n_envs): self._enter(o, self.ring, self.sequence)
-    def _enter(self, ids, ring, o):
+    def _enter(self, ids: Tensor, ring: Any, o: Sequence) -> None:
+        stride: Any = o.stride
         self.leaves.index_fill_(0, ids % self.max_sz, 0.)
         self.ages += 1
         back = torch.arange(o.length, device=self.device)[:, None]
         age = self.ages - 1 - back
-        phase = age if self.number is None else ring.read(ids, [self.number])[0] - back
+        if self.number is None: phase = age
+        else: phase = ring.read(ids, [self.number])[0] - back
         ended = torch.zeros_like(ids, dtype=torch.bool) if o.across_episodes else ring.ended(ids)
         complete = (back==o.length - 1) | (ended & o.pad)
-        starts = (age >= 0) & (phase % o.stride==0) & complete
+        starts = (age >= 0) & (phase % stride==0) & complete
         slots = (ids - back*ring.n_envs) % self.max_sz
         if o.known_starts:
             self._note_fresh(ids, ring)
             starts &= (back >= o.burn_in) | self.fresh[slots]      # else none of its steps would count
         self.put(torch.where(starts, slots, self.nobody).view(-1), self.largest)
         self.ages *= ~ended
-    def _note_fresh(self, ids, ring):
+    def _note_fresh(self, ids: Tensor, ring: Any) -> None:
         "Note which rows begin an episode: `step_n` tells, or else the row before"
-        fresh = self.ended if self.step_n is None else ring.read(ids, [self.step_n])[0]==0
+        if self.step_n is None: fresh = self.ended
+        else: fresh = ring.read(ids, [self.step_n])[0]==0
         self.fresh.index_copy_(0, ids % self.max_sz, fresh)
         if ring.flags: self.ended.copy_(ring.ended(ids))
     def learned(self, ids: Tensor) -> Tensor:
         """Return which steps of windows (ids: int64[bs, length]; −1: padding) count for the loss
         (bool): see `Sequence`"""
-        there, steps = ids >= 0, torch.arange(ids.shape[1], device=self.device)
-        late = steps >= self.sequence.burn_in
+        there = ids >= 0
+        late = torch.arange(ids.shape[1], device=self.device) >= self.sequence.burn_in
         if not self.sequence.known_starts: return there & late
-        return there & (late | ((self.fresh[ids % self.max_sz] & there).cumsum(1) > 0))
+        begins = self.fresh[ids % self.max_sz] & there
+        return there & (late | (begins.cumsum(1) > 0))
     def coverage(self) -> tuple[float, float]:
         """Return two shares: of the steps stored, those that can't count for the loss any more, in
         whatever window; of the windows that can be drawn, those of which no step counts. The newest
         `length` steps of each stream may yet count. This waits for the device"""
-        ring, o, n, n_idle = self.ring, self.sequence, int(self.ring.n), 0
+        ring, o, n_idle = self.ring, self.sequence, 0
+        n = int(ring.n)
         counted = torch.zeros(self.max_sz, dtype=torch.bool, device=self.device)
         ids = torch.arange(int(ring.begin()), n, device=self.device)
         starts = ids[self.leaves[ids % self.max_sz] > 0]
@@ -288,8 +335,10 @@ class ByStart(ByMass):
             learn = self.learned(torch.where(there, at, -1))
             counted[at[learn] % self.max_sz] = True
             n_idle += int((~learn.any(1)).sum())
-        may = counted[ids % self.max_sz] | (ids >= n - o.length*ring.n_envs)
-        return float((~may).double().mean()), n_idle/len(starts) if len(starts) else float('nan')
+        newest = ids >= n - o.length*ring.n_envs
+        may = counted[ids % self.max_sz] | newest
+        idle = n_idle/len(starts) if len(starts) else float('nan')
+        return float((~may).double().mean()), idle
     def written(self, slots: Tensor) -> Tensor: return torch.where(self.leaves[slots] > 0, slots, self.nobody)
     def clear(self) -> None:
         super().clear()
@@ -303,12 +352,15 @@ class ByStart(ByMass):
 def scheduled(value: Any, k: Tensor) -> Any:
     "Return a number or None as it is, and of a schedule the value at the count `k`, a tensor"
     if not callable(value): return value
-    a, b, share = value.start, value.end, (k/value.n).clamp(max=1)
-    return a + (b - a)*share if isinstance(value, LinearSchedule) else a*(b/a)**share
+    a, b = value.start, value.end
+    share = (k/value.n).clamp(max=1)
+    if isinstance(value, LinearSchedule): return a + (b - a)*share
+    return a*(b/a)**share
 
-def law_of(sampler: Any, max_sz: int, rng: DeviceRng, sequence: Any = None) -> Law:
+def law_of(sampler: Sampler | None, max_sz: int, rng: DeviceRng, sequence: Sequence | None = None) -> Law:
     "Return the `Law` of a sampler (None: `Uniform(replace=True)`), or raise an error"
-    given, hint = Uniform(replace=True) if sampler is None else sampler, 'the others need a ReplayMemory'
+    given: Any = Uniform(replace=True) if sampler is None else sampler
+    hint = 'the others need a ReplayMemory'
     laws: dict[Any, type[Law]] = {Uniform: Distinct, Proportional: ByMass, AgeWeighted: ByAge}
     made = laws.get(type(given))
     if made is Distinct and given.replace: made = Law
@@ -319,6 +371,7 @@ def law_of(sampler: Any, max_sz: int, rng: DeviceRng, sequence: Any = None) -> L
         refuse('beta', 'a number, a LinearSchedule or an ExponentialSchedule', given.beta, hint)
     if sequence is not None and made not in (Law, ByMass):
         refuse('sampler', 'Uniform(replace=True) or Proportional for sequences', given, hint)
-    law = made(given, max_sz, rng) if sequence is None else ByStart(given, max_sz, rng)
+    if sequence is not None: made = ByStart
+    law = made(given, max_sz, rng)
     law.sequence = sequence
     return law

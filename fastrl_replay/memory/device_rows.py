@@ -8,12 +8,14 @@ __all__ = ['NEXT_OF', 'check_dtypes', 'leaf_dtypes', 'next_leaves', 'any_of', 'd
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #ad2eab3c
 import functools
+from collections.abc import Collection
 from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
 from ..checks import refuse, whole
-from ..steps import Layout, derived_type, last_fields, tree_leaves
+from ..steps import Layout, Leaf, derived_type, last_fields, tree_leaves
+from ..storage.sequence_sampler import Sequence
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #ae694ace
 NEXT_OF = {'next_state': 'state'}
@@ -31,34 +33,37 @@ def check_dtypes(dtypes: dict[str, torch.dtype] | None) -> None:
 def leaf_dtypes(layout: Layout, dtypes: dict[str, torch.dtype] | None = None) -> list[torch.dtype]:
     """Return the dtype of each leaf's tensor: its own, or that of its field in `dtypes`, which may be
     narrower. A `ValueError` names a leaf whose dtype has no kernels on CUDA"""
-    found = [o.bits_of or torch.from_numpy(o.dtype.type(0).reshape(1)).dtype for o in layout.leaves]
+    found = [o.bits_of or torch.from_numpy(np.zeros(1, o.dtype)).dtype for o in layout.leaves]
     for leaf, own in zip(layout.leaves, found):
         if own not in _FLOATS + _WHOLE + _OTHERS:
             refuse(leaf.name, 'a dtype that torch can gather and compare on CUDA', own, 'cast it to a wider one')
     for field, dtype in (dtypes or {}).items():
         if field not in layout.fields: refuse('dtypes', f'some of the fields {layout.fields}', field)
         for k in tree_leaves(layout.trees[layout.fields.index(field)]):
-            if not found[k].is_floating_point or dtype.itemsize > found[k].itemsize:
-                refuse(f'dtypes: {field}', f'a dtype not wider than {found[k]}, for floats', dtype)
+            own = found[k]
+            if not own.is_floating_point or dtype.itemsize > own.itemsize:
+                refuse(f'dtypes: {field}', f'a dtype not wider than {own}, for floats', dtype)
             found[k] = dtype
     return found
 
-def next_leaves(layout: Layout, next_of: Any) -> dict[int, int]:
+def next_leaves(layout: Layout, next_of: dict[str, str] | None) -> dict[int, int]:
     """Return, for each leaf that is not stored, the leaf of the stream's next row in which it is
     found. `next_of`: {field: the field of which it is the next value}, or None"""
-    pairs, found, trees = dict(next_of or {}), dict[int, int](), dict(zip(layout.fields, layout.trees))
-    if pairs==NEXT_OF and not {*NEXT_OF, *NEXT_OF.values()} <= {*trees}: return {}     # the default
+    pairs, found = dict(next_of or {}), dict[int, int]()
+    trees = dict(zip(layout.fields, layout.trees))
+    if pairs==NEXT_OF and not ('state' in trees and 'next_state' in trees): return {}     # the default
+    def form(k: int) -> Leaf: return layout.leaves[k]._replace(path=())
     for field, of in pairs.items():
         for o in (field, of):
             if o not in trees: refuse('next_of', f'some of the fields {layout.fields}', o)
-        mine, other = tree_leaves(trees[field]), tree_leaves(trees[of])
-        forms = [[layout.leaves[k]._replace(path=()) for k in o] for o in (mine, other)]
-        if field==of or forms[0]!=forms[1]: refuse('next_of', f'a field like {field}', of)
-        found |= dict(zip(mine, other))
+        mine, others = tree_leaves(trees[field]), tree_leaves(trees[of])
+        alike = [form(k) for k in mine]==[form(k) for k in others]
+        if field==of or not alike: refuse('next_of', f'a field like {field}', of)
+        found |= dict(zip(mine, others))
     return found
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #05730682
-def any_of(flags: list) -> Tensor:
+def any_of(flags: list[Tensor]) -> Tensor:
     "Return where any of several bool tensors is true"
     return functools.reduce(torch.logical_or, flags)
 
@@ -68,8 +73,13 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 def differ(a: Tensor, b: Tensor) -> Tensor:
     "Return which rows of two tensors of one form differ in any bit (bool[m])"
     word = _WORDS.get(a.dtype.itemsize, torch.int64)
-    found = a.reshape(len(a), -1).view(word)!=b.reshape(len(b), -1).view(word)
+    def words(t: Tensor) -> Tensor: return t.reshape(len(t), -1).view(word)
+    found = words(a)!=words(b)
     return found.view(-1) if found.shape[1]==1 else found.any(1)
+
+def _holds_less(stored: torch.dtype, given: torch.dtype) -> bool:
+    "Do large numbers of a dtype become infinite in that which is stored?"
+    return stored.is_floating_point and torch.finfo(stored).max < .5*torch.finfo(given).max
 
 class DeviceRing:
     """Rows of `n_envs` streams: row `id` is in slot `id % max_sz`, the next of its stream is `id +
@@ -80,47 +90,59 @@ class DeviceRing:
     or one of the `n_envs` places behind the ring, for the newest rows; or, of a next observation
     that was another, one of `room` places behind those. `begin()` is the oldest row whose next
     observation is known"""
-    def __init__(self, layout: Layout, max_sz: int, n_envs: int, device: Any, next_of: Any = NEXT_OF,
-                 max_ends: Any = None, dtypes: Any = None) -> None:
-        self.layout, self.max_sz, self.n_envs, self.device = layout, max_sz, n_envs, device
+    def __init__(self, layout: Layout, max_sz: int, n_envs: int, device: torch.device | str,
+                 next_of: dict[str, str] | None = NEXT_OF, max_ends: int | None = None,
+                 dtypes: dict[str, torch.dtype] | None = None) -> None:
+        self.layout, self.device = layout, device
+        self.max_sz, self.n_envs = max_sz, n_envs
         if max_sz % n_envs:
             fits = max(1, max_sz//n_envs)*n_envs
             refuse('max_sz', f'a multiple of {n_envs} streams', max_sz, f'take {fits}')
-        self.dtypes, self.stored = leaf_dtypes(layout), leaf_dtypes(layout, dtypes)
+        self.dtypes = leaf_dtypes(layout)
+        self.stored = leaf_dtypes(layout, dtypes)
+        self.next_of = next_leaves(layout, next_of)
         if max_ends is None: max_ends = max(max_sz//16, n_envs)
-        self.next_of, self.max_ends = next_leaves(layout, next_of), whole('max_ends', max_ends, n_envs, max_sz)
+        self.max_ends = whole('max_ends', max_ends, n_envs, max_sz)
         for k, of in self.next_of.items():                     # which lies where that lies
             field, other = (layout.leaves[o].path[0] for o in (k, of))
             if self.stored[k] not in (self.dtypes[k], self.stored[of]):
                 refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
             self.stored[k] = self.stored[of]
-        self.room, self.aside = self.max_ends + 1, max_sz + n_envs   # one more: the newest that was given up
+        self.room = self.max_ends + 1           # one more: the newest that was given up
+        self.aside = max_sz + n_envs
         self.most = (self.max_ends if self.next_of else max_sz)//n_envs*n_envs    # rows written at once
-        self.columns: list[Any] = []
-        for k, (leaf, dtype) in enumerate(zip(layout.leaves, self.stored)):
-            n = self.aside + self.room if k in self.next_of.values() else max_sz
-            self.columns.append(None if k in self.next_of else self._zeros((n, *leaf.shape), dtype))
+        self.columns: list[Any] = [self._column(k) for k in range(len(layout.leaves))]
         self.flags: Any = [k for k in map(layout.leaf, _ENDS) if k is not None]
-        self.of_last = [o.path[0] in last_fields(layout.fields) for o in layout.leaves]  # in rows of several steps
-        self.smaller = [k for k, v in enumerate(self.stored) if v.is_floating_point  # hold less than what is given
-                        and torch.finfo(v).max < .5*torch.finfo(self.dtypes[k]).max]
+        last = last_fields(layout.fields)
+        self.of_last = [o.path[0] in last for o in layout.leaves]    # in rows of several steps
+        self.smaller = [k for k, (own, v) in enumerate(zip(self.dtypes, self.stored)) if _holds_less(v, own)]
         self.n_too_large = self._zeros(())      # numbers that became inf so
         self.clock = self._zeros(2*n_envs + 2)  # ids of the newest two time steps; of the next row; less max_sz
         self.counts = self._zeros(2)            # the oldest row not given up; how many next observations were others
-        found = bool(self.next_of)              # after, owners: of nothing where all next observations are stored
-        self.after, self.owners = self._zeros(max_sz*found, torch.int32), self._zeros((self.room + 1)*found)
+        found = bool(self.next_of)              # else there is nothing to say of them
+        self.after = self._zeros(max_sz*found, torch.int32)
+        self.owners = self._zeros((self.room + 1)*found)
         self.tail = torch.arange(max_sz, self.aside, device=device)
         self.newest = self.tail.int()
-        self.one, self.nobody = (torch.tensor([v], device=device) for v in (1, self.room))  # the last owner is nobody's
+        self.one = torch.tensor([1], device=device)
+        self.nobody = torch.tensor([self.room], device=device)       # whose place is the last of the owners
         self.begin_at(0, 0)
-    def _zeros(self, shape, dtype=torch.int64): return torch.zeros(shape, dtype=dtype, device=self.device)
+    def _column(self, k: int) -> Tensor | None:
+        "The tensor of a leaf: with places for next observations, if these are of its kind; None where it is found"
+        if k in self.next_of: return None
+        n = self.max_sz
+        if k in self.next_of.values(): n = self.aside + self.room
+        return self._zeros((n, *self.layout.leaves[k].shape), self.stored[k])
+    def _zeros(self, shape: int | tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
     @property
     def n(self) -> Tensor:
         "How many rows were stored (int64, no axes)"
         return self.clock[-2]
     def tensors(self) -> list[Tensor]:
         "Return all that takes room"
-        return [*(o for o in self.columns if o is not None), self.after, self.owners]
+        columns = [o for o in self.columns if o is not None]
+        return [*columns, self.after, self.owners]
 
     def begin_at(self, n: int, first: int) -> None:
         "Forget all rows; go on as if `n` had been stored, and those before `first` given up"
@@ -129,39 +151,49 @@ class DeviceRing:
         self.counts.copy_(newest.new_tensor([first, 0]))
         self.owners.fill_(first)
 
-    def write(self, values: list) -> Tensor:
+    def write(self, values: list[Tensor]) -> Tensor:
         "Store rows of whole time steps, one tensor a leaf; return their ids (int64[m]), valid until the next write"
-        m, n_envs = len(values[0]), self.n_envs
-        given, values = values, [v.to(dtype) for v, dtype in zip(values, self.stored)]
-        for k in self.smaller: self.n_too_large += (values[k].isinf() & given[k].isfinite()).sum()
-        rows = self.clock[:-2] if m==n_envs else torch.arange(-n_envs, m, device=self.device) + self.n
+        given, m = values, len(values[0])
+        n_envs = self.n_envs
+        values = [v.to(dtype) for v, dtype in zip(given, self.stored)]
+        for k in self.smaller:
+            too_large = values[k].isinf() & given[k].isfinite()
+            self.n_too_large += too_large.sum()
+        if m==n_envs: rows = self.clock[:-2]
+        else: rows = torch.arange(-n_envs, m, device=self.device) + self.n
         self.clock.add_(m)
         slots = rows % self.max_sz
         if self.next_of: self._set_aside(rows, slots, values)
         for column, v in zip(self.columns, values):
             if column is not None: column.index_copy_(0, slots[n_envs:], v)
         return rows[n_envs:]
-    def _set_aside(self, rows, slots, values):
+    def _set_aside(self, rows: Tensor, slots: Tensor, values: list[Tensor]) -> None:
         """Set next observations of the time step before aside that are not what these rows show, and
         those of this one behind the ring. `rows`, `slots`: of the time step before, and of these.
 
         Where they are the same, they go to the slot of the row that shows them, which is written next"""
-        m, n_envs, tails, unlike = len(values[0]), self.n_envs, [], []
+        m, n_envs = len(values[0]), self.n_envs
+        tails, unlike = list[Tensor](), list[Tensor]()
         for k, of in self.next_of.items():
             tail = self.columns[of].index_select(0, self.tail)
-            tails.append(tail if m==n_envs else torch.cat([tail, values[k][:-n_envs]]))
-            unlike.append(differ(tails[-1], values[of]))
+            if m > n_envs: tail = torch.cat([tail, values[k][:-n_envs]])
+            tails.append(tail)
+            unlike.append(differ(tail, values[of]))
         other = any_of(unlike)
         ends = torch.cat([self.counts[1:], other, self.one]).cumsum(0)     # so far, up to each row, and one more
         places = ends % self.room
-        at = torch.where(other, places[1:-1] + self.aside, slots[n_envs:])
+        own = places[1:-1]
+        at = torch.where(other, own + self.aside, slots[n_envs:])
         for (k, of), tail in zip(self.next_of.items(), tails):
-            self.columns[of].index_copy_(0, at, tail)
-            self.columns[of].index_copy_(0, self.tail, values[k][m - n_envs:])
+            column = self.columns[of]
+            column.index_copy_(0, at, tail)
+            column.index_copy_(0, self.tail, values[k][m - n_envs:])
         self.after.index_copy_(0, slots[:m], at.int())
         self.after.index_copy_(0, slots[m:], self.newest)
-        self.owners.index_copy_(0, torch.where(other, places[1:-1], self.nobody), rows[1:m + 1])
-        self.counts[0].clamp_(min=self.owners.index_select(0, places[-1:])[0])
+        owned = torch.where(other, own, self.nobody)
+        self.owners.index_copy_(0, owned, rows[1:m + 1])
+        given_up = self.owners.index_select(0, places[-1:])[0]    # by whoever is set aside next
+        self.counts[0].clamp_(min=given_up)
         self.counts[1].copy_(ends[-2])
 
     def ended(self, ids: Tensor) -> Tensor:
@@ -177,31 +209,40 @@ class DeviceRing:
         """Return how many of the rows that may be drawn have another next observation than their
         stream showed next, without a flag. This waits for the device"""
         if not self.next_of: return 0
-        n_found, first = 0, int(self.begin())
-        ids = torch.arange(first, max(first, int(self.n) - self.n_envs), device=self.device)
+        n_found = 0
+        first = int(self.begin())
+        end = max(first, int(self.n) - self.n_envs)
+        ids = torch.arange(first, end, device=self.device)
         for some in ids.split(_AT_ONCE):
             slots = some % self.max_sz
             aside = self.after[slots] >= self.aside
-            flagged = any_of([aside & False, *(self.columns[k][slots] for k in self.flags)])
+            flags = [self.columns[k][slots] for k in self.flags]
+            flagged = any_of([torch.zeros_like(aside), *flags])
             n_found += int((aside & ~flagged).sum())
         return n_found
 
-    def read(self, ids: Tensor, leaves: Any, last: Any = None) -> list:
+    def read(self, ids: Tensor, leaves: Collection[int], last: Tensor | None = None) -> list[Tensor]:
         "Return `leaves` of rows (ids: int64[m]), a tensor each; `last`: the rows that say what comes next"
-        slots = ids % self.max_sz
-        ends, found = slots if last is None else last % self.max_sz, []
-        after = self.after.index_select(0, ends) if any(k in self.next_of for k in leaves) else None
+        slots, after = ids % self.max_sz, None
+        found: list[Tensor] = []
+        ends = slots if last is None else last % self.max_sz
         for k in leaves:
-            at = after if k in self.next_of else ends if self.of_last[k] else slots
-            found.append(self.columns[self.next_of.get(k, k)].index_select(0, at).to(self.dtypes[k]))
+            at = ends if self.of_last[k] else slots
+            if k in self.next_of:
+                if after is None: after = self.after.index_select(0, ends)
+                at = after
+            column = self.columns[self.next_of.get(k, k)]
+            found.append(column.index_select(0, at).to(self.dtypes[k]))
         return found
     def ahead(self, ids: Tensor, length: int, across: bool = False) -> tuple[Tensor, Tensor]:
         "Return ids of the next rows of each stream (m, length); which are stored, of the same episode"
-        at = ids[:, None] + torch.arange(length, device=self.device)*self.n_envs
+        steps = torch.arange(length, device=self.device)
+        at = ids[:, None] + steps*self.n_envs
         stored = at < self.n
         if across: return at, stored
         ended = self.ended(at)
-        return at, (ended.cumsum(1) - ended.long()==0) & stored
+        n_before = ended.cumsum(1) - ended.long()
+        return at, (n_before==0) & stored
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #a4ce1470
 def with_discount(layout: Layout) -> Layout:
@@ -209,22 +250,31 @@ def with_discount(layout: Layout) -> Layout:
     made = derived_type('NStep' + layout.step_type.__name__, (*layout.fields, 'discount'))
     return Layout.as_is(made(*layout.example, np.float32(1)))
 
-def n_step_rows(ring: DeviceRing, ids: Tensor, leaves: Any, n: int, gamma: float) -> list:
+def n_step_rows(ring: DeviceRing, ids: Tensor, leaves: Collection[int], n: int, gamma: float) -> list[Tensor]:
     """Return rows, each of up to `n` of an episode: the sum of γᵏ r, γᵐ, `last_fields` and what
     `next_of` finds from the last, all else from the first"""
     at, mask = ring.ahead(ids, n)
-    powers, m = gamma**torch.arange(n + 1, device=ring.device), mask.sum(1)
-    stored, reward = [k for k in leaves if k < len(ring.columns)], ring.layout.leaf('reward')
-    found = dict(zip(stored, ring.read(ids, stored, ids + (m - 1)*ring.n_envs)))
+    powers = gamma**torch.arange(n + 1, device=ring.device)
+    m = mask.sum(1)
+    discount = len(ring.columns)              # the number of the leaf that is not stored
+    last = ids + (m - 1)*ring.n_envs
+    stored = [k for k in leaves if k!=discount]
+    found = dict(zip(stored, ring.read(ids, stored, last)))
+    reward = ring.layout.leaf('reward')
     if reward in found:
         [rewards] = ring.read(at.view(-1), [reward])
-        found[reward] = (rewards.view(at.shape).float().masked_fill(~mask, 0.)*powers[:-1]).sum(1)
-    found[len(ring.columns)] = powers[m].float()
+        rewards = rewards.view(at.shape).float().masked_fill(~mask, 0.)
+        found[reward] = (rewards*powers[:-1]).sum(1)
+    found[discount] = powers[m].float()
     return [found[k] for k in leaves]
 
-def window_rows(ring: DeviceRing, ids: Tensor, leaves: Any, sequence: Any) -> tuple[list, Tensor, Tensor]:
+def window_rows(ring: DeviceRing, ids: Tensor, leaves: Collection[int],
+                sequence: Sequence) -> tuple[list[Tensor], Tensor, Tensor]:
     "Return rows from each of `ids` on (m, length, …), their ids (−1: none), and which there are (bool)"
     at, mask = ring.ahead(ids, sequence.length, sequence.across_episodes)
-    found = [o.view(*at.shape, *o.shape[1:]) for o in ring.read(at.view(-1), leaves)]
-    found = [o.masked_fill(~mask.view(*mask.shape, *[1]*(o.ndim - 2)), 0) for o in found]
+    found = []
+    for column in ring.read(at.view(-1), leaves):
+        windows = column.view(*at.shape, *column.shape[1:])
+        there = mask.view(*at.shape, *[1]*(column.ndim - 1))
+        found.append(windows.masked_fill(~there, 0))
     return found, torch.where(mask, at, -1), mask

@@ -162,8 +162,8 @@ class Parts:
     # Sequences, and what was stored wrongly
     def draw_sequences(self, bs: int, fields: tuple[str, ...] | None) -> SequenceBatch:
         "Return a batch of the sequences that the sampler draws"
-        self.chooser.catch_up()
         chooser = self.chooser
+        if self.shelf.storage is not None: chooser.prepare(self.shelf.storage)
         sampler = cast(SequenceSampler, self.chooser.sampler)
         request = draw_sequences(self.shelf.storage, sampler, bs, chooser.rng, fields)
         return self._read(request, chooser.sequence.burn_in)
@@ -196,7 +196,7 @@ class Parts:
         room = self.shelf.room
         sampler = self.chooser.sampler
         if not room.durable or self.shelf.storage is None: return
-        self.chooser.catch_up()
+        self.chooser.settle()
         for feature in self.needs(): room.need(feature)
         own = dict(n_batches=sampler.n_batches, sampler=described(sampler))
         save_state(room.subfolder(STATE), self.counters() | own, 'memory on disk')

@@ -80,7 +80,7 @@ def rows_of(parts: Parts) -> Rows:
     return Rows(shelf.first_id, shelf.n_added, get, parts.known, needs=parts.needs())
 def taken_apart(parts: Parts) -> tuple[dict[str, Any], Rows]:
     "Return the state of a memory without rows, and the rows"
-    parts.chooser.catch_up()
+    parts.chooser.settle()
     state = parts.counters()
     living = parts.chooser.eligible.to_plain()
     if living is not None: state['living'] = living
@@ -139,6 +139,7 @@ def restore(parts: Parts, state: dict[str, Any], pieces: Iterable[dict[str, Any]
         shelf.dedup = dedup
         raise
     chooser.given = None
+    chooser.late.forget()
     if shelf.storage is not None: chooser.limit.draws.recall(counts, figures, shelf.n_added)
     parts.known.clear()                                      # other rows than those that were saved
 def _adopt(parts: Parts, storage: Storage | None, sampler: dict[str, Any], living: object) -> None:
@@ -187,7 +188,7 @@ def copied(parts: Parts, memo: dict[int, Any], array: Callable[[np.ndarray], np.
     shelf = parts.shelf
     chooser = parts.chooser
     require(not shelf.room.durable, 'a memory on disk cannot be copied or pickled; use save(folder)', RuntimeError)
-    chooser.catch_up()
+    chooser.settle()
     own = dict(sampler=chooser.sampler, layout=shelf.layout, dtype=shelf.dtype) | parts.counters()
     rows = [convert(o, np.ndarray, array) for o in rows_of(parts).pieces()]
     return copy.deepcopy(own, memo) | dict(rows=rows)

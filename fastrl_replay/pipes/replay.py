@@ -237,7 +237,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
         return self.memory.show(*args, source=source, **kw)
     def loader(self, prefetch: int = 0, **kw: Any) -> DataLoader[Any]:
         """Return a DataLoader over this pipe. `prefetch=k` draws k batches ahead; `pin_memory`,
-        `device` and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
+        `device`, `late` and `stateful` as for `make_loader`; other `kw` go to the DataLoader."""
         return make_loader(self, prefetch, **kw)
 
     def state_dict(self) -> dict[str, Any]:

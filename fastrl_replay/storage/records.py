@@ -390,6 +390,7 @@ class Records(Writer):
         shared = tuple(tuple(layout.leaves[k].path for k in t.leaves) for t in self.tables)
         self._requests = Requests(layout, stored=self.stored, shared=shared, _max_sz=max_sz)
         self._raw = self.rows.reshape(-1)
+        self.plain = None if self.tables else layout         # the layout, if rows lie here whole
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
         elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
