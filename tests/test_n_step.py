@@ -527,7 +527,8 @@ def test_push_and_flush_give_what_the_pipe_gives(cls, form, seed):
 
 def restored_types(n_step, step):
     "The same steps, of the types that they had before they were columns"
-    n_step._open.held = {row: type(step)._make(type(a)(b) for a, b in zip(step, s)) for row, s in n_step._open.held.items()}
+    for window in n_step._open.open.values():
+        window.steps = [type(step)._make(type(a)(b) for a, b in zip(step, s)) for s in window.steps]
     return n_step
 
 

@@ -6,12 +6,12 @@
 __all__ = ['n_step_type', 'refuse_item', 'one_flag', 'follows', 'rows_ahead', 'items_state', 'items_from', 'NStep']
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #290d892c
-import struct, warnings
-from collections import Counter, deque, namedtuple
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 import numpy as np
 from torch import Tensor
 from ..checks import Words, number, refuse, require, typed, whole
@@ -25,128 +25,85 @@ from ..steps import Layout, Leaf, as_number, derived_type, last_fields, same_lay
 from ..storage.base import find_place
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #e9dd857c
-def n_step_type(step_type: Any) -> Any:
+def n_step_type(step_type: type) -> Any:
     "Return the type of n-step transitions of `step_type`s: the same, with a field `discount`; it pickles"
-    fields, defaults = step_type._fields, step_type._field_defaults
+    fields = cast(Any, step_type)._fields
+    defaults = cast(Any, step_type)._field_defaults
     if 'discount' in fields: return step_type
     values = tuple(defaults[f] for f in fields if f in defaults)
     try: hash(values)
     except TypeError: values = ()
     return derived_type('NStep' + step_type.__name__, fields + ('discount',), values + (1.,))
 
-# Where the fields are in a step type (-1: it lacks one), the type of what is made, and what picks its values out of a
-# window's first and last step and its reward and discount; `cut`: of a window that is truncated
-_Places = namedtuple('_Places', 'reward terminated truncated state next_state discount env_id step_n episode_n '
-                                'made whole cut')
-
 _STACKED = 'arrays of several steps are a chunk: make a Batch of them, Batch.of(step_type(...), streams=...)'
 
-def refuse_item(pipe: str, item: Any) -> NoReturn:
+def refuse_item(pipe: str, item: object) -> NoReturn:
     "Raise a `TypeError` for an item that a `pipe`, by its name, can't take"
     refuse(pipe, 'steps (NamedTuples), a Batch or a list of steps', typed(item), _STACKED, TypeError)
-def one_flag(pipe: str, name: str, v: Any) -> bool:
+def one_flag(pipe: str, name: str, v: object) -> bool:
     "Return a flag of a step as a bool; a `ValueError` if there are several, as of stacked steps"
-    if np.ndim(v): refuse(f'{pipe}: {name}', 'one flag', v, _STACKED)
+    if np.ndim(cast(Any, v)): refuse(f'{pipe}: {name}', 'one flag', v, _STACKED)
     return bool(v)
 
-_known_places = dict[type, _Places]()
+_NUMBERS = 'terminated', 'truncated', 'reward', 'env_id', 'episode_n', 'step_n', 'discount'
 
-def _places(step):
-    "Where the fields of a step are; an error if it is none"
-    if (found := _known_places.get(step.__class__)) is not None: return found
+class _Form(NamedTuple):
+    "How windows of one step type are read and made"
+    made: Any                                    # the type of the transitions
+    numbers: Callable[[tuple], tuple]            # `_NUMBERS` of a step, with what stands for the last four behind it
+    whole: Callable[[tuple], tuple]              # a transition's values, of first step + last step + computed ones
+    cut: Callable[[tuple], tuple]                # the same, truncated
+    next_state: int                              # where these fields are
+    state: int                                   # −1: the type has none
+
+_forms = dict[type, _Form]()
+
+def _form(step: object) -> _Form:
+    "Return the form of a step's type; an error if it is no step"
     if not hasattr(step, '_fields'): refuse_item('n_step', step)
-    return _known_places.setdefault(step.__class__, _places_in(step.__class__))
-def _places_in(step_type):
-    fields = step_type._fields
+    return _forms.setdefault(step.__class__, _form_of(step.__class__))
+def _form_of(step_type: type) -> _Form:
+    fields = cast(Any, step_type)._fields
+    made = n_step_type(step_type)
     missing = ', '.join(f for f in ('reward', 'next_state', 'terminated', 'truncated') if f not in fields)
     if missing: refuse('n_step', f'steps with {missing}', Words(f'{step_type.__name__}{fields}'))
-    where = {f: fields.index(f) if f in fields else -1 for f in _Places._fields[:-3]}
-    n, last, made = len(fields), last_fields(fields), n_step_type(step_type)
-    found = {f: n + i if f in last else i for i, f in enumerate(fields)} | dict(reward=2*n, discount=2*n + 1)
-    whole, cut = (itemgetter(*map(o.get, made._fields)) for o in (found, found | dict(truncated=2*n + 2)))
-    return _Places(**where, made=made, whole=whole, cut=cut)
+    n = len(fields)
+    own = {f: k for k, f in enumerate(fields)}
+    absent = {f: n + k for k, f in enumerate(_NUMBERS[3:])}
+    values = own | {f: n + own[f] for f in last_fields(fields)} | dict(reward=2*n, discount=2*n + 1)
+    return _Form(made, numbers=itemgetter(*map((absent | own).get, _NUMBERS)),
+                 whole=itemgetter(*map(values.get, made._fields)),
+                 cut=itemgetter(*map((values | dict(truncated=2*n + 2)).get, made._fields)),
+                 next_state=own['next_state'], state=own.get('state', -1))
 
-def _transition(first, last, reward, discount, cut):
-    "The n-step transition of a window from its `first` step to its `last`; `cut`: it is truncated there"
-    at = _places(first)
-    pick = at.cut if cut else at.whole
-    return at.made._make(pick(first + last + (reward, discount, True)))
+def _transition(first: tuple, last: tuple, reward: float, discount: float, cut: bool) -> Any:
+    "Return the n-step transition of a window from its `first` step to its `last`; `cut`: it is truncated there"
+    form = _forms.get(first.__class__) or _form(first)      # unpickled steps may be the first of their type
+    pick = form.cut if cut else form.whole
+    return form.made._make(pick(first + last + (reward, discount, True)))
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #27d38bcb
-# What is known of a row: first what `_numbers` packs, then whether its window is open, and the rows before and after
-# it in its stream. Of a stream's newest row also: where its open windows begin, and how many they are
-_ROW = np.dtype([('stream', np.int64), ('step_n', np.int64), ('episode_n', np.int64), ('reward', np.float64),
-                 ('discount', np.float64), ('ends', np.bool_), ('waits', np.bool_), ('before', np.int64),
-                 ('next', np.int64), ('head', np.int64), ('length', np.int64)], align=True)
-_WINDOW = np.dtype([('first', np.int64), ('last', np.int64), ('reward', np.float64), ('discount', np.float64),
-                    ('cut', np.bool_)], align=True)
-_PACKED, _FOUND = struct.Struct('qqqdd?'), struct.Struct('qqdd?')       # the same, for one of them
-_ROW_SIZE, _WINDOW_SIZE = _ROW.itemsize, _WINDOW.itemsize
-
 @inlined(forceinline=True)
 def follows(before: tuple[int, int], after: tuple[int, int]) -> bool:
     "May a step be the next one of its stream? `before`, `after`: `episode_n` and `step_n` of both"
     return after[0]==before[0] and (after[1]==before[1] + 1 or after[1]==before[1]==0)
 
 @inlined
-def _note_window(window, rows, first, cut, powers):
-    "Note the window of up to n rows that begins in row `first`"
-    k, m, total, weight = first, 0, 0., 1.
-    while k >= 0 and m < len(powers) - 1:
-        total += powers[m] * weight * rows[k].reward
-        weight *= rows[k].discount
-        window.last, k, m = k, rows[k].next, m + 1
-    window.first, window.cut = first, cut
-    window.reward, window.discount = total, weight * powers[m]
+def _summed(powers: Any, rewards: Any, discounts: Any) -> tuple[float, float]:
+    "Return the reward and the discount of a window of rows with these; `powers`: γ⁰ to γⁿ"
+    total = 0.
+    weight = 1.
+    for power, reward, discount in zip(powers, rewards, discounts):
+        total += power * weight * reward
+        weight *= discount
+    return total, weight * powers[len(rewards)]
 
-@kernel
-def _find_windows(rows, begin, end, table, shift, powers, found):
-    """Join the rows from `begin` to `end` to those of their streams, and note the windows that they
-    complete. Return how many these are, how many of them gaps have closed, and how many rows were
-    joined to others"""
-    n, n_found, n_closed, n_joined = len(powers) - 1, 0, 0, 0
-    for k in range(begin, end):
-        row = rows[k]
-        at = find_place(table, shift, row.stream)
-        tail = table[at + 1] - 1                # 0: none yet
-        head, length = (rows[tail].head, rows[tail].length) if tail >= 0 else (k, 0)
-        if length > 0:
-            gap = not follows((rows[tail].episode_n, rows[tail].step_n), (row.episode_n, row.step_n))
-            while gap and length > 0:
-                _note_window(found[n_found], rows, head, True, powers)
-                rows[head].waits = False
-                head, length = rows[head].next, length - 1
-                n_found, n_closed = n_found + 1, n_closed + 1
-        row.next, row.before, row.waits = -1, -1, True
-        if length > 0: rows[tail].next, row.before, n_joined = k, tail, n_joined + 1
-        else: head = k
-        table[at] = row.stream
-        table[at + 1] = k + 1
-        length += 1
-        while length > 0 and (row.ends or length==n):
-            _note_window(found[n_found], rows, head, False, powers)
-            rows[head].waits = False
-            head, length, n_found = rows[head].next, length - 1, n_found + 1
-        row.head, row.length = head, length
-    return n_found, n_closed, n_joined
-
-@kernel
-def _find_tails(rows, end, powers, found):
-    "Note the windows of all rows that wait, as if they ended here; return how many these are"
-    n = 0
-    for k in range(end):
-        if rows[k].waits:
-            _note_window(found[n], rows, k, True, powers)
-            n += 1
-    return n
-
-@kernel
-def _find_streams(rows, end, table, shift):
-    "Note the newest row of each stream"
-    for k in range(end):
-        at = find_place(table, shift, rows[k].stream)
-        table[at] = rows[k].stream
-        table[at + 1] = k + 1
+class _Rules:
+    "What all windows of a pipe share: their length, what a later reward counts, and a watch for mistakes"
+    def __init__(self, n: int, gamma: float) -> None:
+        self.n, self.gamma = n, gamma
+        self.powers = [gamma**k for k in range(n + 1)]
+        self.gaps, self.joins = _Gaps(), _Joins()
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #d2d34825
 _FEW, _MANY = 200, 10_000      # windows from which on a share says something; so many later, a new count begins
@@ -157,19 +114,21 @@ _GAPS = ('n_step: of the last {:,} windows, {:,} closed on a gap in their stream
 
 class _Gaps:
     "Counts the windows that gaps in their streams have closed; warns once if these are many"
-    def __init__(self):
+    def __init__(self) -> None:
+        self.n_rows = 0                           # of all streams, ever; each begins a window
         self.warned = False
-        self.begin(0)
-    def begin(self, n_rows):
-        self.since, self.n_closed = n_rows, 0
+        self.begin()
+    def begin(self) -> None:
+        "Begin a new count"
+        self.since = self.n_rows
+        self.n_closed = 0
         self.of_stream: Counter[int] = Counter()
-    def note(self, stream, n, n_rows):
-        """After `n_rows` rows in all, a gap in `stream` has closed `n` windows. The first two may be new
-        beginnings: of a run, after an error"""
-        if n_rows - self.since > _MANY: self.begin(n_rows)
+    def note(self, stream: int, n: int) -> None:
+        "A gap in `stream` has closed `n` windows. The first two may be new beginnings: of a run, after an error"
+        if self.n_rows - self.since > _MANY: self.begin()
         self.of_stream[stream] += 1
         if self.of_stream[stream] > 2: self.n_closed += n
-        n_windows = n_rows - self.since           # each row begins one
+        n_windows = self.n_rows - self.since
         if self.warned or n_windows < _FEW or 10*self.n_closed <= n_windows: return
         self.warned = True
         warnings.warn(_GAPS.format(n_windows, self.n_closed), stacklevel=2)
@@ -183,21 +142,27 @@ _TORN = ('n_step: of the last {:,} joins that were compared, {:,} are torn: no e
 
 class _Joins:
     "Counts steps that are joined to those before them, and those that do not follow; warns once if these are many"
-    def __init__(self): self.n, self.n_torn, self.n_all, self.warned, self.wait = 0, 0, 0, False, 0
-    def due(self):
-        "Is this step, or are some rows of this chunk, to be compared?"
+    def __init__(self) -> None:
+        self.n = self.n_torn = 0                  # of those compared, lately
+        self.n_all = 0                            # compared, ever
+        self.wait = 0
+        self.warned = False
+    def due(self) -> bool:
+        "Is this step to be compared, or are some rows of this chunk?"
         self.wait -= 1
         return self.wait < 0
-    def note(self, n, n_torn, every=1):
+    def note(self, n: int, n_torn: int, every: int = 1) -> None:
         "Of `n` more joins `n_torn` are torn; later, one chance in so many times `every` is compared"
         if self.n > 10*_LEAST: self.n = self.n_torn = 0
-        self.n, self.n_torn, self.n_all = self.n + n, self.n_torn + n_torn, self.n_all + n
+        self.n += n
+        self.n_all += n
+        self.n_torn += n_torn
         if not self.warned and self.n >= _LEAST and 10*self.n_torn > self.n:
             self.warned = True
             warnings.warn(_TORN.format(self.n, self.n_torn), stacklevel=2)
         self.wait = 0 if self.n_all < 2*_LEAST else every*_EVERY
 
-def _alike(a, b):
+def _alike(a: Any, b: Any) -> bool:
     "Are these the same observation? What can't be told counts as the same"
     if a is b or type(a) is not type(b): return True
     if isinstance(a, dict): return all(_alike(v, b[k]) for k, v in a.items() if k in b)
@@ -205,144 +170,269 @@ def _alike(a, b):
     if isinstance(a, np.ndarray) and a.tobytes()==b.tobytes(): return True
     if not isinstance(a, (np.ndarray, np.generic, Tensor, int, float)): return True
     a, b = (o.detach().cpu() if isinstance(o, Tensor) else np.asarray(o) for o in (a, b))
-    return a.shape!=b.shape or a.dtype!=b.dtype or bool(((a==b) | (a!=a) & (b!=b)).all())
+    if a.shape!=b.shape or a.dtype!=b.dtype: return True
+    both_nan = (a!=a) & (b!=b)
+    return bool(((a==b) | both_nan).all())
+
+# %% ../../nbs/2_learning/03_n_step.ipynb #3f0a51c4
+def _whole(v: Any) -> int:
+    "Return the number of a stream, an episode or a step as an int of 64 bits"
+    return (int(v) + 2**63) % 2**64 - 2**63
+
+def _numbers(step: tuple, stream: int = 0) -> tuple[int, tuple[int, int], float, float, bool]:
+    """Return a step's stream (`stream` if it names none), its `episode_n` and `step_n`, reward and
+    discount, and whether it ends an episode; an error unless it is one step whose numbers can be summed"""
+    form = _forms.get(step.__class__) or _form(step)
+    ends, cut, reward, stream, episode_n, step_n, discount = form.numbers(step + (stream, 0, 0, 1.))
+    if not (ends.__class__ is cut.__class__ is bool):
+        ends = one_flag('n_step', 'terminated', ends)
+        cut = one_flag('n_step', 'truncated', cut)
+    if reward.__class__ is not float: reward = as_number('reward', reward)
+    if discount.__class__ is not float: discount = as_number('discount', discount)
+    if not (stream.__class__ is step_n.__class__ is episode_n.__class__ is int and stream.bit_length() < 64):
+        stream, episode_n, step_n = map(_whole, (stream, episode_n, step_n))
+    return stream, (episode_n, step_n), reward, discount, ends or cut
+
+class _Window:
+    "The steps of a stream that wait, and what is summed of them"
+    __slots__ = 'discounts', 'newest', 'rewards', 'steps'
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.rewards: list[float] = []
+        self.discounts: list[float] = []
+        self.newest = 0, 0                       # `episode_n` and `step_n` of the last of them
+    def append(self, step: tuple, place: tuple[int, int], reward: float, discount: float) -> None:
+        "Add a step"
+        self.steps.append(step)
+        self.rewards.append(reward)
+        self.discounts.append(discount)
+        self.newest = place
+    def take(self, powers: list[float], cut: bool = False) -> Any:
+        "Return the transition of the first step, which no longer waits"
+        steps, rewards, discounts = self.steps, self.rewards, self.discounts
+        reward, discount = _summed(powers, rewards, discounts)
+        made = _transition(steps[0], steps[-1], reward, discount, cut)
+        del steps[0], rewards[0], discounts[0]
+        return made
+    def tails(self, powers: list[float]) -> Iterator[Any]:
+        "Yield the transitions of all steps, if the stream ended here"
+        for k, step in enumerate(self.steps):
+            reward, discount = _summed(powers, self.rewards[k:], self.discounts[k:])
+            yield _transition(step, self.steps[-1], reward, discount, True)
+
+class _Steps:
+    "The open windows of streams whose steps come one by one, or in lists"
+    def __init__(self, rules: _Rules) -> None:
+        self.rules = rules
+        self.open: dict[int, _Window] = {}       # by stream
+    def __len__(self) -> int: return sum(len(o.steps) for o in self.open.values())
+    def drop(self) -> None:
+        "Forget all windows"
+        self.open.clear()
+
+    def add(self, step: tuple, stream: int = 0) -> list[Any]:
+        "Return the transitions that a step completes; one that is wrong changes nothing"
+        return self.put(step, _numbers(step, stream))
+    def add_all(self, steps: list) -> list[Any]:
+        "Return those that a list of steps completes; with something wrong in it, it changes nothing"
+        return list(chain.from_iterable(map(self.put, steps, [*map(_numbers, steps)])))
+
+    def put(self, step: tuple, numbers: tuple[int, tuple[int, int], float, float, bool]) -> list[Any]:
+        "Join a step to those of its stream; return the transitions that it completes"
+        stream, place, reward, discount, ends = numbers
+        rules = self.rules
+        if rules.n==1: return [_transition(step, step, reward, discount*rules.gamma, False)]
+        rules.gaps.n_rows += 1
+        made: list[Any] = []
+        window = self.open.get(stream)
+        if window is None: window = self.open[stream] = _Window()
+        elif follows(window.newest, place):
+            if rules.joins.due(): self.compare(window.steps[-1], step)
+        else:
+            while window.steps: made.append(window.take(rules.powers, True))
+            rules.gaps.note(stream, len(made))
+        window.append(step, place, reward, discount)
+        if ends:
+            while window.steps: made.append(window.take(rules.powers))
+            del self.open[stream]                # it may never come back
+        elif len(window.steps)==rules.n: made.append(window.take(rules.powers))
+        return made
+    def compare(self, old: tuple, new: tuple) -> None:
+        "Count a join: does the step not begin as the one before it has ended?"
+        state = _form(new).state
+        if state >= 0: self.rules.joins.note(1, not _alike(old[_form(old).next_state], new[state]))
+
+    def closed(self) -> list[Any]:
+        "Return the transitions of all windows, if they ended here, stream by stream; they stay open"
+        return [o for stream in sorted(self.open) for o in self.open[stream].tails(self.rules.powers)]
+    def items(self) -> list[Any]:
+        "Return the same as the items that a pipe yields"
+        return self.closed()
+    def waiting(self) -> tuple[list[Any], np.ndarray, np.ndarray, np.ndarray]:
+        "Return the steps that wait, their streams (int64[m]), their rewards and discounts (float64[m])"
+        steps = [step for o in self.open.values() for step in o.steps]
+        streams = np.repeat(np.array([*self.open], np.int64), [len(o.steps) for o in self.open.values()])
+        rewards = np.array([v for o in self.open.values() for v in o.rewards])
+        return steps, streams, rewards, np.array([v for o in self.open.values() for v in o.discounts])
+    def state(self) -> dict[str, Any]:
+        "Return the open windows as plain data, rewards and discounts as they are: those of columns are float32"
+        steps, streams, rewards, discounts = self.waiting()
+        exact = {f: v for f, v in (('reward', rewards), ('discount', discounts)) if f in steps[0]._fields}
+        return _item_state('steps', Batch.of_steps(steps)) | dict(exact=exact, of_stream=streams.tolist())
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #3f0a51c2
-class _Windows:
-    "The open windows of streams, as rows of numbers. Who adds rows keeps the rest of the steps, by their rows"
-    def __init__(self, n, gamma):
-        self.n, self.gamma, self.powers = n, gamma, np.array([gamma**k for k in range(n + 1)])
-        self.gaps, self.joins = _Gaps(), _Joins()
-        self.rows, self.found = np.zeros(0, _ROW), np.empty(0, _WINDOW)
-        self.table, self.shift = np.empty(2, np.int64), 63
-        self.end = self.n_rows = 0                # the place of the next row; how many there were
-    def drop(self):
+# What is known of a row: its numbers, whether its window is open, and the rows before and after it in its stream. Of a
+# stream's newest row also: where its open windows begin, and how many they are
+_ROW = np.dtype([('stream', np.int64), ('step_n', np.int64), ('episode_n', np.int64), ('reward', np.float64),
+                 ('discount', np.float64), ('ends', np.bool_), ('waits', np.bool_), ('before', np.int64),
+                 ('next', np.int64), ('head', np.int64), ('length', np.int64)], align=True)
+_WINDOW = np.dtype([('first', np.int64), ('last', np.int64), ('reward', np.float64), ('discount', np.float64),
+                    ('cut', np.bool_)], align=True)
+
+@inlined
+def _note_window(window: Any, rows: np.ndarray, first: int, cut: bool, powers: np.ndarray, summed: np.ndarray) -> None:
+    "Note the window of up to n rows that begins in row `first`; `summed` (2, n) is room for what is summed"
+    k = first
+    m = 0
+    while k >= 0 and m < len(powers) - 1:
+        summed[0, m] = rows[k].reward
+        summed[1, m] = rows[k].discount
+        window.last = k
+        k = rows[k].next
+        m += 1
+    window.first = first
+    window.cut = cut
+    window.reward, window.discount = _summed(powers, summed[0, :m], summed[1, :m])
+
+@inlined
+def _close(rows: np.ndarray, first: int, m: int, cut: bool, powers: np.ndarray, summed: np.ndarray,
+           found: np.ndarray) -> int:
+    "Note the windows of `m` rows of a stream from row `first` on, which no longer wait; return the row after them"
+    for i in range(m):
+        _note_window(found[i], rows, first, cut, powers, summed)
+        rows[first].waits = False
+        first = rows[first].next
+    return first
+
+@kernel
+def _find_windows(rows: np.ndarray, begin: int, end: int, table: np.ndarray, shift: int, powers: np.ndarray,
+                  found: np.ndarray) -> tuple[int, int, int]:
+    """Join the rows from `begin` to `end` to those of their streams, and note the windows that they
+    complete. Return how many these are, how many of them gaps have closed, and how many rows were
+    joined to others"""
+    n = len(powers) - 1
+    summed = np.empty((2, n))
+    n_found = n_closed = n_joined = 0
+    for k in range(begin, end):
+        row = rows[k]
+        row.waits = True
+        row.next = row.before = -1
+        row.head = k
+        row.length = 1
+        at = find_place(table, shift, row.stream)
+        tail = table[at + 1] - 1                # −1: none yet
+        if tail >= 0 and rows[tail].length > 0:
+            old = rows[tail]
+            if follows((old.episode_n, old.step_n), (row.episode_n, row.step_n)):
+                old.next = k
+                row.before = tail
+                row.head = old.head
+                row.length = old.length + 1
+                n_joined += 1
+            else:
+                _close(rows, old.head, old.length, True, powers, summed, found[n_found:])
+                n_found += old.length
+                n_closed += old.length
+        table[at] = row.stream
+        table[at + 1] = k + 1
+        m = row.length if row.ends else row.length//n     # no more than n wait
+        row.head = _close(rows, row.head, m, False, powers, summed, found[n_found:])
+        row.length -= m
+        n_found += m
+    return n_found, n_closed, n_joined
+
+@kernel
+def _find_tails(rows: np.ndarray, end: int, powers: np.ndarray, found: np.ndarray) -> int:
+    "Note the windows of all rows that wait, as if they ended here; return how many these are"
+    summed = np.empty((2, len(powers) - 1))
+    n = 0
+    for k in range(end):
+        if rows[k].waits:
+            _note_window(found[n], rows, k, True, powers, summed)
+            n += 1
+    return n
+
+class _Rows:
+    "The open windows of streams whose steps come in chunks, as rows of numbers; `_Columns` keeps the rest of the steps"
+    def __init__(self, rules: _Rules) -> None:
+        self.rules = rules
+        self.powers = np.array(rules.powers)
+        self.rows = np.zeros(0, _ROW)
+        self.found = np.empty(0, _WINDOW)         # `make_room` makes these, and the table of streams
+        self.end = 0                              # the place of the next row
+    def drop(self) -> None:
         "Forget all rows"
         self.rows['waits'] = False
         self.end = len(self.rows)                 # the next one finds no room, and those before no place
-    def waiting(self):
+    def waiting(self) -> np.ndarray:
         "Return which rows wait (int64)"
         return np.flatnonzero(self.rows['waits'][:self.end])
 
-    def make_room(self, m, least=0):
-        "Move what waits to the front, and have room for several chunks of `m` rows; return what waited"
-        waiting = self.waiting()
-        w, kept, place = len(waiting), self.rows[waiting], np.full(self.end + 1, -1)
-        place[waiting] = np.arange(w)
-        for f in ('next', 'head'): kept[f] = place[kept[f]]         # the last place: of −1
-        if w + m > len(self.rows)//2:
-            room = max(4*(w + m), least)
-            self.rows, self.found = np.zeros(room, _ROW), np.empty(room, _WINDOW)
+    def make_room(self, m: int) -> None:
+        "Move the rows that wait to the front, and have room for several chunks of `m` rows"
+        kept = self.rows[self.waiting()]
+        room = 4*(len(kept) + m)
+        if room > 2*len(self.rows):
+            self.rows = np.zeros(room, _ROW)
+            self.found = np.empty(room, _WINDOW)
             self.rows['discount'] = 1
-            self.table = np.empty(4 << room.bit_length(), np.int64)      # at most half full
+            self.table: np.ndarray = np.empty(4 << room.bit_length(), np.int64)      # at most half full
             self.shift = 65 - len(self.table).bit_length()
-        self.rows[:w], self.rows['waits'][w:], self.end = kept, False, w
+        self.rows[:len(kept)] = kept
+        self.rows['waits'][len(kept):] = False
         self.table.fill(0)
-        _find_streams(self.rows, w, self.table, self.shift)
-        return waiting
+        self.end = 0
+        self.join(len(kept))                      # as they were joined before: none of their windows is complete
 
-    def find(self, m):
-        "Note in `found` the windows that the next `m` rows complete: how many? Are joins to be compared?"
-        begin, self.end, self.n_rows = self.end, self.end + m, self.n_rows + m
-        rows, found = self.rows, self.found
-        n, closed, joined = _find_windows(rows, begin, self.end, self.table, self.shift, self.powers, found)
-        if closed: self._note_gaps(found[:n])
-        return n, joined and self.joins.due()
-    def _note_gaps(self, found):
-        "Note the gaps that closed some of these windows: those that end in one row were closed by the same"
-        rows, n = np.unique(found['last'][found['cut']], return_counts=True)
-        for stream, k in zip(self.rows['stream'][rows].tolist(), n.tolist()): self.gaps.note(stream, k, self.n_rows)
+    def join(self, m: int) -> tuple[int, int, int]:
+        "Run `_find_windows` on the next `m` rows"
+        begin = self.end
+        self.end += m
+        return _find_windows(self.rows, begin, self.end, self.table, self.shift, self.powers, self.found)
+    def find(self, m: int) -> tuple[int, int]:
+        "Note in `found` the windows that the next `m` rows complete; return how many, and how many rows were joined"
+        gaps = self.rules.gaps
+        gaps.n_rows += m
+        n, closed, joined = self.join(m)
+        if closed:
+            found = self.found[:n]
+            rows, times = np.unique(found['last'][found['cut']], return_counts=True)      # one row, one gap
+            for stream, k in zip(self.rows['stream'][rows].tolist(), times.tolist()): gaps.note(stream, k)
+        return n, joined
 
-    def joined(self, m):
+    def joined(self, m: int) -> tuple[np.ndarray, np.ndarray]:
         "Return some of the last `m` rows, and those to which they were joined"
         before = self.rows['before'][self.end - m:self.end]
         new = np.flatnonzero(before >= 0)[:_SOME]
         return new + (self.end - m), before[new]
-    def tails(self):
+    def tails(self) -> np.ndarray:
         "Return the windows of all rows that wait, if they ended here, stream by stream; they stay open"
         found = self.found[:_find_tails(self.rows, self.end, self.powers, self.found)]
         return found[np.argsort(self.rows['stream'][found['first']], kind='stable')]
 
-# %% ../../nbs/2_learning/03_n_step.ipynb #3f0a51c4
-def _whole(v):
-    "A number of a stream, an episode or a step, as an int of 64 bits"
-    return (int(v) + 2**63) % 2**64 - 2**63
-
-def _numbers(step, stream=0):
-    "The numbers of a step's row; an error unless it is one step, with numbers that can be summed"
-    at, step_n, episode_n, discount = _places(step), 0, 0, 1.
-    ends, cut, reward = step[at.terminated], step[at.truncated], step[at.reward]
-    if not (ends.__class__ is cut.__class__ is bool):
-        ends, cut = one_flag('n_step', 'terminated', ends), one_flag('n_step', 'truncated', cut)
-    if reward.__class__ is not float: reward = as_number('reward', reward)
-    if at.discount >= 0: discount = as_number('discount', step[at.discount])
-    if at.env_id >= 0: stream = step[at.env_id]
-    if at.step_n >= 0: step_n = step[at.step_n]
-    if at.episode_n >= 0: episode_n = step[at.episode_n]
-    if not (stream.__class__ is step_n.__class__ is episode_n.__class__ is int and stream.bit_length() < 64):
-        stream, step_n, episode_n = map(_whole, (stream, step_n, episode_n))
-    return stream, step_n, episode_n, reward, discount, ends or cut
-
-class _Steps:
-    "Steps that wait, by their rows in `windows`"
-    def __init__(self, windows, held=()): self.windows, self.held = windows, dict(held)
-
-    def add(self, steps, stream=0):
-        "Return the transitions that a list of steps completes; with something wrong in it, it changes nothing"
-        windows, held, m = self.windows, self.held, len(steps)
-        if windows.n==1: return [*map(self.alone, steps)]
-        if windows.end + m > len(windows.rows): held = self.make_room(m)
-        row = windows.end                    # which goes on below, when all steps were right
-        for k, o in enumerate(steps, row): _PACKED.pack_into(windows.rows, k*_ROW_SIZE, *_numbers(o, stream))
-        for k, o in enumerate(steps, row): held[k] = o
-        n, comparing = windows.find(m)
-        if comparing: self.compare(m)
-        if n==1: return [self.take(*_FOUND.unpack_from(windows.found))]
-        return [self.take(*_FOUND.unpack_from(windows.found, k*_WINDOW_SIZE)) for k in range(n)]
-    def alone(self, step):
-        "The transition of a window of one step"
-        _, _, _, reward, discount, _ = _numbers(step)
-        return _transition(step, step, reward, discount*self.windows.gamma, False)
-    def make_room(self, m):
-        old = self.windows.make_room(m, 1024)
-        self.held = {new: self.held[k] for new, k in enumerate(old.tolist())}
-        return self.held
-    def compare(self, m):
-        "Count joins: where a step does not begin as the one before it has ended"
-        windows, held = self.windows, self.held
-        before = windows.rows['before'][windows.end - m:windows.end].tolist()
-        pairs = [(held[k], held[windows.end - m + i]) for i, k in enumerate(before) if k >= 0][:_SOME]
-        torn = [not _alike(a[_places(a).next_state], b[_places(b).state]) for a, b in pairs if _places(b).state >= 0]
-        windows.joins.note(len(torn), sum(torn))
-    def take(self, first, last, reward, discount, cut):
-        "The transition of a window that is complete: no later one begins with its first step"
-        end = self.held[last]
-        return _transition(self.held.pop(first), end, reward, discount, cut)
-
-    def closed(self):
-        "Return the transitions of all windows, if they ended here; they stay open"
-        held, found = self.held, self.windows.tails().tolist()
-        return [_transition(held[first], held[last], *made) for first, last, *made in found]
-    def items(self): return self.closed()
-    def state(self):
-        "Return the open windows as plain data, rewards and discounts as they are: those of columns are float32"
-        rows, steps = self.windows.rows[[*self.held]], [*self.held.values()]
-        exact = {f: rows[f].copy() for f in ('reward', 'discount') if f in steps[0]._fields}
-        return _item_state('steps', Batch.of_steps(steps)) | dict(exact=exact, of_stream=rows['stream'].tolist())
-
 # %% ../../nbs/2_learning/03_n_step.ipynb #d3620b30
-def _compared(layout):
-    "Pairs of leaves, of next_state and of state, which are alike where one row follows another"
+def _compared(layout: Layout) -> list[tuple[int, int]]:
+    "Return pairs of leaves, of next_state and of state, which are alike where one row follows another"
     if 'state' not in layout.fields: return []
     after, before = (tree_leaves(layout.trees[layout.fields.index(f)]) for f in ('next_state', 'state'))
     forms = [[layout.leaves[k]._replace(path=()) for k in o] for o in (after, before)]
     return list(zip(after, before)) if forms[0]==forms[1] else []
 
-_SCALARS = 'reward', 'discount', 'step_n', 'episode_n', 'terminated', 'truncated', 'env_id'
+_SUMMED = 'reward', 'discount', 'step_n', 'episode_n'         # the fields that a row of numbers has, too
 
-def _scalar_leaves(layout):
-    "The leaves of the fields of one number that windows depend on"
-    at = {f: layout.leaf(f) for f in _SCALARS if f in layout.fields}
+def _number_leaves(layout: Layout) -> dict[str, Any]:
+    "Return where the fields are on which windows depend; an error unless each is one number"
+    at = {f: layout.leaf(f) for f in (*_SUMMED, 'terminated', 'truncated', 'env_id') if f in layout.fields}
     for f, i in at.items():
         if i is not None and layout.leaves[i].shape==(): continue
         found = ', '.join(str(o) for o in layout.leaves if o.path[0]==f)
@@ -350,65 +440,81 @@ def _scalar_leaves(layout):
     return at
 
 class _Columns:
-    "Columns of the rows in `windows`, all of one `layout`"
-    def __init__(self, windows, layout):
-        made = _places_in(layout.step_type).made
-        self.at = _scalar_leaves(layout)
-        self.windows, self.layout, self.out = windows, layout, layout
+    "The open windows of streams whose steps come in chunks of one `layout`: rows of numbers, and columns beside them"
+    def __init__(self, rules: _Rules, layout: Layout) -> None:
+        made = _form_of(layout.step_type).made
+        self.at = _number_leaves(layout)
+        self.rules = rules
+        self.windows = _Rows(rules)
+        self.layout = self.out = layout           # of what comes, and of what is made
         self.last = [o.path[0] in last_fields(layout.fields) for o in layout.leaves]
-        self.pairs, self.chunk_rows = _compared(layout), 0
+        self.pairs = _compared(layout)
+        self.chunk_rows = 0
         if 'discount' not in self.at:
             leaves = [*layout.leaves, Leaf(('discount',), np.dtype(np.float32), ())]
             self.out = same_layout(made, [*layout.trees, len(layout.leaves)], leaves)
         self.arrays = [np.empty((0, *o.shape), o.dtype) for o in layout.leaves]
+    def __len__(self) -> int: return len(self.windows.waiting())
+    def drop(self) -> None:
+        "Forget all windows"
+        self.windows.drop()
 
-    def rows_of(self, batch):
-        "These columns, or new ones for a batch of another layout; a `ValueError` if rows of the old one wait"
-        if batch.layout is self.layout or batch.layout==self.layout: return self
-        if len(self.windows.waiting()): refuse('n_step', f'{self.layout}, as before', Words(batch.layout))
-        return _Columns(self.windows, batch.layout)
-
-    def make_room(self, m, held=None):
-        "Move what waits to the front: the rows `held`, or those in the arrays"
-        held, windows = held or self.held(), self.windows
-        w = len(windows.make_room(m))
-        if len(windows.rows)!=len(self.arrays[0]):
-            self.arrays = [np.zeros((len(windows.rows), *o.shape), o.dtype) for o in self.layout.leaves]
-            for f in _SCALARS[:4]:
-                if f not in self.at: windows.rows[f][w:] = f=='discount'
-            self.numbers = [(windows.rows[f], self.arrays[self.at[f]]) for f in _SCALARS[:4] if f in self.at]
-        for a, rows in zip(self.arrays, held): a[:w] = rows
-    def held(self):
+    def make_room(self, m: int) -> None:
+        "Move the rows that wait to the front, and have room for more"
+        windows = self.windows
+        held = self.held()
+        windows.make_room(m)
+        room = len(windows.rows)
+        if room!=len(self.arrays[0]):
+            self.arrays = [np.zeros((room, *o.shape), o.dtype) for o in self.layout.leaves]
+            self.numbers = [(windows.rows[f], self.arrays[self.at[f]]) for f in _SUMMED if f in self.at]
+        for a, rows in zip(self.arrays, held): a[:len(rows)] = rows
+    def held(self) -> list[np.ndarray]:
+        "Return the rows that wait, as columns"
         waiting = self.windows.waiting()
         return [a.take(waiting, 0) for a in self.arrays]
 
-    def add(self, batch):
+    def add(self, batch: Batch) -> Batch | None:
         "Return the transitions that the rows of `batch` complete, as a `Batch`, or None"
-        windows, m = self.windows, len(batch)
+        m = len(batch)
         if not m: return None
-        if windows.n==1: return self.alone(batch)
+        if self.rules.n==1: return self.alone(batch)
         shifted = 'env_id' not in self.at and batch.streams is None and m!=self.chunk_rows
-        if shifted and len(windows.waiting()):
+        if shifted and len(self):
             raise ValueError(f'n_step: a chunk of {m} rows after one of {self.chunk_rows}: without env_id '
                              'a row is known by its position alone, and positions have shifted; '
                              'use a step type with a field env_id')
+        self.write(batch.arrays(), stream_numbers(batch))
+        n, joined = self.windows.find(m)
+        if joined and self.rules.joins.due(): self.compare(m)
+        return self.gather(self.windows.found[:n]) if n else None
+    def write(self, columns: list[np.ndarray], streams: np.ndarray) -> slice:
+        "Write rows behind those that wait; return where they are"
+        windows = self.windows
+        m = len(streams)
         if windows.end + m > len(self.arrays[0]): self.make_room(m)
         new = slice(windows.end, windows.end + m)
-        columns, self.chunk_rows = batch.arrays(), m
         for a, column in zip(self.arrays, columns): a[new] = column
         for numbers, a in self.numbers: numbers[new] = a[new]
-        windows.rows['stream'][new] = stream_numbers(batch)
+        windows.rows['stream'][new] = streams
         windows.rows['ends'][new] = columns[self.at['terminated']] | columns[self.at['truncated']]
-        n, comparing = windows.find(m)
-        if comparing: self.compare(m)
-        return self.gather(windows.found[:n]) if n else None
-    def alone(self, batch):
+        self.chunk_rows = m
+        return new
+    def begin(self, steps: list, streams: np.ndarray, rewards: np.ndarray, discounts: np.ndarray) -> None:
+        "Go on from steps that wait, in the order of time within each stream"
+        new = self.write(Batch.of_steps(steps, self.layout).arrays(), streams)
+        self.windows.rows['reward'][new] = rewards         # as they were: columns may hold them as float32
+        self.windows.rows['discount'][new] = discounts
+        self.windows.join(len(steps))
+
+    def alone(self, batch: Batch) -> Batch:
         "Return the transitions of windows of one row each"
-        made, own = [a.copy() for a in batch.arrays()], self.at.get('discount')
+        made = [a.copy() for a in batch.arrays()]
+        own = self.at.get('discount')
         discounts = np.ones(len(batch)) if own is None else made.pop(own).astype(float)
-        made.insert(len(made) if own is None else own, (discounts*self.windows.gamma).astype(np.float32))
+        made.insert(len(made) if own is None else own, (discounts*self.rules.gamma).astype(np.float32))
         return Batch.of_arrays(self.out, made, None if 'env_id' in self.at else stream_numbers(batch))
-    def compare(self, m):
+    def compare(self, m: int) -> None:
         "Count joins: where any part of a row's state is not the next_state of the row before it"
         new, old = self.windows.joined(m)
         torn = np.zeros(len(new), bool)
@@ -416,26 +522,34 @@ class _Columns:
             a, b = self.arrays[after].take(old, 0), self.arrays[before].take(new, 0)
             unlike = a!=b
             if unlike.any(): torn |= (unlike & ((a==a) | (b==b))).reshape(len(new), -1).any(1)
-        self.windows.joins.note(len(new), int(torn.sum()), every=4)
+        self.rules.joins.note(len(new), int(torn.sum()), every=4)
 
-    def gather(self, found):
+    def gather(self, found: np.ndarray) -> Batch:
         "Return the transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
-        first, last = found['first'].copy(), found['last'].copy()
+        first = found['first'].copy()
+        last = found['last'].copy()
         made = [a.take(last if is_last else first, 0) for a, is_last in zip(self.arrays, self.last)]
-        if 'discount' not in self.at: made.append(None)
+        discounts = found['discount'].astype(np.float32)
+        if 'discount' in self.at: made[self.at['discount']] = discounts
+        else: made.append(discounts)
         made[self.at['reward']] = found['reward'].astype(np.float32)
-        made[self.at.get('discount', -1)] = found['discount'].astype(np.float32)
         made[self.at['truncated']] |= found['cut']
         return Batch.of_arrays(self.out, made, self.streams(first))
-    def streams(self, rows): return None if 'env_id' in self.at else self.windows.rows['stream'][rows]
-    def closed(self):
+    def streams(self, rows: np.ndarray) -> np.ndarray | None:
+        "Return the streams of these rows, where no field names them"
+        return None if 'env_id' in self.at else self.windows.rows['stream'][rows]
+    def closed(self) -> Batch:
         "Return the transitions of all windows, if they ended here, as a `Batch`; they stay open"
         return self.gather(self.windows.tails())
-    def items(self): return [self.closed()] if len(self.windows.waiting()) else []
-    def batch(self):
+    def items(self) -> list[Any]:
+        "Return the same as the items that a pipe yields"
+        return [self.closed()] if len(self) else []
+    def batch(self) -> Batch:
         "Return what waits, with its streams"
         return Batch.of_arrays(self.layout, self.held(), self.streams(self.windows.waiting()))
-    def state(self): return _item_state('batch', self.batch()) | dict(chunk_rows=self.chunk_rows)
+    def state(self) -> dict[str, Any]:
+        "Return the open windows as plain data"
+        return _item_state('batch', self.batch()) | dict(chunk_rows=self.chunk_rows)
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #3f0a51c6
 def rows_ahead(memory: Memory, ids: np.ndarray, n: int | np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -443,22 +557,25 @@ def rows_ahead(memory: Memory, ids: np.ndarray, n: int | np.ndarray) -> tuple[np
     these rows of a memory (float32[bs, the largest n], 0 beyond the window), how many steps they have
     (int64[bs]), and their last rows: the flags and `next_state`. A window ends with its episode, or
     with the newest row."""
-    at, inside = [ids], [np.ones(len(ids), bool)]
+    at = [ids]
+    inside = [np.ones(len(ids), bool)]
     for k in range(1, int(np.max(n))):
         after = memory.next(at[-1], within_episode=True)
         inside.append(inside[-1] & (after >= 0) & (k < n))
         at.append(np.where(inside[-1], after, at[-1]))
-    rows, mask = np.stack(at, 1), np.stack(inside, 1)
+    rows = np.stack(at, 1)
+    mask = np.stack(inside, 1)
     reward = memory.fetch(rows.reshape(-1), ('reward',)).numpy().reward.reshape(rows.shape)
     last = memory.fetch(at[-1], ('next_state', 'terminated', 'truncated')).numpy()
     return np.where(mask, reward, np.float32(0)), mask.sum(1), last
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #98e80833
-def _item_state(kind, batch):
+def _item_state(kind: str, batch: Batch) -> dict[str, Any]:
+    "Return a batch as plain data and arrays"
     columns = [a.tolist() if a.dtype.hasobject else a for a in batch.arrays()]  # strings as a list
     return dict(kind=kind, layout=batch.layout.to_plain(), columns=columns, streams=batch.streams)
 
-def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
+def items_state(items: Iterable) -> list[dict[str, Any]]:
     "Return steps, lists of steps and `Batch`es as plain data and arrays; steps in a row are kept together"
     out = []
     for kind, group in groupby(items, type):
@@ -470,9 +587,11 @@ def items_state(items: Iterable[Any]) -> list[dict[str, Any]]:
 def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
     "Return the steps, lists and `Batch`es that `items_state` wrote down"
     for state in states:
-        layout, streams = Layout.from_plain(state['layout']), state['streams']
+        layout = Layout.from_plain(state['layout'])
+        streams = state['streams']
         columns = [np.array(o, object) if isinstance(o, list) else o for o in state['columns']]
-        n, found = len(columns[0]), [(o.dtype, o.shape) for o in columns]
+        n = len(columns[0])
+        found = [(o.dtype, o.shape) for o in columns]
         fits = found==[(o.dtype, (n, *o.shape)) for o in layout.leaves] and (streams is None or streams.shape==(n,))
         require(fits, 'waiting steps: their columns do not fit their layout')
         batch = Batch.of_arrays(layout, columns, streams)
@@ -481,8 +600,24 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
         else: yield from batch
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #3f0a51c8
-class _StepWindows: "In a pickle of version 0.1: lists of the steps that wait, by stream, in `open`"
-class _RowWindows: "In a pickle of version 0.1: the rows `waiting` of `arrays`, and of their `streams`"
+class _Pickled:
+    "What pickles of earlier versions hold of open windows: plain attributes, which `_old_windows` reads"
+_StepWindows = _RowWindows = _Windows = _Pickled
+
+def _old_windows(state: dict[str, Any]) -> tuple[list[tuple[int, Any]], Any, Any, Any]:
+    """Take what waits out of a state of an earlier version: pairs of a stream and a step; a dict with
+    the `arrays` of rows (None: no rows wait), which of these wait, and the streams of all"""
+    if '_steps' in state:                         # version 0.1
+        steps = state.pop('_steps')
+        rows = state.pop('_rows')
+        pairs = [(stream, o) for stream, window in steps.open.items() for o in window]
+        return pairs, vars(rows) if len(rows.waiting) else None, rows.waiting, rows.streams
+    windows = state.pop('_windows')               # version 0.2
+    held = vars(state.pop('_open'))
+    streams = windows.rows['stream']
+    waiting = np.flatnonzero(windows.rows['waits'][:windows.end])
+    if 'held' in held: return [(int(streams[k]), o) for k, o in held['held'].items()], None, None, None
+    return [], held if len(waiting) else None, waiting, streams
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #2620e1fe
 @datapipe('n_step')
@@ -509,36 +644,35 @@ class NStep(IterDataPipe):
     `TypeError`."""
     of_source = 'state'
     def __init__(
-        self, source_datapipe: Any = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)
+        self, source_datapipe: Iterable | None = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)
         n: int | None = None,               # the most steps that a return sums, ≥ 1: to be given
         gamma: float | None = None,         # the discount factor, from 0 to 1: to be given
     ) -> None:
-        self.source_datapipe, self._upstream = source_datapipe, Upstream(source_datapipe)
-        self.n, self.gamma = whole('n_step: n', n, 1), number('n_step: gamma', gamma, 0, 1)
+        self.source_datapipe = source_datapipe
+        self._upstream = Upstream(source_datapipe)
+        self.n = whole('n_step: n', n, 1)
+        self.gamma = number('n_step: gamma', gamma, 0, 1)
         self._forget()
-    def _forget(self):
-        self._windows = _Windows(self.n, self.gamma)
-        self._open: Any = _Steps(self._windows)     # or `_Columns`, if the last item was a `Batch`
+    def _forget(self) -> None:
+        self._open: Any = _Steps(_Rules(self.n, self.gamma))     # or `_Columns`, if the last item was a `Batch`
         self._place = Resumable()
         self._ready: deque[Any] = deque()
     def __repr__(self) -> str: return f'NStep({self.n}, {self.gamma:g})'
 
     __getstate__ = pickled_state
-    def __setstate__(self, state):
-        steps, rows = state.pop('_steps', None), state.pop('_rows', None)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        old = _old_windows(state) if '_steps' in state or '_windows' in state else None
         vars(self).update(state)
-        if steps is not None: self._have_old(steps, rows)
-    def _have_old(self, steps, rows):
-        "Have the windows that were pickled by version 0.1"
-        self._windows = _Windows(self.n, self.gamma)
-        self._open = _Steps(self._windows)
-        for stream, window in steps.open.items(): self._open.add(window, stream)
-        if not len(rows.waiting): return
-        arrays, streams = [a.take(rows.waiting, 0) for a in rows.arrays], rows.streams[rows.waiting]
-        self._completed(Batch.of_arrays(rows.layout, arrays, streams))
-        self._open.chunk_rows = rows.chunk_rows
+        if old is None: return
+        steps, rows, waiting, streams = old
+        self._open = _Steps(_Rules(self.n, self.gamma))
+        for stream, step in steps: self._open.add(step, stream)
+        if rows is None: return
+        arrays = [a.take(waiting, 0) for a in rows['arrays']]
+        self._completed(Batch.of_arrays(rows['layout'], arrays, streams[waiting]))
+        self._open.chunk_rows = rows['chunk_rows']
     def __iter__(self) -> Iterator[Any]: return self._run()
-    def _run(self):
+    def _run(self) -> Iterator[Any]:
         lacking = 'n_step: there is no source to iterate; push steps into it, or give it a source'
         require(self.source_datapipe is not None, lacking, TypeError)
         ready = self._ready
@@ -551,16 +685,32 @@ class NStep(IterDataPipe):
                 ready.extend(made)
                 while ready: yield ready.popleft()
 
-    def _completed(self, item):
-        "The transitions that an item completes: a `Batch` or None for a `Batch`, else a list"
+    def _completed(self, item: object) -> Any:
+        "Return the transitions that an item completes: a `Batch` or None for a `Batch`, else a list"
         if isinstance(item, Batch): return self._columns_for(item).add(item)
-        if self._open.__class__ is _Columns: self._columns_to_steps()
-        return self._open.add(item if isinstance(item, list) else (item,))
-    def _columns_for(self, batch):
-        if self._open.__class__ is _Columns: self._open = self._open.rows_of(batch)
-        else: self._steps_to_columns(batch)
-        return self._open
-    def push(self, x: Any) -> Any:
+        if self._open.__class__ is _Columns: self._open = self._steps_of(self._open)
+        return self._open.add_all(item) if isinstance(item, list) else self._open.add(item)
+    def _columns_for(self, batch: Batch) -> _Columns:
+        "Have columns for a batch; a `ValueError` if rows of another layout wait"
+        waiting = self._open
+        if isinstance(waiting, _Columns):
+            if batch.layout is waiting.layout or batch.layout==waiting.layout: return waiting
+            if len(waiting): refuse('n_step', f'{waiting.layout}, as before', Words(batch.layout))
+        columns = _Columns(waiting.rules, batch.layout)
+        if len(waiting):
+            columns.begin(*waiting.waiting())
+            columns.chunk_rows = len(batch)
+        self._open = columns
+        return columns
+    def _steps_of(self, columns: _Columns) -> _Steps:
+        "Return the open windows of columns as those of steps"
+        steps = _Steps(columns.rules)
+        if not len(columns): return steps
+        numbers = columns.windows.rows[columns.windows.waiting()].tolist()
+        for step, (stream, step_n, episode_n, reward, discount, *_) in zip(columns.batch(), numbers):
+            steps.open.setdefault(stream, _Window()).append(step, (episode_n, step_n), reward, discount)
+        return steps
+    def push(self, x: object) -> Any:
         """Return the n-step transitions that `x` completes: a list, perhaps empty, for a step or a
         list of steps, a `Batch` of any length for a `Batch`; what a pipe yields for the same items,
         bit for bit. A `ValueError` or `TypeError` for anything else, such as stacked arrays,
@@ -575,24 +725,13 @@ class NStep(IterDataPipe):
         windows: at the end of a run, or where another begins. A `Batch` if one was pushed last,
         else a list"""
         made = self._open.closed()
-        self._drop_windows()
+        self._open.drop()
         return made
-    def _drop_windows(self):
-        self._windows.drop()
-        if self._open.__class__ is _Steps: self._open.held.clear()
 
-    def _steps_to_columns(self, batch):
-        columns, steps = _Columns(self._windows, batch.layout), [*self._open.held.values()]
-        columns.make_room(len(batch), Batch.of_steps(steps, batch.layout).arrays() if steps else None)
-        self._open, columns.chunk_rows = columns, len(batch)
-    def _columns_to_steps(self):
-        columns, windows = self._open, self._windows
-        rows = windows.waiting().tolist()
-        self._open = _Steps(windows, zip(rows, columns.batch()) if rows else ())
     def in_worker(self, number: int) -> None:
         "Start over as the copy in worker `number` of `.actors()`: open windows belong to the parent"
         self._forget()
-    def _check_saved(self, state):
+    def _check_saved(self, state: dict[str, Any]) -> None:
         if (state['n'], state['gamma'])==(self.n, self.gamma): return
         got = Words(f'n={state["n"]}, gamma={state["gamma"]}')
         refuse('n_step', f'a state of n={self.n}, gamma={self.gamma}', got, error=CheckpointError)
@@ -601,8 +740,8 @@ class NStep(IterDataPipe):
         windows; or, without a source, the parameters and the open windows"""
         if self.source_datapipe is None: return dict(n=self.n, gamma=self.gamma, open=self._open_state())
         return dict(n=self.n, gamma=self.gamma, source=state_upstream(self))
-    def _open_state(self): return self._open.state() if len(self._windows.waiting()) else None
-    def _reopen(self, state):
+    def _open_state(self) -> dict[str, Any] | None: return self._open.state() if len(self._open) else None
+    def _reopen(self, state: dict[str, Any]) -> None:
         "Have the windows that `_open_state` wrote down"
         items, again = list(items_from([state])), NStep(None, self.n, self.gamma)
         if state['kind']=='batch':
@@ -610,8 +749,9 @@ class NStep(IterDataPipe):
             again._open.chunk_rows = whole('n_step: chunk_rows', state['chunk_rows'])
         else:
             for k, (stream, step) in enumerate(zip(state['of_stream'], items)):
-                again._open.add([step._replace(**{f: float(v[k]) for f, v in state['exact'].items()})], stream)
-        self._windows, self._open = again._windows, again._open
+                exact = {f: float(v[k]) for f, v in state['exact'].items()}
+                again._open.add(step._replace(**exact), stream)
+        self._open = again._open
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue; open windows are closed as truncated, or, without a source, become those that
@@ -621,7 +761,7 @@ class NStep(IterDataPipe):
             wanted = 'the state of one ' + ('without a source' if self.source_datapipe is None else 'with a source')
             refuse('n_step', wanted, Words(', '.join(state)), error=CheckpointError)
         if 'open' in state:
-            if state['open'] is None: self._drop_windows()
+            if state['open'] is None: self._open.drop()
             else: self._reopen(state['open'])
             return
         load_upstream(self, state.get('source'))
@@ -636,9 +776,9 @@ class NStep(IterDataPipe):
         self._check_saved(state)
         return list(items_from(state['items']))
 
-    def take_waiting(self, items: Iterable[Any]) -> None:
+    def take_waiting(self, items: Iterable[object]) -> None:
         "Yield these `items` first, and forget what the windows hold"
         items = list(items)
         self._ready.clear()
         self._ready.extend(items)
-        self._drop_windows()
+        self._open.drop()
