@@ -7,12 +7,12 @@ __all__ = ['Names', 'also_state', 'MemoryBase', 'Readable']
 
 # %% ../../nbs/3_lasting/27_base.ipynb #9b270005
 import operator, weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 import numpy as np
 from ..batch import Batch, came_from
-from ..checks import ids_of, of_type, refuse, typed, whole
+from ..checks import of_type, refuse, typed, whole
 from ..health import Health, memory_health
 from .around import Around
 from .chooser import Chooser
