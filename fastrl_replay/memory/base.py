@@ -191,6 +191,8 @@ class Readable(MemoryBase):
     def rng(self) -> Rng:
         "The random numbers of all draws"
         return self._chooser.rng
+    @rng.setter
+    def rng(self, rng: Rng) -> None: self._chooser.rng = rng
     @property
     def draws(self) -> DrawCounts:
         "How often each transition was drawn"
