@@ -895,7 +895,8 @@ class RayMemory(Whole):
         return memory
 
     @classmethod
-    def load(cls, folder: str | Path, sampler: Sampler | None = None, step: object = None, **options: Any) -> 'RayMemory':
+    def load(cls, folder: str | Path, sampler: Sampler | None = None, step: object = None,
+             **options: Any) -> 'RayMemory':
         """Return the memory saved in `folder`, in new shards: in this process, if it was in one
         process. `options`: those of `RayMemory`; `shards` and `max_sz` are those that were saved,
         unless given: see `restore`. A `CheckpointError` names the file that is missing or damaged"""
