@@ -504,8 +504,8 @@ class Drawing:
         batch: Any = came_from(memory.sample(bs, fields), self.joint.known['_memory'])
         batch.__dict__['_max_sz'] = 1 << SHIFT
         if place.info.number: batch.ids.bitwise_or_(place.info.number << SHIFT)
-        weights = self.weights(batch.probs.numpy().astype(float), np.ones(1))
-        if not self.distinct: batch.weights.numpy()[:] = weights
+        if self.distinct: self.sampler.n_batches += 1    # and all weights are one
+        else: batch.weights.numpy()[:] = self.weights(batch.probs.numpy().astype(float), np.ones(1))
         return batch
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a5
