@@ -201,6 +201,41 @@ def test_thousands_of_operations_beside_a_twin(seed, tmp_path):
     twin.check_all(mixed)
 
 
+@pytest.mark.parametrize('seed', range(3))
+def test_rows_that_memories_copy_are_those_of_joined_batches(seed):
+    "Drawn straight into a batch, or as batches that are joined: the same to the bit, whatever is stored, dropped or asked for"
+    rng = np.random.default_rng(seed)
+    samplers = Uniform(), Proportional(beta=.4), Uniform(replace=True)
+    memories = [filled(k, 20, 25 + 10*k, o, Wider if k==1 else Named) for k, o in enumerate(samplers)]
+    straight = MixedMemory(memories, (.2, .5, .3), seed)
+    joined = copy.deepcopy(straight)
+    joined._blend.here = False
+    for turn in range(200):
+        bs, fields = int(rng.integers(1, 40)), [None, ['state'], ['reward', 'action']][turn % 3]
+        some = rng.integers(0, 3)
+        rows = [step(some, 100 + turn, Wider if some==1 else Named)]*int(rng.integers(0, 4))
+        ids, errors = rng.integers(0, 20, 5) | 1 << SHIFT, rng.random(5)
+        shares = rng.dirichlet(np.ones(3))
+        found = []
+        for o in (straight, joined):
+            if turn % 50==49: o.set_shares(tuple(shares))
+            if turn==99: o.memories[0].drop(o.memories[0].recent(5).ids)
+            o.memories[some].extend(rows)
+            o.update_priorities(ids, errors)
+            try: batch = o.sample(bs, fields)
+            except ValueError as e: found.append(str(e))
+            else: found.append([batch.ids.tolist(), batch.source.tolist(), batch.probs.tolist(), batch.weights.tolist(),
+                                *(c.tolist() for c in batch.astuple()), batch.layout.fields])
+            found[-1] = found[-1], o.rng.get_state(), o.n_drawn
+        assert found[0]==found[1]
+
+
+def test_locks_are_taken_in_one_order():
+    a, b, c = (filled(k, 3) for k in range(3))
+    orders = [MixedMemory(o).lock.memories for o in ([a, b, c], [c, a, b], [b, c, a])]
+    assert orders[0]==orders[1]==orders[2] and set(map(id, orders[0]))==set(map(id, (a, b, c)))
+
+
 # ---- columns
 
 def test_the_columns_are_those_that_all_have():

@@ -484,3 +484,21 @@ def test_shares():
     assert shares(np.array([1., 3.]), np.array([9, 1])).tolist() == [.25, .75]
     assert shares(np.zeros(2), np.array([9, 1])).tolist() == [.9, .1]
     assert module.SHIFT == 44
+
+
+@pytest.mark.parametrize('shards', [0, 1, 3])
+def test_what_was_saved_in_this_process_is_loaded_into_it(tmp_path, shards):
+    "Without Ray, although nobody says so again"
+    memory = RayMemory(shards, 90, Proportional(), place='here', seed=0)
+    memory.extend(chunk(range(60)))
+    memory.save(tmp_path)
+    again = RayMemory.load(tmp_path)
+    assert [type(o.handle) for o in again.shards.places] == [LocalShard]*max(1, shards)
+    assert again.sample(20).ids.tolist() == memory.sample(20).ids.tolist()
+
+
+def test_the_only_shard_gets_all_and_others_join_it():
+    dealer, rows = Dealer([], 20), chunk(range(30), env=np.arange(30) % 3)
+    assert dealer.deal_chunk(rows, [0]) == {0: slice(None)} and dealer.dealt == {0: 30}
+    dealt = dealer.deal_chunk(rows, [0, 1])
+    assert sorted(np.concatenate([*dealt.values()])) == [*range(30)] and dealer.dealt[1] >= 30

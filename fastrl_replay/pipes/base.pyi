@@ -1,6 +1,7 @@
 """What a pipe is, for type checkers, which cannot see the methods that `datapipe` adds; written by hand"""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from torch.nn import Module
 from torch.utils.data import IterableDataset
@@ -15,6 +16,7 @@ from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.pipes.whole_episodes import Episodes
 from fastrl_replay.protocol import Memory
 from fastrl_replay.ray.replay import RayActors, RayReplay
+from fastrl_replay.samplers.base import Sampler
 
 _Pipe = TypeVar('_Pipe', bound=type)
 
@@ -91,9 +93,9 @@ class IterDataPipe(IterableDataset[Any]):
         self, n: int = 1, chunk: int = 64, in_flight: int = 3, resources: dict[str, Any] | None = None,
         restart: bool = True, timeout: float = 60.) -> RayActors: ...
     def ray_replay(
-        self, shards: int = 4, bs: int = 1, max_sz: int = 100_000, *, sampler: Any = None, min_sz: int | None = None,
-        steps_per_batch: Any = None, slack: int | None = None, group: int = 8, ahead: int = 2, path: Any = None,
-        name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on', return_idxs: bool = False,
+        self, shards: int = 4, bs: int = 1, max_sz: int = 100_000, *, sampler: Sampler | None = None,
+        min_sz: int | None = None, steps_per_batch: Any = None, slack: int | None = None, group: int = 8, ahead: int = 2,
+        path: str | Path | None = None, name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on', return_idxs: bool = False,
         freeze_memory: bool = False, memory: Any = None, timeout: float = 60., **memory_options: Any
     ) -> RayReplay: ...
 

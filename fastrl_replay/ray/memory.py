@@ -504,8 +504,8 @@ class Drawing:
         batch: Any = came_from(memory.sample(bs, fields), self.joint.known['_memory'])
         batch.__dict__['_max_sz'] = 1 << SHIFT
         if place.info.number: batch.ids.bitwise_or_(place.info.number << SHIFT)
-        weights = self.weights(batch.probs.numpy().astype(float), np.ones(1))
-        if not self.distinct: batch.weights.numpy()[:] = weights
+        if self.distinct: self.sampler.n_batches += 1    # and all weights are one
+        else: batch.weights.numpy()[:] = self.weights(batch.probs.numpy().astype(float), np.ones(1))
         return batch
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a5
@@ -895,7 +895,8 @@ class RayMemory(Whole):
         return memory
 
     @classmethod
-    def load(cls, folder: str | Path, sampler: Sampler | None = None, step: object = None, **options: Any) -> 'RayMemory':
+    def load(cls, folder: str | Path, sampler: Sampler | None = None, step: object = None,
+             **options: Any) -> 'RayMemory':
         """Return the memory saved in `folder`, in new shards: in this process, if it was in one
         process. `options`: those of `RayMemory`; `shards` and `max_sz` are those that were saved,
         unless given: see `restore`. A `CheckpointError` names the file that is missing or damaged"""
