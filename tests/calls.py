@@ -67,7 +67,7 @@ CALLS = {
         shuffle=lambda o: (np.arange(9), o.state), unit=lambda o: (o.words,), below=lambda o: (o.words, u64(10)), words_of=lambda o: (np.random.default_rng(0),)),
     'samplers.sum_tree': dict(
         tree_shape=lambda o: (16,), new_tree=lambda o: (16,), leaf_lines=lambda o: (o.tree,), clear_sums=lambda o: (o.tree.copy(),), new_lows=lambda o: (o.tree,),
-        parent_of=lambda o: (2,), leaves_of=lambda o: (o.flat,), leaf_place=lambda o: (2, 7), two_terms=lambda o: (2., 1, 3), least_above_zero=lambda o: (o.tree, u64(1), 4), resum=lambda o: (o.tree, o.lows, 1), resum_run=lambda o: (o.tree, o.lows, 0, 16), resum_many=lambda o: (o.tree, o.lows, np.arange(1, 3), 2),
+        parent_of=lambda o: (2,), leaves_of=lambda o: (o.flat,), leaf_place=lambda o: (2, 7), two_terms=lambda o: (2., 1, 3), least_below=lambda o: (o.tree, o.tree, u64(1), True), resum=lambda o: (o.tree, o.lows, 1), resum_run=lambda o: (o.tree, o.lows, 0, 16), resum_many=lambda o: (o.tree, o.lows, np.arange(1, 3), 2),
         count_reached=lambda o: (o.flat, u64(8), 1.), find_block=lambda o: (o.flat, np.arange(4.), o.slots), find=lambda o: (o.flat, np.arange(4.), o.slots),
         binary_log=lambda o: (2.,), binary_power=lambda o: (2.,), power=lambda o: (2., .5)),
     'samplers.proportional': dict(

@@ -23,7 +23,9 @@ class LAP(Proportional):
     least = 1.
     def __init__(self, alpha: float = .4) -> None: super().__init__(alpha, beta=0., eps=0.)
     def options(self) -> dict[str, Any]: return dict(alpha=self._alpha)
-    def _check_options(self, alpha: float, beta: Beta = 0., eps: float = 0., normalize: str = 'batch') -> dict[str, Any]:
+    def _check_options(
+        self, alpha: float, beta: Beta = 0., eps: float = 0., normalize: str = 'batch',
+    ) -> dict[str, Any]:
         return super()._check_options(alpha, beta, eps, normalize)
 
 # %% ../../nbs/3_lasting/08_more.ipynb #2c498f37

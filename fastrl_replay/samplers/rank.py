@@ -479,7 +479,8 @@ class RankBased(Prioritized):
         wanted = keys_of(priorities)
         order = np.lexsort((births, wanted))
         in_order = np.stack((wanted, births))[:, order]
-        if (np.diff(in_order)==0).all(0).any(): raise ValueError('births: two entries have the same key and the same insertion number')
+        same = (np.diff(in_order)==0).all(0)
+        if same.any(): raise ValueError('births: two entries have the same key and the same insertion number')
         if len(order): change(*blocks, order, wanted[order], False)
         directory[HEAD, FIRST] = key_of(largest)
         directory[HEAD, BORN] = born

@@ -84,11 +84,12 @@ def new_lows(tree: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/1_memory/14_sum_tree.ipynb #ac451614
 @inlined(forceinline=True)
-def least_above_zero(numbers: np.ndarray, line: np.uint64, n: int) -> float:
-    "Return the least of the first `n` numbers of a line that is above zero; infinity if none is"
+def least_below(tree: np.ndarray, lows: np.ndarray, line: np.uint64, has_leaves: bool) -> float:
+    "Return the least leaf above zero below the nodes of a line; infinity if there is none"
     least = np.inf
-    for k in range(n):
-        if 0. < numbers[line, k] < least: least = numbers[line, k]
+    for k in range(4 if has_leaves else 8):
+        low = tree[line, k] if has_leaves else lows[line, k]
+        if 0. < low < least: least = low
     return least
 
 @inlined
@@ -107,9 +108,7 @@ def resum(tree: np.ndarray, lows: np.ndarray, line: int) -> None:
     else:
         for k in range(4): total += tree[own, k]
     tree[above, place] = total
-    if lows.ndim==2:
-        if line < first: lows[above, place] = least_above_zero(lows, own, 8)
-        else: lows[above, place] = least_above_zero(tree, own, 4)
+    if lows.ndim==2: lows[above, place] = least_below(tree, lows, own, line >= first)
 
 @inlined
 def resum_run(tree: np.ndarray, lows: np.ndarray, start: int, stop: int) -> None:
