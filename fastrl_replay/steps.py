@@ -87,10 +87,10 @@ class Leaf(NamedTuple):
 def readable(nbytes: float) -> str:
     "Return `nbytes` in words: '7.1 GB'"
     if nbytes < 1000: return f'{nbytes:.0f} bytes'
-    for unit in ('kB', 'MB', 'GB', 'TB'):
+    for unit in ('kB', 'MB', 'GB'):
         nbytes /= 1000
-        if nbytes < 1000: break
-    return f'{nbytes:.1f} {unit}'
+        if nbytes < 1000: return f'{nbytes:.1f} {unit}'
+    return f'{nbytes/1000:.1f} TB'
 
 def _is_text(v: object) -> bool:
     "Is it a string, or an array of strings?"

@@ -7,7 +7,7 @@ __all__ = ['Storage', 'Accepted', 'first_place', 'find_place', 'link_own', 'link
 
 # %% ../../nbs/1_memory/07_storage.ipynb #c0c81819
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 import numpy as np
 from ..batch import DRAWN, Batch
 from ..kernels import ids_in, inlined, kernel, prefetch

@@ -347,7 +347,7 @@ class _Pool:
         self.all = list[Request]()
         self.at = 0                # the last that was looked at but the first
         self.last: Request | None = None
-        self.before: Request | None = None    # … the last: whoever keeps one batch while the next is drawn has released it
+        self.before: Request | None = None    # … the last: who keeps one batch while the next is drawn has released it
 
     def look_round(self, form: Form) -> Request | None:
         "Return a request that is not in use, of this form, or made to fit it; None if none was found"
