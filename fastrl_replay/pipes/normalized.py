@@ -220,7 +220,9 @@ class Normalized(nn.Module):
         if not self.is_formed: self._family.add(made)
         return made
     def __getstate__(self) -> dict[str, Any]: return {k: v for k, v in vars(self).items() if k!='_family'}
-    def __setstate__(self, state: dict[str, Any]) -> None: super().__setstate__(state | dict(_family=weakref.WeakSet([self])))
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        family = weakref.WeakSet[Normalized]([self])
+        super().__setstate__(state | dict(_family=family))
     def extra_repr(self) -> str:
         "Return what `repr` says beside the parts"
         return f'clip={self.clip}' + ', frozen'*self.frozen
