@@ -38,7 +38,8 @@ def weighted(found: Any, weights: Tensor | None) -> tuple[Tensor, Tensor | None,
     if not losses.ndim: return losses, None, td_errors
     if losses.ndim > 1: losses = losses.flatten(1).mean(1)
     n = len(losses)
-    shares = losses.new_full((n,), 1/n) if weights is None else weights.to(losses.dtype)/n
+    if weights is None: shares = losses.new_full((n,), 1/n)
+    else: shares = weights.to(losses.dtype)/n
     return losses, shares, td_errors
 
 # %% ../nbs/2_learning/07_gradient_step.ipynb #5c0d4751
@@ -57,17 +58,20 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:
     for g in gradients: g.mul_(factor)
 
 # %% ../nbs/2_learning/07_gradient_step.ipynb #ac297044
+_MOMENTS = 'exp_avg', 'exp_avg_sq', 'max_exp_avg_sq'
+
 def adam_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> tuple[list[list[Tensor]], list[Tensor]]:
     "Return what Adam knows of `parameters`: their means, squares and largest squares; and their counts of steps"
     state = [optimizer.state[p] for p in parameters]
-    lists = [[o[name] for o in state if name in o] for name in ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq')]
-    return lists, [o['step'] for o in state]
+    def all_of(name: str) -> list[Tensor]: return [o[name] for o in state if name in o]
+    return [all_of(name) for name in _MOMENTS], all_of('step')
 
 def adam_options(group: dict[str, Any]) -> dict[str, Any]:
     "Return the numbers of a group of parameters by the names that torch's function `adam` has for them"
     options = {k: group[k] for k in ('amsgrad', 'weight_decay', 'eps', 'maximize')}
+    options['beta1'], options['beta2'] = group['betas']
     if group.get('decoupled_weight_decay'): options['decoupled_weight_decay'] = True
-    return options | dict(beta1=group['betas'][0], beta2=group['betas'][1])
+    return options
 
 class FusedAdam(torch.optim.Adam):
     """Adam (Kingma & Ba 2015), as torch has it, with `descend`: a `step` without what torch does
@@ -75,11 +79,11 @@ class FusedAdam(torch.optim.Adam):
 
     Its state, its groups and its results are those of `torch.optim.Adam`."""
     watched = False              # has somebody asked to be called at each step?
-    def register_step_pre_hook(self, hook: Any) -> Any:
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
         "Call `hook` before each step: see `torch.optim.Optimizer`"
         self.watched = True
         return super().register_step_pre_hook(hook)
-    def register_step_post_hook(self, hook: Any) -> Any:
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> Any:
         "Call `hook` after each step: see `torch.optim.Optimizer`"
         self.watched = True
         return super().register_step_post_hook(hook)
@@ -138,14 +142,14 @@ class EagerStep:
         losses = losses.detach()
         return losses if shares is None else torch.dot(losses, shares), td_errors
 
-    def _move(self, learn):
+    def _move(self, learn: Trained) -> None:
         follow(self.pairs, learn.tau)
         if has_buffers(learn.model): copy_buffers(learn.target, learn.model)      # some come after the first batch
 
 # %% ../nbs/2_learning/07_gradient_step.ipynb #dfb980d8
 _COMPILERS = dict(darwin='clang++', win32='cl')
 
-def _check_compiler(device):
+def _check_compiler(device: torch.device) -> None:
     "Raise a `RuntimeError` where torch will find no C++ compiler; code for the CPU needs one"
     name = os.environ.get('CXX') or _COMPILERS.get(sys.platform, 'g++')
     if device.type!='cpu' or os.environ.get('TORCH_INDUCTOR_INSTALL_GXX') or shutil.which(name): return
@@ -154,21 +158,24 @@ def _check_compiler(device):
 
 class _Both(nn.Module):
     "The mean loss of a batch, as a module that has the tensors of both networks"
-    def __init__(self, loss, model, target):
+    def __init__(self, loss: Callable[..., Any], model: nn.Module, target: nn.Module) -> None:
         super().__init__()
         self.loss, self.model, self.target = loss, model, target
-    def forward(self, batch):
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         losses, shares, td_errors = weighted(self.loss(batch, self.model, self.target), batch.weights)
         return losses if shares is None else (losses*shares).sum(), td_errors
 
-def _compiled(both):
+def _compiled(both: Any) -> Callable[..., Any]:
     "Return a gradient step on a batch, compiled: it changes Adam's `groups` in place, and returns new buffers"
-    def loss(trained, buffers, batch):
+    def loss(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> Any:
         tensors = trained | {k: v.clone() for k, v in buffers.items()}     # whoever is differentiated may not write
         mean, td_errors = functional_call(both, tensors, (batch,))
-        return mean, (mean, () if td_errors is None else (td_errors,), {k: tensors[k] for k in buffers})
+        td_errors = () if td_errors is None else (td_errors,)
+        written = {k: tensors[k] for k in buffers}
+        return mean, (mean, td_errors, written)
 
-    def step(groups, buffers, batch, max_norm, share):
+    def step(groups: list[tuple[Any, ...]], buffers: dict[str, Tensor], batch: Any,
+             max_norm: float | None, share: float | None) -> Any:
         trained = {k: p for parameters, *_ in groups for k, p in parameters.items()}
         gradients, found = grad(loss, has_aux=True)(trained, buffers, batch)
         factor = None if max_norm is None else (max_norm/norm_of(gradients.values())).clamp(max=1.)
@@ -187,7 +194,7 @@ def _compiled(both):
     filtered = hasattr(torch.compiler, 'skip_guard_on_globals_unsafe')     # since torch 2.8
     return torch.compile(own, fullgraph=True, options=dict(guard_filter_fn=_guarded) if filtered else None)
 
-def _guarded(guards):
+def _guarded(guards: Iterable[Any]) -> list[bool]:
     "Which of these conditions of a graph are asked before each call: all but that torch's own code is still the same"
     return [not (o.is_global and o.name.startswith("G['__import_torch")) for o in guards]
 
@@ -199,8 +206,8 @@ class CompiledStep:
             got, hint = Words(type(optimizer).__name__), 'leave optimizer out, or compile'
             refuse('compile', 'Adam or AdamW as the optimizer', got, hint, TypeError)
         self.names = {p: f'model.{k}' for k, p in learn.model.named_parameters()}
-        own = {p for group in optimizer.param_groups for p in group['params']} <= {*self.names}
-        require(own, 'compile: expected an optimizer of parameters of the model, got others too; '
+        trained = {p for group in optimizer.param_groups for p in group['params']}
+        require(trained <= {*self.names}, 'compile: expected an optimizer of parameters of the model, got others too; '
                 'make them attributes of the model, or leave compile out')
         _check_compiler(learn.device)
         self.both = _Both(learn.loss, learn.model, learn.target)
@@ -212,8 +219,10 @@ class CompiledStep:
         "Take a gradient step, and move the target if that is `due`; return the loss and TD errors from before"
         self.has_buffers = self.has_buffers or has_buffers(learn.model)      # some come after the first batch
         batch = copy.copy(batch)             # all columns as tensors, which can't be made while a loss is traced
-        groups = [self._of_group(learn.optimizer, k, group) for k, group in enumerate(learn.optimizer.param_groups)]
-        share = learn.tau if due and learn.tau < 1 and not self.has_buffers else None
+        optimizer = learn.optimizer
+        groups = [self._of_group(optimizer, k, group) for k, group in enumerate(optimizer.param_groups)]
+        inside = due and learn.tau < 1 and not self.has_buffers       # does the graph move the target?
+        share = learn.tau if inside else None
         buffers = dict(self.both.named_buffers()) if self.has_buffers else {}
         try: loss, td_errors, written = self.step(groups, buffers, batch, learn.max_norm, share)
         except Exception as e:
@@ -224,7 +233,7 @@ class CompiledStep:
         if due and share is None: move_towards(learn.target, learn.model, learn.tau)
         return loss, td_errors[0] if td_errors else None
 
-    def _of_group(self, optimizer, k, group):
+    def _of_group(self, optimizer: torch.optim.Optimizer, k: int, group: dict[str, Any]) -> tuple[Any, ...]:
         "Named parameters, Adam's state of them, their counts of steps, the learning rate, options"
         parameters = [p for p in group['params'] if p.requires_grad]
         for p in parameters: _begin_state(optimizer, group, p)
@@ -235,13 +244,15 @@ class CompiledStep:
             first = group['params'][0]
             self.rates.append(first.new_zeros(1, dtype=torch.promote_types(first.dtype, torch.float32)))
         rate = self.rates[k].fill_(group['lr'])
-        return {self.names[p]: p for p in parameters}, lists, steps, rate, adam_options(group)
+        named = {self.names[p]: p for p in parameters}
+        return named, lists, steps, rate, adam_options(group)
 
-def _begin_state(optimizer, group, p):
+def _begin_state(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: Tensor) -> None:
     "Adam's state of a parameter, made as Adam makes it, where there is none yet"
     state = optimizer.state[p]
     if state: return
     on_device = group['capturable'] or group['fused']
-    state |= dict(step=torch.zeros((), device=p.device if on_device else None),
-                  exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+    state['step'] = torch.zeros((), device=p.device if on_device else None)
+    state['exp_avg'] = torch.zeros_like(p)
+    state['exp_avg_sq'] = torch.zeros_like(p)
     if group['amsgrad']: state['max_exp_avg_sq'] = torch.zeros_like(p)

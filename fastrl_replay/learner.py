@@ -8,7 +8,7 @@ __all__ = ['q_targets', 'dqn_loss', 'EndedEpisodes', 'OneHot', 'Pixels', 'q_netw
 # %% ../nbs/2_learning/08_learner.ipynb #abd4d457
 import copy, html, sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
@@ -30,7 +30,8 @@ from .steps import tree_map
 from .show import plot_training
 
 # %% ../nbs/2_learning/08_learner.ipynb #55c27226
-def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
+def q_targets(batch: Any, model: nn.Module, target: nn.Module, gamma: float = .99,
+              double: bool = True) -> torch.Tensor:
     """Return targets of Q(s, a): r + discount · Q_target(s′, a′), or r alone where the task
     terminated.
 
@@ -43,37 +44,40 @@ def q_targets(batch, model, target, gamma=.99, double=True) -> torch.Tensor:
     after = _as_input(batch.next_state, next(target.parameters(), None))
     return _targets(batch, after, model, target, gamma, double)
 
-def _targets(batch, after, model, target, gamma, double):
+def _targets(batch: Any, after: Any, model: nn.Module, target: nn.Module, gamma: float, double: bool) -> torch.Tensor:
     legal = _legal_next(batch.next_state, batch)
     with torch.no_grad():
         values = target(after)
         rated = model(after) if double else values
         if legal is not None: rated = masked(rated, legal)
-        future = values.gather(1, rated.argmax(1, keepdim=True)).squeeze(1) if double else rated.amax(1)
+        if double: future = values.gather(1, rated.argmax(1, keepdim=True)).squeeze(1)
+        else: future = rated.amax(1)
         future = future.masked_fill(batch.terminated.bool(), 0.)
         return batch.reward + _discount(batch, gamma)*future
 
-def _discount(batch, gamma):
+def _discount(batch: Any, gamma: float) -> Any:
     "The batch's column `discount`, else `gamma`; to ask a `Batch` for what it lacks takes longer than to ask its class"
     lacks = isinstance(batch, Batch) and not hasattr(type(batch), 'discount')
     return gamma if lacks else getattr(batch, 'discount', gamma)
 
-def dqn_loss(batch, model, target, gamma=.99, double=True) -> tuple[torch.Tensor, torch.Tensor]:
+def dqn_loss(batch: Any, model: nn.Module, target: nn.Module, gamma: float = .99,
+             double: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smooth L1 loss of each row and its TD error, target − Q(s, a); both float (bs,).
 
     See `q_targets`. The gradient is that of errors clipped at ±1 (Mnih et al. 2015, Methods)."""
     first = next(model.parameters(), None)
     wanted = _targets(batch, _as_input(batch.next_state, first), model, target, gamma, double)
-    q = model(_as_input(batch.state, first)).gather(1, batch.action.long().unsqueeze(1)).squeeze(1)
+    values, chosen = model(_as_input(batch.state, first)), batch.action.long().unsqueeze(1)
+    q = values.gather(1, chosen).squeeze(1)
     return nn.functional.smooth_l1_loss(q, wanted, reduction='none'), wanted - q.detach()
 
-def _legal_next(states, batch):
+def _legal_next(states: object, batch: Any) -> Any:
     "The legal actions of the next states, or None; without a look in compiled code, which can't raise"
     legal = legal_in(states)
     if legal is not None and not torch.compiler.is_compiling(): check_legal(legal, batch.terminated.bool())
     return legal
 
-def _as_input(states, parameter):
+def _as_input(states: Any, parameter: torch.Tensor | None) -> Any:
     "States in the dtype of a model's first `parameter`, if it has any"
     if parameter is None: return states
     if isinstance(states, torch.Tensor): return states.to(parameter.dtype)
@@ -111,21 +115,22 @@ def _progress(n: int) -> tqdm:
     form = '{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{remaining}{postfix}]'
     return tqdm(total=n, bar_format=form, file=sys.stdout, dynamic_ncols=True, disable=not seen)
 
-def _log_every(n, watch):
+def _log_every(n: int, watch: Any) -> int:
     "How many batches there are to a line of the log; 0 where there is no log, but a bar"
     if in_ipython() or sys.stdout.isatty(): return 0
     return watch.every if hasattr(watch, 'history') else max(250, n//20)
 
-def _in_words(known, watch, names):
+def _in_words(known: dict[str, Any], watch: Any, names: str) -> list[str]:
     "Of what is `known`, and of the last and the best evaluation of `watch`, the numbers of these `names`"
     if getattr(watch, 'history', ()): known = known | dict(greedy=watch.history[-1][1], best=watch.score)
     return [f'{k.replace("_", " ")} {known[k]:.4g}' for k in names.split() if k in known]
 
-def _log_line(learn, watch):
-    words = _in_words(learn.progress(), watch, 'return greedy best loss')
-    return '  '.join([f'batch {learn.n_batches:,}', f'step {learn.n_steps:,}', *words])
+def _log_line(learn: Any, watch: Any) -> str:
+    words = [f'batch {learn.n_batches:,}', f'step {learn.n_steps:,}']
+    words += _in_words(learn.progress(), watch, 'return greedy best loss')
+    return '  '.join(words)
 
-def _next_batches(dl, n):
+def _next_batches(dl: Any, n: int) -> Iterator[Any]:
     "The next `n` batches; a finite `dl` begins again"
     while n > 0:
         left = n
@@ -138,31 +143,34 @@ def _next_batches(dl, n):
 # %% ../nbs/2_learning/08_learner.ipynb #b609ab97
 class OneHot(nn.Module):
     "Whole numbers from `start` on, shape (bs,), as rows of zeros with a single one, float32 (bs, n)"
-    def __init__(self, n, start=0) -> None:
+    def __init__(self, n: int, start: int = 0) -> None:
         super().__init__()
         self.n, self.start = n, start
-    def forward(self, x) -> torch.Tensor:
+    def forward(self, x: Any) -> torch.Tensor:
         "Return the rows for the numbers `x`"
-        return nn.functional.one_hot(x.reshape(-1).long() - self.start, self.n).to(torch.float32)
+        numbers = x.reshape(-1).long() - self.start
+        return nn.functional.one_hot(numbers, self.n).to(torch.float32)
 
 class Pixels(nn.Module):
     "Images (bs, …) divided by `scale`, channels first, float (bs, channels, height, width)"
-    def __init__(self, scale, channels_last) -> None:
+    def __init__(self, scale: int, channels_last: bool) -> None:
         super().__init__()
         self.scale, self.channels_last = scale, channels_last
-    def forward(self, x) -> torch.Tensor:
+    def forward(self, x: Any) -> torch.Tensor:
         "Return the images `x` as a convolution takes them"
-        return (x.permute(0, 3, 1, 2) if self.channels_last else x)/self.scale
+        if self.channels_last: x = x.permute(0, 3, 1, 2)
+        return x/self.scale
 
 class _Observed(nn.Module):
     "Of a dict with an 'observation' and an 'action_mask', the observation"
-    def forward(self, x) -> torch.Tensor:
+    def forward(self, x: Any) -> torch.Tensor:
         "Return `x['observation']`"
         return x['observation']
 
-_LARGE, _SMALL = ((32, 8, 4), (64, 4, 2), (64, 3, 1)), ((16, 3, 1),)      # filters, size, stride
+_LARGE = (32, 8, 4), (64, 4, 2), (64, 3, 1)      # filters, size, stride
+_SMALL = (16, 3, 1),
 
-def _first_layers(space):
+def _first_layers(space: Any) -> tuple[list[nn.Module], int]:
     "What makes rows of numbers of the observations, and how many numbers"
     if isinstance(space, gym.spaces.Dict) and {*space.keys()}=={'observation', 'action_mask'}:
         inner, n = _first_layers(space['observation'])
@@ -174,18 +182,22 @@ def _first_layers(space):
     axes = space.shape if len(space.shape)==3 else (0, 0, 0)
     last = axes[2] <= axes[0]
     c, h, w = (axes[2], *axes[:2]) if last else axes
-    if min(h, w) < 8: return [nn.Flatten()]*(len(space.shape)!=1), int(np.prod(space.shape))
+    if min(h, w) < 8:
+        flat = len(space.shape)==1
+        return [] if flat else [nn.Flatten()], int(np.prod(space.shape))
     layers: list[nn.Module] = [Pixels(255 if space.dtype==np.uint8 else 1, last)]
     for n, size, stride in _LARGE if min(h, w) >= 36 else _SMALL:
         layers += [nn.Conv2d(c, n, size, stride), nn.ReLU()]
-        c, h, w = n, (h - size)//stride + 1, (w - size)//stride + 1
+        c = n
+        h = (h - size)//stride + 1
+        w = (w - size)//stride + 1
     return [*layers, nn.Flatten()], c*h*w
 
 def q_network(
-    observation_space,  # a `Box` or a `Discrete`; a `Dict` of 'observation' and 'action_mask'
-    n_actions,          # how many Q-values there are
-    hidden=128,         # units of the hidden layer
-    seed=None,          # determines the first weights (None: torch's generator does)
+    observation_space: Any,    # a `Box` or a `Discrete`; a `Dict` of 'observation' and 'action_mask'
+    n_actions: int,            # how many Q-values there are
+    hidden: int = 128,         # units of the hidden layer
+    seed: int | None = None,   # determines the first weights (None: torch's generator does)
 ) -> nn.Sequential:
     """Return a network with one hidden layer, for `Box` observations of any shape or `Discrete`
     ones.
@@ -201,10 +213,11 @@ def q_network(
         return nn.Sequential(*first, nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, n_actions))
 
 # %% ../nbs/2_learning/08_learner.ipynb #5405d53b
-def _of_memory(memory, probs):
+def _of_memory(memory: Any, probs: deque[torch.Tensor]) -> dict[str, Any]:
     "How the memory is used (see `Learner.progress`); `probs`: the mean probability of each of the last batches"
     sampler, used = memory.sampler, memory.usage()
-    beta, found = value_at(sampler.beta, sampler.n_batches), dict(samples_per_insert=used['samples_per_insert'])
+    beta = value_at(sampler.beta, sampler.n_batches)
+    found = dict(samples_per_insert=used['samples_per_insert'])
     if beta is not None:
         found |= dict(beta=beta, stale_share=used['n_stale']/max(1, used['n_drawn']))
         if probs: found['effective'] = 1/torch.stack([*probs]).mean().item()
@@ -221,7 +234,7 @@ class Training:
         self.probs = deque[torch.Tensor](maxlen=100)          # the mean of each of the last batches
         self.history: dict[str, list[tuple[int, float]]] = {}
 
-    def _read(self):
+    def _read(self) -> None:
         "Turn losses into numbers: one transfer for many"
         if self._unread: self._losses += torch.stack(self._unread).tolist()
         self._unread.clear()
@@ -287,7 +300,7 @@ class Training:
     def __repr__(self) -> str:
         source = type(self.dl).__name__ if self.replay is None else f'{self.replay!r} → loader'
         return f'{source} → {type(self).__name__}({self.n_batches:,} batches)'
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         rows = ''.join(f'<tr><td>{k.replace("_", " ")}</td><td>{v:.4g}</td></tr>' for k, v in self.progress().items())
         return f'<p><b>{html.escape(repr(self))}</b></p><table>{rows}</table>'
 
@@ -359,10 +372,11 @@ class Learner(Training):
         self.episodes.look()
         return self
 
-    def _note(self, watch):
+    def _note(self, watch: Any) -> str:
         "Write the progress into the history; what the bar shows of it"
         now, n = self.progress(), self.n_steps
-        for k, v in (now | dict(n_batches=self.n_batches)).items(): self.history.setdefault(k, []).append((n, v))
+        noted = now | dict(n_batches=self.n_batches)
+        for k, v in noted.items(): self.history.setdefault(k, []).append((n, v))
         return ', '.join(_in_words(now, watch, 'return best loss samples_per_insert eps beta'))
 
     def update(self, batch: Any) -> None:
@@ -402,11 +416,14 @@ class Learner(Training):
         require(same, 'reward_scale: this learner and the saved one do not agree whether to have it', CheckpointError)
         if self.reward_scale is not None: self.reward_scale.load_state_dict(state['reward_scale'])
         for k in _NETWORKS: getattr(self, k).load_state_dict(state[k])
-        self.n_batches, self._losses = int(state['n_batches']), state['losses'].tolist()
+        self.n_batches = int(state['n_batches'])
+        self._losses = state['losses'].tolist()
         self._unread.clear()
-        self.history = {k: [(int(n), v) for n, v in o.tolist()] for k, o in state.get('history', {}).items()}
+        history = state.get('history', {})
+        self.history = {k: [(int(n), v) for n, v in o.tolist()] for k, o in history.items()}
         self.episodes.n_seen = int(state['n_seen'])
-        self.episodes.seen = dict(state['seen'].tolist()) if 'seen' in state else {0: self.episodes.n_seen}
+        self.episodes.seen = {0: self.episodes.n_seen}
+        if 'seen' in state: self.episodes.seen = dict(state['seen'].tolist())
         found = zip(state['episodes'].tolist(), state['returns'].tolist())
         self.episodes.found = {(env, k): (n, r) for (env, k, n), r in found}
 
@@ -416,7 +433,8 @@ class Learner(Training):
 
         All or nothing; `notes` are plain data of your own. Returns the number of bytes
         written."""
-        state = dict(learner=self.state_dict(), best=None if watch is None else watch.state_dict(), notes=notes)
+        best = None if watch is None else watch.state_dict()
+        state = dict(learner=self.state_dict(), best=best, notes=notes)
         replay = self.replay
         with nullcontext() if replay is None else replay.memory.lock:
             more, rows = ({}, None) if replay is None else replay.saved()
@@ -433,7 +451,8 @@ class Learner(Training):
             state = saved.state()
             require(replay is not None or 'pipe' not in state, 'it holds a replay, this learner has none')
             require(replay is None or 'pipe' in state, 'it holds no replay, this learner has one')
-            parts = dict(learner=self) | ({} if watch is None or state['best'] is None else dict(best=watch))
+            parts: dict[str, Any] = dict(learner=self)
+            if watch is not None and state['best'] is not None: parts['best'] = watch
             before = {k: copy.deepcopy(o.state_dict()) for k, o in parts.items()}
             try:
                 for k, o in parts.items(): o.load_state_dict(state[k])

@@ -15,6 +15,7 @@ from .saving import CheckpointError
 
 # %% ../nbs/2_learning/11_reward_scale.ipynb #8b0788a2
 _MANY = 50_000                       # open chains that are kept
+_READ = 'reward', 'terminated', 'truncated', 'discount'
 
 def _spans(discounts: np.ndarray, gamma: float) -> list[int]:
     "Return over how many steps each of these rows sums, by its discount, γᵐ; a `ValueError` if it is no such power"
@@ -23,7 +24,8 @@ def _spans(discounts: np.ndarray, gamma: float) -> list[int]:
     with np.errstate(divide='ignore'): found = np.log(discounts)/math.log(gamma)
     found[discounts==0] = 1.
     spans = found.round()
-    wrong = (spans < 1) | (abs(found - spans) > .01)
+    far = abs(found - spans) > .01
+    wrong = far | (spans < 1)
     if wrong.any():
         wanted = f'that of the n-step returns, whose discount is {discounts[wrong][0]:.6g}'
         refuse('reward_scale: gamma', wanted, gamma)
@@ -44,7 +46,8 @@ class RewardScale:
         every: int = 100,            # batches between two looks into the memory
     ) -> None:
         self.gamma, self.every = number('reward_scale: gamma', gamma, 0, 1), every
-        self.mean, self.variance, self.count, self.n_batches = 0., 0., 0, 0
+        self.mean = self.variance = 0.
+        self.count = self.n_batches = 0
         self.seen = dict[int, int]()                 # how far the memory's news were read
         self.open = dict[int, list[float]]()         # the newest row of an episode → what its next rows take over
     @property
@@ -62,7 +65,8 @@ class RewardScale:
         require(memory is not None, 'reward_scale: expected batches drawn from a memory in this process; scale rewards '
                 'upstream, or leave it out')
         with memory.lock:
-            fields = [f for f in ('reward', 'terminated', 'truncated', 'discount') if f in memory.layout.fields]
+            there = memory.layout.fields
+            fields = [f for f in _READ if f in there]
             for _, rows in memory.news(self.seen, fields):
                 self.count_rows(rows, memory.previous(rows.ids, within_episode=True))
 
@@ -70,21 +74,27 @@ class RewardScale:
         """Run the returns over `rows`, a `Batch` in the order of time, each after the row of its
         episode with the id in `previous` (−1: it is the first)"""
         if not len(rows): return
-        n, has_discount = len(rows), 'discount' in rows.step_type._fields
-        discounts = rows.discount.double().numpy() if has_discount else np.full(n, self.gamma)
-        spans = _spans(discounts, self.gamma) if has_discount else [1]*n
+        n = len(rows)
+        if 'discount' in rows.step_type._fields:
+            discounts = rows.discount.double().numpy()
+            spans = _spans(discounts, self.gamma)
+        else: discounts, spans = np.full(n, self.gamma), [1]*n
         ended = (rows.terminated | rows.truncated).tolist()
         returns = np.empty(n)
-        each = zip(rows.ids.tolist(), previous.tolist(), rows.reward.tolist(), discounts.tolist(), spans, ended)
-        for k, (id, before, reward, discount, span, ends) in enumerate(each):
+        links = zip(rows.ids.tolist(), previous.tolist())
+        each = zip(links, rows.reward.tolist(), discounts.tolist(), spans, ended)
+        for k, ((id, before), reward, discount, span, ends) in enumerate(each):
             due = self.open.pop(before, [])
-            returns[k] = total = reward + (due.pop(0) if due else 0.)
+            total = reward + (due.pop(0) if due else 0.)
+            returns[k] = total
             if ends and span==1: continue        # of an episode's last steps, all n-step rows have its flags
             due += [0.]*(span - len(due))
             due[span - 1] = discount*total
             self.open[id] = due
         mean, variance = merged(self.mean, self.variance, self.count, returns)
-        self.mean, self.variance, self.count = float(mean), float(variance), self.count + n
+        self.mean = float(mean)
+        self.variance = float(variance)
+        self.count += n
         for id in list(self.open)[:-_MANY]: del self.open[id]
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,8 +106,11 @@ class RewardScale:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from `state_dict`; a `CheckpointError` for another gamma"
         if state['gamma']!=self.gamma: refuse('reward_scale: gamma', state['gamma'], self.gamma, error=CheckpointError)
-        self.mean, self.variance = float(state['mean']), float(state['variance'])
-        self.count, self.n_batches = int(state['count']), int(state['n_batches'])
-        self.seen = {int(k): int(v) for k, v in np.array(state['seen']).tolist()}
+        self.mean = float(state['mean'])
+        self.variance = float(state['variance'])
+        self.count = int(state['count'])
+        self.n_batches = int(state['n_batches'])
+        self.seen = dict(np.array(state['seen']).tolist())
         self.open = {int(id): [float(o) for o in due] for id, *due in state['open']}
-    def __repr__(self) -> str: return f'RewardScale({self.gamma:g}, spread {self.spread:.4g} of {self.count:,} returns)'
+    def __repr__(self) -> str:
+        return f'RewardScale({self.gamma:g}, spread {self.spread:.4g} of {self.count:,} returns)'

@@ -173,7 +173,8 @@ class DeviceRing:
 
         Where they are the same, they go to the slot of the row that shows them, which is written next"""
         m, n_envs = len(values[0]), self.n_envs
-        tails, unlike = list[Tensor](), list[Tensor]()
+        tails: list[Tensor] = []           # dynamo cannot trace list[Tensor]()
+        unlike: list[Tensor] = []
         for k, of in self.next_of.items():
             tail = self.columns[of].index_select(0, self.tail)
             if m > n_envs: tail = torch.cat([tail, values[k][:-n_envs]])

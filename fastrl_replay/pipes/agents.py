@@ -7,6 +7,7 @@ __all__ = ['explore', 'legal_in', 'check_legal', 'masked', 'EpsilonGreedy', 'eva
 
 # %% ../../nbs/2_learning/06_agents.ipynb #43049976
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 import gymnasium as gym
@@ -18,33 +19,39 @@ from ..schedules import check_schedule, schedule_state, value_at
 from ..steps import tree_leaves, tree_map
 
 # %% ../../nbs/2_learning/06_agents.ipynb #32715af5
-def explore(u: np.ndarray, eps: float, n_actions: int, legal: Any = None) -> np.ndarray:
+def explore(u: np.ndarray, eps: float, n_actions: int, legal: np.ndarray | None = None) -> np.ndarray:
     """Return actions (n,), int64, for uniform numbers `u` (n,): a random one where `u < eps`, else
     -1. `legal` (bool[n, n_actions]): those to choose from, at least one in each row; None: all"""
     n_legal: Any = n_actions if legal is None else legal.sum(1)
-    scaled = np.minimum(u*(n_legal/eps) if eps > 0 else u, n_legal - 1)          # u/eps may be rounded up to 1
-    found = scaled.astype(np.int64)
-    if legal is not None: found = (legal.cumsum(1) > found[:, None]).argmax(1)   # that one of the legal actions
+    scaled = u*(n_legal/eps) if eps > 0 else u
+    found = np.minimum(scaled, n_legal - 1).astype(np.int64)      # u/eps may be rounded up to 1
+    if legal is not None:
+        passed = legal.cumsum(1) > found[:, None]
+        found = passed.argmax(1)                                  # that one of the legal actions
     return np.where(u < eps, found, -1)
 
 # %% ../../nbs/2_learning/06_agents.ipynb #00f45a6d
-def legal_in(states: Any) -> Any:
+def legal_in(states: object) -> Any:
     "Return the legal actions, bool (n, n_actions), by `states['action_mask']`; None if there is none"
-    return states['action_mask']!=0 if isinstance(states, dict) and 'action_mask' in states else None
+    if not isinstance(states, dict) or 'action_mask' not in states: return None
+    return states['action_mask']!=0
 
-def check_legal(legal: Any, ended: Any = False) -> None:
+def check_legal(legal: np.ndarray | torch.Tensor, ended: Any = False) -> None:
     "Raise a `ValueError` unless `legal` has a True in each row that has not `ended` (bool[n])"
     if legal.ndim!=2: refuse('action_mask', 'one number for each action of each state', form(legal))
     fine = legal.any(1) | ended
     if fine.all(): return
-    wanted, hint = f'at least one legal action of {legal.shape[1]}', 'an episode that cannot go on has to end'
-    refuse(f'action_mask: state {fine.tolist().index(False)}', wanted, Words('none'), hint)
+    at = fine.tolist().index(False)
+    wanted = f'at least one legal action of {legal.shape[1]}'
+    refuse(f'action_mask: state {at}', wanted, Words('none'), 'an episode that cannot go on has to end')
 
 def masked(q: Any, legal: Any) -> Any:
     "Return Q-values `q` (n, n_actions) with -inf for what is not `legal`; a `ValueError` for other shapes"
-    shape, found = tuple(q.shape), tuple(legal.shape)
-    if shape!=found: refuse('action_mask', f'shape {shape}, as the Q-values', Words(found))
-    return q.masked_fill(~legal, -np.inf) if isinstance(q, torch.Tensor) else np.where(legal, q, -np.inf)
+    shape = tuple(q.shape)
+    if shape!=tuple(legal.shape):
+        refuse('action_mask', f'shape {shape}, as the Q-values', Words(tuple(legal.shape)))
+    if isinstance(q, torch.Tensor): return q.masked_fill(~legal, -np.inf)
+    return np.where(legal, q, -np.inf)
 
 # %% ../../nbs/2_learning/06_agents.ipynb #7da810e8
 class EpsilonGreedy:
@@ -58,7 +65,7 @@ class EpsilonGreedy:
     def __init__(
         self, model: Any,  # from stacked states to Q-values (n, n_actions)
         eps: Any,  # the probability of a random action, or a schedule of the states seen before
-        seed: Any = None,  # determines the random actions (None: different ones each time)
+        seed: int | None = None,  # determines the random actions (None: different ones each time)
     ) -> None:
         if not callable(check_schedule('eps', eps)): number('eps', eps, 0, 1)
         self.model, self.eps, self.rng = model, eps, Rng(seed)
@@ -68,24 +75,26 @@ class EpsilonGreedy:
         "Return the probability of a random action in the next call"
         return value_at(self.eps, self.n_steps)
 
-    def __call__(self, states: Any) -> np.ndarray:
-        n, eps, legal = len(tree_leaves(states)[0]), self.eps_now(), legal_in(states)
+    def __call__(self, states: object) -> np.ndarray:
+        n = len(tree_leaves(states)[0])
+        eps, legal = self.eps_now(), legal_in(states)
         if legal is not None: check_legal(legal)
         self.n_steps += n
         u = self.rng.random(n)
         n_exploring = np.count_nonzero(u < eps)
         if n_exploring==n and self._asked is self.model: return explore(u, eps, self.n_actions, legal)
         q = self.q_values(states)
-        best = (q if legal is None else masked(q, legal)).argmax(1)
+        if legal is not None: q = masked(q, legal)
+        best = q.argmax(1)
         if not n_exploring: return best
         return np.where(u < eps, explore(u, eps, self.n_actions, legal), best)
 
-    def q_values(self, states: Any) -> np.ndarray:
+    def q_values(self, states: object) -> np.ndarray:
         "Return the model's Q-values for n stacked states, float32 of shape (n, n_actions)"
         p = next(self.model.parameters(), None)
-        dtype, device = (torch.float32, None) if p is None else (p.dtype, p.device)
-        with torch.no_grad():
-            q = self.model(tree_map(lambda a: torch.as_tensor(a, dtype=dtype, device=device), states))
+        known = dict[str, Any](dtype=torch.float32) if p is None else dict(dtype=p.dtype, device=p.device)
+        given = tree_map(lambda a: torch.as_tensor(a, **known), states)
+        with torch.no_grad(): q = self.model(given)
         n = len(tree_leaves(states)[0])
         if q.ndim!=2 or len(q)!=n:
             refuse('EpsilonGreedy: model', f'Q-values of shape ({n}, n_actions)', Words(tuple(q.shape)))
@@ -103,34 +112,37 @@ class EpsilonGreedy:
         "Continue from `state_dict`, with this agent's own model and eps"
         self.n_steps = state['n_steps']
         self.rng.set_state(state['rng'])
-    def __repr__(self): return f'EpsilonGreedy({type(self.model).__name__}, eps={self.eps}, n_steps={self.n_steps})'
+    def __repr__(self) -> str:
+        return f'EpsilonGreedy({type(self.model).__name__}, eps={self.eps}, n_steps={self.n_steps})'
 
 # %% ../../nbs/2_learning/06_agents.ipynb #55e26f42
 def evaluate(
-    policy,            # a module that gives Q-values, or a function from states to actions
-    env_id,            # an id, a spec, or a function that makes an environment
-    episodes=20,       # how many to play
-    seed=0,            # determines their first states
-    max_steps=27_000,  # ends an episode that nothing else ends
+    policy: Callable[..., Any],   # a module that gives Q-values, or a function from states to actions
+    env_id: Any,                  # an id, a spec, or a function that makes an environment
+    episodes: int = 20,           # how many to play
+    seed: int = 0,                # determines their first states
+    max_steps: int = 27_000,      # ends an episode that nothing else ends
 ) -> np.ndarray:
     """Return undiscounted returns of `policy`, float64 (episodes,).
 
     A module plays greedily, in evaluation mode. Episode k begins with the k-th number of
     `np.random.SeedSequence(seed)`, whatever `episodes` is. A `ValueError` for an unknown id."""
-    agent = EpsilonGreedy(copy.deepcopy(policy).eval(), 0.) if isinstance(policy, torch.nn.Module) else policy
+    agent = policy
+    if isinstance(policy, torch.nn.Module): agent = EpsilonGreedy(copy.deepcopy(policy).eval(), 0.)
     make = env_id if callable(env_id) else partial(gym.make, env_id, disable_env_checker=True)
     try: envs = [make() for _ in range(episodes)]
     except (gym.error.Error, ModuleNotFoundError) as e:
         raise ValueError(f'evaluate: unknown environment {env_id!r}: {e}') from None
-    returns, live = np.zeros(episodes), list(range(episodes))
+    returns = np.zeros(episodes)
+    live = list(range(episodes))
     try:
         seeds = np.random.SeedSequence(seed).generate_state(episodes).tolist()
         states = [env.reset(seed=s)[0] for env, s in zip(envs, seeds)]
         for _ in range(max_steps):
             if not live: break
-            actions = agent(tree_map(lambda *o: np.stack(o), *(states[i] for i in live)))
+            stacked = tree_map(lambda *o: np.stack(o), *(states[i] for i in live))
             playing, live = live, []
-            for i, action in zip(playing, actions):
+            for i, action in zip(playing, agent(stacked)):
                 states[i], reward, terminated, truncated, _ = envs[i].step(action)
                 returns[i] += float(reward)
                 if not (terminated or truncated): live.append(i)

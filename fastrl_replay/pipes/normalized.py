@@ -7,7 +7,7 @@ __all__ = ['merged', 'Running', 'Normalized', 'check_formed', 'Statistics']
 
 # %% ../../nbs/2_learning/10_normalized.ipynb #b472ecbc
 import copy, weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 import gymnasium as gym
 import numpy as np
@@ -56,15 +56,19 @@ class Running(nn.Module):
         mean, variance, count = (known[k] for k in ('mean', 'variance', 'count'))
         shape = tuple(mean.shape)
         if not isinstance(x, torch.Tensor): x = np.asarray(x)
-        if tuple(x.shape)[x.ndim - len(shape):]!=shape or x.ndim < len(shape):
+        last = tuple(x.shape)[max(0, x.ndim - len(shape)):]
+        if last!=shape:
             refuse(name, f'numbers of shape {shape}, perhaps in rows', form(x), 'give Normalized observation=')
         if not mean.is_cpu:
-            rows: Any = torch.as_tensor(x).to(mean.device, torch.float64).reshape(-1, *shape)
+            there: Any = torch.as_tensor(x).to(mean.device, torch.float64)
+            rows = there.reshape(-1, *shape)
             return *merged(mean, variance, count.double(), rows), len(rows)
         if isinstance(x, torch.Tensor): x = x.detach().double().cpu()         # numpy has no bfloat16
         rows = np.asarray(x, np.float64).reshape(-1, *shape)
         made = merged(mean.numpy(), variance.numpy(), int(count), rows)
-        if not np.isfinite(made[1].sum()): refuse(name, 'finite numbers', Words(rows[~np.isfinite(rows)][:1]))
+        if not np.isfinite(made[1].sum()):
+            wrong = rows[~np.isfinite(rows)]
+            refuse(name, 'finite numbers', Words(wrong[:1]))
         mean, variance = map(np.asarray, made)
         return mean, variance, len(rows)
     def keep(self, mean: Any, variance: Any, n: int) -> None:
@@ -86,8 +90,8 @@ class Running(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         "Return `x` (…, *shape) with a mean near 0 and a spread near 1, in its own floating dtype"
         made = (x - self.shift)*self.rate
-        return made if made.dtype==x.dtype or not x.is_floating_point() else made.to(x.dtype)
-    def _apply(self, fn, recurse=True):
+        return made.to(x.dtype) if x.is_floating_point() else made
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> 'Running':
         "Move with the network; but what is counted stays float64 where that becomes float32 or bfloat16"
         buffers: Any = self._buffers
         for k, t in buffers.items():
@@ -95,7 +99,7 @@ class Running(nn.Module):
             kept = moved.dtype==t.dtype or k in ('shift', 'rate')
             buffers[k] = moved if kept else t.to(moved.device)
         return self
-    def _load_from_state_dict(self, *args):
+    def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self.derive()
 
@@ -113,16 +117,19 @@ def _example(space: Any) -> Any:
     "A value like those of an observation space"
     if isinstance(space, gym.spaces.Dict): return {k: _example(o) for k, o in space.items()}
     if isinstance(space, gym.spaces.Tuple): return tuple(map(_example, space))
-    return np.empty(space.shape, space.dtype) if isinstance(space, gym.spaces.Box) else np.int64(0)
+    if isinstance(space, gym.spaces.Box): return np.empty(space.shape, space.dtype)
+    return np.int64(0)
 
 def _first_input(net: nn.Module) -> Any:
     "A state as the first layer takes it, where that is a linear or recurrent one; else None"
     if isinstance(net, nn.Sequential): return _first_input(net[0]) if len(net) else None
     if isinstance(net, nn.Linear): return np.empty(net.in_features, np.float32)
-    return np.empty(net.input_size, np.float32) if isinstance(net, nn.RNNBase) else None
+    if isinstance(net, nn.RNNBase): return np.empty(net.input_size, np.float32)
+    return None
 
 def _is_floating(v: Any) -> bool:
-    return v.is_floating_point() if isinstance(v, torch.Tensor) else np.asarray(v).dtype.kind=='f'
+    if isinstance(v, torch.Tensor): return v.is_floating_point()
+    return np.asarray(v).dtype.kind=='f'
 
 class Normalized(nn.Module):
     """`net`, which gets normalised states: (x − mean)/√(variance + 1e-8), clipped at ±`clip`.
@@ -169,7 +176,7 @@ class Normalized(nn.Module):
     def normalized(self, states: Any) -> Any:
         "Return the states, normalised: nested as they are, of the same dtypes"
         return self._each(states, ()) if len(self.running) else states
-    def _each(self, v, path):
+    def _each(self, v: Any, path: tuple) -> Any:
         kids = children(v)
         if kids is not None: return like(v, [self._each(o, (*path, k)) for k, o in kids])
         name = _key(path)
@@ -187,7 +194,8 @@ class Normalized(nn.Module):
             if name in known: made[name] = known[name].merged(_named(name), v)
             elif _is_floating(v):
                 refuse(_named(name), f'parts {_listed(known)}', Words('another one'), 'give Normalized observation=')
-        if len(made) < len(known): refuse('state', f'parts {_listed(known)}', Words(_listed(made) or 'none of them'))
+        if len(made) < len(known):
+            refuse('state', f'parts {_listed(known)}', Words(_listed(made) or 'none of them'))
         for name, found in made.items(): known[name].keep(*found)
 
     def get_extra_state(self) -> torch.Tensor:
@@ -196,7 +204,7 @@ class Normalized(nn.Module):
     def set_extra_state(self, state: torch.Tensor) -> None:
         "Count nothing, or go on counting, as it was saved"
         self.frozen = bool(state)
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         "Take the form of what is loaded, if there is none yet"
         begin, end = f'{prefix}running.', '.mean'
         saved = {k[len(begin):-len(end)]: v for k, v in state_dict.items() if k.startswith(begin) and k.endswith(end)}
@@ -205,13 +213,16 @@ class Normalized(nn.Module):
             self.is_formed = bool(saved)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def __deepcopy__(self, memo):
-        memo[id(self)] = made = type(self).__new__(type(self))
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'Normalized':
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
         vars(made).update({k: copy.deepcopy(v, memo) for k, v in self.__getstate__().items()}, _family=self._family)
         if not self.is_formed: self._family.add(made)
         return made
-    def __getstate__(self): return {k: v for k, v in vars(self).items() if k!='_family'}
-    def __setstate__(self, state): super().__setstate__(state | dict(_family=weakref.WeakSet([self])))
+    def __getstate__(self) -> dict[str, Any]: return {k: v for k, v in vars(self).items() if k!='_family'}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        family = weakref.WeakSet[Normalized]([self])
+        super().__setstate__(state | dict(_family=family))
     def extra_repr(self) -> str:
         "Return what `repr` says beside the parts"
         return f'clip={self.clip}' + ', frozen'*self.frozen
@@ -239,26 +250,30 @@ class Statistics(IterDataPipe):
         model: nn.Module,             # is a `Normalized`, or has some in it
         field: str = 'state',         # what is counted of each step
     ) -> None:
-        self.source_datapipe, self._upstream, self.field = source_datapipe, Upstream(source_datapipe), field
-        found = [o for o in model.modules() if isinstance(o, Normalized)] if isinstance(model, nn.Module) else []
+        self.source_datapipe, self.field = source_datapipe, field
+        self._upstream = Upstream(source_datapipe)
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        found = [o for o in parts if isinstance(o, Normalized)]
         wanted = 'a Normalized, or a module with one in it'
         if not found: refuse('statistics: model', wanted, typed(model), error=TypeError)
         self.models = [*{id(o.running): o for o in found}.values()]        # those that share statistics count once
         self._place = Resumable()
     def __iter__(self) -> Iterator[Any]: return self._run()
-    def _run(self):
+    def _run(self) -> Iterator[Any]:
         for item in self._place.over(self.source_datapipe):
             self._count(item)
             yield item
     __getstate__ = pickled_state
     def __repr__(self) -> str: return 'Statistics()'
 
-    def _count(self, item):
+    def _count(self, item: object) -> None:
         "Count the states of an item"
         states, example = _states(item, self.field)
         if states is None: return
         for o in self.models:
-            if not o.is_formed: o.form(tree_map(lambda a: a[0], states) if example is None else example)
+            if not o.is_formed:
+                if example is None: example = tree_map(lambda a: a[0], states)
+                o.form(example)
             o.update(states)
     def in_worker(self, number: int) -> None:
         "Refuse to count in a worker of `.actors()`"
@@ -275,8 +290,9 @@ class Statistics(IterDataPipe):
 def _states(item: Any, field: str) -> tuple[Any, Any]:
     "Return the states of an item, and one of them (None: the first row of all); None and None if there are none"
     if isinstance(item, list):
+        if not item: return None, None
         steps = [_field(o, field) for o in item]
-        return (tree_map(lambda *o: np.stack(o), *steps), steps[0]) if steps else (None, None)
+        return tree_map(lambda *o: np.stack(o), *steps), steps[0]
     states = _field(item, field)
     if isinstance(item, Batch): return (states, None) if len(item) else (None, None)
     stacked = np.ndim(getattr(item, 'terminated', False)) > 0

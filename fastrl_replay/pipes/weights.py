@@ -20,13 +20,14 @@ _SEQUENCE, _CHECKSUM, _BASE = 0, 1, 2                    # words at the front
 _COUNTS, _PLACES = 8, 4096                          # step counts from word 8 on, one for each actor
 _FRONT = 8*(_COUNTS + _PLACES)
 
-def _tensors(model): return dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(itertools.chain(model.named_parameters(), model.named_buffers()))
 def plan_of(model: torch.nn.Module) -> list[str]:
     "Return name, dtype and shape of each parameter and buffer; a `TypeError` if they are not known yet"
     check_formed(model)
     return [f'{name} {t.dtype}{list(t.shape)}' for name, t in _tensors(model).items()]
-def _padded(t): return -(-t.nbytes//16)*16               # every tensor is aligned
-def _checksum(flat): return int(flat.view(torch.int64).sum())
+def _padded(t: torch.Tensor) -> int: return -(-t.nbytes//16)*16               # every tensor is aligned
+def _checksum(flat: torch.Tensor) -> int: return int(flat.view(torch.int64).sum())
 def packed(tensors: list[torch.Tensor]) -> torch.Tensor:
     "Return the bytes of all tensors, one after the other"
     flat = torch.zeros(sum(map(_padded, tensors)), dtype=torch.uint8)
@@ -34,8 +35,12 @@ def packed(tensors: list[torch.Tensor]) -> torch.Tensor:
     return flat
 def carved(flat: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     "Return tensors like these as views of the bytes `flat`, one after the other"
-    pieces = flat.split([_padded(t) for t in tensors])
-    return [p[:t.nbytes].view(t.dtype).view(t.shape) for p, t in zip(pieces, tensors)]
+    views, at = list[torch.Tensor](), 0
+    for t in tensors:
+        own = flat[at:at + t.nbytes]
+        views.append(own.view(t.dtype).view(t.shape))
+        at += _padded(t)
+    return views
 
 def matching(model: torch.nn.Module, plan: list[str]) -> list[torch.Tensor]:
     "Return the parameters and buffers of `model`; a `ValueError` names one that differs from the `plan`"
@@ -52,11 +57,13 @@ class SharedParams:
     is being started (fork, spawn or forkserver): other copies would never change, so pickling
     raises a `RuntimeError`."""
     def __init__(self, model: torch.nn.Module) -> None:
-        plan, nbytes = plan_of(model), _FRONT + sum(map(_padded, _tensors(model).values()))
+        plan = plan_of(model)
+        nbytes = _FRONT + sum(map(_padded, _tensors(model).values()))
         self._attach(plan, torch.zeros(nbytes, dtype=torch.uint8).share_memory_())
         self.publish(model)
-    def _attach(self, plan, memory):
-        self.plan, self._memory, self._data = plan, memory, memory[_FRONT:]
+    def _attach(self, plan: list[str], memory: torch.Tensor) -> None:
+        self.plan, self._memory = plan, memory
+        self._data = memory[_FRONT:]
         self._words = memory[:_FRONT].view(torch.int64).numpy()
         self.n_torn = 0           # pulls that failed because a publication interfered with each try
     @property
@@ -66,13 +73,15 @@ class SharedParams:
     @property
     def n_steps(self) -> int:
         "The number of steps made by all actors"
-        return int(self._words[_BASE]) + int(self._words[_COUNTS:].sum())
+        counts = self._words[_COUNTS:]
+        return int(self._words[_BASE]) + int(counts.sum())
 
     def publish(self, model: torch.nn.Module) -> int:
         """Make the weights of `model`, on any device, the newest version, and return its number.
 
         A `ValueError` names a parameter or buffer whose name, shape or dtype has changed."""
-        words, flat = self._words, packed(matching(model, self.plan))
+        words = self._words
+        flat = packed(matching(model, self.plan))
         checksum = _checksum(flat)
         words[_SEQUENCE] |= 1      # odd already, if an earlier publication was interrupted
         self._data.copy_(flat)
@@ -87,11 +96,13 @@ class SharedParams:
         Returns the version that `model` then has. Never waits: if publications interfere `tries`
         times, `model` stays unchanged. Raises a `ValueError` as `publish` does."""
         if self.version==have: return have
-        tensors, words = matching(model, self.plan), self._words
+        tensors = matching(model, self.plan)
+        words = self._words
         for _ in range(tries):
             before = int(words[_SEQUENCE])
             if before % 2: continue
-            flat, checksum = self._data.clone(), int(words[_CHECKSUM])
+            flat = self._data.clone()
+            checksum = int(words[_CHECKSUM])
             if words[_SEQUENCE]!=before or _checksum(flat)!=checksum: continue
             for place, t in zip(carved(flat, tensors), tensors): t.copy_(place)
             return before//2 - 1
@@ -104,16 +115,18 @@ class SharedParams:
     def set_steps(self, n: int) -> None:
         "Set `n_steps` to `n`"
         self._words[_BASE] += n - self.n_steps
-    def __getstate__(self):
+    def __getstate__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
             raise RuntimeError('SharedParams can only be passed to a process that is being started; '
                                'a copy would never see another publication')
         return self.plan, *reduce_storage(self._memory.untyped_storage())
-    def __setstate__(self, state):
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         plan, rebuild, args = state
-        self._attach(plan, torch.empty(0, dtype=torch.uint8).set_(rebuild(*args)))
-    def __deepcopy__(self, memo): return self
-    def __repr__(self): return f'SharedParams({len(self.plan)} tensors, version {self.version}, n_steps={self.n_steps})'
+        memory = torch.empty(0, dtype=torch.uint8)
+        self._attach(plan, memory.set_(rebuild(*args)))
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'SharedParams': return self
+    def __repr__(self) -> str:
+        return f'SharedParams({len(self.plan)} tensors, version {self.version}, n_steps={self.n_steps})'
 
 # %% ../../nbs/4_processes/02_weights.ipynb #e5ea8cbc
 class SharedAgent:
@@ -129,25 +142,28 @@ class SharedAgent:
         self, agent: Any,     # acts by a torch module, its `model`; it is copied
         shared: Any,          # a `SharedParams` or `RayParams`
         every: int = 8,       # states between two looks for newer weights
-        device: Any = 'cpu',  # where the copy acts
+        device: torch.device | str = 'cpu',  # where the copy acts
     ) -> None:
         if not isinstance(getattr(agent, 'model', None), torch.nn.Module):
             refuse('SharedAgent: agent', 'an agent with a torch module as its .model', typed(agent), error=TypeError)
         model = copy.deepcopy(agent.model).to(device).eval().requires_grad_(False)
         self.agent = copy.deepcopy(agent, {id(agent.model): model})
         self.shared, self.every = shared, every
-        self.version, self.place, self._left = -1, 0, 0
+        self.version = -1
+        self.place = self._left = 0
         self.sync()
 
-    def __call__(self, states: Any) -> Any:
+    def __call__(self, states: object) -> Any:
         if self._left <= 0: self.sync()
-        actions, n = self.agent(states), len(tree_leaves(states)[0])
+        actions = self.agent(states)
+        n = len(tree_leaves(states)[0])
         self._left -= n
         self.shared.add_steps(n, self.place)
         return actions
     def sync(self) -> None:
         "Pull the weights if there are newer ones, and read the number of all actors' steps"
-        self.version, self._left = self.shared.pull(self.agent.model, self.version), self.every
+        self.version = self.shared.pull(self.agent.model, self.version)
+        self._left = self.every
         if hasattr(self.agent, 'n_steps'): self.agent.n_steps = self.shared.n_steps
     def in_worker(self, number: int) -> None:
         "Prepare this copy for worker `number` of `.actors()`"
@@ -162,7 +178,7 @@ class SharedAgent:
         if state['agent'] is not None: self.agent.load_state_dict(state['agent'])
         self.shared.set_steps(state['n_steps'])
         self.sync()
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name in ('agent', 'shared') or name.startswith('__'): raise AttributeError(name)
         return getattr(self.agent, name)
-    def __repr__(self): return f'SharedAgent({self.agent!r}, version {self.version})'
+    def __repr__(self) -> str: return f'SharedAgent({self.agent!r}, version {self.version})'
