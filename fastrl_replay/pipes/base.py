@@ -147,7 +147,7 @@ class Upstream:
                 for (again, _), own in zip(pairs[:k], before): again.load_state_dict(own)
                 raise
 
-def read_waiting(pipes: list, states: list) -> list[tuple[Any, Any]]:
+def read_waiting(pipes: list[Any], states: list[Any]) -> list[tuple[Any, Any]]:
     "Return pairs of a pipe in which steps wait and the items it wrote down; a `CheckpointError` if there are others"
     n_saved = len(states)
     n_here = len(pipes)
@@ -188,7 +188,7 @@ class Resumable:
     def check(self, source: object) -> None:
         "Forget the position if it is in another source, or another loop has begun"
         if source is not self._source or _serial(source)!=self._serial: self.drop()
-    def over(self, source: Iterable) -> Iterator[Any]:
+    def over(self, source: Iterable[object]) -> Iterator[Any]:
         "Yield the rest of `source`; all of it if it ended, raised, or is another than before"
         self.check(source)
         while True:
@@ -196,7 +196,7 @@ class Resumable:
             except StopIteration: return
             yield item
 
-    def pull(self, source: Iterable) -> Any:
+    def pull(self, source: Iterable[object]) -> Any:
         "Return the next item of `source`; `StopIteration` at its end, after which it starts over"
         begins = self._it is None
         if begins:

@@ -160,7 +160,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
         bs: int = 1,                           # transitions in a batch
         max_sz: int = 100,                     # transitions in the memory; the newest stay
         return_idxs: bool = False,             # yield pairs `(batch, idxs)`
-        *, memory: Memory | None = None,       # use this one (None: a new `ReplayMemory`)
+        *, memory: Memory[object] | None = None,  # use this one (None: a new `ReplayMemory`)
         min_sz: int | None = None,             # steps stored before the first batch (None: `bs`)
         steps_per_batch: float | Fraction = 1, # steps for each batch after that; may be a fraction
         replace: bool = False,                 # may a batch hold a transition twice?
