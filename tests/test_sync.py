@@ -110,7 +110,7 @@ def test_the_stub_is_true(root):
     ('chunk: int = 64, timeout: float = 60,', 'chunk: int = 32, timeout: float = 60,', 'actors'), ('gamma: float | None', 'gamma: int | None', 'n_step'),
     ('first_env_id: int = 0, ', '', 'gym_stepper'), (') -> NStep', ') -> Actors', 'n_step'), ('def rank_replay(', 'def ranked(', 'rank_replay'),
     ('*, alpha: float = .7,', 'alpha: float = .7,', 'rank_replay'), ('def map(', 'def mapped(', 'mapped'), ('what: str) -> None', 'what: str) -> int', 'refuse_worker'),
-    ('def drop(self)', 'def dropped(self)', 'Resumable.drop'), ('def over(self, source: Any)', 'def over(self, source: Any, n: int)', 'Resumable.over')])
+    ('def drop(self)', 'def dropped(self)', 'Resumable.drop'), ('def over(self, source: Iterable[object])', 'def over(self, source: Iterable[object], n: int)', 'Resumable.over')])
 def test_an_untrue_stub_is_noticed(root, old, new, named):
     text = (root/STUB).read_text(encoding='utf-8')
     assert text.count(old) == 1 and named in faults(text.replace(old, new))

@@ -160,7 +160,7 @@ def test_a_replay_keeps_what_is_held(tmp_path):
     assert len(seen)==before
     stored = second.memory.n_added
     for _ in second: pass
-    assert second.memory.n_added + len(second.source_datapipe._windows.waiting())==stored + n_waiting and second.memory.check_valid()
+    assert second.memory.n_added + len(second.source_datapipe._open)==stored + n_waiting and second.memory.check_valid()
     assert sum(seen[before:])==n_waiting
     rows = second.memory.recent(n_waiting)
     assert (rows.truncated | rows.terminated).any()

@@ -11,19 +11,21 @@ import contextlib, functools, io, itertools, math, multiprocessing, os, pickle, 
 import signal, socket, struct, threading, time, traceback, warnings, weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 from ..checks import Words, number, refuse, whole
 from ..batch import Batch, stream_numbers
+from ..steps import Layout
 from ..storage.frames import batch_from, columns_once
 from .base import (IterDataPipe, Resumable, Upstream, become_actor, datapipe, load_upstream,
                                       pickled_state, state_upstream, upstream)
 
 # %% ../../nbs/4_processes/01_actors.ipynb #b6092432
-def _chunk(items, layout):
+def _chunk(items: Iterable, layout: Layout | None) -> Batch:
     "One `Batch` of steps and batches; the steps have this layout, or their own if it is None"
     parts: list[Batch] = []
     for are_batches, run in itertools.groupby(items, lambda o: isinstance(o, Batch)):
@@ -31,25 +33,32 @@ def _chunk(items, layout):
         parts += rows if are_batches else [Batch.of_steps(rows, layout)]
     return Batch.concat(parts)
 
-def gather(items: Iterable[Any], size: int = 64, patience: float = math.inf,
-           begin: Callable[[], Any] = lambda: None) -> Iterator[tuple[Batch, Any]]:
+def gather(items: Iterable, size: int = 64, patience: float = math.inf,
+           begin: Callable[[], object] = lambda: None) -> Iterator[tuple[Batch, Any]]:
     """Yield pairs of a chunk and what `begin()` returned before the first step of the chunk was
     made.
 
     A chunk has `size` rows or, with lists or batches in it, the first number beyond; fewer at
     the end, before an error, and after `patience` seconds. All rows have the first one's
     layout."""
-    waiting, n, layout = list[Any](), 0, None
-    error, note, late = None, begin(), time.monotonic() + patience
+    waiting = list[Any]()
+    n = 0
+    layout = None
+    error = None
+    note = begin()
+    late = time.monotonic() + patience
     try:
         for item in items:
             waiting += item if isinstance(item, list) else [item]
             n += len(item) if isinstance(item, (list, Batch)) else 1
             if n >= size or n and time.monotonic() > late:
                 batch = _chunk(waiting, layout)
-                waiting, n, layout = [], 0, batch.layout
+                waiting = []
+                n = 0
+                layout = batch.layout
                 yield batch, note
-                note, late = begin(), time.monotonic() + patience
+                note = begin()
+                late = time.monotonic() + patience
     except Exception as e: error = e      # noqa: BLE001   (raised again below)
     if n: yield _chunk(waiting, layout), note
     if error is not None: raise error
@@ -57,7 +66,7 @@ def gather(items: Iterable[Any], size: int = 64, patience: float = math.inf,
 # %% ../../nbs/4_processes/01_actors.ipynb #d582f710
 class _ByValue(ForkingPickler):
     "Copies tensors, unless their memory is shared already"
-    def reducer_override(self, o):
+    def reducer_override(self, o: object) -> Any:
         if not isinstance(o, torch.Tensor): return NotImplemented
         if o.layout==torch.strided and o.device.type=='cpu' and o.is_shared(): return NotImplemented
         torch.save(o, buffer := io.BytesIO())
@@ -66,9 +75,9 @@ class _ByValue(ForkingPickler):
 
 class _Parcel:
     "Carries an object to a new process, where calling the parcel returns it; `TypeError` if it can't be pickled"
-    def __init__(self, thing): self.thing = thing
-    def __call__(self): return self.thing
-    def __reduce__(self):
+    def __init__(self, thing: object) -> None: self.thing = thing
+    def __call__(self) -> Any: return self.thing
+    def __reduce__(self) -> tuple:
         try: return functools.partial, (pickle.loads, bytes(_ByValue.dumps(self.thing)))
         except Exception as e:             # whatever a __reduce__ may raise
             raise TypeError(f"this can't be sent to a worker process: {type(e).__name__}: {e}. "
@@ -77,10 +86,12 @@ class _Parcel:
 
 class Task:
     "A pipe in a worker: `begin(number)`, then `chunks()` once for each round, and `close()`"
-    def __init__(self, pipe, size, patience):
-        self.pipes, self.size, self.patience = upstream(pipe), size, patience
+    def __init__(self, pipe: object, size: int, patience: float) -> None:
+        self.pipes = upstream(pipe)
+        self.size = size
+        self.patience = patience
 
-    def begin(self, number) -> None:
+    def begin(self, number: int) -> None:
         "Seed everything for worker `number`"
         seeds = (o.seed for o in self.pipes if isinstance(getattr(o, 'seed', None), int))
         sequence = np.random.SeedSequence(next(seeds, None), spawn_key=(number,))
@@ -89,11 +100,11 @@ class Task:
         for o in self.pipes:
             if hasattr(o, 'in_worker'): o.in_worker(number)
 
-    def chunks(self, place=None):
+    def chunks(self, place: Resumable | None = None) -> Iterator[tuple[Batch, int]]:
         "Yield pairs of a `Batch` and the version of the weights (-1 if they have none) at its first step"
         items = self.pipes[0] if place is None else place.over(self.pipes[0])
         return gather(items, self.size, self.patience, self._fresh)
-    def _fresh(self):
+    def _fresh(self) -> int:
         "Update the agents' weights, and return their version"
         agents = [o.agent for o in self.pipes if getattr(o, 'agent', None) is not None]
         for a in agents:
@@ -105,38 +116,40 @@ class Task:
             if callable(getattr(o, 'close', None)): o.close()
 
 # %% ../../nbs/4_processes/01_actors.ipynb #d8263836
-_BEGIN, _MORE = b'begin', b'more'
+_BEGIN = b'begin'
+_MORE = b'more'
 
 class _Stopped(Exception): "The learner has closed the connection"
 class _Learner:
     "A worker's connection to the learner: `take` a command, `send` a message; `_Stopped` if the learner has ended"
-    def __init__(self, connection):
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    def listen(self):
+    def listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True: self.words.put(self.connection.recv_bytes())
         self.words.put(None)
         time.sleep(1.)      # the learner has ended: one more second for the current step
         os._exit(0)
-    def take(self):
+    def take(self) -> bytes:
         if (word := self.words.get()) is None: raise _Stopped
         return word
-    def send(self, *message):
+    def send(self, *message: object) -> None:
         try: self.connection.send_bytes(pickle.dumps(message, protocol=5))
         except OSError: raise _Stopped from None
 
-def _serve(task, learner):
+def _serve(task: Task, learner: _Learner) -> None:
     layout = None
     while True:
         while learner.take()!=_BEGIN: pass      # permissions left over from an earlier round
         for _, (batch, version) in zip(iter(learner.take, None), task.chunks()):
-            news, layout = None if batch.layout is layout else batch.layout, batch.layout
+            news = None if batch.layout is layout else batch.layout
+            layout = batch.layout
             arrays = [np.ascontiguousarray(a) for a in columns_once(batch)]
             learner.send('chunk', news, arrays, batch.streams, version)
         learner.send('end')
 
-def _work(connection, parcel, number, begun, others):
+def _work(connection: Connection, parcel: _Parcel, number: int, begun: Any, others: Iterable) -> None:
     "Run a worker process"
     for o in others: o.close()              # under fork: the learner's ends of all connections
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -159,7 +172,7 @@ def _work(connection, parcel, number, begun, others):
         with contextlib.suppress(_Stopped): learner.send('error', f'{type(e).__name__}: {e}', trace, cause)
         if not isinstance(e, Exception): raise
 
-def _mask_interrupts(how, signals=(signal.SIGINT,)):
+def _mask_interrupts(how: str, signals: Iterable[int] = (signal.SIGINT,)) -> Any:
     "Block or unblock Ctrl-C in this thread and in processes it starts (not on Windows); return the old mask"
     return signal.pthread_sigmask(getattr(signal, how), signals) if hasattr(signal, 'pthread_sigmask') else ()
 
@@ -172,8 +185,9 @@ class ActorError(RuntimeError):
 
 class Worker:
     "A worker process as the learner handles it: `tell` sends it commands, `receive` returns its chunks"
-    def __init__(self, ctx, task, number, timeout, others=()):
-        self.number, self.timeout = number, timeout
+    def __init__(self, ctx: Any, task: Task, number: int, timeout: float, others: Iterable = ()) -> None:
+        self.number = number
+        self.timeout = timeout
         self.layout: Any = None          # of its newest chunk
         self.n_chunks = 0
         self.begun = ctx.RawValue('b')   # has it got its pipe, and seeded it?
@@ -192,14 +206,14 @@ class Worker:
             raise
         finally: theirs.close()
 
-    def tell(self, *words) -> None:
+    def tell(self, *words: bytes) -> None:
         "Send `words` to the worker"
         with contextlib.suppress(OSError):      # `receive` reports a dead worker
             for o in words: self.connection.send_bytes(o)
     def ends(self) -> list[Any]:
         "Return the objects to wait for: one of them is ready when `receive` would not block"
         return [self.connection, self.process.sentinel]
-    def __str__(self): return f'worker {self.number} (pid {self.process.pid})'
+    def __str__(self) -> str: return f'worker {self.number} (pid {self.process.pid})'
     def close(self) -> None:
         "Close the connection: the worker ends"
         self.connection.close()
@@ -209,14 +223,14 @@ class Worker:
         if self.process.is_alive(): self.process.kill()
         self.process.join()
 
-    def receive(self):
+    def receive(self) -> tuple[Batch, int] | None:
         """Return the next (`Batch`, version), or None at the end of the source; `ActorError` if something
         went wrong. Before its first chunk it would fail again"""
         try: return self._receive()
         except ActorError as e:
             e.again = self.n_chunks > 0
             raise
-    def _receive(self):
+    def _receive(self) -> Any:
         kind, *content = self._message()
         if kind=='end': return None
         if kind=='error':
@@ -229,7 +243,7 @@ class Worker:
         self.n_chunks += 1
         return batch_from(self.layout, *parts), version
 
-    def _message(self):
+    def _message(self) -> Any:
         for _ in range(STARTING):
             begun = self.begun.value         # looked at before: what begins meanwhile has all the time again
             awake = wait(self.ends(), self.timeout)
@@ -240,16 +254,17 @@ class Worker:
         except (EOFError, OSError): pass
         raise self._died() if awake else self._silent(begun)
 
-    def _silent(self, begun):
+    def _silent(self, begun: bool) -> ActorError:
         hangs = 'its environment hangs or takes longer than that for a step; pass a longer timeout'
         if begun: return ActorError(f'{self} has sent nothing for {self.timeout:g} s: {hangs}')
         seconds = STARTING*self.timeout
         return ActorError(f'{self} has not started after {seconds:g} s: what it imports or unpickles hangs or takes '
                           'longer than that; pass a longer timeout')
 
-    def _died(self):
+    def _died(self) -> ActorError:
         self.process.join(1.)
-        code, how = self.process.exitcode, 'closed its connection'
+        code = self.process.exitcode
+        how = 'closed its connection'
         if code is not None: how = f'ended with exit code {code}'
         if code is not None and code < 0: how = f'was killed by {signal.Signals(-code).name}'
         if code==1 and not self.n_chunks:
@@ -257,7 +272,7 @@ class Worker:
                     "under if __name__=='__main__'")
         return ActorError(f'{self} {how}; it had sent {self.n_chunks} chunks')
 
-def _limit_reads(connection, timeout):
+def _limit_reads(connection: Connection, timeout: float) -> None:
     "Reads from this connection end with a `BlockingIOError` after `timeout` seconds without data"
     if os.name!='posix': return
     with socket.socket(fileno=os.dup(connection.fileno())) as s:
@@ -275,7 +290,8 @@ W = TypeVar('W', bound=Hand)
 
 def end_workers(workers: Iterable[Hand], patience: float = 3.) -> None:
     "Let all `workers` end, then kill those that are still running after `patience` seconds"
-    workers, limit = list(workers), time.monotonic() + patience
+    workers = list(workers)
+    limit = time.monotonic() + patience
     for o in workers: o.close()
     for o in workers: o.join(limit)
 
@@ -284,8 +300,12 @@ class Crew(Generic[W]):
     may be replaced in all; `each`: how many in one place. A copy, such as one in another process,
     has none"""
     def __init__(self, n: int, restart: bool | int = False, each: float = math.inf) -> None:
-        self.n, self.restart, self.each, self.n_restarts = n, restart, each, 0
-        self.starts, self.replaced = [0]*n, [0]*n      # in each place: ever, since all began
+        self.n = n
+        self.restart = restart
+        self.each = each
+        self.n_restarts = 0
+        self.starts = [0]*n                            # in each place, ever
+        self.replaced = [0]*n                          # in each place, since all began
         self.workers: dict[int, W] = {}
         self.pid: int | None = None                    # of the process that started them
     def __getstate__(self) -> dict[str, Any]: return vars(self) | dict(workers={}, pid=None)
@@ -294,9 +314,10 @@ class Crew(Generic[W]):
     def begin(self, start: Callable[[int, int], W]) -> None:
         "Let `start(place, number)` make a worker in each place, unless there are some"
         if self.workers: return
-        self.pid, self.replaced = os.getpid(), [0]*self.n
+        self.pid = os.getpid()
+        self.replaced = [0]*self.n
         for place in range(self.n): self._put(place, start)
-    def _put(self, place, start):
+    def _put(self, place: int, start: Callable[[int, int], W]) -> None:
         number = place + self.n*self.starts[place]
         self.starts[place] += 1
         self.workers[place] = start(place, number)
@@ -312,11 +333,13 @@ class Crew(Generic[W]):
         self._put(place, start)
     def end(self) -> None:
         "End all workers, if they are this process's"
-        workers, self.workers = self.workers, {}
+        workers = self.workers
+        self.workers = {}
         if workers and self.pid==os.getpid(): end_workers(workers.values())
 
 # %% ../../nbs/4_processes/01_actors.ipynb #9f49ce72
-_NEAR, _APART = 1 << 40, 0x9E3779B97F4A7C15     # streams that are counted; an odd number without a pattern
+_NEAR = 1 << 40                      # streams below it are counted
+_APART = 0x9E3779B97F4A7C15          # an odd number without a pattern
 
 def apart(streams: np.ndarray, first: int, place: int, n: int, number: int) -> np.ndarray:
     """Return numbers of `streams` (int64[m]) that no other worker uses. Those from 0 on are
@@ -328,30 +351,34 @@ def apart(streams: np.ndarray, first: int, place: int, n: int, number: int) -> n
 
 class _Numbers:
     "The stream numbers of `n` workers"
-    def __init__(self, n): self.n, self.first, self.seen = n, [0]*n, [0]*n
-    def start(self, w):
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.first = [0]*n
+        self.seen = [0]*n
+    def start(self, w: int) -> None:
         "The streams of place `w` will be new ones"
         self.first[w] = self.seen[w]
-    def put(self, batch, w, number=0):
+    def put(self, batch: Batch, w: int, number: int = 0) -> Batch:
         "Return the batch of place `w` with its numbers"
         streams = stream_numbers(batch)
         self.seen[w] = max(self.seen[w], self.first[w] + int(streams[streams < _NEAR].max(initial=-1)) + 1)
         if self.n==1 and not self.first[w] and not number: return batch
         return renumbered(batch, apart(streams, self.first[w], w, self.n, number), number)
 
-
 def renumbered(batch: Batch, streams: np.ndarray, number: int) -> Batch:
     "Return the batch with these stream numbers (int64[m]) and the process number `number`"
-    arrays, layout = list(batch.arrays()), batch.layout
+    arrays = list(batch.arrays())
+    layout = batch.layout
     _put(arrays, layout, layout.stream_leaf, streams)
     _put(arrays, layout, layout.leaf('proc_id'), np.full(len(batch), number))
     return Batch.of_arrays(layout, arrays, streams if layout.stream_leaf is None else None)
 
-def _holds(dtype, v): return np.iinfo(dtype).min <= v <= np.iinfo(dtype).max
-def _put(arrays, layout, k, numbers):
+def _holds(dtype: np.dtype, v: int) -> bool: return np.iinfo(dtype).min <= v <= np.iinfo(dtype).max
+def _put(arrays: list, layout: Layout, k: int | None, numbers: np.ndarray) -> None:
     "Replace column `k` if there is one and it holds one integer per row"
     if k is None or layout.leaves[k].shape or layout.leaves[k].dtype.kind not in 'iub': return
-    leaf, ends = layout.leaves[k], (int(numbers.min()), int(numbers.max()))
+    leaf = layout.leaves[k]
+    ends = (int(numbers.min()), int(numbers.max()))
     lost = [o for o in ends if leaf.dtype.kind=='b' or leaf.dtype.itemsize < 8 and not _holds(leaf.dtype, o)]
     if lost:
         wanted = f'a dtype that holds {lost[-1]}, which identifies a stream or process among several workers'
@@ -374,9 +401,9 @@ class Actors(IterDataPipe):
     argument and if a memory is upstream, because every worker would get a copy."""
     of_source = 'state'
     def __init__(
-        self, source_datapipe: Any,   # what the workers run; it holds no memory
+        self, source_datapipe: object,  # what the workers run; it holds no memory
         num_workers: int = 1,         # processes (0: this one)
-        ctx: Any = 'spawn',           # how they are started: 'spawn', 'forkserver' or 'fork'
+        ctx: str | BaseContext = 'spawn',  # how they are started: 'spawn', 'forkserver' or 'fork'
         chunk: int = 64,              # rows that are sent together
         timeout: float = 60,          # seconds without a step after which a worker counts as stuck
         restart: bool | int = False,  # replace workers that fail: True, or at most how often
@@ -390,24 +417,30 @@ class Actors(IterDataPipe):
         self.num_workers = whole('actors: num_workers', num_workers)
         self.chunk = whole('actors: chunk', chunk, 1)
         self.in_flight = whole('actors: in_flight', in_flight, 1)
-        self.source_datapipe, self.ctx, self.timeout = source_datapipe, ctx, min(timeout, 1e6)
-        self.restart, self.in_order, self._place = restart, in_order, Resumable()
-        self._numbers, self._crew = _Numbers(max(1, num_workers)), Crew[Worker](num_workers, restart)
+        self.source_datapipe = source_datapipe
+        self.ctx = ctx
+        self.timeout = min(timeout, 1e6)
+        self.restart = restart
+        self.in_order = in_order
+        self._place = Resumable()
+        self._numbers = _Numbers(max(1, num_workers))
+        self._crew = Crew[Worker](num_workers, restart)
         self._made = [[0, 0, -1]]*max(1, num_workers)      # of each worker: chunks, steps, version
-        self._live, self._last = list[int](), -1           # places: not ended yet, served last
+        self._live = list[int]()                           # places that have not ended
+        self._last = -1                                    # the place that was served last
 
     def __repr__(self) -> str: return f'Actors({self.num_workers})'
     def __iter__(self) -> Iterator[Batch]: return self._collect() if self.num_workers else self._serially()
     __getstate__ = pickled_state
-    def _serially(self):
+    def _serially(self) -> Iterator[Batch]:
         task = Task(self.source_datapipe, self.chunk, math.inf)
         for made in task.chunks(self._place): yield self._arrived(0, *made)
-    def _arrived(self, w, batch, version, number=0):
+    def _arrived(self, w: int, batch: Batch, version: int, number: int = 0) -> Batch:
         chunks, steps, _ = self._made[w]
         self._made[w] = [chunks + 1, steps + len(batch), version]
         return self._numbers.put(batch, w, number)
 
-    def _collect(self):
+    def _collect(self) -> Iterator[Batch]:
         try:
             if not (self._crew and self._live): self._begin()
             while self._live:
@@ -417,24 +450,25 @@ class Actors(IterDataPipe):
             self.close()
             raise
 
-    def _begin(self):
+    def _begin(self) -> None:
         "Begin a round of the source, in new processes if there are none"
         if multiprocessing.current_process().daemon:
             raise RuntimeError('actors: a worker process cannot have workers of its own; put .actors() once, '
                                'upstream of the memory, in the main process')
         if self._crew.pid is None: weakref.finalize(self, self._crew.end)
         self._crew.begin(self._start)
-        self._live, self._last = list(self._crew.workers), -1
+        self._live = list(self._crew.workers)
+        self._last = -1
         for w in self._live: self._let_begin(w)
 
-    def _start(self, w, number):
+    def _start(self, w: int, number: int) -> Worker:
         task = Task(self.source_datapipe, self.chunk, self.timeout/4)
         ctx: Any = multiprocessing.get_context(self.ctx) if isinstance(self.ctx, str) else self.ctx
         self._numbers.start(w)
         return Worker(ctx, task, number, self.timeout, self._crew.workers.values())
-    def _let_begin(self, w): self._crew.workers[w].tell(_BEGIN, *[_MORE]*self.in_flight)
+    def _let_begin(self, w: int) -> None: self._crew.workers[w].tell(_BEGIN, *[_MORE]*self.in_flight)
 
-    def _receive(self):
+    def _receive(self) -> Any:
         "Return the next chunk, or None if a worker has reached its source's end or was replaced"
         w = self._turn()
         worker = self._crew.workers[w]
@@ -448,7 +482,7 @@ class Actors(IterDataPipe):
         batch, version = made
         return self._arrived(w, batch, version, worker.number)
 
-    def _turn(self):
+    def _turn(self) -> int:
         "Return whose chunk is next: in order, the worker's after the last one served, else one that is ready"
         places = sorted(self._live, key=lambda w: (w <= self._last, w))
         if self.in_order or len(places)==1: return places[0]
@@ -474,7 +508,8 @@ class Actors(IterDataPipe):
     def state_dict(self) -> dict[str, Any]:
         """Return plain data: upper bounds of the stream numbers and of the process numbers in use, and the
         source's state; chunks in flight are not saved"""
-        n_streams, n_numbers = self._numbers.n*max(self._numbers.seen), self._crew.n*max(self._crew.starts, default=0)
+        n_streams = self._numbers.n*max(self._numbers.seen)
+        n_numbers = self._crew.n*max(self._crew.starts, default=0)
         return dict(n_streams=n_streams, n_numbers=n_numbers, source=state_upstream(self))
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from `state_dict`: exactly without workers, otherwise with new streams, the same each time"
@@ -486,11 +521,11 @@ class Actors(IterDataPipe):
         self._numbers.seen = [-(-state['n_streams']//n)]*n
         self._crew.starts = [-(-state['n_numbers']//n)]*self.num_workers
 
-def check_upstream(pipe: Any) -> None:
+def check_upstream(pipe: object) -> None:
     "Raise a `ValueError` for a pipe that can't run in a worker, and warn of weights that would never change"
     for o in upstream(pipe): _check_pipe(o)
 
-def _check_pipe(o):
+def _check_pipe(o: object) -> None:
     if hasattr(getattr(o, 'memory', None), 'sample'):
         hint = 'each worker would fill and sample a copy; put .actors() before the memory'
         refuse('actors', 'no memory upstream', Words(type(o).__name__), hint)

@@ -10,8 +10,8 @@ __all__ = ['IterDataPipe', 'ShimDataPipe', 'datapipe', 'upstream', 'Upstream', '
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, TypeVar, cast
 import torch.utils.data
 from torch.utils.data import IterableDataset, get_worker_info
 from ..checks import Words, refuse, require
@@ -22,11 +22,11 @@ class ShimDataPipe(IterableDataset):
     "What our pipes need of an `IterDataPipe`, where torch has none: other pipes, found by name"
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name in self.functions: return functools.partial(self.functions[name], self)
         raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
-    def __dir__(self): return [*super().__dir__(), *self.functions]
-    def __repr__(self): return type(self).__qualname__
+    def __dir__(self) -> list[str]: return [*super().__dir__(), *self.functions]
+    def __repr__(self) -> str: return type(self).__qualname__
 
 # %% ../../nbs/2_learning/01_pipes.ipynb #fd6d3bc1
 IterDataPipe: Any = getattr(torch.utils.data, 'IterDataPipe', ShimDataPipe)   # every pipe's base
@@ -39,11 +39,11 @@ def datapipe(name: str) -> Callable[[_Pipe], _Pipe]:
     """Class decorator: every pipe gets a method `name` that appends this class to it.
 
     Raises `ValueError` if another class has the name."""
-    def register(cls):
+    def register(cls: Any) -> Any:
         old = IterDataPipe.functions.get(name)
         if old is not None and getattr(old, '_pipe', None)!=cls.__qualname__:
             raise ValueError(f'{name!r} is the functional form of another pipe already: choose another name')
-        def form(source, *args, **kwargs): return cls(source, *args, **kwargs)
+        def form(source: object, *args: Any, **kwargs: Any) -> Any: return cls(source, *args, **kwargs)
         functools.update_wrapper(form, cls, assigned=('__doc__',), updated=())
         if '_is_child_datapipe' not in cls.__dict__: cls._is_child_datapipe = False    # saves torch failing look-ups
         form._pipe = cls.__qualname__               # type: ignore[attr-defined]
@@ -54,19 +54,19 @@ def datapipe(name: str) -> Callable[[_Pipe], _Pipe]:
 # %% ../../nbs/2_learning/01_pipes.ipynb #a9a0c80a
 _MANY = 1000                   # a longer list or dict holds data, not pipes
 
-def _pipes_in(value):
+def _pipes_in(value: object) -> list:
     "The pipes in an attribute: its value, or what is in it, if it is a list, a tuple or a dict"
     if isinstance(value, dict): value = list(value.values())
     values = value if isinstance(value, (list, tuple)) else [value]
     return [o for o in values if isinstance(o, IterableDataset)] if len(values) <= _MANY else []
 
-def _sources(pipe):
+def _sources(pipe: object) -> list:
     "The pipes that `pipe` holds, and its `source_datapipe`, whatever that is"
     held = pipe.__dict__ if hasattr(pipe, '__dict__') else {}
     own = [v for k, v in held.items() if k=='source_datapipe' and v is not None]
     return own + [o for k, v in held.items() if k!='source_datapipe' for o in _pipes_in(v)]
 
-def _walk(pipe, passes):
+def _walk(pipe: object, passes: Callable[[object], bool]) -> list:
     "Return `pipe` and what is upstream of it, the nearest first, but nothing upstream of what does not pass"
     found = [] if pipe is None else [pipe]
     for o in found:                # which grows
@@ -74,7 +74,7 @@ def _walk(pipe, passes):
             if not any(source is f for f in found): found.append(source)
     return found
 
-def upstream(pipe: Any) -> list[Any]:
+def upstream(pipe: object) -> list[Any]:
     """Return `pipe`, the pipes from which it takes its items, and so on to the first sources, the
     nearest first. It may hold them in any attribute, or in a list, a tuple or a dict there; what
     is in `source_datapipe` need not be a pipe"""
@@ -84,11 +84,12 @@ def upstream(pipe: Any) -> list[Any]:
 _NOTHING = {f'{name}IterDataPipe' for name in
             ('Mapper', 'Filter', 'Collator', 'Multiplexer', 'Zipper', 'ShardingFilter', 'IterableWrapper')}
 
-def _has_state(pipe): return hasattr(pipe, 'state_dict') and hasattr(pipe, 'load_state_dict')
-def _forgets(pipe):
+def _has_state(pipe: object) -> bool: return hasattr(pipe, 'state_dict') and hasattr(pipe, 'load_state_dict')
+def _forgets(pipe: object) -> bool:
     "Does this pipe have a state, perhaps, that can't be saved?"
     if _has_state(pipe) or not isinstance(pipe, IterableDataset): return False
-    room, name = type(pipe).__module__, type(pipe).__name__
+    room = type(pipe).__module__
+    name = type(pipe).__name__
     if room.startswith('torch.utils.data.'): return name not in _NOTHING and name!='_ChildDataPipe'
     return not room.startswith(__name__.partition('.')[0] + '.')
 
@@ -99,7 +100,7 @@ _NONE = ('the saved state holds none of {}, as if it came from another pipeline 
 
 class Upstream:
     "The pipes upstream of another whose state is saved with its own, found when that is made"
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: object) -> None:
         self.source = source
         nearest = _walk(source, lambda o: not hasattr(type(o), 'of_source'))
         self.pipes = [o for o in nearest if _has_state(o)]
@@ -129,13 +130,15 @@ class Upstream:
         if several and state['pipes']==self.names(): return list(zip(self.pipes, state['states']))
         only = len(self.pipes)==1 or self.pipes and self.pipes[0] is self.source
         if only and not several: return [(self.pipes[0], state)]
-        names, saved = ', '.join(self.names()) or 'no pipe', state['pipes'] if several else ['one pipe']
+        names = ', '.join(self.names()) or 'no pipe'
+        saved = state['pipes'] if several else ['one pipe']
         refuse('upstream', f'the state of {names}', Words(f'that of {", ".join(saved)}'),
                'load it into a pipeline like the one that was saved', CheckpointError)
 
-    def load(self, state: Any) -> None:
+    def load(self, state: object) -> None:
         "Continue from what `state` returned; where an error is raised, those before get back what they had"
-        pairs, before = self.matched(state), [o.state_dict() for o in self.pipes]
+        pairs = self.matched(state)
+        before = [o.state_dict() for o in self.pipes]
         left = self.names()[len(pairs):]
         if left: warnings.warn(_NONE.format(', '.join(left)), stacklevel=3)
         for k, (pipe, part) in enumerate(pairs):
@@ -146,23 +149,26 @@ class Upstream:
 
 def read_waiting(pipes: list[Any], states: list[Any]) -> list[tuple[Any, Any]]:
     "Return pairs of a pipe in which steps wait and the items it wrote down; a `CheckpointError` if there are others"
-    n_saved, n_here = len(states), len(pipes)
+    n_saved = len(states)
+    n_here = len(pipes)
     what = f'{n_saved} pipes in which steps wait (n_step, whole_episodes) were saved'
     require(n_saved==n_here, f'{what}, this pipeline has {n_here}', CheckpointError)
     return [(o, o.read_waiting(state)) for o, state in zip(pipes, states)]
 
-def sources_of(pipe: Any) -> Upstream:
+def sources_of(pipe: object) -> Upstream:
     "Return what is upstream of `pipe`: as it was found when the pipe was made, unless it got another source since"
-    known = pipe.__dict__.get('_upstream')
-    if known is None or known.source is not pipe.source_datapipe:
-        known = pipe._upstream = Upstream(pipe.source_datapipe)
+    source = cast(Any, pipe).source_datapipe
+    known = vars(pipe).get('_upstream')
+    if known is None or known.source is not source:
+        known = Upstream(source)
+        vars(pipe)['_upstream'] = known
     return known
 
-def state_upstream(pipe: Any, warn: bool = False) -> Any:
+def state_upstream(pipe: object, warn: bool = False) -> Any:
     "Return the state of what is upstream of `pipe`: None if nothing there has a state. `warn` of what is lost?"
     if warn: sources_of(pipe).warn()
     return sources_of(pipe).state()
-def load_upstream(pipe: Any, state: Any) -> None:
+def load_upstream(pipe: object, state: object) -> None:
     "Give what is upstream of `pipe` its `state` again; a `CheckpointError` if that is of other pipes"
     sources_of(pipe).load(state)
 
@@ -172,16 +178,17 @@ class Resumable:
     def __init__(self) -> None: self.drop()
     def drop(self) -> None:
         "Forget the position: the next loop starts over"
-        self._source = self._serial = None
+        self._source: object = None
+        self._serial: object = None
         self._it: Any = None
     @property
     def fresh(self) -> bool:
         "Will the next pull start over?"
         return self._it is None
-    def check(self, source: Any) -> None:
+    def check(self, source: object) -> None:
         "Forget the position if it is in another source, or another loop has begun"
         if source is not self._source or _serial(source)!=self._serial: self.drop()
-    def over(self, source: Any) -> Iterator[Any]:
+    def over(self, source: Iterable[object]) -> Iterator[Any]:
         "Yield the rest of `source`; all of it if it ended, raised, or is another than before"
         self.check(source)
         while True:
@@ -189,24 +196,26 @@ class Resumable:
             except StopIteration: return
             yield item
 
-    def pull(self, source: Any) -> Any:
+    def pull(self, source: Iterable[object]) -> Any:
         "Return the next item of `source`; `StopIteration` at its end, after which it starts over"
         begins = self._it is None
-        if begins: self._source, self._it = source, iter(source)
+        if begins:
+            self._source = source
+            self._it = iter(source)
         try: item = next(self._it)
         except BaseException:
             self.drop()
             raise
         if begins: self._serial = _serial(source)   # torch counts it with the first item
         return item
-    def __reduce__(self): return Resumable, ()
+    def __reduce__(self) -> tuple: return Resumable, ()
 
-def _serial(source) -> Any:
+def _serial(source: object) -> Any:
     "Which loop over a torch datapipe is the valid one; None for any other source"
     return source.__dict__.get('_valid_iterator_id') if hasattr(source, '__dict__') else None
 
 # %% ../../nbs/2_learning/01_pipes.ipynb #eb13197e
-def pickled_state(pipe: Any) -> dict[str, Any]:
+def pickled_state(pipe: object) -> dict[str, Any]:
     "Return the attributes of a pipe, for pickle; only those that are pipes while torch walks the graph"
     if getattr(type(pipe), 'getstate_hook', None) is None: return pipe.__dict__
     return {k: v for k, v in pipe.__dict__.items() if hasattr(type(v), 'getstate_hook')}

@@ -644,7 +644,8 @@ class NStep(IterDataPipe):
     `TypeError`."""
     of_source = 'state'
     def __init__(
-        self, source_datapipe: Iterable | None = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)
+        self,
+        source_datapipe: Iterable | None = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)
         n: int | None = None,               # the most steps that a return sums, ≥ 1: to be given
         gamma: float | None = None,         # the discount factor, from 0 to 1: to be given
     ) -> None:
@@ -662,7 +663,7 @@ class NStep(IterDataPipe):
     __getstate__ = pickled_state
     def __setstate__(self, state: dict[str, Any]) -> None:
         old = _old_windows(state) if '_steps' in state or '_windows' in state else None
-        vars(self).update(state)
+        self.__dict__.update(state)
         if old is None: return
         steps, rows, waiting, streams = old
         self._open = _Steps(_Rules(self.n, self.gamma))
@@ -677,7 +678,7 @@ class NStep(IterDataPipe):
         require(self.source_datapipe is not None, lacking, TypeError)
         ready = self._ready
         while ready: yield ready.popleft()
-        for item in self._place.over(self.source_datapipe):
+        for item in self._place.over(cast(Iterable, self.source_datapipe)):
             made = self._completed(item)
             if not made: continue
             if isinstance(item, (Batch, list)): yield made

@@ -8,10 +8,11 @@ __all__ = ['as_ratio', 'batches_due', 'check_drawable', 'enough_left', 'refuse_o
 
 # %% ../../nbs/2_learning/05_replay.ipynb #f8107822
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from inspect import signature
 from numbers import Rational
+from pathlib import Path
 from typing import Any
 from torch.utils.data import DataLoader
 from ..batch import Batch
@@ -22,13 +23,14 @@ from ..show import replay_table
 from .base import (IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state,
                                       read_waiting, refuse_worker, sources_of, state_upstream, upstream)
 from .loader import make_loader
+from ..samplers.base import Sampler
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
 from ..samplers.uniform import Uniform
 from ..saving import CheckpointError, SavedState, save_state
 
 # %% ../../nbs/2_learning/05_replay.ipynb #8645c78a
-def as_ratio(steps_per_batch: Any) -> Fraction:
+def as_ratio(steps_per_batch: object) -> Fraction:
     "Return `steps_per_batch` as an exact fraction (0.1 is a tenth); a `ValueError` unless above 0"
     v = steps_per_batch
     try: ratio = Fraction(v) if isinstance(v, Rational) else Fraction(str(v))
@@ -47,14 +49,14 @@ def check_drawable(bs: int, min_sz: int, max_sz: int) -> None:
     raise ValueError(f'bs: a batch of {bs} without replacement can\'t be drawn from {room} transitions '
                      f'(min_sz {min_sz}, max_sz {max_sz}); make them larger, or draw with replace=True')
 
-def enough_left(memory: Memory[Any], bs: int, min_sz: int) -> bool:
+def enough_left(memory: Memory, bs: int, min_sz: int) -> bool:
     "Can a batch of `bs` be drawn, although some transitions were dropped, or all cleared (then: are `min_sz` stored)?"
     sampler = memory.sampler
     if sampler.eligible.all: return True
     return len(memory) >= min(min_sz, memory.max_sz) and len(sampler) >= (1 if sampler.replace else bs)
 
 # %% ../../nbs/2_learning/05_replay.ipynb #1c5ded77
-def _check_given(memory, options):
+def _check_given(memory: Memory, options: dict[str, Any]) -> None:
     "Raise a `TypeError` unless `memory` is one, and no option of a new one is given"
     as_memory(memory)
     if options['max_sz'] in (100, memory.max_sz): del options['max_sz']        # 100 is the default
@@ -81,7 +83,7 @@ def refuse_options(pipe: str, given: dict[str, Any], instead: dict[str, str], ma
         raise TypeError(f'{k}: {pipe} has no such option{told}' + f', or pass sampler=Proportional({k}=...)'*drawn)
     return {k: v for k, v in given.items() if k not in instead}
 
-def new_memory(max_sz: int, sampler: Any, seed: Any, device: Any = None, **options: Any) -> Any:
+def new_memory(max_sz: int, sampler: object, seed: int | None, device: Any = None, **options: Any) -> Any:
     """Return a `ReplayMemory`, or, where a `device` is given, a `DeviceMemory`, for which a
     NamedTuple of stacked tensors is a chunk"""
     if device is None: return ReplayMemory(max_sz, sampler, seed=seed, **options)
@@ -96,35 +98,37 @@ def saved_bs(own: int, saved: Any) -> int:
 
 _NOT_KEPT = '; save such a memory by its own methods'
 
-def _sources_by_name(pipe):
+def _sources_by_name(pipe: object) -> list:
     source = getattr(pipe, 'source_datapipe', None)
     return [] if source is None else [source, *_sources_by_name(source)]
 
-def _windows(replay, saved=None):
-    "The n-step pipes upstream of a replay, the nearest first; those of which a `saved` state tells"
+def _windows(replay: 'ExperienceReplay', saved: dict[str, Any] | None = None) -> list:
+    "Return the pipes upstream of a replay in which steps wait, the nearest first: those that a `saved` state knows"
     older = saved is not None and 'upstream' not in saved    # it knows of pipes in `source_datapipe` only
     if not older: return sources_of(replay).windows
     return [o for o in _sources_by_name(replay) if hasattr(o, 'take_waiting')]
 
-def _kept_upstream(replay):
-    "The steps that wait in n-step windows, and the names of all pipes"
+def _kept_upstream(replay: 'ExperienceReplay') -> dict[str, Any]:
+    "Return the steps that wait in n-step windows, and the names of all pipes"
     names = [type(o).__name__ for o in sources_of(replay).whole]
     return dict(waiting=[o.waiting() for o in _windows(replay)], upstream=names)
 
-def _described(replay, own):
-    "A pipeline in words, which ends with the replay's `own`"
+def _described(replay: 'ExperienceReplay', own: str) -> str:
+    "Return a pipeline in words, which ends with the replay's `own`"
     pipes = [repr(o) for o in reversed(upstream(replay.source_datapipe)) if isinstance(o, IterDataPipe)]
     return ' → '.join([*pipes, own])
 
-def _check_saved(replay, state):
+def _check_saved(replay: 'ExperienceReplay', state: dict[str, Any]) -> None:
     "Raise a `CheckpointError` if the pipeline in `state` is made differently from this one"
     sources_of(replay).matched(state['pipe']['source'])
-    disk, memory = state.get('disk'), as_memory(replay.memory, Lasting, _NOT_KEPT)
+    disk = state.get('disk')
+    memory = as_memory(replay.memory, Lasting, _NOT_KEPT)
     how = 'path: the replay was saved with its memory'
     if disk is None: require(memory.path is None, f'{how} in the checkpoint; make it without a path', CheckpointError)
     if disk is None: return
     require(memory.path is not None, f'{how} on disk, in {disk["path"]}; make it with that path', CheckpointError)
-    here, there = memory.n_added, state['pipe']['ids'][1]
+    here = memory.n_added
+    there = state['pipe']['ids'][1]
     require(here >= there, f'path: the memory in {memory.path} has {here} steps, the checkpoint has {there}: '
             'it is another memory', CheckpointError)
 
@@ -133,11 +137,11 @@ class Tracked:
     "How full the memory of a pipe is, by the names that the ancestor of this library gave to it"
     memory: Any
     @property
-    def _sz_tracker(self): return self.memory.n_added - self.memory.first_id
+    def _sz_tracker(self) -> int: return self.memory.n_added - self.memory.first_id
     @property
-    def _idx_tracker(self): return (self.memory.n_added - 1) % self.memory.max_sz + 1 if self._sz_tracker else 0
+    def _idx_tracker(self) -> int: return (self.memory.n_added - 1) % self.memory.max_sz + 1 if self._sz_tracker else 0
     @property
-    def _cycle_tracker(self): return (self.memory.n_added - 1) // self.memory.max_sz if self._sz_tracker else 0
+    def _cycle_tracker(self) -> int: return (self.memory.n_added - 1) // self.memory.max_sz if self._sz_tracker else 0
 
 # %% ../../nbs/2_learning/05_replay.ipynb #cf3408a4
 @datapipe('experience_replay')
@@ -151,26 +155,29 @@ class ExperienceReplay(Tracked, IterDataPipe):
     go with `memory`."""
     of_source = 'state'
     def __init__(
-        self, source_datapipe: Any,            # an iterable of steps, lists of steps or `Batch`es
+        self, source_datapipe: Iterable,       # an iterable of steps, lists of steps or `Batch`es
         learn: Any = None,                     # gets this pipe as `learn.experience_replay`
         bs: int = 1,                           # transitions in a batch
         max_sz: int = 100,                     # transitions in the memory; the newest stay
         return_idxs: bool = False,             # yield pairs `(batch, idxs)`
-        *, memory: Memory[Any] | None = None,  # use this one (None: a new `ReplayMemory`)
+        *, memory: Memory[object] | None = None,  # use this one (None: a new `ReplayMemory`)
         min_sz: int | None = None,             # steps stored before the first batch (None: `bs`)
-        steps_per_batch: Any = 1,              # steps for each batch after that; may be a fraction
+        steps_per_batch: float | Fraction = 1, # steps for each batch after that; may be a fraction
         replace: bool = False,                 # may a batch hold a transition twice?
-        seed: Any = None,                      # of all draws (None: different each time)
+        seed: int | None = None,               # of all draws (None: different each time)
         freeze_memory: bool = False,           # draw forever from what is stored; the source rests
-        sampler: Any = None,                   # chooses what is drawn (None: `Uniform(replace)`)
+        sampler: object = None,                # chooses what is drawn (None: `Uniform(replace)`)
         **memory_options: Any,                 # of the new memory, such as `dedup`, `path` or `device`
     ) -> None:
-        self.source_datapipe, self.return_idxs, self.freeze_memory = source_datapipe, return_idxs, freeze_memory
+        self.source_datapipe = source_datapipe
+        self.return_idxs = return_idxs
+        self.freeze_memory = freeze_memory
         self._upstream = Upstream(source_datapipe)
         self.bs = whole('bs', bs, 1)
         self.min_sz = whole('min_sz', bs if min_sz is None else min_sz, 1)
         self.steps_per_batch = as_ratio(steps_per_batch)
-        options = dict(max_sz=max_sz, replace=replace, seed=seed, sampler=sampler) | memory_options
+        options: dict[str, Any] = dict(max_sz=max_sz, replace=replace, seed=seed, sampler=sampler)
+        options |= memory_options
         if memory is not None: _check_given(memory, options)
         self.memory: Any = self._make_memory(**options) if memory is None else memory
         self._chunks = (Batch, list, tuple) if isinstance(self.memory, DeviceMemory) else (Batch, list)
@@ -178,7 +185,8 @@ class ExperienceReplay(Tracked, IterDataPipe):
         self.n_batches = self._due()                    # steps that are stored already owe nothing
         if learn is not None: learn.experience_replay = self
 
-    def _make_memory(self, max_sz, replace, seed, sampler, **options):
+    def _make_memory(self, max_sz: int, replace: bool, seed: int | None, sampler: object, **options: Any,
+                     ) -> Memory[Any]:
         options = refuse_options('experience_replay', options, {})
         if sampler is not None:
             leave_out('replace', replace, 'a sampler of your own decides this itself', ValueError)
@@ -188,16 +196,16 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def __iter__(self) -> Iterator[Batch]:
         refuse_worker(type(self).__name__)
         yield from self._while_pulled()
-    def _while_pulled(self):
+    def _while_pulled(self) -> Iterator[Any]:
         self._place.check(self.source_datapipe)
         while self._pull_until_due():
             batch = self.sample()
             if not self.freeze_memory: self.n_batches += 1
             yield batch
 
-    def _due(self): return batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch)
+    def _due(self) -> int: return batches_due(self.memory.n_added, self.min_sz, self.steps_per_batch)
 
-    def _pull_until_due(self):
+    def _pull_until_due(self) -> bool:
         "Store what is needed until a batch is due that can be drawn; False if the source ends before"
         while not self.freeze_memory and (self.n_batches >= self._due() or not self._can_draw()):
             self.n_batches = max(self.n_batches, self._due())        # those that can't be drawn are skipped
@@ -205,24 +213,24 @@ class ExperienceReplay(Tracked, IterDataPipe):
             except StopIteration: return False
             (self.extend if isinstance(item, self._chunks) else self.add)(item)
         return True
-    def _can_draw(self): return enough_left(self.memory, self.bs, self.min_sz)
+    def _can_draw(self) -> bool: return enough_left(self.memory, self.bs, self.min_sz)
 
-    def add(self, step: Any, priority: float | None = None) -> int:
+    def add(self, step: object, priority: float | None = None) -> int:
         "Store one step, like `ReplayMemory.add`; a `RuntimeError` if the memory is frozen"
         self._check_thawed()
         return self.memory.add(step, priority)
-    def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> Any:
+    def extend(self, chunk: object, priorities: object = None, streams: object = None) -> Any:
         "Store a chunk, like `ReplayMemory.extend`; a `RuntimeError` if the memory is frozen"
         self._check_thawed()
         return self.memory.extend(chunk, priorities, streams)
-    def _check_thawed(self):
+    def _check_thawed(self) -> None:
         frozen = 'the memory is frozen: set freeze_memory=False to store steps again'
         require(not self.freeze_memory, frozen, RuntimeError)
     def sample(self, bs: int | None = None) -> Any:
         "Draw `bs` (None: the pipe's) now, with slots if `return_idxs`; this batch isn't counted"
         batch = self.memory.sample(self.bs if bs is None else bs)
         return (batch, batch.idxs) if self.return_idxs else batch
-    def update_priorities(self, ids: Any, td_errors: Any) -> int:
+    def update_priorities(self, ids: object, td_errors: object) -> int:
         "Send TD errors back, like `ReplayMemory.update_priorities`"
         return self.memory.update_priorities(ids, td_errors)
     def health(self) -> dict[str, Any]:
@@ -256,13 +264,15 @@ class ExperienceReplay(Tracked, IterDataPipe):
                 f'got one of {here[0]} to {here[1] - 1}; load the memory first')
         self._load_counters(state)
 
-    def _load_counters(self, state):
-        n_batches, sampler_batches = int(state['n_batches']), int(state['sampler_batches'])
+    def _load_counters(self, state: dict[str, Any]) -> None:
+        n_batches = int(state['n_batches'])
+        sampler_batches = int(state['sampler_batches'])
         bs = saved_bs(self.bs, state.get('bs', self.bs))
         load_upstream(self, state['source'])
         if state['rng'] is not None: self.memory.rng.set_state(state['rng'])
         self.memory.sampler.n_batches = sampler_batches
-        self.n_batches, self.bs = n_batches, bs
+        self.n_batches = n_batches
+        self.bs = bs
 
     def saved(self) -> tuple[dict[str, Any], Any]:
         "Return this replay as plain data, and the memory's rows; hold its lock while you use them"
@@ -274,12 +284,13 @@ class ExperienceReplay(Tracked, IterDataPipe):
         contents, rows = memory.saved()
         return state | dict(memory=contents), rows
 
-    def restore(self, state: dict[str, Any], pieces: Any = ()) -> None:
+    def restore(self, state: dict[str, Any], pieces: Iterable = ()) -> None:
         "Continue from the `state` and the `pieces` that `saved` returned: all of it or, with an error, nothing"
         with self.memory.lock:
             taken = read_waiting(_windows(self, state), state['waiting'])
             _check_saved(self, state)
-            memory, disk = self.memory, state.get('disk')
+            memory = self.memory
+            disk = state.get('disk')
             n_stale = int(disk['n_stale']) if disk else 0
             if not disk:
                 before, rows = memory.saved()
@@ -291,7 +302,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
             if disk: memory.n_stale = n_stale
             for pipe, items in taken: pipe.take_waiting(items)
 
-    def save(self, folder: Any) -> int:
+    def save(self, folder: str | Path) -> int:
         """Save this replay, its memory and all that is upstream; return the bytes written.
 
         Into a folder with an earlier checkpoint only what changed is written, and that one stays
@@ -300,7 +311,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
             state, rows = self.saved()
             return save_state(folder, state, 'replay', rows)
 
-    def load(self, folder: Any) -> 'ExperienceReplay':
+    def load(self, folder: str | Path) -> 'ExperienceReplay':
         """Continue from what `save` wrote: all of it or, with an error, nothing.
 
         Environments start new episodes, and steps in open n-step windows are yielded as truncated.
@@ -313,19 +324,19 @@ class ExperienceReplay(Tracked, IterDataPipe):
     __getstate__ = pickled_state
     def __len__(self) -> int: return len(self.memory)
     def __bool__(self) -> bool: return True
-    def __repr__(self):
+    def __repr__(self) -> str:
         when = f'bs={self.bs}, min_sz={self.min_sz}, steps_per_batch={self.steps_per_batch}'
         return _described(self, f'{type(self).__name__}({when}; {self.memory!r})')
-    def _repr_html_(self): return replay_table(self)
+    def _repr_html_(self) -> str: return replay_table(self)
 
 # %% ../../nbs/2_learning/05_replay.ipynb #505ad564
-def _refuse_for(pipe, made, options, **instead):
+def _refuse_for(pipe: str, made: str, options: dict[str, Any], **instead: str) -> dict[str, Any]:
     "Refuse what doesn't go with a pipe that draws by priorities, with a sampler `made` by itself"
     require('replace' not in options, f'replace: {pipe} always draws with replacement; leave it out', TypeError)
     return refuse_options(pipe, options, instead | dict(
         sampler=f'makes a {made}; pass another sampler to experience_replay(sampler=...)'))
 
-def given_memory(pipe: str, kw: dict[str, Any], draws_so: Callable[[Any], bool], what: str,
+def given_memory(pipe: str, kw: dict[str, Any], draws_so: Callable[[Sampler], bool], what: str,
                  **options: Any) -> bool:
     """Return whether `kw` has a memory for a `pipe`; a `TypeError` unless that `draws_so`, in words
     `what`, and none of the `options` of a new sampler, (value, default), is given"""
@@ -342,10 +353,10 @@ class PrioritizedReplay(ExperienceReplay):
     """An `ExperienceReplay` that draws in proportion to p^alpha, p = |td error| + eps (Schaul et
     al. 2016, section 3.3). `batch.update_priorities(td_errors)` sends the errors back."""
     def __init__(
-        self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
+        self, source_datapipe: Iterable, learn: Any = None, bs: int = 1, max_sz: int = 100,
         return_idxs: bool = False,
         *, alpha: float = .6,      # how much errors decide, ≥ 0: 0 nothing, 1 in proportion
-        beta: Any = .4,            # how far weights correct for that: 0 to 1, or a schedule
+        beta: object = .4,            # how far weights correct for that: 0 to 1, or a schedule
         eps: float = 1e-6,         # added to each |TD error|, so that none has probability zero
         normalize: str = 'batch',  # divides weights by the largest of the 'batch' or the 'memory'
         **kw: Any,                 # of `ExperienceReplay`, but `replace` and `sampler`
@@ -363,10 +374,10 @@ class RankReplay(ExperienceReplay):
 
     The transition with the largest |td error| has rank 1; of two equals the older comes first."""
     def __init__(
-        self, source_datapipe: Any, learn: Any = None, bs: int = 1, max_sz: int = 100,
+        self, source_datapipe: Iterable, learn: Any = None, bs: int = 1, max_sz: int = 100,
         return_idxs: bool = False,
         *, alpha: float = .7,  # how much ranks decide, ≥ 0: 0 nothing
-        beta: Any = .5,        # how far weights correct for that: 0 to 1, or a schedule
+        beta: object = .5,        # how far weights correct for that: 0 to 1, or a schedule
         **kw: Any,             # of `ExperienceReplay`, but `replace` and `sampler`
     ) -> None:
         instead = dict(sequence='draws single steps; use sequence_replay(alpha=...)')

@@ -8,11 +8,12 @@ __all__ = ['GymStepper']
 # %% ../../nbs/2_learning/02_stepper.ipynb #9b7d2e3f
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from ..checks import Words, one_of, plain_array, refuse, require, shown, typed, whole
 from ..batch import Batch
@@ -21,22 +22,26 @@ from .base import IterDataPipe, Resumable, datapipe, pickled_state, worker_place
 from ..steps import Layout, SimpleStep, as_number, tree_leaves, tree_map
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #fb016958
-def _copied(v):
+def _copied(v: Any) -> Any:
     if isinstance(v, (np.ndarray, list)): return np.array(v)
     return v.detach().clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v)
 
-def _own(v): return v.copy() if type(v) is np.ndarray else tree_map(_copied, v)    # no one else writes to it
-def _rows_of(v, rows): return v.take(rows, 0) if type(v) is np.ndarray else tree_map(lambda o: o[rows], v)
+def _own(v: Any) -> Any:
+    "Return a copy, to which no one else writes"
+    return v.copy() if type(v) is np.ndarray else tree_map(_copied, v)
+def _rows_of(v: Any, rows: Any) -> Any:
+    "Return rows of an array, or of all arrays in a tree; one row for a number"
+    return v.take(rows, 0) if type(v) is np.ndarray else tree_map(lambda o: o[rows], v)
 
-def _where(mask, a, b):
+def _where(mask: Any, a: object, b: object) -> Any:
     "The rows of `a` where the mask is True, else those of `b`: arrays or tensors, where `b` lies"
-    def chosen(u, v):
+    def chosen(u: Any, v: np.ndarray | torch.Tensor) -> Any:
         rows = mask.reshape(-1, *[1]*(v.ndim - 1))
         return torch.where(rows, u.to(v.device), v) if isinstance(v, torch.Tensor) else np.where(rows, u, v)
     return tree_map(chosen, a, b)
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #3128479d
-def _fit(space, v, n, name='actions'):
+def _fit(space: gym.Space, v: Any, n: int, name: str = 'actions') -> Any:
     "An agent's actions `v` for `n` environments, stacked, as the action space requires"
     if isinstance(space, gym.spaces.Dict):
         return {k: _fit(s, v[k], n, f'{name}.{k}') for k, s in space.spaces.items()}
@@ -51,7 +56,7 @@ def _fit(space, v, n, name='actions'):
         refuse(name, f'whole numbers for {space}', a)
     return a.reshape(shape).astype(space.dtype)
 
-def _only_row(space, v):
+def _only_row(space: gym.Space, v: Any) -> Any:
     "The one action of a stacked batch of one, as a single environment takes it"
     if isinstance(space, gym.spaces.Dict):
         return {k: _only_row(s, v[k]) for k, s in space.spaces.items()}
@@ -63,7 +68,7 @@ def _only_row(space, v):
 _KNOWN = SimpleStep._fields
 _ENV_ID = _KNOWN.index('env_id')
 
-def _checked_info(info, step_type, others):
+def _checked_info(info: dict[str, Any], step_type: type, others: dict[str, Any]) -> dict[str, str]:
     "Return a copy of `info`, from fields of the step type that the stepper leaves at a default to keys"
     wanted = "a dict from fields of the step type to keys of info, such as {'lives': 'lives'}"
     if not isinstance(info, dict): refuse('info', wanted, typed(info), error=TypeError)
@@ -74,14 +79,15 @@ def _checked_info(info, step_type, others):
         refuse('info', free, field, 'give the step type such a field, with a default')
     return dict(info)
 
-def _in_info(info, key, env):
+def _in_info(info: dict[str, Any], key: str, env: object) -> Any:
     "The value of a key"
-    name, there = f'info: {key}', Words(', '.join(map(str, info)) or 'none')
+    name = f'info: {key}'
+    there = Words(', '.join(map(str, info)) or 'none')
     if key not in info: refuse(name, f'a key in the info of each step of {env}', there)
     if isinstance(info[key], dict): refuse(name, 'a number, an array or a str', typed(info[key]), error=TypeError)
     return info[key]
 
-def _info_column(sources, key, n, env):
+def _info_column(sources: Iterable[tuple[dict[str, Any], np.ndarray]], key: str, n: int, env: object) -> Any:
     "The values (n, …) of a key: of each pair in `sources`, an info and the rows it has to tell (bool[n])"
     column: Any = None
     for info, rows in sources:
@@ -101,8 +107,9 @@ _GIVE_FINAL = ('give it there (Isaac Lab: compute_final_obs=True in its configur
 class _Maker:
     "Makes steps of `step_type` from the values of `SimpleStep`'s fields, in order, and `others`"
     takes_reset = warned = False                # where `info` has no final observation
-    def __init__(self, step_type: Any, info: Any = None) -> None:
-        fields, defaults = getattr(step_type, '_fields', None), getattr(step_type, '_field_defaults', {})
+    def __init__(self, step_type: type, info: dict[str, str] | None = None) -> None:
+        fields = getattr(step_type, '_fields', None)
+        defaults = getattr(step_type, '_field_defaults', {})
         if not (isinstance(step_type, type) and fields):
             refuse('step_type', 'a NamedTuple type', step_type, error=TypeError)
         unknown = [f for f in fields if f not in _KNOWN and f not in defaults]
@@ -114,22 +121,22 @@ class _Maker:
         self.others = {f: defaults[f] for f in fields if f not in _KNOWN}
         self.info = {} if info is None else _checked_info(info, step_type, self.others)
 
-    def __call__(self, values, others):
+    def __call__(self, values: Sequence, others: dict[str, Any]) -> Any:
         if self.is_simple: return self.step_type._make(values)
         by_name = dict(zip(_KNOWN, values)) | self.others | others
         return self.step_type._make([by_name[f] for f in self.step_type._fields])
-    def lacks_final(self, env):
+    def lacks_final(self, env: object) -> None:
         "Raise an error for an environment that gives no final observations; or warn once, if the reset's are taken"
         if not self.takes_reset: raise ValueError(f'{env}: {_NO_FINAL}; {_GIVE_FINAL}')
         if self.warned: return
         self.warned = True
         warnings.warn(f"{env}: {_NO_FINAL}, so next_state at an episode's end is the first observation of the next "
                       'episode: a wrong target wherever an episode is truncated', stacklevel=6)
-    def stacked(self, values, others, n):
+    def stacked(self, values: Sequence, others: dict[str, Any], n: int) -> Any:
         constant = {f: tree_map(lambda o: [o]*n, v) for f, v in self.others.items() if f not in others}
         return self(values, constant | others)
 
-    def split(self, answer, space):
+    def split(self, answer: object, space: gym.Space) -> tuple[Any, dict[str, Any]]:
         "Return an agent's answer as its actions and the fields that it fills"
         if not (type(answer) is tuple and len(answer)==2 and type(answer[1]) is dict): return answer, {}
         unknown = [f for f in answer[1] if f not in self.others or f in self.info]
@@ -140,23 +147,32 @@ class _Maker:
                          'or that the stepper fills')
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #92f8bcac
+_Seeds = tuple[int | None, int | None]           # of an environment, and of its action space
+
 class _Stream:
     "One environment, or a vector of them, and the observation from which it continues"
-    beginning: Any              # which of the streams begin an episode with the next step: bool[n]
-    def __init__(self, env, maker, n, seeds, made):
-        self.env, self.maker, self.n, self.made, self.obs = env, maker, n, made, None
+    beginning: Callable[[], np.ndarray]         # which of the streams begin an episode with the next step: bool[n]
+    next_episodes: Callable[[], list[int]]      # the `episode_n` of the next episode of each
+    step: Callable[[Callable | None], Any]      # takes a step, or a chunk of them
+    def __init__(self, env: Any, maker: _Maker, n: int, seeds: _Seeds, made: bool) -> None:
+        self.env = env
+        self.maker = maker
+        self.n = n
+        self.made = made
+        self.obs = None
         self.space = env.single_action_space if hasattr(env, 'single_action_space') else env.action_space
         self.shape = n, *(self.space.shape or ())
         self.reset_seed, action_seed = seeds
         if action_seed is not None: env.action_space.seed(action_seed)
 
-    def first_obs(self):
+    def first_obs(self) -> Any:
         "Reset: the first observation of an episode. The seed is used once, the first time"
-        seed, self.reset_seed = self.reset_seed, None
+        seed = self.reset_seed
+        self.reset_seed = None
         obs, _ = self.env.reset(seed=seed) if seed is not None else self.env.reset()
         return _own(obs)
 
-    def ask(self, agent, states):
+    def ask(self, agent: Callable, states: object) -> tuple[Any, dict[str, Any]]:
         "Return the agent's actions for stacked states, as the space requires, and its fields"
         space = self.space
         if hasattr(agent, 'restarted') and (begin := self.beginning()).any(): agent.restarted(begin)
@@ -167,52 +183,68 @@ class _Stream:
 
 class _Single(_Stream):
     "The stream of one environment"
-    def __init__(self, env, maker, ids, episodes, proc_id=0, seeds=(None, None), made=True):
+    def __init__(self, env: Any, maker: _Maker, ids: list[int], episodes: list[int], proc_id: int = 0,
+                 seeds: _Seeds = (None, None), made: bool = True) -> None:
         super().__init__(env, maker, 1, seeds, made)
-        [self.env_id], [self.episode_n], self.proc_id = ids, episodes, proc_id
-        self.step_n, self.total = 0, 0.
-    def next_episodes(self): return [self.episode_n + (self.step_n > 0)]
-    def start(self):
+        [self.env_id] = ids
+        [self.episode_n] = episodes
+        self.proc_id = proc_id
+        self.step_n = 0
+        self.total = 0.
+    def next_episodes(self) -> list[int]: return [self.episode_n + (self.step_n > 0)]
+    def start(self) -> Any:
         obs = self.first_obs()
-        [self.episode_n], self.step_n, self.total = self.next_episodes(), 0, 0.
+        [self.episode_n] = self.next_episodes()
+        self.step_n = 0
+        self.total = 0.
         return obs
 
-    def action(self, agent, obs):
+    def action(self, agent: Callable | None, obs: object) -> tuple[Any, dict[str, Any]]:
         if agent is not None:
             stacked = tree_map(lambda o: np.array(o)[None], obs)
             actions, others = self.ask(agent, stacked)
             return _only_row(self.space, actions), {f: _rows_of(v, 0) for f, v in others.items()}
         a = self.space.sample()
         return int(a) if isinstance(self.space, gym.spaces.Discrete) else a, {}
-    def beginning(self): return np.array([self.step_n==0])
+    def beginning(self) -> np.ndarray: return np.array([self.step_n==0])
 
-    def step(self, agent):
+    def step(self, agent: Callable | None) -> Any:
         self.obs = obs = self.start() if self.obs is None else self.obs
         action, others = self.action(agent, obs)      # an agent that raises costs nothing
         self.obs = None                               # an environment that raises costs its episode
         new, reward, terminated, truncated, info = self.env.step(_own(action))
         if self.maker.info:
             others = others | {f: _own(_in_info(info, key, self.env)) for f, key in self.maker.info.items()}
-        reward, terminated, truncated = as_number('reward', reward), bool(terminated), bool(truncated)
+        reward = as_number('reward', reward)
+        terminated = bool(terminated)
+        truncated = bool(truncated)
         self.total += reward
         values = (obs, action, _own(new), terminated, truncated, reward, self.total,
                   self.env_id, self.proc_id, self.step_n, self.episode_n)
-        if terminated or truncated: self.episode_n, self.step_n = self.episode_n + 1, 0
-        else: self.step_n, self.obs = self.step_n + 1, _own(new)
+        if terminated or truncated:
+            self.episode_n += 1
+            self.step_n = 0
+        else:
+            self.step_n += 1
+            self.obs = _own(new)
         return self.maker(values, others)
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #6ad0c2b2
+_Flags = np.ndarray | torch.Tensor               # bool[n]
+
 class _NextStep:
     "The call after an episode's end only resets: its row is void"
-    resets, last_info = True, False      # is the next call void? does `final_info` describe an episode's last step?
-    def borders(self, env, maker, new, ended, info):
+    resets = True           # is the next call void?
+    last_info = False       # does `final_info` describe an episode's last step?
+    def borders(self, env: Any, maker: _Maker, new: object, ended: _Flags, info: dict[str, Any]) -> tuple[Any, Any]:
         "Return the last observations, true in the rows of `ended`, and those from which the next step begins"
         return new, new
 
 class _SameStep(_NextStep):
     "The call that ends an episode resets, and has the last observation in its info"
-    resets, last_info = False, True
-    def borders(self, env, maker, new, ended, info):
+    resets = False
+    last_info = True
+    def borders(self, env: Any, maker: _Maker, new: object, ended: _Flags, info: dict[str, Any]) -> tuple[Any, Any]:
         "Return the same; where environments have observations of their own kind, those come in an array of objects"
         if 'final_obs' not in info:
             # to ask waits for a device: give final_obs at every step, and nothing is asked
@@ -226,14 +258,15 @@ class _SameStep(_NextStep):
 
 class _Disabled(_NextStep):
     "Nothing resets itself"
-    resets, last_info = False, False
-    def borders(self, env, maker, new, ended, info):
+    resets = False
+    last_info = False
+    def borders(self, env: Any, maker: _Maker, new: object, ended: _Flags, info: dict[str, Any]) -> tuple[Any, Any]:
         "Return the same, and reset what has ended"
         return new, _where(ended, env.reset(options=dict(reset_mask=_own(ended)))[0], new)
 
 _MODES = {AutoresetMode.NEXT_STEP: _NextStep, AutoresetMode.SAME_STEP: _SameStep, AutoresetMode.DISABLED: _Disabled}
 
-def _mode(env):
+def _mode(env: Any) -> '_NextStep':
     mode = env.metadata.get('autoreset_mode')
     try: return _MODES[AutoresetMode(mode)]()
     except ValueError:
@@ -249,7 +282,7 @@ class _TensorSteps:
     env: Any; maker: Any; space: Any; mode: Any; streams: Any; shape: Any; n: int; obs: Any; layout: Any
     counted: Any = None          # `_IN_TENSORS` as tensors, and the constant ones
 
-    def tensor_call(self, agent, obs):
+    def tensor_call(self, agent: Callable | None, obs: object) -> Batch:
         "One call of the environments' `step`, as a chunk of tensors"
         device = tree_leaves(obs)[0].device
         if self.counted is None:
@@ -257,9 +290,11 @@ class _TensorSteps:
         actions, others = self.tensor_actions(agent, obs, device)
         self.obs = None                                # an environment that raises costs its episodes
         new, reward, terminated, truncated, info = self.env.step(_own(actions))
-        new, now = _own(new), self.counted
+        new = _own(new)
+        now = self.counted
         flags = [torch.as_tensor(o, device=device).bool() for o in (terminated, truncated)]
-        reward, ended = torch.as_tensor(reward, device=device).float(), flags[0] | flags[1]
+        reward = torch.as_tensor(reward, device=device).float()
+        ended = flags[0] | flags[1]
         last, following = self.mode.borders(self.env, self.maker, new, ended, info)
         now['total'] = now['total'] + reward
         values = obs, actions, last, *flags, reward, now['total'], *(now[f] for f in _KNOWN[-4:])
@@ -269,9 +304,9 @@ class _TensorSteps:
         self.obs = following
         return chunk
 
-    def tensor_actions(self, agent, obs, device):
+    def tensor_actions(self, agent: Callable | None, obs: object, device: torch.device) -> tuple[Any, dict[str, Any]]:
         "The agent's actions as a tensor of the space's dtype, and its fields"
-        if hasattr(agent, 'restarted'): agent.restarted(self.counted['step_n']==0)
+        if agent is not None and hasattr(agent, 'restarted'): agent.restarted(self.counted['step_n']==0)
         answer = self.env.action_space.sample() if agent is None else agent(obs)
         actions, others = self.maker.split(answer, self.space)
         if self.space.shape is None: return actions, others
@@ -280,12 +315,13 @@ class _TensorSteps:
             refuse('actions', f'shape {self.shape} for {self.space}', Words(tuple(actions.shape)))
         return actions.to(torch.from_numpy(np.empty(0, self.space.dtype)).dtype), others
 
-    def tensor_chunk(self, values, others):
+    def tensor_chunk(self, values: Sequence, others: dict[str, Any]) -> Batch:
         step = self.maker.stacked(values, others, self.n)
         if self.layout is None:
             self.layout = Layout.of(type(step)(*(tree_map(lambda o: o[0], v) for v in step)))
             self.has_ids = 'env_id' in self.layout.fields
-        leaves, device = self.layout.leaves, values[3].device
+        leaves = self.layout.leaves
+        device = values[3].device
         dtypes = [o.bits_of or torch.as_tensor(np.empty(0, o.dtype)).dtype for o in leaves]
         tensors = [torch.as_tensor(v, device=device).to(o) for v, o in zip(self.layout.values(step), dtypes)]
         streams = None if self.has_ids else self.streams['env_id'].copy()
@@ -296,10 +332,10 @@ _IN_ALL = *_IN_TENSORS, 'env_id', 'proc_id'
 # %% ../../nbs/2_learning/02_stepper.ipynb #d4c5c49b
 class _Fresh(gym.Wrapper):
     "An environment whose observations are never written to again"
-    def reset(self, **kw):
+    def reset(self, **kw: Any) -> Any:
         obs, info = self.env.reset(**kw)
         return _own(obs), info
-    def step(self, action):
+    def step(self, action: object) -> Any:
         obs, *rest = self.env.step(action)
         return _own(obs), *rest
 
@@ -310,9 +346,11 @@ _STREAM = np.dtype([*zip(_KNOWN[-4:], _COUNTED[-4:]), ('total', 'f8'), ('void', 
 _TOO_LARGE = 'reward: expected a number within float32, got one that overflows; scale it'
 
 @kernel
-def _count(streams, terminated, truncated, reward, resets, ended, rows, columns):
+def _count(streams: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, reward: np.ndarray, resets: bool,
+           ended: np.ndarray, rows: np.ndarray, columns: tuple) -> int:
     """Write the last fields of the steps of the streams that are not void, and count on. `ended`:
     whose episode ends, which are void in the next call if that `resets`. Return how many end"""
+    terminations, truncations, rewards, totals, env_ids, proc_ids, step_ns, episode_ns = columns
     m = n_ended = 0
     for i in range(len(streams)):
         o = streams[i]
@@ -320,48 +358,63 @@ def _count(streams, terminated, truncated, reward, resets, ended, rows, columns)
         n_ended += ended[i]
         if not o.void:
             o.total += reward[i]
-            rows[m], columns[0][m], columns[1][m] = i, terminated[i], truncated[i]
-            columns[2][m], columns[3][m] = reward[i], o.total
-            columns[4][m], columns[5][m] = o.env_id, o.proc_id
-            columns[6][m], columns[7][m] = o.step_n, o.episode_n
-            o.step_n, m = o.step_n + 1, m + 1
+            rows[m] = i
+            terminations[m] = terminated[i]
+            truncations[m] = truncated[i]
+            rewards[m] = reward[i]
+            totals[m] = o.total
+            env_ids[m] = o.env_id
+            proc_ids[m] = o.proc_id
+            step_ns[m] = o.step_n
+            episode_ns[m] = o.episode_n
+            o.step_n += 1
+            m += 1
             if abs(reward[i]) > 3e38 and abs(reward[i]) < np.inf: raise ValueError(_TOO_LARGE)
-        if ended[i]: o.step_n, o.total, o.episode_n = 0, 0., o.episode_n + 1
+        if ended[i]:
+            o.step_n = 0
+            o.total = 0.
+            o.episode_n += 1
         o.void = ended[i] and resets
     return n_ended
 
 class _Vector(_TensorSteps, _Stream):
     "The streams of a vector environment"
-    def __init__(self, env, maker, ids, episodes, proc_id=0, seeds=(None, None), made=True):
+    def __init__(self, env: Any, maker: _Maker, ids: list[int], episodes: list[int], proc_id: int = 0,
+                 seeds: _Seeds = (None, None), made: bool = True) -> None:
         super().__init__(env, maker, n := len(ids), seeds, made)
-        self.mode, self.layout = _mode(env), cast(Any, None)
+        self.mode = _mode(env)
+        self.layout = cast(Any, None)
         if self.mode.last_info and isinstance(env.unwrapped, gym.vector.SyncVectorEnv):
             envs = env.unwrapped.envs
             env.unwrapped.envs = [e if isinstance(e, _Fresh) else _Fresh(e) for e in envs]
-        self.streams, self.n_void = np.zeros(n, _STREAM), 0      # void: the next call only resets
+        self.streams = np.zeros(n, _STREAM)
+        self.n_void = 0      # void: the next call only resets
         for f, v in dict(env_id=ids, proc_id=proc_id, episode_n=episodes).items(): self.streams[f] = v
 
-    def next_episodes(self):
+    def next_episodes(self) -> list[int]:
         now: Any = self.streams if self.counted is None else {k: v.cpu().numpy() for k, v in self.counted.items()}
         return (now['episode_n'] + (now['step_n'] > 0)).tolist()
-    def start(self):
+    def start(self) -> Any:
         obs = self.first_obs()
-        self.streams['episode_n'], self.n_void, self.counted = self.next_episodes(), 0, None
+        self.streams['episode_n'] = self.next_episodes()
+        self.n_void = 0
+        self.counted = None
         for f in ('step_n', 'total', 'void'): self.streams[f] = 0
         return obs
-    def beginning(self): return (self.streams['step_n']==0) & ~self.streams['void']
-    def step(self, agent):
+    def beginning(self) -> np.ndarray: return (self.streams['step_n']==0) & ~self.streams['void']
+    def step(self, agent: Callable | None) -> Any:
         "Return the next chunk; after a call in which every copy was being reset, another one follows"
         while (chunk := self.call(agent)) is None: pass
         return chunk
 
-    def call(self, agent):
+    def call(self, agent: Callable | None) -> Batch | None:
         "Return one call of the environments' `step`, as a chunk; None if it has no rows"
         self.obs = obs = self.start() if self.obs is None else self.obs
         if isinstance(tree_leaves(obs)[0], torch.Tensor):
             if not self.mode.resets: return self.tensor_call(agent, obs)
             require(tree_leaves(obs)[0].device.type=='cpu', _NEXT_STEP)
-        if agent is None: actions, others = self.env.action_space.sample(), {}
+        others: dict[str, Any] = {}
+        if agent is None: actions = self.env.action_space.sample()
         else: actions, others = self.ask(agent, _own(obs))
         self.obs = None
         new, reward, terminated, truncated, info = self.env.step(_own(actions))
@@ -374,29 +427,37 @@ class _Vector(_TensorSteps, _Stream):
         self.obs = following
         return chunk
 
-    def count(self, reward, terminated, truncated):
+    def count(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
+              ) -> tuple[np.ndarray | None, np.ndarray, tuple]:
         "Return which episodes end (None: none), the rows that are not void, their steps' last fields"
-        reward, terminated, truncated = np.asarray(reward), np.asarray(terminated, bool), np.asarray(truncated, bool)
+        reward = np.asarray(reward)
+        terminated = np.asarray(terminated, bool)
+        truncated = np.asarray(truncated, bool)
         if not reward.shape==terminated.shape==truncated.shape==self.streams.shape:
             got = Words(f'shapes {reward.shape}, {terminated.shape}, {truncated.shape}')
             refuse('reward', f'{self.n} numbers and as many flags', got)
         if reward.dtype.char not in 'fd': reward = plain_array('reward', reward)[0].astype(float)
-        m, resets = self.n - self.n_void, self.mode.resets
-        ended, rows = np.empty(self.n, bool), np.empty(m, np.int64)
+        m = self.n - self.n_void
+        resets = self.mode.resets
+        ended = np.empty(self.n, bool)
+        rows = np.empty(m, np.int64)
         columns = tuple([np.empty(m, o) for o in _COUNTED])
         n_ended = _count(self.streams, terminated, truncated, reward, resets, ended, rows, columns)
         self.n_void = n_ended if resets else 0
         return ended if n_ended else None, rows, columns
 
-    def from_info(self, info, ended, rows):
+    def from_info(self, info: dict[str, Any], ended: np.ndarray | None, rows: np.ndarray) -> dict[str, Any]:
         "Return the fields that `info` fills, of which those of an episode's end may lie in its `final_info`"
-        now, last = np.zeros(self.n, bool), np.zeros(self.n, bool)
+        now = np.zeros(self.n, bool)
+        last = np.zeros(self.n, bool)
         now[rows] = True
-        if ended is not None and self.mode.last_info: now, last = now & ~ended, ended
+        if ended is not None and self.mode.last_info:
+            now &= ~ended
+            last = ended
         sources = (info, now), (info.get('final_info', {}), last)
         return {f: _info_column(sources, key, self.n, self.env) for f, key in self.maker.info.items()}
 
-    def chunk(self, values, others, rows):
+    def chunk(self, values: Sequence, others: dict[str, Any], rows: np.ndarray) -> Batch:
         "Return a `Batch` of these rows: `SimpleStep`'s fields, the last ones already filtered, and an agent's"
         n = len(rows)
         if n < self.n:
@@ -408,24 +469,25 @@ class _Vector(_TensorSteps, _Stream):
                   for f, v in zip(self.fitters, leaves)]
         return Batch.of_arrays(self.layout, arrays, None if self.has_ids else values[_ENV_ID])
 
-    def begin_layout(self, values, others):
+    def begin_layout(self, values: Sequence, others: dict[str, Any]) -> None:
         first = [_rows_of(v, 0) for v in values], {f: _rows_of(v, 0) for f, v in others.items()}
         self.layout = layout = Layout.of(self.maker(*first))
-        self.plain, self.has_ids = layout.flat and self.maker.is_simple, 'env_id' in layout.fields
+        self.plain = layout.flat and self.maker.is_simple
+        self.has_ids = 'env_id' in layout.fields
         self.fitters = [None if o.leaf.path[0] in _KNOWN[3:] else o for o in layout.fitters]
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #1a782b65
 _MOST = 1000        # environments that one pass over a source may make
 
-def _is_id(item): return isinstance(item, (str, gym.envs.registration.EnvSpec))
-def _is_pool(env): return hasattr(env, 'all_env_ids')
-def _is_vector(env): return hasattr(env, 'single_action_space') or _is_pool(env)
+def _is_id(item: object) -> bool: return isinstance(item, (str, EnvSpec))
+def _is_pool(env: object) -> bool: return hasattr(env, 'all_env_ids')
+def _is_vector(env: object) -> bool: return hasattr(env, 'single_action_space') or _is_pool(env)
 
-def _is_env(item):
+def _is_env(item: object) -> bool:
     if isinstance(item, type): return False
     return callable(getattr(item, 'step', None)) and callable(getattr(item, 'reset', None))
 
-def _make_env(item, n):
+def _make_env(item: Any, n: int) -> Any:
     "An environment of an id, a spec or a function; a vector environment for n > 1"
     if not _is_id(item):
         return item() if n==1 else gym.vector.SyncVectorEnv([item]*n, autoreset_mode=AutoresetMode.DISABLED)
@@ -434,15 +496,15 @@ def _make_env(item, n):
     except (gym.error.Error, ModuleNotFoundError) as e:
         raise ValueError(f'gym_stepper: unknown environment {item!r}: {e}') from None
 
-def _make_vec(item, n):
+def _make_vec(item: str | EnvSpec, n: int) -> Any:
     "The environment's own vector form, if it has one; else copies, which the stepper resets"
-    spec = gym.envs.registry.get(item) if isinstance(item, str) else item
+    spec: Any = gym.envs.registry.get(item) if isinstance(item, str) else item
     has_own = spec is not None and spec.vector_entry_point is not None and not spec.additional_wrappers
     if spec is None or has_own or 'vectorization_mode' in spec.kwargs: return gym.make_vec(item, n)
     kw = dict(autoreset_mode=AutoresetMode.DISABLED)            # no call is wasted on a reset
     return gym.make_vec(item, n, vectorization_mode='sync', vector_kwargs=kw)
 
-def _check_item(item, n):
+def _check_item(item: object, n: int) -> None:
     if not _is_env(item):
         if _is_id(item) or callable(item): return
         wanted = 'an id, a spec, a function that makes an environment, an environment or a vector environment'
@@ -452,57 +514,65 @@ def _check_item(item, n):
         raise ValueError(f'gym_stepper: n_envs={n}, but {item} in the source has {have}; '
                          'give an id, a spec or a function instead')
 
-def _spec(env): return getattr(getattr(env, 'envs', [env])[0], 'spec', None)
+def _spec(env: object) -> Any: return getattr(getattr(env, 'envs', [env])[0], 'spec', None)
 
-def _name(item):
+def _name(item: object) -> str:
     "The name of an environment, or of what makes it"
     if isinstance(item, str): return item
     known = _spec(item) or item
-    return getattr(known, 'id', None) or getattr(known, '__name__', type(known).__name__)
+    return str(getattr(known, 'id', None) or getattr(known, '__name__', type(known).__name__))
 
-def _n_copies(env): return len(env) if _is_pool(env) else env.num_envs if _is_vector(env) else 1
+def _n_copies(env: Any) -> int:
+    if _is_pool(env): return len(env)
+    return env.num_envs if _is_vector(env) else 1
 
 class _Pool:
     "An envpool, of any version, as a vector environment; its seed was given to `envpool.make`"
     metadata = dict(autoreset_mode=AutoresetMode.NEXT_STEP)
-    def __init__(self, pool):
+    def __init__(self, pool: Any) -> None:
         space = getattr(pool, 'action_space', None)
         if not isinstance(space, gym.Space) or pool.is_async:
             wanted = "an envpool made with env_type='gymnasium', and a batch_size of all its environments"
             refuse('gym_stepper', wanted, pool)
-        self.unwrapped, self.single_action_space = pool, space
-        self.step, self.close = pool.step, pool.close
+        self.unwrapped = pool
+        self.single_action_space = space
+        self.step = pool.step
+        self.close = pool.close
         self.action_space = gym.vector.utils.batch_space(space, len(pool))
-    def reset(self, seed=None): return self.unwrapped.reset()
-    def __str__(self): return str(self.unwrapped)
+    def reset(self, seed: object = None) -> Any: return self.unwrapped.reset()
+    def __str__(self) -> str: return str(self.unwrapped)
 
 class _World:
     "The environments of a stepper: which has which stream, and whose turn it is"
-    def __init__(self, state=None):
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
         state = state or dict(position=0, generation=0, episodes=[])
-        self.skip, self.saved = int(state['position']), [list(o) for o in state['episodes']]
+        self.skip = int(state['position'])
+        self.saved = [list(o) for o in state['episodes']]
         self.generation = int(state['generation']) + bool(self.saved)
-        self.streams = []                  # in the order of their numbers
-        self.by_position = {}              # of the source: the item there, and its stream
-        self.objects = []                  # environments, and their streams
-        self.place, self.position, self.turn, self.n_ids = Resumable(), 0, 0, 0
+        self.streams: list[_Stream] = []                  # in the order of their numbers
+        self.by_position: dict[int, tuple] = {}              # of the source: the item there, and its stream
+        self.objects: list[tuple] = []                  # environments, and their streams
+        self.place = Resumable()
+        self.position = 0
+        self.turn = 0
+        self.n_ids = 0
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         "Return position in the source, how often environments were made, and the streams' next episodes"
         episodes = [s.next_episodes() for s in self.streams] + self.saved[len(self.streams):]
         return dict(position=self.skip or self.position, generation=self.generation, episodes=episodes)
 
-    def of_object(self, env):
+    def of_object(self, env: object) -> Any:
         "The stream of an environment that was there before, wherever it comes from"
         return next((stream for o, stream in self.objects if o is env), None)
-    def find(self, item, position):
+    def find(self, item: object, position: int) -> Any:
         "The stream of an item; None if it is new"
         before, stream = self.by_position.get(position, (None, None))
         return stream if before is item else self.of_object(item) or stream
-    def close(self):
+    def close(self) -> None:
         for s in self.streams:
             if s.made: s.env.close()
-    def __reduce__(self): return _World, (self.state(),)
+    def __reduce__(self) -> tuple: return _World, (self.state(),)
 
 # %% ../../nbs/2_learning/02_stepper.ipynb #9b2763af
 @datapipe('gym_stepper')
@@ -530,11 +600,11 @@ class GymStepper(IterDataPipe):
     for an item that is not an environment."""
     of_source = 'position'
     def __init__(
-        self, source_datapipe: Any,  # ids, specs, environments, or functions that make one
+        self, source_datapipe: Iterable,  # ids, specs, environments, or functions that make one
         agent: Callable[[Any], Any] | None = None,  # from states to actions (None: random)
-        seed: Any = None,       # of environments and random actions (None: different each time)
+        seed: int | Sequence[int] | None = None,  # of environments and random actions (None: different each time)
         n_envs: int = 1,        # copies of each environment; above 1, they are stepped together
-        step_type: Any = SimpleStep,  # the `NamedTuple` class of the steps
+        step_type: type = SimpleStep,  # the `NamedTuple` class of the steps
         first_env_id: int = 0,  # the `env_id` of the first stream
         info: dict[str, str] | None = None,  # fields of the steps, and the keys of `info` that fill them
         final_obs: str = 'info',  # where an episode's last observation is; 'reset': if not there, take the next's first
@@ -544,8 +614,10 @@ class GymStepper(IterDataPipe):
             hint = f'put it in a list: [{name}]'
             refuse('gym_stepper', 'an iterable of environments', source_datapipe, hint, TypeError)
         self.agent: Any = agent
-        self.source_datapipe, self.step_type = source_datapipe, step_type
-        self.n_envs, self._maker = whole('gym_stepper: n_envs', n_envs, 1), _Maker(step_type, info)
+        self.source_datapipe = source_datapipe
+        self.step_type = step_type
+        self.n_envs = whole('gym_stepper: n_envs', n_envs, 1)
+        self._maker = _Maker(step_type, info)
         self._maker.takes_reset = one_of('final_obs', final_obs, ('info', 'reset'))=='reset'
         self.first_env_id = whole('gym_stepper: first_env_id', first_env_id)
         self.seed = None if seed is None else np.random.SeedSequence(seed).entropy
@@ -553,11 +625,11 @@ class GymStepper(IterDataPipe):
 
     __getstate__ = pickled_state
     def __iter__(self) -> Iterator[Any]: return self._run()
-    def _run(self):
+    def _run(self) -> Iterator[Any]:
         self._world.place.check(self.source_datapipe)
         while True: yield self._next_stream().step(self.agent)
 
-    def _next_stream(self):
+    def _next_stream(self) -> Any:
         "The stream whose turn it is, after those that a loaded state has passed"
         world = self._world
         while world.skip:
@@ -565,7 +637,7 @@ class GymStepper(IterDataPipe):
             self._turn(world, self.source_datapipe)
         return self._turn(world, self.source_datapipe)
 
-    def _turn(self, world, source):
+    def _turn(self, world: '_World', source: Iterable) -> Any:
         if isinstance(source, (list, tuple)) and source:   # the same, without iterators
             position = world.position % len(source)
             world.position = position + 1
@@ -582,7 +654,7 @@ class GymStepper(IterDataPipe):
         world.turn += 1
         return world.streams[(world.turn - 1) % len(world.streams)]
 
-    def _stream(self, item, position):
+    def _stream(self, item: object, position: int) -> Any:
         world = self._world
         if (found := world.find(item, position)) is not None: return found
         if len(world.by_position) >= _MOST:
@@ -598,10 +670,12 @@ class GymStepper(IterDataPipe):
         world.by_position[position] = item, stream
         return stream
 
-    def _adopt(self, env, made):
+    def _adopt(self, env: Any, made: bool) -> Any:
         "A stream for an environment that is new"
-        world, (worker, least, apart) = self._world, worker_place()
-        n, k = _n_copies(env), len(world.streams)
+        world = self._world
+        (worker, least, apart) = worker_place()
+        n = _n_copies(env)
+        k = len(world.streams)
         ids = [least + apart*(self.first_env_id + world.n_ids + i) for i in range(n)]
         episodes = world.saved[k] if k < len(world.saved) else [0]*n
         if len(episodes)!=n:
@@ -640,9 +714,11 @@ class GymStepper(IterDataPipe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from `state_dict`; every stream begins its next episode"
-        seed, world = state['seed'], _World(state)
+        seed = state['seed']
+        world = _World(state)
         if 'agent' in state and _has_state(self.agent): self.agent.load_state_dict(state['agent'])
         self._world.close()
-        self.seed, self._world = seed, world
+        self.seed = seed
+        self._world = world
 
-def _has_state(agent): return hasattr(agent, 'state_dict') and not isinstance(agent, torch.nn.Module)
+def _has_state(agent: object) -> bool: return hasattr(agent, 'state_dict') and not isinstance(agent, torch.nn.Module)

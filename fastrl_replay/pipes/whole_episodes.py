@@ -8,8 +8,8 @@ __all__ = ['streams_of', 'labelled', 'Episodes']
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #5909735b
 import struct, warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
 import numpy as np
 from ..batch import Batch, chunk_columns, columns_of_steps, stream_numbers
 from ..checks import Words, of_type, refuse, require
@@ -17,7 +17,7 @@ from .base import (
     IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state, state_upstream)
 from .n_step import follows, items_from, items_state, one_flag, refuse_item
 from ..saving import CheckpointError
-from ..steps import Layout, StepFitter, is_step
+from ..steps import Fitter, Layout, StepFitter, Transition, is_step
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #8bca7d8b
 _AT_ONCE = 64                       # so many steps that came one by one are converted together
@@ -25,11 +25,12 @@ _AT_ONCE = 64                       # so many steps that came one by one are con
 class _Single:
     "Steps of one `layout` that came one by one: checked and copied at once, made to columns together"
     def __init__(self, layout: Layout) -> None:
-        self.layout, self.fitter = layout, StepFitter(layout.fitters, list)
+        self.layout = layout
+        self.fitter = StepFitter(layout.fitters, list)
         self.numbers = [k for k, f in enumerate(layout.fitters) if f.number]
         self.check = struct.Struct('<' + ''.join(layout.fitters[k].code for k in self.numbers)).pack
         self.steps = list[list[Any]]()
-    def add(self, step: Any) -> None:
+    def add(self, step: tuple) -> None:
         "Take a step; a `TypeError` or `ValueError` names what doesn't fit"
         fitted = self.fitter.fit(self.layout.values(step))
         try: self.check(*[fitted[k] for k in self.numbers])
@@ -43,7 +44,7 @@ class _Single:
         self.steps.clear()
         return found
 
-def _column(fitter: Any, values: Any) -> np.ndarray:
+def _column(fitter: Fitter, values: Sequence) -> np.ndarray:
     "An array of values as `fitter.fit` returns them"
     if fitter.text: return np.array(values, object)
     raw = struct.pack(f'<{len(values)}{fitter.code}', *values) if fitter.number else b''.join(values)
@@ -72,8 +73,11 @@ class _Open:
         missing = ', '.join(f for f in ('terminated', 'truncated') if found[f] is None)
         if missing: refuse('whole_episodes', f'steps with {missing}', layout)
         self.at: dict[str, Any] = found
-        self.layout, self.single, self.room = layout, _Single(layout), 0
-        self.arrays, self.free = [np.zeros((0, *o.shape), o.dtype) for o in layout.leaves], np.empty(0, np.int64)
+        self.layout = layout
+        self.single = _Single(layout)
+        self.room = 0
+        self.arrays = [np.zeros((0, *o.shape), o.dtype) for o in layout.leaves]
+        self.free = np.empty(0, np.int64)
 
     def make_room(self, m: int) -> None:
         "Have at least `m` free rows"
@@ -91,7 +95,7 @@ class _Open:
         episode_n, step_n = ([0]*m if k is None else columns[k].tolist() for k in found)
         return list(zip(episode_n, step_n))
 
-    def add_step(self, step: Any) -> list[Batch]:
+    def add_step(self, step: Transition) -> list[Batch]:
         "Hold a step, checked; return the episodes that have ended"
         self.single.add(step)
         ends = step.terminated or step.truncated
@@ -107,9 +111,12 @@ class _Open:
 
     def put(self, columns: list[np.ndarray], streams: np.ndarray) -> list[Batch]:
         "Make rows of these columns; return the episodes that they end, or that end before them"
-        made, m = list[Batch](), len(streams)
+        made = list[Batch]()
+        m = len(streams)
         self.make_room(m)
-        self.free, rows = self.free[:len(self.free) - m], self.free[len(self.free) - m:][::-1]
+        left = len(self.free) - m
+        rows = self.free[left:][::-1]
+        self.free = self.free[:left]
         for a, column in zip(self.arrays, columns): a[rows] = column
         ended = columns[self.at['terminated']] | columns[self.at['truncated']]
         each = zip(rows.tolist(), streams.tolist(), ended.tolist(), self.numbers(columns, m))
@@ -148,7 +155,7 @@ class _Open:
         return sum(map(len, self.rows.values())) + (0 if self.single is None else len(self.single.steps))
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #36ffc951
-def _checked_step(step: Any) -> Any:
+def _checked_step(step: object) -> Any:
     "Return `step`; a `TypeError` or `ValueError` unless it is a single one"
     if not is_step(step): refuse_item('whole_episodes', step)
     for f in ('terminated', 'truncated'): one_flag('whole_episodes', f, getattr(step, f, False))
@@ -198,77 +205,85 @@ class Episodes(IterDataPipe):
     step, or an `fn` that returns no dict. After an error in `fn` its episode is still held."""
     of_source = 'state'
     def __init__(
-        self, source_datapipe: Any = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)
+        self,
+        source_datapipe: Iterable | None = None,  # an iterable of steps, lists of steps or `Batch`es (None: use `push`)
         fn: Callable[[Batch], dict[str, Any]] | None = None,  # what an episode's end says of its steps
     ) -> None:
         if fn is not None: of_type('whole_episodes: fn', fn, Callable, 'a function of an episode, or None')
         given = callable(source_datapipe) and not isinstance(source_datapipe, Iterable)
         name_it = 'source_datapipe: expected an iterable or None, got a function; name it: Episodes(fn=…)'
         require(not given, name_it, TypeError)
-        self.source_datapipe, self._upstream, self.fn = source_datapipe, Upstream(source_datapipe), fn
+        self.source_datapipe = source_datapipe
+        self._upstream = Upstream(source_datapipe)
+        self.fn = fn
         self.n_episodes = 0                   # handed on so far
         self._forget()
-    def _forget(self):
-        self._open, self._place = _Open(), Resumable()
+    def _forget(self) -> None:
+        self._open = _Open()
+        self._place = Resumable()
         self._ended: deque[Batch] = deque()   # as they came; `fn` sees them when they are handed on
-        self._chunk_rows, self._warned = 0, False
+        self._chunk_rows = 0
+        self._warned = False
     def __repr__(self) -> str: return f'Episodes({getattr(self.fn, "__name__", self.fn)})'
     __getstate__ = pickled_state
 
     def __iter__(self) -> Iterator[Batch]: return self._run()
-    def _run(self):
+    def _run(self) -> Iterator[Batch]:
         lacking = 'whole_episodes: there is no source to iterate; push steps into it, or give it a source'
         require(self.source_datapipe is not None, lacking, TypeError)
         while self._ended: yield self._next()
-        for item in self._place.over(self.source_datapipe):
+        for item in self._place.over(cast(Iterable, self.source_datapipe)):
             self._hold(item)
             while self._ended: yield self._next()
-    def _next(self):
+    def _next(self) -> Batch:
         "Label and hand on the oldest episode that has ended"
         made = self._labelled(self._ended[0])
         self._ended.popleft()
         self.n_episodes += 1
         return made
 
-    def _labelled(self, episode): return episode if self.fn is None else labelled(episode, self.fn)
+    def _labelled(self, episode: Batch) -> Batch: return episode if self.fn is None else labelled(episode, self.fn)
 
-    def _hold(self, item):
+    def _hold(self, item: object) -> None:
         "Hold the steps of an item, and note what has ended; an error changes nothing"
         if isinstance(item, Batch): self._hold_chunk(item)
         elif isinstance(item, list): self._hold_list(item)
         else:
-            self._begin(_checked_step(item))
-            self._ended.extend(self._open.add_step(item))
+            step = _checked_step(item)
+            self._begin(step)
+            self._ended.extend(self._open.add_step(step))
         self._warn()
-    def _begin(self, step):
+    def _begin(self, step: tuple) -> Layout:
         "Have a layout for steps like this one, and return it"
         known = self._open.layout
         if known is None or not known.same_type(step): self._open.begin(Layout.of(step))
         return self._open.layout
-    def _hold_list(self, steps):
+    def _hold_list(self, steps: list) -> None:
         if not steps: return
         layout = self._begin([*map(_checked_step, steps)][0])
         columns = columns_of_steps(layout, steps)
         self._ended.extend(self._open.add(columns, streams_of(layout, columns)))
 
-    def _hold_chunk(self, batch):
+    def _hold_chunk(self, batch: Batch) -> None:
         positions = batch.layout.stream_leaf is None and batch.streams is None
         if positions and len(self._open) and len(batch) not in (0, self._chunk_rows):
-            got, hint = len(batch), 'without env_id a row is known by its position alone; give the Batch streams'
+            got = len(batch)
+            hint = 'without env_id a row is known by its position alone; give the Batch streams'
             refuse('whole_episodes', f'a chunk of {self._chunk_rows} rows, as before', got, hint)
         if not len(batch): return
         self._open.begin(batch.layout)
         self._chunk_rows = len(batch)
         self._ended.extend(self._open.add(batch.arrays(), stream_numbers(batch)))
 
-    def _warn(self):
+    def _warn(self) -> None:
         "Warn once if many episodes have no end"
-        n_cut, n = self._open.n_cut, self.n_episodes + len(self._ended)
+        n_cut = self._open.n_cut
+        n = self.n_episodes + len(self._ended)
         if self._warned or n < 20 or 10*n_cut <= n: return
         self._warned = True
         warnings.warn(_NO_END.format(n_cut, n), stacklevel=2)
 
-    def push(self, x: Any) -> Any:
+    def push(self, x: object) -> Any:
         """Hold `x`, a step, a list of steps or a `Batch`; return the episodes that it ends, one
         after the other in one `Batch`, which has no rows if there are none. A `ValueError` or
         `TypeError` for anything else, such as stacked arrays, changes nothing"""
@@ -282,8 +297,8 @@ class Episodes(IterDataPipe):
         self._ended.extend(self._open.closed())
         self._open.forget()
         return self._handed()
-    def _settle(self): self._ended.extend(self._open.settle())
-    def _handed(self):
+    def _settle(self) -> None: self._ended.extend(self._open.settle())
+    def _handed(self) -> Any:
         "All that has ended, in one `Batch`; of no known layout, an empty list"
         made = [self._labelled(o) for o in self._ended]
         self.n_episodes += len(made)
@@ -316,14 +331,17 @@ class Episodes(IterDataPipe):
         self._settle()
         self.take_waiting([*self._ended, *self._open.closed()])
 
-    def _reopen(self, state):
+    def _reopen(self, state: dict[str, Any]) -> None:
         "Hold what was saved, and nothing else"
-        ended, held = [*items_from(state['ended'])], _Open()
+        ended = [*items_from(state['ended'])]
+        held = _Open()
         for episode in items_from(state['open']):
             held.begin(episode.layout)
             held.add(episode.arrays(), stream_numbers(episode))
-        self._open, self._ended = held, deque(ended)
-        self.n_episodes, self._chunk_rows = int(state['n_episodes']), int(state['chunk_rows'])
+        self._open = held
+        self._ended = deque(ended)
+        self.n_episodes = int(state['n_episodes'])
+        self._chunk_rows = int(state['chunk_rows'])
 
     def waiting(self) -> dict[str, Any]:
         "Return the episodes that a restart hands on first, as they came, as plain data; open ones are truncated"
