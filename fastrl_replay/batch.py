@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'AROUND', 'N_HEADER', 'NONE', 'T', 'F', 'header_shapes', 'aligned', 'Plan',
            'constant_result', 'as_tensor', 'Column', 'Texts', 'Nested', 'batch_type', 'made_of', 'made_over', 'Columns',
-           'Batch', 'came_from', 'packed', 'as_kind', 'as_chunk', 'convert', 'columns_of_steps', 'chunk_columns',
-           'first_row', 'example_row', 'stream_numbers', 'check_streams', 'chunk_streams']
+           'Batch', 'Underway', 'came_from', 'packed', 'as_kind', 'as_chunk', 'convert', 'columns_of_steps',
+           'chunk_columns', 'first_row', 'example_row', 'stream_numbers', 'check_streams', 'chunk_streams']
 
 # %% ../nbs/1_memory/04_batch.ipynb #62b90cd6
 import copy
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import from_numpy
-from .checks import Words, form, named_by, of_batch, one_of, plain_array, refuse, typed
+from .checks import Words, array, form, named_by, of_batch, one_of, plain_array, refuse, typed
 from .steps import (
     FLAGS, LOOSE, Layout, Leaf, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
 
@@ -537,6 +537,20 @@ class Batch(Columns):
 
 def _readable_names(batch: 'Batch') -> list: return [o.lstrip('_') for o in batch._header]
 
+class Underway:
+    """TD errors on their way from a device: `errors`, a tensor on the CPU, has them once the event `arrived`
+    has come. They are due before the draw that follows after `late` others"""
+    def __init__(self, errors: torch.Tensor, arrived: Any, late: int) -> None:
+        self.errors = errors
+        self.arrived = arrived
+        self.late = late
+    def wait(self) -> torch.Tensor:
+        "Return them, as soon as they have arrived"
+        self.arrived.synchronize()
+        return self.errors
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(array('td_errors', self.wait()), dtype)     # for a memory that can't take them later
+
 def came_from(batch: Batch, memory: weakref.ref) -> Batch:
     "Note in a batch the weak reference to the `memory` that it comes from, and return it"
     batch.__dict__['_memory'] = memory
@@ -637,7 +651,7 @@ def stream_numbers(batch: Batch) -> np.ndarray:
     if key is not None: return batch.arrays()[key].astype(np.int64)
     return np.arange(len(batch)) if batch.streams is None else batch.streams
 
-def _checked_streams(streams: np.ndarray | str | None, n: int) -> np.ndarray | None:
+def _checked_streams(streams: Any, n: int) -> np.ndarray | None:
     if streams is None: return None
     if isinstance(streams, str):
         if streams!='one': refuse('streams', "'one' or an int array", streams)
@@ -647,7 +661,7 @@ def _checked_streams(streams: np.ndarray | str | None, n: int) -> np.ndarray | N
         refuse('streams', f'{n} whole numbers, one for each row', form(a))
     return a.astype(np.int64)
 
-def check_streams(layout: Layout, chunk: object, streams: np.ndarray | str | None) -> None:
+def check_streams(layout: Layout, chunk: object, streams: object) -> None:
     "Raise a `ValueError` for `streams` of a chunk that say otherwise than its `env_id`"
     key = layout.stream_leaf
     if streams is None or key is None: return
@@ -662,7 +676,7 @@ def check_streams(layout: Layout, chunk: object, streams: np.ndarray | str | Non
     refuse('streams', wanted, int(given[k]), 'leave streams out, or correct env_id')
 
 def chunk_streams(layout: Layout, chunk: object, columns: list,
-                  streams: np.ndarray | str | None = None) -> np.ndarray | None:
+                  streams: object = None) -> np.ndarray | None:
     """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
     order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one
     stream"""

@@ -74,7 +74,7 @@ def not_finite(memory: Memory) -> tuple[dict[str, int], int]:
     return found, n
 
 def _has_floats(layout: Layout) -> bool: return any(map(_is_float, layout.leaves))
-def _is_float(leaf: Leaf) -> bool: return leaf.dtype.kind in 'fc' or leaf.bits_of is not None
+def _is_float(leaf: Leaf) -> bool: return bool(leaf.dtype.kind in 'fc' or leaf.bits_of is not None)
 def _nbytes(layout: Layout, fields: list[str]) -> int: return sum(o.nbytes for o in layout.select(fields).leaves)
 def _flat(a: np.ndarray) -> np.ndarray: return a.reshape(len(a), -1)
 def _evenly(first: int, last: int, k: int) -> np.ndarray: return np.linspace(first, last, k).astype(np.int64)

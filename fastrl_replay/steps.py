@@ -432,7 +432,7 @@ class Layout:
         self.is_plain = self.flat and all(o.bits_of is None for o in self.leaves)    # each field is one numpy array
 
     @classmethod
-    def of(cls, step: tuple) -> 'Layout':
+    def of(cls, step: Any) -> 'Layout':
         """Return the layout of an example step, in which flags are bool and `next_state` is like
         `state`; a `TypeError` or `ValueError` names what can't be stored"""
         layout = cls.as_is(step).strict
@@ -585,7 +585,7 @@ class Layout:
         "Return the step (or step of columns) whose leaves are `values`"
         return self.step_type(*(values if self.flat else [tree_map(values.__getitem__, t) for t in self.trees]))
 
-    def select(self, fields: tuple[str, ...]) -> 'Layout':
+    def select(self, fields: Sequence[str]) -> 'Layout':
         "Return the layout of some of the fields, in the order given"
         if some_of('fields', fields, self.fields)==self.fields: return self
         trees = dict(zip(self.fields, self.trees))

@@ -20,7 +20,7 @@ from acting import Source
 from fastrl_replay.batch import Batch
 from fastrl_replay.learner import DQNLearner, q_network
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.memory.chooser import Underway
+from fastrl_replay.batch import Underway
 from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.pipes.agents import EpsilonGreedy
 from fastrl_replay.pipes.loader import Ahead, Courier, make_loader

@@ -160,7 +160,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def full(self, value: bool) -> None:
         if self._memory is None or value==self.full: return
         if not value: refuse('full', True, value, 'reset() empties the buffer')
-        memory = self.memory
+        memory: Any = self.memory
         n = memory.max_sz - len(memory)
         memory.extend(Batch.empty(memory.layout, n), streams=np.arange(n) % self.n_envs)
 

@@ -54,7 +54,7 @@ class Snapshot:
         return self.fetch(ids[begin:end + 1])
     def _ends(self, ids: np.ndarray) -> np.ndarray:
         "Which of these rows of a stream end an episode (bool)"
-        fields = [o for o in ('terminated', 'truncated', 'episode_n') if o in self.layout.fields]
+        fields: list[str] = [o for o in ('terminated', 'truncated', 'episode_n') if o in self.layout.fields]
         found = self.fetch(ids, fields).numpy()._asdict() if fields else {}
         number = found.pop('episode_n', np.zeros(len(ids)))
         ends = np.zeros(len(ids), bool)

@@ -227,7 +227,7 @@ class Persistent(Readable):
                step: object, **how: Any) -> None:
         "Consist of new parts, in main memory or in the folder `path`, or of those that are in the folder already"
         check_storage_options(how['dedup'], how['codec'], path is not None)
-        if sequence is not None: sampler = SequenceSampler(sequence, sampler)
+        if sequence is not None: sampler = SequenceSampler(sequence, cast(Any, sampler))
         given = Options.given(sampler=None, **how)
         room = Ram() if path is None else MappedFolder(path)
         try: self._consist_of(parts_in(room, given, sampler, rng, dtype, step))
@@ -348,7 +348,7 @@ class Persistent(Readable):
         `ImportError` names the extra, `minari`."""
         from fastrl_replay.offline import load_minari
         return load_minari(cls, dataset, step_type, **options)
-    def to_minari(self: Any, dataset_id: str, env: object = None, **options: Any) -> Any:
+    def to_minari(self: Any, dataset_id: str, env: Any = None, **options: Any) -> Any:
         """Write all that is stored as a new Minari data set, `dataset_id`; return its
         `MinariDataset`.
 

@@ -127,16 +127,16 @@ class Shelf:
         self.lengths = Lengths()         # of the chunks that don't say whose each row is
 
     # What a row is
-    def layout_of(self, step: tuple) -> Layout:
+    def layout_of(self, step: Any) -> Layout:
         "Return the layout of steps like this one"
         if self.dtype is None: return Layout.of(step)
         return Layout.of_dtype(self.dtype, type(step))
-    def layout_of_first(self, step: tuple) -> Layout:
+    def layout_of_first(self, step: Any) -> Layout:
         "Return the layout of a first step; an error names a field that has none"
         layout = self.layout_of(step)
         for leaf, v in zip(layout.leaves, layout.values(step)): encode(leaf, v)
         return layout
-    def layout_of_chunk(self, chunk: object, streams: np.ndarray | str | None) -> tuple[Layout, Any, int]:
+    def layout_of_chunk(self, chunk: object, streams: object) -> tuple[Layout, Any, int]:
         "Return the layout of a first chunk, a step of it, and its rows; an error if it can't be stored"
         example = example_row(chunk)
         layout = chunk.layout.strict if isinstance(chunk, Batch) and self.dtype is None else self.layout_of(example)
@@ -145,7 +145,7 @@ class Shelf:
         check_streams(layout, chunk, streams)
         return layout, example, m
 
-    def new_storage(self, layout: Layout, room: Room, example: tuple | None = None) -> Storage:
+    def new_storage(self, layout: Layout, room: Room, example: Any = None) -> Storage:
         "Return a storage in a `room`; the `example`, a step, may show that planes are no stack"
         self.dedup = settled(layout, self.dedup, self.codec)
         return storage_for(layout, self.max_sz, self.dedup, self.codec, room=room, example=example)

@@ -17,6 +17,7 @@ from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.pipes.whole_episodes import Episodes
 from fastrl_replay.protocol import Memory
 from fastrl_replay.ray.replay import RayActors, RayReplay
+from fastrl_replay.samplers.base import Beta
 
 _Pipe = TypeVar('_Pipe', bound=type)
 
@@ -74,10 +75,10 @@ class IterDataPipe(IterableDataset[Any]):
     ) -> ExperienceReplay: ...
     def prioritized_replay(
         self, learn: Any = None, bs: int = 1, max_sz: int = 100, return_idxs: bool = False, *, alpha: float = .6,
-        beta: object = .4, eps: float = 1e-6, normalize: str = 'batch', **kw: Any) -> PrioritizedReplay: ...
+        beta: Beta = .4, eps: float = 1e-6, normalize: str = 'batch', **kw: Any) -> PrioritizedReplay: ...
     def rank_replay(
         self, learn: Any = None, bs: int = 1, max_sz: int = 100, return_idxs: bool = False, *, alpha: float = .7,
-        beta: object = .5, **kw: Any) -> RankReplay: ...
+        beta: Beta = .5, **kw: Any) -> RankReplay: ...
     def sequence_replay(
         self, bs: int, max_sz: int, length: int, burn_in: int = 0, stride: int | None = None, *,
         across_episodes: bool = False, pad: bool = True, alpha: float | None = None, beta: Any = .4, eta: float = .9,

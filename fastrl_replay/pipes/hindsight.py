@@ -6,7 +6,7 @@
 __all__ = ['HindsightBatch', 'relabel', 'Indexed', 'HindsightReplay']
 
 # %% ../../nbs/3_lasting/16_hindsight.ipynb #4b184ca2
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class HindsightReplay(ExperienceReplay):
     Raises `ValueError` for steps without goals, n-step transitions, or wrong answers of the two
     functions, and `TypeError` for a memory without `episode_index`."""
     def __init__(
-        self, source_datapipe: object,
+        self, source_datapipe: Iterable,
         compute_reward: Callable[..., Any],  # achieved, desired, info → rewards
         k: float = 4,                        # rows with another goal for each as it was stored
         strategy: str = 'future',            # which goal: 'future', 'final' or 'episode'

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.nodes import BaseNode, IterableWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 from ..checks import leave_out, require, whole
-from ..memory.chooser import Underway
+from ..batch import Underway
 from ..storage.request import ALLOCATE
 
 # %% ../../nbs/2_learning/04_loader.ipynb #70776115

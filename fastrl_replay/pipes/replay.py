@@ -23,7 +23,7 @@ from ..show import replay_table
 from .base import (IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state,
                                       read_waiting, refuse_worker, sources_of, state_upstream, upstream)
 from .loader import make_loader
-from ..samplers.base import Sampler
+from ..samplers.base import Beta, Sampler
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
 from ..samplers.uniform import Uniform
@@ -356,7 +356,7 @@ class PrioritizedReplay(ExperienceReplay):
         self, source_datapipe: Iterable, learn: Any = None, bs: int = 1, max_sz: int = 100,
         return_idxs: bool = False,
         *, alpha: float = .6,      # how much errors decide, ≥ 0: 0 nothing, 1 in proportion
-        beta: object = .4,            # how far weights correct for that: 0 to 1, or a schedule
+        beta: Beta = .4,              # how far weights correct for that: 0 to 1, or a schedule
         eps: float = 1e-6,         # added to each |TD error|, so that none has probability zero
         normalize: str = 'batch',  # divides weights by the largest of the 'batch' or the 'memory'
         **kw: Any,                 # of `ExperienceReplay`, but `replace` and `sampler`
@@ -377,7 +377,7 @@ class RankReplay(ExperienceReplay):
         self, source_datapipe: Iterable, learn: Any = None, bs: int = 1, max_sz: int = 100,
         return_idxs: bool = False,
         *, alpha: float = .7,  # how much ranks decide, ≥ 0: 0 nothing
-        beta: object = .5,        # how far weights correct for that: 0 to 1, or a schedule
+        beta: Beta = .5,          # how far weights correct for that: 0 to 1, or a schedule
         **kw: Any,             # of `ExperienceReplay`, but `replace` and `sampler`
     ) -> None:
         instead = dict(sequence='draws single steps; use sequence_replay(alpha=...)')

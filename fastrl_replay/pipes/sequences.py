@@ -6,9 +6,11 @@
 __all__ = ['SequenceReplay']
 
 # %% ../../nbs/3_lasting/15_sequence_replay.ipynb #c0a5f41c
+from collections.abc import Iterable
 from typing import Any
 from .base import datapipe
 from .replay import ExperienceReplay, given_memory, refuse_options
+from ..samplers.base import Beta
 from ..samplers.proportional import Proportional
 from ..storage.sequence_sampler import Sequence
 from ..samplers.uniform import Uniform
@@ -29,7 +31,7 @@ class SequenceReplay(ExperienceReplay):
     The rest: as in `ExperienceReplay`, and, of sequences, in `Sequence`, which says as well with
     which `length`, `burn_in`, `stride` and `eta` to begin."""
     def __init__(
-        self, source_datapipe: object,
+        self, source_datapipe: Iterable,
         bs: int,                           # sequences in a batch
         max_sz: int,                       # steps in the memory; the newest stay
         length: int,                       # steps in a sequence, burn-in included
@@ -38,7 +40,7 @@ class SequenceReplay(ExperienceReplay):
         *, across_episodes: bool = False,  # may a sequence continue into its stream's next episode?
         pad: bool = True,  # are sequences that an episode cuts short filled up with zeros?
         alpha: float | None = None,        # how much errors decide, ≥ 0 (None: uniform draws)
-        beta: object = .4,                    # how far weights correct for that: 0 to 1, or a schedule
+        beta: Beta = .4,                      # how far weights correct for that: 0 to 1, or a schedule
         eta: float = .9,                   # the largest error's share in a priority, the mean's is 1 − `eta`
         learn_first: bool = True,          # do an episode's steps count from its first one on?
         replace: bool = False,             # may a uniform batch hold a sequence twice?

@@ -262,7 +262,7 @@ class RayReplay(ExperienceReplay):
         self._check_slack(len(self.memory.shards.places))
         if memory is not None: self.n_batches = max(o.info.n_asked for o in memory.shards.places) or self.n_batches
         self.memory.deferred = True
-    def _make_memory(self, max_sz: int, replace: bool, seed: int | None, sampler: Sampler | None,
+    def _make_memory(self, max_sz: int, replace: bool, seed: int | None, sampler: Any,
                      **options: Any) -> Any:
         options = refuse_options('ray_replay', options, {}, (RayMemory, ReplayMemory))
         self._check_slack(options['shards'])

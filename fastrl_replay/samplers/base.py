@@ -22,7 +22,7 @@ def as_slots(slots: ArrayLike) -> np.ndarray:
     try: return ids_of('slots', slots)
     except TypeError as e: raise ValueError(str(e)) from None
 
-def as_errors(td_errors: ArrayLike, m: int) -> np.ndarray:
+def as_errors(td_errors: object, m: int) -> np.ndarray:
     "Return `td_errors`, of shape (m,) or (m, 1), as an array of shape (m,) of real numbers"
     a = array('td_errors', td_errors)
     if a.shape==(m,): return a
@@ -30,7 +30,7 @@ def as_errors(td_errors: ArrayLike, m: int) -> np.ndarray:
     hint = 'send the error of each transition, not their mean'
     refuse('td_errors', f'one for each of {m} transitions', Words(f'shape {a.shape}'), hint)
 
-def as_priorities(name: str, given: ArrayLike, m: int) -> np.ndarray:
+def as_priorities(name: str, given: object, m: int) -> np.ndarray:
     "Return `given` as float64[m]; a `ValueError` unless all are finite and ≥ 0"
     if m==1 and type(given) is float and 0 <= given < np.inf: return np.array([given])
     a = array(name, given)
@@ -76,7 +76,7 @@ def check_answers(name: str, ids: np.ndarray, td_errors: np.ndarray, n_added: in
         refuse('td_errors', 'finite numbers', Words(f'{td_errors[at]} at {at}'), hint)
 
 def resolve(
-    ids: ArrayLike, td_errors: ArrayLike, first_id: int, n_added: int, max_sz: int,
+    ids: object, td_errors: object, first_id: int, n_added: int, max_sz: int,
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return distinct living slots (int64[k]), the last TD error of each (float64[k]), and how many
     entries are stale; a `ValueError` for an unknown id, an error not finite, or a wrong length"""
@@ -315,7 +315,7 @@ class Sampler(Stateful):
         why = 'the memory is empty' if self.eligible.all else 'what was stored has been dropped or cleared'
         raise ValueError(f'nothing to draw from: {why} (a batch of {bs} was requested)')
 
-    def update_ids(self, ids: ArrayLike, td_errors: ArrayLike, first_id: int, n_added: int) -> tuple[int, int]:
+    def update_ids(self, ids: object, td_errors: object, first_id: int, n_added: int) -> tuple[int, int]:
         """`update` by `ids`, `td_errors`; return how many distinct living ids (`first_id` …
         `n_added−1`) changed, how many entries were stale. A `ValueError`, and no change, for what
         `resolve` rejects"""
@@ -386,11 +386,11 @@ class Prioritized(Sampler):
 
     def update(self, slots: ArrayLike, td_errors: ArrayLike) -> None:
         self._update('slots', as_slots(slots), td_errors, 0, self.size)
-    def update_ids(self, ids: ArrayLike, td_errors: ArrayLike, first_id: int, n_added: int) -> tuple[int, int]:
+    def update_ids(self, ids: object, td_errors: object, first_id: int, n_added: int) -> tuple[int, int]:
         if type(self).update is not Prioritized.update: return super().update_ids(ids, td_errors, first_id, n_added)
         return self._update('ids', ids_of('ids', ids), td_errors, first_id, n_added)
     def _update(
-        self, name: str, ids: np.ndarray, td_errors: ArrayLike, first_id: int, n_added: int,
+        self, name: str, ids: np.ndarray, td_errors: object, first_id: int, n_added: int,
     ) -> tuple[int, int]:
         td = as_errors(td_errors, len(ids))
         if not self.max_sz: check_answers(name, ids, td, n_added)

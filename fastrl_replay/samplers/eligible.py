@@ -9,7 +9,6 @@ __all__ = ['BLOCK', 'N_LISTED', 'SUM', 'Living', 'ALL', 'take_out', 'put_in', 'l
 # %% ../../nbs/1_memory/11_eligible.ipynb #e11e0004
 from typing import Any
 import numpy as np
-from numpy.typing import ArrayLike
 from ..checks import ids_of, require
 from ..kernels import inlined, kernel
 
@@ -167,7 +166,7 @@ class Eligible:
         "Return the list, in its order (int32[n]); None: there is none"
         return None if self.places is None else self.slots[:self.count[0]].copy()
     @classmethod
-    def of(cls, max_sz: int, plain: ArrayLike | None) -> 'Eligible':
+    def of(cls, max_sz: int, plain: object) -> 'Eligible':
         "Return what `to_plain` gave; a `ValueError` for anything else"
         made = cls(max_sz)
         if plain is None: return made

@@ -27,7 +27,7 @@ class Storage(Protocol):
     @property
     def nbytes(self) -> int: "Bytes allocated"
     def add(self, step: tuple) -> int: "Store one step and return its id"
-    def accept(self, chunk: object, streams: np.ndarray | str | None = None) -> 'Accepted':
+    def accept(self, chunk: object, streams: object = None) -> 'Accepted':
         "Return the rows of a chunk as `put` takes them, with a length and slices; an error if they don't fit"
     def put(self, rows: 'Accepted') -> int: "Store what was accepted; return the id of the first row"
     def ask(self, n: int, fields: tuple[str, ...] | None = None, header: tuple[str, ...] = DRAWN,

@@ -392,6 +392,7 @@ def _look_around(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e915002d
 STRATEGIES = 'future', 'final', 'episode'
 LAST = _record('i8', 'row', 'length')       # of an episode: the last row that may be drawn, its id + 1; the length then
+_LAST_SIZE = LAST.itemsize//8
 _FUTURE, _FINAL, _EPISODE = range(3)
 
 @_inlined
@@ -494,7 +495,7 @@ class EpisodeIndex:
         self.columns = back, *_columns_of(storage)
         self.arrays = new_arrays(max_sz)
         self.tables = tables_of(self.arrays)
-        self._lasts = np.zeros(len(LAST), np.int64)           # LAST of each episode, once one is asked for
+        self._lasts = np.zeros(_LAST_SIZE, np.int64)          # LAST of each episode, once one is asked for
         self._last_of: Eligible | None = None                 # where that holds
         self._counts = Tables(*self.arrays).counts.data       # which Python reads faster
 
@@ -564,7 +565,7 @@ class EpisodeIndex:
         found = np.empty(len(slots), np.int64)
         if strategy=='final' and not eligible.all and eligible is not self._last_of:
             self._last_of = eligible
-            self._lasts = np.zeros((self.storage.max_sz + 1)*len(LAST), np.int64)
+            self._lasts = np.zeros((self.storage.max_sz + 1)*_LAST_SIZE, np.int64)
         number = STRATEGIES.index(strategy)
         _choose(arrays, slots, number, words_of(rng), self._counts[_SEEN], eligible.held, self._lasts, found)
         return found

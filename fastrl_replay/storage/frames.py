@@ -410,7 +410,7 @@ class FrameNumbers(FrameColumns):
         super().__init__(layout, pair)
         self.stacked = slides(layout, pair, example) is not False
         self.known, self.n_rows = pair.stack==1, 0
-        kind = dict(dtype=np.dtype(np.int32), shape=(pair.stack,), bits_of=None)
+        kind: dict[str, Any] = dict(dtype=np.dtype(np.int32), shape=(pair.stack,), bits_of=None)
         self.references = tuple(layout.leaves[k]._replace(**kind) for k in self.leaves)
     def bytes_for(self, max_sz: int) -> int:
         "Return how many bytes the frames of `max_sz` rows usually take; what is packed doesn't count"

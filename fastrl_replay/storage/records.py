@@ -299,7 +299,7 @@ class Writer(Ring):
         self._step.check(values)
         refuse('step', f'numbers that fit {self.layout}', values)
 
-    def accept(self, chunk: object, streams: np.ndarray | str | None = None) -> Accepted:
+    def accept(self, chunk: object, streams: object = None) -> Accepted:
         """Return the rows of a chunk (`Batch`, list, step of stacked arrays) for `put`; nothing
         changes. `streams`: as in `chunk_streams`. A `TypeError` or `ValueError` names what doesn't
         fit"""

@@ -428,7 +428,7 @@ class SequenceSampler(Starts):
     `sampler`: how they are drawn, a `Uniform` or a `Proportional`. A start enters the set when
     its window is complete, and leaves it when it is overwritten, or a row of its window is
     dropped; both in O(1), amortised."""
-    def enter(self, storage: Storage, given: object = None) -> None:
+    def enter(self, storage: Any, given: object = None) -> None:
         "Process all rows that a storage has received"
         n_added, first = storage.n_added, storage.first_id
         if self._reopened and n_added: self._recover()
