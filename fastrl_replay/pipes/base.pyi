@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from torch.nn import Module
 from torch.utils.data import IterableDataset
@@ -17,7 +18,7 @@ from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.pipes.whole_episodes import Episodes
 from fastrl_replay.protocol import Memory
 from fastrl_replay.ray.replay import RayActors, RayReplay
-from fastrl_replay.samplers.base import Beta
+from fastrl_replay.samplers.base import Beta, Sampler
 
 _Pipe = TypeVar('_Pipe', bound=type)
 
@@ -81,7 +82,7 @@ class IterDataPipe(IterableDataset[Any]):
         beta: Beta = .5, **kw: Any) -> RankReplay: ...
     def sequence_replay(
         self, bs: int, max_sz: int, length: int, burn_in: int = 0, stride: int | None = None, *,
-        across_episodes: bool = False, pad: bool = True, alpha: float | None = None, beta: Any = .4, eta: float = .9,
+        across_episodes: bool = False, pad: bool = True, alpha: float | None = None, beta: Beta = .4, eta: float = .9,
         learn_first: bool = True, replace: bool = False, **kw: Any) -> SequenceReplay: ...
     def hindsight_replay(
         self, compute_reward: Callable[..., Any], k: float = 4, strategy: str = 'future', *,
@@ -94,8 +95,9 @@ class IterDataPipe(IterableDataset[Any]):
         self, n: int = 1, chunk: int = 64, in_flight: int = 3, resources: dict[str, Any] | None = None,
         restart: bool = True, timeout: float = 60.) -> RayActors: ...
     def ray_replay(
-        self, shards: int = 4, bs: int = 1, max_sz: int = 100_000, *, sampler: Any = None, min_sz: int | None = None,
-        steps_per_batch: Any = None, slack: int | None = None, group: int = 8, ahead: int = 2, path: Any = None,
+        self, shards: int = 4, bs: int = 1, max_sz: int = 100_000, *, sampler: Sampler | None = None,
+        min_sz: int | None = None, steps_per_batch: Any = None, slack: int | None = None, group: int = 8,
+        ahead: int = 2, path: str | Path | None = None,
         name: str = 'replay', seed: int | None = None, on_loss: str = 'go_on', return_idxs: bool = False,
         freeze_memory: bool = False, memory: Any = None, timeout: float = 60., **memory_options: Any
     ) -> RayReplay: ...
