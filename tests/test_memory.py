@@ -1,6 +1,8 @@
 """`ReplayMemory` beside a naive twin, through thousands of random calls, with every invariant checked after each."""
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -489,3 +491,44 @@ def test_a_corrected_end_divides_the_episode_at_once(path, tmp_path):
     memory.correct([4], 'truncated', False)
     assert memory.episode(5).ids.tolist()==list(range(10))
     memory.close()
+
+
+# ---- a memory that nobody has any more
+
+OPTIONS = {**{k: lambda path, make=make: dict(sampler=make()) for k, make in SAMPLERS.items()}, 'sequences': lambda path: dict(sequence=Sequence(4)),
+           'windows': lambda path: dict(windows={'state': (-1, 0)}), 'limited': lambda path: dict(max_draws=3), 'on disk': lambda path: dict(path=path)}
+
+
+def used(**options):
+    "A memory on which everything was done that makes parts of it"
+    memory = ReplayMemory(30, seed=0, **options)
+    for k in range(40): memory.add(Transition(np.full(3, k, np.float32), k % 2, 1., np.full(3, k + 1, np.float32), k % 10 == 9, False))
+    memory.sample(2)
+    memory.drop([memory.n_added - 1])
+    assert list(memory.episodes()) and len(memory.previous([35])) == 1
+    return memory
+
+
+@pytest.mark.parametrize('kind', OPTIONS)
+def test_rows_are_freed_with_the_memory(kind, tmp_path):
+    "At once, and not when the garbage collector comes: a circle among its parts would keep gigabytes until then"
+    gc.disable()
+    try:
+        memory = used(**OPTIONS[kind](tmp_path))
+        shelf = memory._shelf
+        parts = [weakref.ref(o) for o in (memory, shelf, shelf.storage, shelf.room, memory._chooser)]
+        del memory, shelf
+        assert not [type(o()).__name__ for o in parts if o() is not None]
+    finally: gc.enable()
+
+
+def test_members_are_freed_with_a_mixture():
+    from fastrl_replay.mixed import MixedMemory
+    gc.disable()
+    try:
+        mixed = MixedMemory([used(), used(sampler=Proportional())])
+        mixed.sample(4).update_priorities(np.ones(4))
+        parts = [weakref.ref(o) for o in (mixed, *mixed.memories, *(o._shelf for o in mixed.memories))]
+        del mixed
+        assert not [type(o()).__name__ for o in parts if o() is not None]
+    finally: gc.enable()

@@ -181,7 +181,8 @@ def test_a_training_counts_each_state_once_and_keeps_rows_raw(tmp_path):
     learn = training(model)
     learn.fit(145)
     memory = learn.replay.memory
-    n, waiting = states_of(model)[2], len(learn.replay.source_datapipe._ready) + len(learn.replay.source_datapipe._windows.waiting())
+    n_step = learn.replay.source_datapipe
+    n, waiting = states_of(model)[2], len(n_step._ready) + len(n_step._open.waiting()[0])
     assert n==memory.n_added + waiting and 0 < states_of(learn.target)[2] < n
     rows = memory.recent(len(memory))
     assert rows.state.abs().max() > 30 and rows.state.dtype==torch.float32

@@ -73,7 +73,6 @@ class Parts:
         self.chooser = chooser
         self.around = around
         self.guard = Guard(shelf, chooser)
-        self.intake = Intake(self)
         self.known: dict[str, int] = {}      # saves it made or was loaded from: token → n_added
         self.memory: Any = None              # a weak reference to that which these are the parts of
 

@@ -20,7 +20,7 @@ from ..kernels import ids_in
 from .base import Readable
 from .forks import ELSEWHERE, Gone
 from .options import Options
-from .parts import Parts, figures_in, options_at, parts_in
+from .parts import Intake, Parts, figures_in, options_at, parts_in
 from .peeked import PeekedMemory
 from ..samplers.base import Sampler
 from ..samplers.eligible import Eligible
@@ -242,7 +242,7 @@ class Persistent(Readable):
         self._chooser = chooser
         self._around = parts.around
         self._guard = parts.guard
-        self._intake = parts.intake
+        self._intake = Intake(parts)
         self.max_sz = shelf.max_sz
         self.path = shelf.room.path
         self.power_cut = shelf.room.power_cut

@@ -7,6 +7,7 @@ __all__ = ['T', 'Lengths', 'Order', 'Shelf', 'field_values', 'passing', 'correct
 
 # %% ../../nbs/3_lasting/18_shelf.ipynb #d6073a64
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 import numpy as np
@@ -54,7 +55,7 @@ class Lengths:
 class Order:
     "Which rows of a `shelf` follow each other: along streams, and in episodes, whose index is made when somebody asks"
     def __init__(self, shelf: 'Shelf') -> None:
-        self.shelf = shelf
+        self.shelf: Shelf = weakref.proxy(shelf)   # a circle would keep the rows until the garbage collector comes
         self.matters = False             # has somebody asked for rows in the order of their episodes?
         self._index: EpisodeIndex | None = None
         self._ended: EpisodeIndex | None = None    # the same, where something tells their ends

@@ -412,7 +412,8 @@ class Requests:
         made = Request(form, pool.nbytes, pool.allocate)
         if not COUNTED: return made
         pool.all.append(made)
-        self._pools[pool.kind] = self._pools.pop(pool.kind)
+        self._pools.pop(pool.kind, None)                 # a Ctrl-C behind this line leaves it out until the next call
+        self._pools[pool.kind] = pool
         while self.nbytes > self.BUDGET and len(self._pools) > 1: self._forget_pool()
         while self.nbytes > self.BUDGET and len(pool.all) > 2:
             pool.before = None
