@@ -23,7 +23,7 @@ class Group(NamedTuple):
 # Every notebook and test file belongs to a group (test_groups.py), by the last pattern that fits it. `make test` has 4 minutes on
 # two cores and the extra `test`: what is long, or needs more, is in a group of `make test-all`, which runs all of them.
 GROUPS = dict(
-    book=Group('make test', 'the notebooks of parts 1 to 3, the first pages, and the quick chapters of parts 4 and 5',
+    book=Group('make test', 'the notebooks of parts 1 to 3, the first pages, and the quick chapters of part 4',
         'nbs/[123]_*/* nbs/index.ipynb nbs/start/* nbs/4_processes/*'),
     chapters=Group('make test', 'the tests of the chapters, beside naive twins',
         '''test_checks.py test_lasting.py test_mixed.py test_also.py test_where.py test_drop.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_own_loop.py test_options.py test_rank.py
@@ -75,7 +75,7 @@ GROUPS = dict(
     peers=Group('make test-all', 'part 6, other libraries, the comparison and the evidence',
         '''nbs/6_elsewhere/* test_show.py::test_tensorboard* test_sb3.py test_tensordicts.py test_tianshou.py test_rllib.py test_bench.py test_evidence.py test_device.py::test_the_benchmark* test_device.py::test_torchrl*
         test_pickles.py::*sb3*'''),
-    lessons=Group('make test-all', 'tutorials, how-tos, and the longer chapters of part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/*'),
+    lessons=Group('make test-all', 'tutorials, how-tos, and part 5', 'nbs/tutorials/* nbs/howto/* nbs/5_looking/*'),
     installed=Group('make test-all', 'read-only and partial installations, imports in fresh processes, cached kernels',
         'test_install.py test_all.py test_kernels.py test_kernel_cache.py test_calls.py test_editing.py'),
 )
