@@ -642,7 +642,7 @@ class MixedMemory(Routed):
     def __copy__(self) -> Self: return copy.deepcopy(self)
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:
-            rng = Rng.get_state(self.rng)
+            rng = Rng.get_state(self.rng)        # its own only: the memories pickle theirs
             how = self.sampler
             return dict(memories=self.memories, n_drawn=self.n_drawn, rng=rng, shares=how.shares,
                         owed=how.owed, n_batches=how.n_batches, also=self.also)

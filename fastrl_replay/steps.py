@@ -477,7 +477,8 @@ class Layout:
 
     @classmethod
     def of_dtype(cls, dtype: np.dtype, step_type: type) -> 'Layout':
-        "Return the layout of steps of `step_type` with a structured dtype's fields; nested ones are dicts"
+        """Return the layout of steps of `step_type` as a user's structured `dtype` prescribes it, in
+        place of the first step's own dtypes and shapes; a nested dtype is a dict of its fields"""
         fields = getattr(step_type, '_fields', ())
         if set(fields)!=set(dtype.names or ()):
             refuse('dtype', f'steps with the fields {dtype.names}', Words(f'{step_type.__name__}{fields}'))

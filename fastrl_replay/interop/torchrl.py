@@ -236,7 +236,8 @@ class ReplayBuffer:
     def _pinned(self, data: TensorDictBase) -> Any: return data.pin_memory() if self.pin_memory else data
 
     def _ahead(self, n: int) -> Any:
-        "The same of the batch drawn `prefetch` calls ago, from the thread; draws are made here, in order"
+        """Return what `_finished` gives for the batch drawn `prefetch` calls ago: a thread has made
+        it meanwhile. Batches are drawn here, in the order in which they are returned"""
         if self._thread is None: self._thread = ThreadPoolExecutor(1)
         with self.memory.lock:
             while len(self._drawn) <= self.prefetch:

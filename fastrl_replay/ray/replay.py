@@ -51,7 +51,7 @@ class RayPusher(Telling):
         self.place = self.tell('move', self.place, self.number)
         return self.tell('find', self.place)[1]
 
-    def _look_round(self, m: int) -> None:
+    def _move_if_told(self, m: int) -> None:
         "Move if the directory says so, which is asked every 32 chunks or five seconds, and not waited for"
         self.rows += m
         if self.asked is None:
@@ -71,7 +71,7 @@ class RayPusher(Telling):
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
         chunk = as_chunk(chunk)
         if not isinstance(chunk, Batch): chunk = Batch.of_steps(chunk) if isinstance(chunk, list) else Batch.of(chunk)
-        self._look_round(len(chunk))
+        self._move_if_told(len(chunk))
         self.sender.push(chunk, priorities)
     def flush(self) -> None:
         "Wait until everything is stored"
@@ -91,12 +91,14 @@ class ActingWorker:
         become_actor(number)
         self.number, self.chunk, self.task = number, chunk, Task(pipe, chunk, math.inf)
     def run(self, *target: Any) -> None:
-        "Run the pipe to its end; `target`: the arguments of a `RayPusher`"
+        """Run the pipe to its end, and push its steps with stream numbers that no other actor uses;
+        `target`: the arguments of a `RayPusher`"""
+        own = self.number
         self.task.begin(self.number)
         with RayPusher(*target) as pusher:
             for batch, _ in self.task.chunks():
-                streams = apart(stream_numbers(batch), 0, self.number, _NUMBERS, self.number)
-                batch = renumbered(batch, streams, self.number)
+                streams = apart(stream_numbers(batch), first=0, place=own, n=_NUMBERS, number=own)
+                batch = renumbered(batch, streams, own)
                 for a in range(0, len(batch), self.chunk): pusher.push(batch[a:a + self.chunk])
         self.task.close()
 
@@ -188,7 +190,8 @@ class RayActors(IterDataPipe):
             self._crew.replace(place, self._error(place, e), self._start)
         else: del self._crew.workers[place]
     def _error(self, place: int, cause: Exception) -> ActorError:
-        "What has happened to the actor in this place; where it was lost, another may do better"
+        """Return what happened to the actor in this place. Only if it was lost may `Crew.replace` start
+        another (`again`); what it raised itself is raised here, too"""
         lost = isinstance(cause, ShardLost)
         what = f'raised {type(cause).__name__}: {cause}'
         if lost: what = f'was lost: {cause}; {self._crew.replaced[place]} were started again in its place'

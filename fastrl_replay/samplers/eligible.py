@@ -167,19 +167,21 @@ class Eligible:
         return None if self.places is None else self.slots[:self.count[0]].copy()
     @classmethod
     def of(cls, max_sz: int, plain: object) -> 'Eligible':
-        "Return what `to_plain` gave; a `ValueError` for anything else"
+        """Return the `Eligible` of which `to_plain` gave `plain`: None, or a list of the slots that
+        may be drawn; a `ValueError` for anything else"""
         made = cls(max_sz)
         if plain is None: return made
-        slots = ids_of('state: living', plain)
+        slots = ids_of('state: living', plain)       # as saved states call it
         inside = (slots >= 0) & (slots < max_sz)
         is_set = inside.all() and len(np.unique(slots))==len(slots)
         require(is_set, f'state: living: expected distinct slots from 0 to {max_sz - 1}')
         made._list(slots)
         return made
     def check_valid(self, stored: np.ndarray, size: int) -> bool:
-        """Return True; an `AssertionError` unless all that may be drawn are among the slots
-        `stored` (int64[m]) of `size` filled ones, and listed once. O(N)"""
-        if self.places is None:
+        """Return True; an `AssertionError` unless every slot that may be drawn holds a row, and is
+        listed once. `size`: how many slots are in use; `stored` (int64[m]): those that hold a row,
+        fewer after `clear`. O(N)"""
+        if self.places is None:              # all in use may be drawn, so each must hold a row
             assert len(stored)==size, 'what was cleared may be drawn'
             return True
         there = np.flatnonzero(self.places >= 0)

@@ -197,9 +197,9 @@ def find_block(flat: np.ndarray, targets: np.ndarray, slots: np.ndarray) -> None
 @inlined
 def find(flat: np.ndarray, targets: np.ndarray, slots: np.ndarray) -> None:
     """Fill `slots` (int64[bs]) with those whose stretches of the line hold the `targets`
-    (float64[bs], in [0, sum]).
+    (float64[bs], in [0, sum]), and overwrite the targets with the leaves of these slots.
 
-    `flat` is the tree in one dimension. The targets are overwritten with the leaves found."""
+    `flat` is the tree in one dimension."""
     for at in range(0, slots.shape[0], 256): find_block(flat, targets[at:at + 256], slots[at:at + 256])
 
 # %% ../../nbs/1_memory/14_sum_tree.ipynb #76a62bdb

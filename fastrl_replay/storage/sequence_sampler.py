@@ -50,7 +50,8 @@ class Sequence:
         object.__setattr__(self, 'stride', whole('stride', stride, 1))
         number('eta', self.eta, 0, 1)
         learn_first = of_type('learn_first', self.learn_first, bool)
-        object.__setattr__(self, 'learn_first', learn_first or not burn_in)     # else all steps count
+        # without a burn-in all steps count anyway: True, so that options that do the same are equal
+        object.__setattr__(self, 'learn_first', learn_first or not burn_in)
 
     @property
     def known_starts(self) -> bool:
@@ -161,21 +162,23 @@ def _leave(change: Change, slot: int) -> None:
 
 @_inlined
 def _close_up(change: Change) -> int:
-    "Move the last starts to the holes among the first places; return how many starts are left"
+    """Fill the holes among the first places with the last starts, so that the list has no gaps;
+    return how many starts are left"""
     starts, last = change.starts, change.counts[_N]
     left = last - change.counts[_HOLES]
     for place in change.holes[:change.counts[_HOLES]]:
         if place >= left: continue
         last -= 1
-        while starts[last, SPAN]==0: last -= 1
+        while starts[last, SPAN]==0: last -= 1          # a hole itself
         slot = starts[last, SLOT]
         starts[place, SLOT] = slot
         starts[place, SPAN] = starts[last, SPAN]
         change.rows[slot, PLACE] = place + 1
         if len(change.tree): _put_leaf(change, place, change.kept[slot])
     if len(change.tree):
+        # the places behind are off the list: no leaf
         for place in range(left, change.counts[_N]): _put_leaf(change, place, -1.)
-        if change.counts[_LINES]: _resum(change)
+        if change.counts[_LINES]: _resum(change)        # of lines that `_put_leaf` has changed
     return left
 
 # %% ../../nbs/3_lasting/13_sequences.ipynb #dc137ce2
@@ -518,13 +521,13 @@ class SequenceSampler(Starts):
         return learn
 
     def coverage(self) -> tuple[float, float]:
-        """Return two shares: of the steps stored, those that can't count for the loss any more, in
-        whatever window; of the windows that can be drawn, those of which no step counts.
-        O(N · length/stride)"""
+        """Return two shares: of the steps stored, those that count for the loss in no window, be it
+        complete or still waiting for steps; of the windows that can be drawn, those in which no
+        step counts. O(N · length/stride)"""
         length, index, n_idle = self.sequence.length, self.episodes, 0
         counted = np.zeros(self.max_sz, bool)
         def count(slots: np.ndarray) -> int:
-            "Note which steps of windows count; return in how many none does"
+            "Mark the steps of these windows that count; return in how many windows none does"
             learn = self.learned(slots, np.empty(slots.shape, bool))
             counted[slots[learn]] = True
             return int(np.count_nonzero(~learn.any(1)))
