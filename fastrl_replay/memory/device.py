@@ -8,10 +8,11 @@ __all__ = ['F', 'alone', 'as_device', 'hold_still', 'Forms', 'checked_rows', 'co
 
 # %% ../../nbs/4_processes/10_device.ipynb #ec039348
 import copy, functools, threading, warnings, weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, SupportsIndex, TypeVar, cast
 import numpy as np
+from numpy.typing import ArrayLike
 import torch
 from torch import Tensor
 from ..batch import Batch, as_chunk, as_kind, batch_type, came_from, constant_result, first_row
@@ -22,7 +23,8 @@ from .device_rows import NEXT_OF, DeviceRing, check_dtypes, n_step_rows, window_
 from .options import Options, described, refuse_other
 from .base import MemoryBase
 from .replay_memory import ReplayMemory
-from ..protocol import refuse_name
+from ..protocol import Names, refuse_name
+from ..samplers.base import Sampler
 from ..samplers.own import sampler_from
 from ..saving import Rows, SavedState
 from ..steps import Layout, tree_leaves
@@ -40,27 +42,29 @@ F = TypeVar('F', bound=Callable[..., Any])
 def alone(method: F) -> F:
     "Return a `method` that holds its memory's lock and makes no gradients; in a compiled function it is as it was"
     @functools.wraps(method)
-    def call(self, *args, **kw):
+    def call(self: Any, *args: object, **kw: object) -> Any:
         if torch.compiler.is_compiling(): return method(self, *args, **kw)
         with self.lock, torch.no_grad(): return method(self, *args, **kw)
     return cast(F, call)
 
-def as_device(device: Any) -> torch.device:
+def as_device(device: torch.device | str) -> torch.device:
     "Return a CUDA device, or with a warning the CPU; a `ValueError` for anything else"
     try: found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as e:
-        refuse('device', "'cuda' or 'cpu'", device, str(e).split('\n')[0])
+        why = str(e).split('\n')[0]
+        refuse('device', "'cuda' or 'cpu'", device, why)
     if found.type not in ('cpu', 'cuda'): refuse('device', "'cuda' or 'cpu'", device, 'others lack float64')
     if found.type=='cpu': warnings.warn(_SLOW, stacklevel=4)
     return found
 
-def hold_still(*parts: Any) -> None:
+def hold_still(*parts: object) -> None:
     """Mark all tensors of `parts` as never moving. Then a compiled function in the mode 'reduce-overhead' changes them
     within its CUDA graph, and copies none of them; for another memory it records another graph"""
     from torch._dynamo import mark_static_address
     for part in parts:
         for v in vars(part).values():
-            for o in v if isinstance(v, list) else [v]:
+            held = v if isinstance(v, list) else [v]
+            for o in held:
                 if isinstance(o, Tensor): mark_static_address(o, guard=False)
 
 class Forms:
@@ -68,89 +72,105 @@ class Forms:
     def __init__(self) -> None:
         self.seen: dict[str, set] = {}
         self.warned = False
-    def note(self, call: str, form: Any, depth: int = 5) -> None:
+    def note(self, call: str, form: object, depth: int = 5) -> None:
         """Note that `call` has this form now, for which a compiled function is compiled. A warning names the
         line `depth` calls above"""
         seen = self.seen.setdefault(call, set())
         if form in seen or self.warned: return
         from torch._dynamo import config
-        if len(seen) >= config.cache_size_limit:
+        n = len(seen)
+        if n >= config.cache_size_limit:
             self.warned = True
             warnings.warn(
-                f'{call}: torch compiles a function {len(seen)} times (torch._dynamo.config.recompile_limit); this '
+                f'{call}: torch compiles a function {n} times (torch._dynamo.config.recompile_limit); this '
                 f'call has as many forms by now, so the new one, {form}, runs uncompiled, which takes several times '
                 'as long. Use fewer batch sizes, or raise the limit', stacklevel=depth)
         seen.add(form)
 
-def checked_rows(ring: DeviceRing, step: Any) -> list[Tensor]:
+def checked_rows(ring: DeviceRing, step: tuple) -> list[Tensor]:
     "Return the tensors of the rows of a step, one a leaf; an error names one whose form doesn't fit"
-    found, rows, device = [], ring.layout.values(step), ring.device
+    found = []
+    device = ring.device
+    rows = ring.layout.values(step)
     m = next((len(v) for v in rows if isinstance(v, Tensor) and v.ndim), None)
     for leaf, dtype, v in zip(ring.layout.leaves, ring.dtypes, rows):
-        if not isinstance(v, Tensor): refuse(leaf.name, f'a tensor on {device}', typed(v), error=TypeError)
-        if v.device!=device: refuse(leaf.name, f'a tensor on {device}', Words(f'one on {v.device}'))
+        wanted = f'a tensor on {device}'
+        if not isinstance(v, Tensor): refuse(leaf.name, wanted, typed(v), error=TypeError)
+        if v.device!=device: refuse(leaf.name, wanted, Words(f'one on {v.device}'))
+        shape = m, *leaf.shape
         casts = v.dtype==dtype or leaf.loose and not v.is_complex()
-        if v.shape!=(m, *leaf.shape) or not casts:
-            refuse(leaf.name, f'{dtype} of shape {(m, *leaf.shape)}', form(v), '' if casts else 'cast it')
+        hint = '' if casts else 'cast it'
+        if hint or v.shape!=shape: refuse(leaf.name, f'{dtype} of shape {shape}', form(v), hint)
         found.append(v.to(dtype))
     return found
 
-def columns_of(layout: Layout, fields: Any = None, length: Any = None) -> tuple[tuple[int, ...], Layout]:
+def columns_of(layout: Layout, fields: Names = None, length: int | None = None) -> tuple[tuple[int, ...], Layout]:
     "Return the numbers of the leaves of `fields` (None: all), and their layout, in windows of `length`"
-    key = None if fields is None else tuple(fields), length
-    _find_columns(layout, *key)
-    return layout.__dict__['_device_columns'][key]             # which a compiled function can follow
+    chosen = None if fields is None else tuple(fields)
+    _find_columns(layout, chosen, length)
+    return layout.__dict__['_device_columns'][chosen, length]             # which a compiled function can follow
 @constant_result
-def _find_columns(layout, fields, length):
+def _find_columns(layout: Layout, fields: tuple[str, ...] | None, length: int | None) -> None:
     known = layout.__dict__.setdefault('_device_columns', {})
     if (fields, length) in known: return
     chosen = layout if fields is None else layout.select(fields)
     rows = chosen if length is None else windows_of(chosen, length)
     for kind in (Batch, SequenceBatch): batch_type(kind, rows)  # before a compiled function looks for it
-    known[fields, length] = tuple(layout.leaves.index(o) for o in chosen.leaves), rows
+    numbers = tuple(layout.leaves.index(o) for o in chosen.leaves)
+    known[fields, length] = numbers, rows
 
 # %% ../../nbs/4_processes/10_device.ipynb #521d9c78
 class DeviceDrawn:
     "Rows of several streams on one device, stored, drawn in batches, and their priorities"
-    path = draws = None                      # nothing on the disk; draws are counted on the device
+    path = None                              # nothing on the disk
+    draws = None                             # they are counted on the device
     layout: Any = None
     _ring: Any = None                        # once a chunk has shown what a row is
-    _count = _begun = 0                      # rows that the host has seen come; the first that it may draw
+    _count = 0                               # rows that the host has seen come
+    _begun = 0                               # the first that it may draw
     _counted = True                          # has it seen all of them, or does only the device know?
 
     def __init__(
         self, max_sz: int,  # how many transitions it holds: the newest; a multiple of `n_envs`
-        sampler: Any = None,  # `Uniform`, `Proportional`, `AgeWeighted` (None: `Uniform(True)`)
-        *, device: Any,               # 'cuda', 'cuda:1' …; 'cpu' warns
+        sampler: Sampler | None = None,  # `Uniform`, `Proportional`, `AgeWeighted` (None: `Uniform(True)`)
+        *, device: torch.device | str,   # 'cuda', 'cuda:1' …; 'cpu' warns
         n_envs: int | None = None,    # streams (None: rows of the first chunk)
         n_step: int = 1,              # rewards that are added up when rows are drawn
         gamma: float = .99,           # their discount factor
-        sequence: Any = None,         # a `Sequence`, to draw windows of steps
+        sequence: Sequence | None = None,  # to draw windows of steps
         next_of: dict[str, str] | None = NEXT_OF,  # fields found in the next row (None: all are stored)
         max_ends: int | None = None,  # ends of episodes there is room for (None: `max_sz`/16)
         dtypes: dict[str, torch.dtype] | None = None,  # {field: a narrower dtype of floats to store it in}
         compile: bool | None = None,  # is each call one graph of torch.compile? (None: on CUDA)
         seed: int | None = None,      # of all draws (None: different each time)
-        **others: Any,                # refused by name
+        **others: object,             # refused by name
     ) -> None:
         for k in others: raise TypeError(f'{k}: a DeviceMemory has no such option; a ReplayMemory may have it')
-        self.device, self.max_sz = as_device(device), whole('max_sz', max_sz, 1, 1 << 30)
+        self.device = as_device(device)
+        self.max_sz = whole('max_sz', max_sz, 1, 1 << 30)
         self.n_envs: Any = None if n_envs is None else whole('n_envs', n_envs, 1)
-        self.n_step, self.gamma = whole('n_step', n_step, 1), number('gamma', gamma, 0, 1)
+        self.n_step = whole('n_step', n_step, 1)
+        self.gamma = number('gamma', gamma, 0, 1)
         self.sequence: Any = None if sequence is None else of_type('sequence', sequence, Sequence)
         require(sequence is None or n_step==1, 'n_step: sequences are not added up; leave one of them out')
         check_dtypes(dtypes)
-        self.next_of, self.max_ends, self.dtypes = next_of, max_ends, dtypes
+        self.next_of = next_of
+        self.max_ends = max_ends
+        self.dtypes = dtypes
         self.rng = DeviceRng(seed, self.device)
         self.sampler: Any = law_of(sampler, self.max_sz, self.rng, self.sequence)
-        self.lock, self._ref = threading.RLock(), weakref.ref(self)
+        self.lock = threading.RLock()
+        self._ref = weakref.ref(self)
         if compile is None: compile = self.device.type=='cuda'
-        def made(f): return torch.compile(f, dynamic=False) if compile else f
-        self._store, self._draw, self._put = made(self._stored), made(self._drawn), made(self._updated)
+        def made(f: Callable[..., Any]) -> Callable[..., Any]:
+            return torch.compile(f, dynamic=False) if compile else f
+        self._store = made(self._stored)
+        self._draw = made(self._drawn)
+        self._put = made(self._updated)
         self._forms = Forms() if compile else None
 
     @alone
-    def extend(self, chunk: Any, priorities: Any = None, streams: Any = None) -> Any:
+    def extend(self, chunk: object, priorities: Tensor | None = None, streams: object = None) -> Any:
         """Store a NamedTuple or dict of stacked tensors on the device: one row of each stream,
         in order, or several time steps, the oldest first. Return ids (int64 array), or None
         where the device counts.
@@ -159,26 +179,33 @@ class DeviceDrawn:
         device, finite, ≥ 0. A `TypeError` or `ValueError` names what hasn't the right form, and
         nothing is stored"""
         leave_out('streams', streams, 'row i of a time step is of stream i on a device')
-        chunk, n_envs = self._on_device(chunk)
-        if not chunk or not len(tree_leaves(chunk)[0]): return np.empty(0, np.int64)
-        ring = self._ring or self._new_ring(Layout.of(first_row(chunk)), n_envs or len(tree_leaves(chunk)[0]))
-        values = checked_rows(ring, chunk)
-        m = len(values[0])
+        step, n_envs = self._on_device(chunk)
+        m = len(tree_leaves(step)[0]) if step else 0
+        if not m: return np.empty(0, np.int64)
+        ring = self._ring
+        if ring is None: ring = self._new_ring(Layout.of(first_row(step)), n_envs or m)
+        values = checked_rows(ring, step)
         if m % ring.n_envs: refuse('chunk', f'a multiple of {ring.n_envs} rows, one of each stream', m, _WHOLE)
         if priorities is not None and priorities.shape!=(m,): refuse('priorities', f'shape {(m,)}', form(priorities))
         self._take(ring)
-        self._note_form('extend', min(m, ring.most))
-        if m <= ring.most: self._store(values, priorities)
+        most = ring.most
+        self._note_form('extend', min(m, most))
+        if m <= most: self._store(values, priorities)
         else:
-            for part in (slice(a, a + ring.most) for a in range(0, m, ring.most)):
-                self._store([v[part] for v in values], None if priorities is None else priorities[part])
+            for a in range(0, m, most):
+                part = slice(a, a + most)
+                rows = [v[part] for v in values]
+                given = None if priorities is None else priorities[part]
+                self._store(rows, given)
         if self._runs_once(): self._counted = False  # for many chunks
         if not self._counted: return None
-        self._count += m
-        return np.arange(self._count - m, self._count)
-    def _note_form(self, *form):
-        if self._forms is not None and not torch.compiler.is_compiling(): self._forms.note(*form)
-    def _runs_once(self):
+        before = self._count
+        self._count = before + m
+        return np.arange(before, self._count)
+    def _note_form(self, call: str, form: object, depth: int = 5) -> None:
+        if self._forms is None or torch.compiler.is_compiling(): return
+        self._forms.note(call, form, depth)
+    def _runs_once(self) -> bool:
         "Is this being compiled, or captured? The compiler can't look at the stream, so that it is asked first"
         if torch.compiler.is_compiling(): return True
         return self.device.type=='cuda' and torch.cuda.is_current_stream_capturing()
@@ -187,93 +214,113 @@ class DeviceDrawn:
         p = None if priority is None else torch.tensor([number('priority', priority)], device=self.device)
         return int(self.extend([step], p)[0])
 
-    def _on_device(self, chunk):
+    def _on_device(self, chunk: object) -> tuple[Any, int | None]:
         "A chunk as a step of stacked tensors on the device, and the number of streams, if it is known"
         if not isinstance(chunk, Batch): chunk = as_chunk(chunk, self.layout and self.layout.step_type)
         n_envs = self.n_envs
         if isinstance(chunk, list):
-            n_envs, wanted = n_envs or 1, f'one step of each of {n_envs} streams, stacked'
-            if n_envs > 1: refuse('chunk', wanted, chunk, error=TypeError)
+            if n_envs is None: n_envs = 1
+            if n_envs > 1: refuse('chunk', f'one step of each of {n_envs} streams, stacked', chunk, error=TypeError)
             if chunk: chunk = Batch.of_steps(chunk, self.layout)
-        return chunk.to(self.device).astuple() if isinstance(chunk, Batch) else chunk, n_envs
-    def _new_ring(self, layout, n_envs):
+        if isinstance(chunk, Batch): chunk = chunk.to(self.device).astuple()
+        return chunk, n_envs
+    def _new_ring(self, layout: Layout, n_envs: int) -> DeviceRing:
         if layout.texts: refuse('step', 'numbers', layout, 'text has no place on a device', TypeError)
         ring = DeviceRing(layout, self.max_sz, n_envs, self.device, self.next_of, self.max_ends, self.dtypes)
         if self.n_step > 1 and not (ring.flags and 'reward' in layout.fields):
             refuse('n_step', 'steps with a reward and a field terminated or truncated', layout)
         return ring
-    def _take(self, ring):
+    def _take(self, ring: DeviceRing) -> None:
         "Use this ring from now on"
         if ring is self._ring: return
         self.sampler.open(ring)
-        self._ring, self.layout, self.n_envs = ring, ring.layout, ring.n_envs
+        self._ring = ring
+        self.layout = ring.layout
+        self.n_envs = ring.n_envs
         self._rows_layout = ring.layout if self.n_step==1 else with_discount(ring.layout)
         self._hold_still()
-    def _hold_still(self):
+    def _hold_still(self) -> None:
         if self.device.type=='cuda' or self._forms is not None: hold_still(self._ring, self.sampler, self.rng)
-    def _stored(self, values, priorities): self.sampler.enter(self._ring.write(values), priorities)
+    def _stored(self, values: list[Tensor], priorities: Tensor | None) -> None:
+        ids = self._ring.write(values)
+        self.sampler.enter(ids, priorities)
 
-    def sample(self, bs: int, fields: Any = None) -> Batch:
+    def sample(self, bs: int, fields: Names = None) -> Batch:
         """Draw `bs` rows as a `Batch` of tensors on the device, or windows as a `SequenceBatch`.
 
         A `ValueError` if there is nothing to draw, or without replacement too little; in a compiled
         function, where nothing can raise, rows of zeros, or rows twice"""
         return self._sample(bs, None, fields)
-    def sample_groups(self, k: int, bs: int, fields: Any = None) -> Batch:
+    def sample_groups(self, k: int, bs: int, fields: Names = None) -> Batch:
         "Draw `k` batches of `bs` rows at once, in columns of shape (k, bs, …)"
         require(self.sequence is None, 'sample_groups: this memory draws sequences; call sample')
         return self._sample(bs, whole('k', k, 1), fields)
     @alone
-    def _sample(self, bs, groups, fields):
+    def _sample(self, bs: int, groups: int | None, fields: Names) -> Batch:
         if not torch.compiler.is_compiling(): self._check_draw(whole('bs', bs, 1)*(groups or 1))
-        length = None if self.sequence is None else self.sequence.length
-        leaves, layout = columns_of(self._rows_layout, fields, length or groups and bs)
-        self._note_form('sample', (bs, fields) if groups is None else (groups, bs, fields), 6)
+        sequence = self.sequence
+        length = groups and bs           # of one axis more
+        if sequence is not None: length = sequence.length
+        leaves, layout = columns_of(self._rows_layout, fields, length)
+        asked = (bs, fields) if groups is None else (groups, bs, fields)
+        self._note_form('sample', asked, 6)
         found, header = self._draw(bs, groups, leaves)
         batch = Batch.of_tensors(layout, found, max_sz=self.max_sz, **header)
-        if length: batch = as_kind(batch, SequenceBatch, burn_in=self.sequence.burn_in)
+        if sequence is not None: batch = as_kind(batch, SequenceBatch, burn_in=sequence.burn_in)
         return came_from(batch, self._ref)
-    def _check_draw(self, n):
+    def _check_draw(self, n: int) -> None:
         "Raise an error where there is too little to draw; this waits where more is wanted than there is for certain"
+        ring = self._ring
         sure = min(self._count - self._begun, self.max_sz)
         require(sure or not self._counted, 'the memory is empty: extend it first')
         if self.sampler.replace or self._runs_once(): return
-        if self._ring.next_of: sure = min(sure, self._ring.max_ends + self.n_envs)     # whatever ends were given up
-        there = int(self._ring.n - self._ring.begin()) if n > sure else sure
+        if ring.next_of: sure = min(sure, ring.max_ends + self.n_envs)     # whatever ends were given up
+        there = int(ring.n - ring.begin()) if n > sure else sure
         if n > there: refuse('bs', f'at most the {there} rows that there are', n, 'or draw with Uniform(replace=True)')
-    def _drawn(self, bs, groups, leaves):
-        ring, law, more = self._ring, self.sampler, {}
+    def _drawn(self, bs: int, groups: int | None, leaves: tuple[int, ...]) -> tuple[list[Tensor], dict[str, Any]]:
+        ring = self._ring
+        law = self.sampler
         shape = (bs,) if groups is None else (groups, bs)
         ids, probs = law.draw(bs*(groups or 1), ring.begin(), ring.n, bool(ring.next_of))
         probs = probs.view(shape)
+        header: dict[str, Any] = dict(probs=probs)
         if self.sequence is not None:
-            found, ids, mask = window_rows(ring, ids, leaves, self.sequence)
-            more = dict(mask=mask, learn=law.learned(ids))
+            found, ids, header['mask'] = window_rows(ring, ids, leaves, self.sequence)
+            header['learn'] = law.learned(ids)
         else:
             if self.n_step==1: rows = ring.read(ids, leaves)
             else: rows = n_step_rows(ring, ids, leaves, self.n_step, self.gamma)
-            ids, *found = (o.view(*shape, *o.shape[1:]) for o in (ids, *rows))
-        return found, dict(ids=ids, probs=probs, weights=law.weights(probs), **more)
+            found = [o.view(*shape, *o.shape[1:]) for o in rows]
+            ids = ids.view(shape)
+        weights = law.weights(probs)
+        return found, header | dict(ids=ids, weights=weights)
 
     @alone
-    def update_priorities(self, ids: Any, td_errors: Any) -> Any:
+    def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> Any:
         """Set p = |td| + eps for the rows `ids` (m,). Entries that are stale, unknown or not
         finite change nothing and are counted in `n_stale`; of duplicates the last counts. Of
         sequences, `ids` and `td_errors` are as in a `SequenceBatch`, of groups (k, bs). A
         `ValueError` for another number of errors"""
-        ids, td = (torch.as_tensor(o, device=self.device) for o in (ids, td_errors))
-        if self.sequence is not None and ids.ndim==2: ids, td = self._of_windows(ids, td)
-        if td.numel()!=ids.numel(): refuse('td_errors', f'one for each of {ids.numel()} rows', form(td))
-        if self._ring is None or not ids.numel(): return
-        self._note_form('update_priorities', ids.numel())
-        self._put(ids.reshape(-1), td.detach().reshape(-1))
-    def _of_windows(self, ids, td):
+        rows = torch.as_tensor(ids, device=self.device)
+        td = torch.as_tensor(td_errors, device=self.device)
+        if self.sequence is not None and rows.ndim==2: rows, td = self._of_windows(rows, td)
+        n = rows.numel()
+        if td.numel()!=n: refuse('td_errors', f'one for each of {n} rows', form(td))
+        if self._ring is None or not n: return
+        self._note_form('update_priorities', n)
+        self._put(rows.reshape(-1), td.detach().reshape(-1))
+    def _of_windows(self, ids: Tensor, td: Tensor) -> tuple[Tensor, Tensor]:
         "The first id of each window, and one error of the steps that count: eta · max|δ| + (1 − eta) · mean|δ|"
-        if td.ndim!=2 or td.shape[1]==1 < ids.shape[1]: return ids[:, 0], td
+        starts = ids[:, 0]
+        if td.ndim!=2 or td.shape[1]==1 < ids.shape[1]: return starts, td
         learn = self.sampler.learned(ids)[:, -td.shape[1]:]
-        td, eta = td.abs().masked_fill(~learn, 0.), self.sequence.eta
-        return ids[:, 0], eta*td.amax(1) + (1 - eta)*td.sum(1)/learn.sum(1).clamp(min=1)
-    def _updated(self, ids, td): self.sampler.update(ids, td, self._ring.begin(), self._ring.n)
+        sizes = td.abs().masked_fill(~learn, 0.)
+        n_learnt = learn.sum(1).clamp(min=1)
+        eta = self.sequence.eta
+        return starts, eta*sizes.amax(1) + (1 - eta)*sizes.sum(1)/n_learnt
+    def _updated(self, ids: Tensor, td: Tensor) -> None:
+        ring = self._ring
+        self.sampler.update(ids, td, ring.begin(), ring.n)
 
 # %% ../../nbs/4_processes/10_device.ipynb #621c9422
 class DeviceRead(DeviceDrawn, MemoryBase):
@@ -286,7 +333,9 @@ class DeviceRead(DeviceDrawn, MemoryBase):
     @property
     def first_id(self) -> int:
         "The id of the oldest row that may be drawn"
-        return int(self._ring.begin()) if self._ring and self._ring.next_of else max(0, self.n_added - self.max_sz)
+        ring = self._ring
+        if ring is not None and ring.next_of: return int(ring.begin())
+        return max(0, self.n_added - self.max_sz)
     @property
     def n_stale(self) -> Tensor:
         "How many priorities were dropped: of rows that were gone, or not finite (a tensor)"
@@ -294,69 +343,96 @@ class DeviceRead(DeviceDrawn, MemoryBase):
     @property
     def nbytes(self) -> int:
         "Bytes allocated on the device for rows and priorities"
-        return sum(o.nbytes for o in (self.sampler.leaves, *(self._ring.tensors() if self._ring else ())))
+        rows = 0 if self._ring is None else sum(o.nbytes for o in self._ring.tensors())
+        return rows + self.sampler.leaves.nbytes
 
     @alone
-    def fetch(self, ids: Any, fields: Any = None) -> Batch:
+    def fetch(self, ids: object, fields: Names = None) -> Batch:
         "Return the rows with these ids, in this order; a `ValueError` if one is gone"
-        at = torch.from_numpy(stored_ids(ids, self.first_id, self.n_added)).to(self.device)
+        known = stored_ids(ids, self.first_id, self.n_added)
+        at = torch.from_numpy(known).to(self.device)
         leaves, layout = columns_of(self.layout, fields)
-        return came_from(Batch.of_tensors(layout, self._ring.read(at, leaves), ids=at, max_sz=self.max_sz), self._ref)
+        found = self._ring.read(at, leaves)
+        batch = Batch.of_tensors(layout, found, ids=at, max_sz=self.max_sz)
+        return came_from(batch, self._ref)
     @alone
-    def previous(self, ids: Any, within_episode: bool = False) -> np.ndarray:
+    def previous(self, ids: object, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps before `ids` in their streams, or `within_episode` (int64[m]); −1: none is stored"
         return self._beside(ids, -1, within_episode)
     @alone
-    def next(self, ids: Any, within_episode: bool = False) -> np.ndarray:
+    def next(self, ids: object, within_episode: bool = False) -> np.ndarray:
         "Return ids of the steps after `ids` in their streams, or `within_episode` (int64[m]); −1: there is none yet"
         return self._beside(ids, 1, within_episode)
-    def _beside(self, ids, by, within_episode):
-        first, n = self.first_id, self.n_added
-        if not len(ids := stored_ids(ids, first, n)): return ids
-        other = ids + by*self.n_envs
+    def _beside(self, ids: object, by: int, within_episode: bool) -> np.ndarray:
+        first = self.first_id
+        n = self.n_added
+        known = stored_ids(ids, first, n)
+        if not len(known): return known
+        other = known + by*self.n_envs
         there = (other >= first) & (other < n)
-        if within_episode: there &= ~self._ended(np.minimum(ids, other))
+        if within_episode: there &= ~self._ended(np.minimum(known, other))
         return np.where(there, other, -1)
-    def _ended(self, ids):
+    def _ended(self, ids: np.ndarray) -> np.ndarray:
         require(self._ring.flags, 'episode: expected steps with a field terminated or truncated')
-        return self._ring.ended(torch.from_numpy(ids).to(self.device)).cpu().numpy()
+        at = torch.from_numpy(ids).to(self.device)
+        return self._ring.ended(at).cpu().numpy()
     @alone
     def episode_ids(self, id: int) -> np.ndarray:
         "Return ids of the stored part of the episode with row `id`, oldest first (int64 array)"
-        first, n = self.first_id, self.n_added
+        first = self.first_id
+        n = self.n_added
         [id] = stored_ids([id], first, n)
-        ids = np.arange(first + (id - first) % self.n_envs, n, self.n_envs)
-        number = np.append(0, self._ended(ids)[:-1].cumsum())  # of the episode
+        start = first + (id - first) % self.n_envs
+        ids = np.arange(start, n, self.n_envs)
+        n_ended = self._ended(ids)[:-1].cumsum()
+        number = np.append(0, n_ended)  # of the episode
         return ids[number==number[ids==id]]
     def usage(self) -> dict[str, float]:
         """Return what `ReplayMemory.usage` does; `n_unlike`: rows that may be drawn whose next
         observation is not what their stream showed next, without a flag; `n_lost`: rows that may
         not be drawn, since `max_ends` is too small"""
-        n, drawn, ring = self.n_added, int(self.sampler.n_drawn), self._ring
-        return dict(nbytes=self.nbytes, bytes_each=self.nbytes/self.max_sz, n_drawn=drawn,
-                    n_stale=int(self.n_stale), samples_per_insert=drawn/n if n else float('nan'),
-                    in_order=self.sequence is not None or self.n_step > 1,
-                    n_unlike=ring.n_unlike() if ring else 0, n_too_large=int(ring.n_too_large) if ring else 0,
-                    n_lost=self.first_id - max(0, n - self.max_sz))
+        n = self.n_added
+        n_drawn = int(self.sampler.n_drawn)
+        ring = self._ring
+        nbytes = self.nbytes
+        oldest = max(0, n - self.max_sz)
+        found: dict[str, float] = dict(nbytes=nbytes, bytes_each=nbytes/self.max_sz, n_drawn=n_drawn)
+        found['n_stale'] = int(self.n_stale)
+        found['samples_per_insert'] = n_drawn/n if n else float('nan')
+        found['in_order'] = self.sequence is not None or self.n_step > 1
+        found['n_unlike'] = 0 if ring is None else ring.n_unlike()
+        found['n_too_large'] = 0 if ring is None else int(ring.n_too_large)
+        found['n_lost'] = self.first_id - oldest
+        return found
     def __repr__(self) -> str:
-        each, rounded, ring = '', '', self._ring
-        if ring:
-            from fastrl_replay.show import bytes_in_words
-            each = f' {ring.layout.step_type.__name__}s of {bytes_in_words(self.nbytes/self.max_sz, ring.layout)}'
-            narrow = {o.path[0]: v for o, own, v in zip(ring.layout.leaves, ring.dtypes, ring.stored) if own!=v}
-            words = '; {} rounded to {} (by {:.2g} %; at most {:,.6g})'
-            limits = {k: torch.finfo(v) for k, v in narrow.items()}
-            rounded = ''.join(words.format(k, o.dtype, 50*o.eps, o.max) for k, o in limits.items())
+        each = '' if self._ring is None else self._row_in_words()
+        rounded = '' if self._ring is None else self._rounded_in_words()
         return f'DeviceMemory({len(self):,} of {self.max_sz:,}{each} on {self.device}; {self.sampler.name}{rounded})'
+    def _row_in_words(self) -> str:
+        from fastrl_replay.show import bytes_in_words
+        size = bytes_in_words(self.nbytes/self.max_sz, self.layout)
+        return f' {self.layout.step_type.__name__}s of {size}'
+    def _rounded_in_words(self) -> str:
+        ring = self._ring
+        words = ''
+        limits = {}                  # by field, so that a field of several leaves is named once
+        for leaf, own, stored in zip(ring.layout.leaves, ring.dtypes, ring.stored):
+            if own!=stored: limits[leaf.path[0]] = torch.finfo(stored)
+        for field, o in limits.items():
+            words += f'; {field} rounded to {o.dtype} (by {50*o.eps:.2g} %; at most {o.max:,.6g})'
+        return words
     @staticmethod
-    def estimate(step: Any, max_sz: int, **options: Any) -> Estimate:
+    def estimate(step: tuple, max_sz: int, **options: Any) -> Estimate:
         """Return the bytes of `max_sz` rows of a step of stacked tensors, one of each stream:
         plain, with next observations in full, and as they are kept. `options`: `next_of`,
         `max_ends`, `dtypes`"""
-        layout, max_sz = Layout.of(first_row(step)), whole('max_sz', max_sz, 1)
+        layout = Layout.of(first_row(step))
+        max_sz = whole('max_sz', max_sz, 1)
         n_envs = len(layout.values(step)[0])
-        ring = DeviceRing(layout, -(-max_sz//n_envs)*n_envs, n_envs, 'meta', **options)
-        plain, once = max_sz*sum(o.nbytes for o in layout.leaves), sum(o.nbytes for o in ring.tensors())
+        times = -(-max_sz//n_envs)
+        ring = DeviceRing(layout, times*n_envs, n_envs, 'meta', **options)
+        plain = max_sz*sum(o.nbytes for o in layout.leaves)
+        once = sum(o.nbytes for o in ring.tensors())
         kept = 'next_state' if ring.next_of or ring.dtypes!=ring.stored else 'plain'
         return Estimate(max_sz, plain, once, once, kept)
 
@@ -364,9 +440,10 @@ class DeviceRead(DeviceDrawn, MemoryBase):
 _OPTIONS = 'max_sz', 'n_envs', 'n_step', 'gamma', 'next_of', 'max_ends'
 _INSTEAD = 'load what was saved as a ReplayMemory'
 
-def _saved_options(state):
+def _saved_options(state: dict[str, Any]) -> Options:
     "The `Options` in the state of any memory, if a `DeviceMemory` can go on with them; a `ValueError` names what not"
-    saved = Options.from_plain(state | dict(max_sz=state.get('device', state)['max_sz']))
+    own = state.get('device', state)
+    saved = Options.from_plain(state | dict(max_sz=own['max_sz']))
     if saved.windows: refuse('windows', 'none, as a DeviceMemory draws rows alone', saved.windows, _INSTEAD)
     return saved
 
@@ -383,48 +460,65 @@ class DeviceMemory(DeviceRead):
     those of the last of up to `n_step` rows, all else those of the first. With a `sequence`
     windows are drawn"""
     def __getattr__(self, name: str) -> Any: refuse_name(self, name, 'a `ReplayMemory` has it')
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError('a DeviceMemory cannot be copied or pickled: save it, and load what was saved')
 
     @alone
     def snapshot(self) -> ReplayMemory:
         "Return a copy, in RAM, of all that may be drawn, with the same ids and priorities"
-        first, n, law, p, pieces = self.first_id, self.n_added, self.sampler, None, []
-        oldest = max(0, n - self.max_sz)
-        host = ReplayMemory(self.max_sz, law.as_sampler(), dedup=None, seed=self.rng.get_state()[0] & 2**63 - 1)
+        law = self.sampler
+        seed = self.rng.get_state()[0] & 2**63 - 1
+        host = ReplayMemory(self.max_sz, law.as_sampler(), dedup=None, seed=seed)
+        self._copy_priorities(host)
+        host.sampler.n_batches = law.n_batches
+        state, _ = host.saved()
+        pieces = [self._piece()] if self.n_added else []
+        host.restore(state | dict(n_stale=int(self.n_stale)), pieces)
+        return host
+    def _copy_priorities(self, host: ReplayMemory) -> None:
+        "Give the sampler of `host` the priorities of all rows in the ring, those that were given up taken out again"
+        law = self.sampler
         sampler: Any = host.sampler
+        n = self.n_added
+        oldest = max(0, n - self.max_sz)
+        p = None
         if law.prioritized:
             sampler.note_largest(float(law.largest))
             if self.sequence is None: p = law.priorities(np.arange(oldest, n) % self.max_sz)
         sampler.add_run(oldest % self.max_sz, n - oldest, p)
-        if first > oldest:                       # those that were given up
-            lost = np.arange(oldest, first) % self.max_sz
-            sampler.on_drop(lost)
-            sampler.eligible.take_out(lost, sampler.size)
-        sampler.n_batches = law.n_batches
-        if n:
-            storage = storage_for(self.layout, n - first, dedup=None)
-            for _, rows in self.news({0: first}):
-                storage.put(storage.accept(rows, np.asarray(rows.ids) % self.n_envs))
-            pieces.append(storage.get_state() | dict(first_id=first, n_added=n, since=first))
-        host.restore(host.saved()[0] | dict(n_stale=int(self.n_stale)), pieces)
-        return host
+        lost = np.arange(oldest, self.first_id) % self.max_sz
+        if not len(lost): return
+        sampler.on_drop(lost)
+        sampler.eligible.take_out(lost, sampler.size)
+    def _piece(self) -> dict[str, Any]:
+        "The rows that may be drawn, as a part of a saved state"
+        first = self.first_id
+        n = self.n_added
+        storage = storage_for(self.layout, n - first, dedup=None)
+        for _, rows in self.news({0: first}):
+            streams = np.asarray(rows.ids) % self.n_envs
+            storage.put(storage.accept(rows, streams))
+        return storage.get_state() | dict(first_id=first, n_added=n, since=first)
     @alone
     def saved(self) -> tuple[dict[str, Any], Rows]:
         "Return what `save_state` needs: the state and the `Rows` of a `snapshot`, and what only the device has"
         state, rows = self.snapshot().saved()
-        own = dict(tensors={k: v.cpu() for k, v in self.sampler.tensors().items()})
-        return state | dict(device=own | self._formed() | {k: getattr(self, k) for k in _OPTIONS}), rows
-    def _formed(self):
+        tensors = {k: v.cpu() for k, v in self.sampler.tensors().items()}
+        own = dict(tensors=tensors) | self._formed()
+        own |= {k: getattr(self, k) for k in _OPTIONS}
+        return state | dict(device=own), rows
+    def _formed(self) -> dict[str, Any]:
         "The options by which batches are formed of the rows stored, as plain data"
-        return dict(n_step=self.n_step, gamma=self.gamma,
-                    sequence=None if self.sequence is None else self.sequence.to_plain(),
-                    dtypes={k: str(v)[6:] for k, v in (self.dtypes or {}).items()})
+        sequence = None if self.sequence is None else self.sequence.to_plain()
+        given = self.dtypes or {}
+        dtypes = {k: str(v).removeprefix('torch.') for k, v in given.items()}
+        return dict(n_step=self.n_step, gamma=self.gamma, sequence=sequence, dtypes=dtypes)
     def flush(self) -> None:
         "Return at once: there is nothing on the disk to wait for"
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: Any, sampler: Any = None, **options: Any) -> Self:
+    def load(cls, folder: str | Path, *, device: torch.device | str, sampler: Sampler | None = None,
+             **options: Any) -> Self:
         """Return what a `DeviceMemory` or a `ReplayMemory` saved in `folder`, on a `device`.
         `options`: of the new memory, in place of the saved ones. A `CheckpointError` names a
         file that is missing or damaged; a `ValueError` says what else doesn't fit, such as
@@ -435,69 +529,92 @@ class DeviceMemory(DeviceRead):
                 state = whole_state['memory']
                 own = state.get('device', dict(max_sz=state['max_sz']))
                 known = {k: own[k] for k in _OPTIONS if k in own}
-                known['dtypes'] = {k: getattr(torch, v) for k, v in own.get('dtypes', {}).items()} or None
+                dtypes = own.get('dtypes', {})
+                known['dtypes'] = {k: getattr(torch, v) for k, v in dtypes.items()} or None
                 if own.get('sequence'): known['sequence'] = Sequence.of(own['sequence'])
                 _saved_options(state)
-            memory = cls(sampler=sampler_from(state['sampler'], sampler), device=device, **known | options)
+            given = sampler_from(state['sampler'], sampler)
+            memory = cls(sampler=given, device=device, **known | options)
             with saved.sense('a memory of streams that take turns'): memory._continue(state, saved.pieces())
         memory.also = whole_state.get('also')
         return memory
     @alone
-    def restore(self, state: dict[str, Any], pieces: Any) -> None:
+    def restore(self, state: dict[str, Any], pieces: Iterable[dict[str, Any]]) -> None:
         """Continue from what `saved` returned, also of a `ReplayMemory`, or raise a `ValueError`
         that names what differs. Alpha and beta are as they were saved, and a warning says if they
         were not so"""
-        own, formed = state.get('device', {}), self._formed()
-        known = [k for k in formed if k in own and (k!='gamma' or self.n_step > 1)]
-        there, here = ({k: o[k] for k in known} for o in (own, formed))
+        own = state.get('device', {})
+        formed = self._formed()
+        if self.n_step==1: del formed['gamma']             # which nothing is multiplied by
+        here = {k: v for k, v in formed.items() if k in own}
+        there = {k: own[k] for k in here}
         for name, its, mine in differences(there, here): refuse_other(name, mine, its)
         self._continue(state, pieces)
-    def _continue(self, state, pieces):
+    def _continue(self, state: dict[str, Any], pieces: Iterable[dict[str, Any]]) -> None:
         "`restore`, whatever is formed of the rows"
-        own, sampler, saved = state.get('device', {}), state['sampler'], _saved_options(state)
+        own = state.get('device', {})
+        saved = _saved_options(state)
         mine = Options(self.max_sz, described(self.sampler.as_sampler()))
         mine.check(saved)
-        law, given = self.sampler, sampler_from(sampler)
+        law = self.sampler
+        given = sampler_from(state['sampler'])
         if [*mine.differences(saved)]: law = law_of(given, self.max_sz, self.rng, self.sequence)
         host = ReplayMemory(state['max_sz'], copy.deepcopy(given), **state['options'])
         host.restore(state, pieces)
         n_dropped = host.usage()['n_dropped']
         if n_dropped: refuse('state', 'rows that may all be drawn', Words(f'{n_dropped} that were dropped'), _INSTEAD)
-        ring = self._ring_for(host, own.get('n_envs') or self.n_envs) if host.n_added else self._ring
+        ring = self._ring
+        if host.n_added: ring = self._ring_for(host, own.get('n_envs') or self.n_envs)
         mine.warn(saved)
         if law is not self.sampler and ring is self._ring is not None: law.open(ring)
         self.sampler = law
-        if ring: self._take(ring)
-        if self._ring: self._hold_still()
-        if self._ring: self._fill(host)
-        self._count, self._begun, self._counted = host.n_added, host.first_id, True
-        law.n_batches = sampler['n_batches']
-        if law.prioritized:
-            host_sampler: Any = host.sampler
-            law.largest.fill_(host_sampler.largest)
-            if self.sequence is None:
-                ids = np.arange(host.first_id, host.n_added)
-                p = torch.from_numpy(host_sampler.priorities[ids % host.max_sz]).to(self.device)
-                law.put(torch.from_numpy(ids % self.max_sz).to(self.device), p)
-        for k, v in own.get('tensors', {}).items(): law.tensors()[k].copy_(v)
-    def _ring_for(self, host, n_envs):
+        if ring is not None:
+            self._take(ring)
+            self._hold_still()
+            self._fill(host)
+        self._count = host.n_added
+        self._begun = host.first_id
+        self._counted = True
+        law.n_batches = state['sampler']['n_batches']
+        if law.prioritized: self._take_priorities(host)
+        tensors = own.get('tensors', {})
+        for k, v in tensors.items(): law.tensors()[k].copy_(v)
+    def _take_priorities(self, host: ReplayMemory) -> None:
+        law = self.sampler
+        sampler: Any = host.sampler
+        law.largest.fill_(sampler.largest)
+        if self.sequence is not None: return
+        ids = np.arange(host.first_id, host.n_added)
+        p = torch.from_numpy(sampler.priorities[ids % host.max_sz])
+        slots = torch.from_numpy(ids % self.max_sz)
+        law.put(slots.to(self.device), p.to(self.device))
+    def _ring_for(self, host: ReplayMemory, n_envs: int | None) -> DeviceRing:
         "A ring for the rows of a `ReplayMemory`; a `ValueError` if their streams don't take turns"
-        ids, n = np.arange(host.first_id, host.n_added), host.n_added
+        n = host.n_added
+        ids = np.arange(host.first_id, n)
         after = host.next(ids)
-        if n_envs is None: n_envs = int((after - ids)[after >= 0].min(initial=len(ids)))
-        fits = n % n_envs==0 and np.array_equal(after, np.where(ids + n_envs < n, ids + n_envs, -1))
+        if n_envs is None:
+            steps = (after - ids)[after >= 0]
+            n_envs = int(steps.min(initial=len(ids)))
+        follows = np.where(ids + n_envs < n, ids + n_envs, -1)
+        fits = n % n_envs==0 and np.array_equal(after, follows)
         require(fits, f'state: expected {n_envs} streams that take turns; in this memory they do not')
-        ring = self._ring or self._new_ring(host.layout, n_envs)
-        if (ring.layout, ring.n_envs)==(host.layout, n_envs): return ring
-        refuse('state', f'{ring.n_envs} streams of {ring.layout}', host.layout)
-    def _fill(self, host):
+        layout = cast(Layout, host.layout)
+        ring = self._ring or self._new_ring(layout, n_envs)
+        if ring.layout==layout and ring.n_envs==n_envs: return ring
+        refuse('state', f'{ring.n_envs} streams of {ring.layout}', layout)
+    def _fill(self, host: ReplayMemory) -> None:
         "Store what a `ReplayMemory` holds, under the same ids, in place of what is here"
-        ring, first, n = self._ring, host.first_id, host.n_added
+        ring = self._ring
+        first = host.first_id
+        n = host.n_added
         start = first - first % ring.n_envs            # rows before `first` only fill a time step
         ring.begin_at(start, first)
         self.sampler.clear()
         for a in range(start, n, ring.most):
             ids = np.arange(a, min(a + ring.most, n))
-            values = tree_leaves(tuple(host.fetch(np.maximum(ids, first)).to(self.device).astuple()))
+            rows = host.fetch(np.maximum(ids, first)).to(self.device)
+            values = tree_leaves(tuple(rows.astuple()))
             there = torch.from_numpy(ids >= first).to(self.device)
-            self._stored([v & there if k in ring.flags else v for k, v in enumerate(values)], None)
+            for k in ring.flags: values[k] = values[k] & there
+            self._stored(values, None)
