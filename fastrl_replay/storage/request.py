@@ -150,8 +150,8 @@ class Request:
         self.around = self._view(8*form.around, self.is_pad.shape) if len(form.offsets) else None
         del raw, columns
         self._baseline = sum(map(getrefcount, self._counted))
-    def _view(self, at: int, shape: tuple[int, ...]) -> np.ndarray: return np.ndarray(shape, np.int64,
-              self.out, at)
+    def _view(self, at: int, shape: tuple[int, ...]) -> np.ndarray:
+        return np.ndarray(shape, np.int64, self.out, at)
 
     @property
     def columns(self) -> list:
