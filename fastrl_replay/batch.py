@@ -535,6 +535,7 @@ class Batch(Columns):
         fields = ', '.join(f'{o.name} {o}' for o in self.layout.leaves)
         return f'Batch({self.step_type.__name__}, {self._n} rows, {kind}: {fields})'
 
+# %% ../nbs/1_memory/04_batch.ipynb #fd2cb0c8
 def _readable_names(batch: 'Batch') -> list: return [o.lstrip('_') for o in batch._header]
 
 class Underway:

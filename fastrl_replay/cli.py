@@ -330,6 +330,7 @@ def _write_json(path: Path, facts: dict[str, Any]) -> None:
     text = json.dumps(facts, indent=1)
     _write(path, lambda part: part.write_text(f'{text}\n'))
 
+# %% ../nbs/5_looking/04_cli.ipynb #b73e279e
 _LEFT = ('result.json', 'model.safetensors', 'learning_curve.csv', 'learning_curve.png', 'checkpoint', 'memory')
 
 def _vacate(o: SimpleNamespace) -> None:

@@ -143,6 +143,7 @@ def _weights(ax: 'Axes', weights: np.ndarray, beta: float) -> None:
     ax.set(xlabel='β', ylabel='weight', ylim=(0, 1.02))
     ax.legend()
 
+# %% ../nbs/5_looking/02_show.ipynb #4b80c2a9
 def _episodes(ax: 'Axes', ids: np.ndarray, values: np.ndarray, cut: np.ndarray, what: str) -> None:
     "`cut`: which episodes were truncated"
     for which, mark, label in ((~cut, '.', 'terminated'), (cut, 'x', 'truncated')):

@@ -81,6 +81,7 @@ def _holds_less(stored: torch.dtype, given: torch.dtype) -> bool:
     "Do large numbers of a dtype become infinite in that which is stored?"
     return stored.is_floating_point and torch.finfo(stored).max < .5*torch.finfo(given).max
 
+# %% ../../nbs/4_processes/09_device_rows.ipynb #18890519
 class DeviceRing:
     """Rows of `n_envs` streams: row `id` is in slot `id % max_sz`, the next of its stream is `id +
     n_envs`.

@@ -183,6 +183,7 @@ _NO_END = ('whole_episodes: {} of the last {} episodes have no end: steps of the
            'env_id of its own, as GymStepper(…, first_env_id=…) does. Else look upstream for a shuffle, or a filter '
            'that drops steps')
 
+# %% ../../nbs/2_learning/09_whole_episodes.ipynb #d5427f69
 @datapipe('whole_episodes')
 class Episodes(IterDataPipe):
     """Holds the steps of each stream until their episode ends, and hands on the whole: a `Batch` of

@@ -95,6 +95,7 @@ def nth_from(places: np.ndarray, blocks: np.ndarray, slot: int, n: int) -> int:
             n -= 1
         slot += 1
 
+# %% ../../nbs/1_memory/11_eligible.ipynb #563f3dc1
 _ALL_HELD = np.empty(0, np.int32)
 
 class Eligible:

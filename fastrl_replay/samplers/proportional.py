@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 import numpy as np
 from ..checks import number, one_of
-from ..kernels import kernel, prefetch
+from ..kernels import inlined, kernel, prefetch
 from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, store, words_of
 from .base import Allocate, Beta, Prioritized, check_beta
@@ -50,6 +50,17 @@ def draw_proportional(
 
 _FOUR = np.uint64(4)           # from a leaf to its priority
 
+@inlined(forceinline=True)
+def _made_priorities(ids: np.ndarray, values: np.ndarray, n_added: int, least: float, eps: float) -> bool:
+    "Make the first of the `values` priorities of the `ids`; return whether all are finite, and the ids known"
+    fine = True
+    for i in range(ids.shape[0]):
+        size = abs(values[i])
+        values[i] = (least if size < least else size) + eps        # NaN stays NaN
+        known = (ids[i] >= 0) & (ids[i] < n_added)
+        fine &= known & (values[i] < np.inf)
+    return fine
+
 @kernel(error_model='numpy')
 def write_ids(
     tree: np.ndarray, lows: np.ndarray, ids: np.ndarray, lines: np.ndarray, values: np.ndarray,
@@ -62,13 +73,7 @@ def write_ids(
     `values` float64[2k]."""
     first_line, _ = leaves_of(tree[0])
     k = ids.shape[0]
-    fine = True
-    for i in range(k):
-        size = abs(values[i])
-        values[i] = (least if size < least else size) + eps        # NaN stays NaN
-        known = (ids[i] >= 0) & (ids[i] < n_added)
-        fine &= known & (values[i] < np.inf)
-    if not fine: return -1, 0
+    if not _made_priorities(ids, values, n_added, least, eps): return -1, 0
     capacity = np.int64(tree[0, CAPACITY])
     start = n_added - n_added % capacity
     living = 0

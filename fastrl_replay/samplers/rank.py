@@ -254,6 +254,7 @@ def delete(blocks: Blocks, b: int, slot: int) -> None:
     if b > 0: merge(blocks, b - 1)
     blocks.key_of[slot] = 0
 
+# %% ../../nbs/3_lasting/07_rank.ipynb #3579946a
 @kernel
 def change(
     keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directory: np.ndarray,

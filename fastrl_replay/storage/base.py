@@ -41,10 +41,10 @@ class Storage(Protocol):
         """Return a view of a field that is one number, of all slots, to read and to correct; or
         None. '_prev': the distances back along the streams (int32; 0: none); None, if it doesn't
         keep them"""
-    def get_state(self,
-                  since: int = 0) -> dict: "Return the rows with ids ≥ `since`, as plain numbers and arrays"
-    def set_state(self,
-                  pieces: Iterable[dict]) -> None: "Restore what several `get_state` returned, oldest first"
+    def get_state(self, since: int = 0) -> dict:
+        "Return the rows with ids ≥ `since`, as plain numbers and arrays"
+    def set_state(self, pieces: Iterable[dict]) -> None:
+        "Restore what several `get_state` returned, oldest first"
     def check_valid(self) -> bool: "Return True, or raise an `AssertionError` that says what is wrong"
     def flush(self) -> None: "Wait until everything is on the disk, if that is where the rows are"
     def close(self) -> None: "Release files and memory"

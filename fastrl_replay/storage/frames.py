@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'slides', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames',
-           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Room', 'Table', 'FrameNumbers',
-           'FrameTable', 'PackedFrames', 'lz4_block']
+           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'TableRoom', 'Table',
+           'FrameNumbers', 'FrameTable', 'PackedFrames', 'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
 import functools
@@ -348,7 +348,7 @@ def batch_from(layout: Layout, columns: list[np.ndarray], streams: np.ndarray | 
     return Batch.of_arrays(layout, [np.require(c, requirements='W') for c in columns], streams)
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61aa
-class Room(Protocol):
+class TableRoom(Protocol):
     "What a table needs of the place where it allocates: see `Ram`"
     durable: bool
     writable: bool
@@ -363,7 +363,7 @@ class Table(Protocol):
     codec: str | None                    # how it packs what it keeps: its bytes grow with the rows
     @property
     def nbytes(self) -> int: "Bytes allocated"
-    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
+    def open(self, room: TableRoom, records: np.ndarray, at: Sequence[int]) -> None:
         """Allocate, in a room, what rows need. `records` (int32[max_sz, k]): all rows; `at`: where
         in a row the references of each leaf begin, and the distance back along the stream"""
     def ensure(self, m: int, filled: int) -> None:
@@ -421,7 +421,7 @@ class FrameNumbers(FrameColumns):
         packed = f', {self.codec}' if self.codec else ''
         return f'{self.leaf.name} by {what}{packed}'
 
-    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
+    def open(self, room: TableRoom, records: np.ndarray, at: Sequence[int]) -> None:
         "Allocate frames for these records (int32[max_sz, k]); `at`: as in `Table`"
         self.room = room
         self.words = records

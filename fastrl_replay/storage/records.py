@@ -31,6 +31,32 @@ def links_of(rows: np.ndarray) -> np.ndarray:
     "Return the links, back and ahead, with which rows (uint8[m, size]) begin: a view, int32[m, 2]"
     return rows.view(np.int32)[:, :2]
 
+def _runs(a: int, end: int, max_sz: int) -> Iterator[tuple[int, slice]]:
+    "Runs of neighbouring slots of the rows `a` … `end − 1`: first id, slice of slots"
+    while a < end:
+        slot = a % max_sz
+        m = min(end - a, max_sz - slot)
+        yield a, slice(slot, slot + m)
+        a += m
+
+def _refuse_counts(counts: np.ndarray, max_sz: int, room: Any) -> NoReturn:
+    n, first, entered = counts[:3].tolist()
+    raise CheckpointError(f'{room.path/"counts.map"}: damaged: it has {n} rows, the oldest {first}, '
+                          f'in {max_sz} slots, of which the sampler has {entered}')
+
+def _check_state(piece: dict[str, Any], n: int | None, max_sz: int, size: int) -> None:
+    "A `ValueError` unless a piece of a state has rows of `size` bytes that fit, the next after id `n`"
+    a, first, end, rows = (piece[o] for o in ('since', 'first_id', 'n_added', 'records'))
+    numbers = all(type(o) is int for o in (a, first, end))
+    if numbers and end >= MOST: raise ValueError(f'n_added: expected fewer than 2⁶⁰ rows, got {end}')
+    least = max(0, end - max_sz) if numbers else 0
+    fits = numbers and least <= a <= end and least <= first <= end
+    require(fits, f'state: rows {a!r} to {end!r}, the oldest {first!r}, do not fit {max_sz} slots')
+    require(n in (None, a), f'state: expected rows from {n} on, got rows from {a}')
+    if rows.dtype==np.uint8 and rows.shape==(end - a, size): return
+    raise ValueError(f'state: expected {end - a} records of {size} bytes, got {rows.dtype}{list(rows.shape)}')
+
+# %% ../../nbs/1_memory/08_records.ipynb #236e2b41
 class Ring:
     """`max_sz` rows of `size` bytes in a `room`: which of them count, how they are linked along
     streams, and what an interrupted write leaves. It knows nothing of what the rows hold"""
@@ -66,7 +92,7 @@ class Ring:
         "Write the bytes of the rows `n` … `n + m − 1`, which lie before the ring's end"
         count = self._count
         size = self.size
-        begin = n % self.max_sz*self.size
+        begin = n % self.max_sz*size
         if self.journal is not None: self._keep(n, m)
         first = n + m - self.max_sz
         if first < count[FIRST_ID]: first = count[FIRST_ID]
@@ -78,14 +104,6 @@ class Ring:
         "Copy the rows that rows `n` … `n + m − 1` will overwrite into the journal"
         slot = n % self.max_sz
         if n >= self.max_sz: self.journal.keep(self.rows[slot:slot + m])
-
-    def _runs(self, a: int, end: int) -> Iterator[tuple[int, slice]]:
-        "Runs of neighbouring slots of the rows `a` … `end − 1`: first id, slice of slots"
-        while a < end:
-            slot = a % self.max_sz
-            m = min(end - a, self.max_sz - slot)
-            yield a, slice(slot, slot + m)
-            a += m
 
     def follow(self, slots: np.ndarray, length: int, back: bool = False) -> np.ndarray:
         "Return ids along the streams, from the rows in `slots` on (int64[m, length]; −1: none is stored)"
@@ -102,7 +120,7 @@ class Ring:
         "Link all living rows in `links`, keeping links to overwritten rows; return the `Streams`"
         streams = Streams(self.max_sz)
         first = self.first_id
-        for n, run in self._runs(first, self.n_added):
+        for n, run in _runs(first, self.n_added, self.max_sz):
             column = links[run, 0]                  # a view
             back = column.copy()
             age = np.arange(n, n + len(back)) - first
@@ -119,23 +137,19 @@ class Ring:
         oldest = max(whole, cleared)
         require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
                              'load again, into a new folder', CheckpointError)
-        if not 0 <= entered <= n < MOST or not 0 <= cleared <= n: self._refuse_counts()
+        if not 0 <= entered <= n < MOST or not 0 <= cleared <= n: _refuse_counts(self.counts, self.max_sz, self.room)
         newest = max(oldest, whole + self.journal.rows)      # that the oldest may be
-        if not whole <= first <= min(n, newest): self._refuse_counts()
+        if not whole <= first <= min(n, newest): _refuse_counts(self.counts, self.max_sz, self.room)
         self.room.check_counts(self.counts)
         self.room.begin_use()
         if first > oldest: self.journal.restore(self.rows, np.arange(whole, first) % self.max_sz)
         self._count[FIRST_ID] = oldest
         self.settle()
-    def _refuse_counts(self) -> NoReturn:
-        n, first, entered = self.counts[:3].tolist()
-        raise CheckpointError(f'{self.room.path/"counts.map"}: damaged: it has {n} rows, the oldest {first}, '
-                              f'in {self.max_sz} slots, of which the sampler has {entered}')
     def checksum(self, a: int, end: int) -> int:
         "Return the crc32 of the rows `a` … `end − 1`, of what never changes: the links are left out"
         crc = 0
         block = max(1, SCRATCH//self.size)
-        for _, run in self._runs(a, end):
+        for _, run in _runs(a, end, self.max_sz):
             for k in range(run.start, run.stop, block):
                 rows: Any = self.rows[k:min(k + block, run.stop)].copy()
                 links_of(rows)[:] = 0
@@ -145,7 +159,7 @@ class Ring:
     def get_state(self, since: int = 0) -> dict:
         "Return the rows with ids ≥ `since`, as plain numbers and arrays"
         a = max(since, self.first_id)
-        runs = [self.rows[run] for _, run in self._runs(a, self.n_added)]
+        runs = [self.rows[run] for _, run in _runs(a, self.n_added, self.max_sz)]
         rows = runs[0] if len(runs)==1 else np.concatenate([self.rows[:0], *runs])
         return dict(first_id=self.first_id, n_added=self.n_added, since=a, records=rows)
     def set_state(self, pieces: Iterable[dict]) -> None:
@@ -174,19 +188,11 @@ class Ring:
 
     def _check_piece(self, piece: dict[str, Any], n: int | None) -> None:
         "A `ValueError` unless these are rows of this ring, the next after id `n`"
-        a, first, end, rows = (piece[o] for o in ('since', 'first_id', 'n_added', 'records'))
-        numbers = all(type(o) is int for o in (a, first, end))
-        if numbers and end >= MOST: raise ValueError(f'n_added: expected fewer than 2⁶⁰ rows, got {end}')
-        least = max(0, end - self.max_sz) if numbers else 0
-        fits = numbers and least <= a <= end and least <= first <= end
-        require(fits, f'state: rows {a!r} to {end!r}, the oldest {first!r}, do not fit {self.max_sz} slots')
-        require(n in (None, a), f'state: expected rows from {n} on, got rows from {a}')
-        if rows.dtype==np.uint8 and rows.shape==(end - a, self.size): return
-        raise ValueError(f'state: expected {end - a} records of {self.size} bytes, got {rows.dtype}{list(rows.shape)}')
+        _check_state(piece, n, self.max_sz, self.size)
     def _put_piece(self, piece: dict[str, Any]) -> None:
         a = piece['since']
         rows = piece['records']
-        for n, run in self._runs(a, piece['n_added']):
+        for n, run in _runs(a, piece['n_added'], self.max_sz):
             m = run.stop - run.start
             self.rows[run] = rows[n - a:n - a + m]
 
@@ -393,7 +399,7 @@ class Records(Writer):
         self.plain = None if self.tables else layout         # the layout, if rows lie here whole
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
-        elif not 0 <= self.n_added < MOST: self._refuse_counts()  # another process writes it
+        elif not 0 <= self.n_added < MOST: _refuse_counts(self.counts, self.max_sz, self.room)  # another process writes it
 
     @property
     def nbytes(self) -> int:

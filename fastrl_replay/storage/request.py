@@ -150,8 +150,8 @@ class Request:
         self.around = self._view(8*form.around, self.is_pad.shape) if len(form.offsets) else None
         del raw, columns
         self._baseline = sum(map(getrefcount, self._counted))
-    def _view(self, at: int, shape: tuple[int, ...]) -> np.ndarray: return np.ndarray(shape, np.int64,
-              self.out, at)
+    def _view(self, at: int, shape: tuple[int, ...]) -> np.ndarray:
+        return np.ndarray(shape, np.int64, self.out, at)
 
     @property
     def columns(self) -> list:
@@ -280,6 +280,23 @@ def _clear(out: np.ndarray, numbers: np.ndarray, at: int, a: int, b: int, leaves
             to = leaf[_TO]*(leaf[_WORD] or 8) + i*each
             out[to:to + each] = 255 if leaf[_WORD]==0 else 0
 
+@inlined(forceinline=True)
+def _copy_leaves(sources: tuple, outs: tuple, leaves: np.ndarray, starts: np.ndarray, now: int, a: int,
+                 b: int) -> None:
+    "Copy all leaves of the rows `a` … `b` − 1 of a part, each by words of its own size"
+    eights, fours, ones = sources
+    to_eights, to_fours, to_ones = outs
+    m = b - a
+    for k in range(len(leaves)):
+        word = leaves[k, _WORD]
+        first = leaves[k, _BEGIN]
+        n = leaves[k, _WORDS]
+        to = leaves[k, _TO] + a*n
+        if word == 8: _copy(eights, 3, starts, now, m, first, n, to_eights, to)
+        elif word == 4: _copy(fours, 2, starts, now, m, first, n, to_fours, to)
+        elif word == 1: _copy(ones, 0, starts, now, m, first, n, to_ones, to)
+        else: _copy_numbers(fours, starts, now, m, first, n, to_eights, to)
+
 @kernel
 def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_added: int) -> bool:
     """Copy some of the `n_rows` rows in `source` (uint8) to columns in `out` (uint8), as a
@@ -294,7 +311,8 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
     source8 = source[:len(source)//8*8].view(np.int64)
     source4 = source[:len(source)//4*4].view(np.uint32)
     numbers = out.view(np.int64)
-    out4 = out.view(np.uint32)
+    sources = source8, source4, source              # by words of 8, 4 bytes and 1
+    outs = numbers, out.view(np.uint32), out
     starts = np.empty(2*_AHEAD, np.uint64)          # of the rows copied now, of the next
     newest = n_added % max(n_rows, 1)
     begin = 0
@@ -316,15 +334,7 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
             then = _AHEAD - now
             later = _look_ahead(source8, numbers, at, b, c, size, lines, starts, then, n_rows, n_added, newest)
             if gone < 0 or later < 0: return False
-            for k in range(len(leaves)):
-                word = leaves[k, _WORD]
-                first = leaves[k, _BEGIN]
-                n = leaves[k, _WORDS]
-                to = leaves[k, _TO] + a*n
-                if word == 8: _copy(source8, 3, starts, now, b - a, first, n, numbers, to)
-                elif word == 4: _copy(source4, 2, starts, now, b - a, first, n, out4, to)
-                elif word == 1: _copy(source, 0, starts, now, b - a, first, n, out, to)
-                else: _copy_numbers(source4, starts, now, b - a, first, n, numbers, to)
+            _copy_leaves(sources, outs, leaves, starts, now, a, b)
             if gone: _clear(out, numbers, at, a, b, leaves)
             gone = later
         begin = end

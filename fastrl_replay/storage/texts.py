@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from ..checks import Words, refuse
 from ..steps import Layout
-from .frames import Room
+from .frames import TableRoom
 from .request import Request, Shared
 
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00006
@@ -108,7 +108,7 @@ class TextNumbers:
         return self.lists[self.now].end
     def __str__(self) -> str: return f'{self.leaf.name} by strings'
 
-    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
+    def open(self, room: TableRoom, records: np.ndarray, at: Sequence[int]) -> None:
         "Find the strings in a room, or allocate what they need as they come"
         self.room = room
         self.held = records[:, at[0]]                    # the number in each row
