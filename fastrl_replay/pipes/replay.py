@@ -83,7 +83,7 @@ def refuse_options(pipe: str, given: dict[str, Any], instead: dict[str, str], ma
         raise TypeError(f'{k}: {pipe} has no such option{told}' + f', or pass sampler=Proportional({k}=...)'*drawn)
     return {k: v for k, v in given.items() if k not in instead}
 
-def new_memory(max_sz: int, sampler: object, seed: int | None, device: Any = None, **options: Any) -> Any:
+def new_memory(max_sz: int, sampler: Any, seed: int | None, device: Any = None, **options: Any) -> Any:
     """Return a `ReplayMemory`, or, where a `device` is given, a `DeviceMemory`, for which a
     NamedTuple of stacked tensors is a chunk"""
     if device is None: return ReplayMemory(max_sz, sampler, seed=seed, **options)
