@@ -377,7 +377,7 @@ def test_the_most_used_names_show_their_example_where_they_are_described(pages, 
 
 
 def test_what_serves_the_library_itself_stands_behind_what_users_need(ref):
-    for module in 'batch', 'steps', 'memory.replay_memory', 'ray.memory', 'learner':
+    for module in 'batch', 'steps', 'storage.choice', 'ray.memory', 'learner':
         public = [ref.is_public(e) for e in ref.by_module[module]]
         assert any(public) and not all(public), module
     assert not any(map(ref.is_public, ref.by_module['checks'])) and not ref.is_public(ref.find('ray.memory.Dealer'))

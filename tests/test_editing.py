@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-MODULES = 'schedules', 'samplers/sum_tree', 'kernels'
+MODULES = 'saving', 'samplers/sum_tree', 'kernels'
 
 
 @pytest.fixture

@@ -864,10 +864,13 @@ class RayMemory(Whole):
         except BaseException:
             end_actors(directory, made, 1.)
             raise
+        if detached and not here:
+            self._close = functools.partial(end_actors, directory, made)     # by whoever closes it, and no sooner
+            return
         end = weakref.finalize(self, end_actors, directory, made)
         self._close = cast(Callable[[], Any], end)
         end.atexit = False
-        if not here and not detached: atexit.register(end)       # after Ray's own: run before it
+        if not here: atexit.register(end)       # after Ray's own: run before it
     def _consist_of(self, shards: Shards, seed: Any) -> None:
         self.shards = shards
         self.lock = shards.lock

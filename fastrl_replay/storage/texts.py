@@ -53,8 +53,8 @@ class TextList:
         del self.texts[len(self.numbers):]        # of a reading that was interrupted
         for text, end in entries(self.raw, self.end):
             self.texts.append(text)
-            self.numbers[text] = len(self.texts)
-            self.end = end
+            # in one: a Ctrl-C between them would leave a string known that the next one overwrites
+            self.numbers[text], self.end = len(self.texts), end
     def again(self) -> None:
         "Read all of it again: another process has begun it anew"
         self._begin()
