@@ -205,7 +205,8 @@ def _first_layers(space: gym.Space) -> tuple[list[nn.Module], int]:
     shape = space.shape
     if len(shape)==3:
         last = shape[2] <= shape[0]
-        c, h, w = np.roll(shape, 1).tolist() if last else shape
+        c, h, w = shape
+        if last: h, w, c = shape
         if min(h, w) >= 8: return _convolutions(Pixels(255 if space.dtype==np.uint8 else 1, last), c, h, w)
     layers: list[nn.Module] = [] if len(shape)==1 else [nn.Flatten()]
     return layers, int(np.prod(shape))
@@ -325,7 +326,7 @@ class Training:
                              threshold)
     def _title(self, spec: gym.envs.registration.EnvSpec | None, seed: int | None) -> str:
         seeded = None if seed is None else f'environment seed {seed}'
-        known = [spec and spec.id, self.replay and type(self.replay).__name__, seeded]
+        known: list[Any] = [spec and spec.id, self.replay and type(self.replay).__name__, seeded]
         return ', '.join(filter(None, known))
 
     def progress(self) -> dict[str, float]:

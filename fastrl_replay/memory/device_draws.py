@@ -357,7 +357,7 @@ def scheduled(value: Any, k: Tensor) -> Any:
     if isinstance(value, LinearSchedule): return a + (b - a)*share
     return a*(b/a)**share
 
-def law_of(sampler: Sampler | None, max_sz: int, rng: DeviceRng, sequence: Sequence | None = None) -> Law:
+def law_of(sampler: object, max_sz: int, rng: DeviceRng, sequence: Sequence | None = None) -> Law:
     "Return the `Law` of a sampler (None: `Uniform(replace=True)`), or raise an error"
     given: Any = Uniform(replace=True) if sampler is None else sampler
     hint = 'the others need a ReplayMemory'
