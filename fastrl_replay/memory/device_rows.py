@@ -109,13 +109,7 @@ class DeviceRing:
         self.next_of = next_leaves(layout, next_of)
         if max_ends is None: max_ends = max(max_sz//16, n_envs)
         self.max_ends = whole('max_ends', max_ends, n_envs, max_sz)
-        for k, of in self.next_of.items():                     # which lies where that lies
-            field = layout.leaves[k].path[0]
-            other = layout.leaves[of].path[0]
-            its = self.stored[of]
-            if self.stored[k] not in (self.dtypes[k], its):
-                refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
-            self.stored[k] = its
+        for k, of in self.next_of.items(): self._lies_in(k, of)
         self.room = self.max_ends + 1           # one more: the newest that was given up
         self.aside = max_sz + n_envs
         most = self.max_ends if self.next_of else max_sz
@@ -138,6 +132,14 @@ class DeviceRing:
         self.one = torch.tensor([1], device=device)
         self.nobody = torch.tensor([self.room], device=device)       # whose place is the last of the owners
         self.begin_at(0, 0)
+    def _lies_in(self, k: int, of: int) -> None:
+        "Leaf `k` lies where `of` lies, and so in its dtype; a `ValueError` if another one was asked for"
+        field = self.layout.leaves[k].path[0]
+        other = self.layout.leaves[of].path[0]
+        its = self.stored[of]
+        if self.stored[k] not in (self.dtypes[k], its):
+            refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
+        self.stored[k] = its
     def _column(self, k: int) -> Tensor | None:
         "The tensor of a leaf: with places for next observations, if these are of its kind; None where it is found"
         if k in self.next_of: return None
