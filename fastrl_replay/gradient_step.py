@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.optim.adam import adam
+from .batch import Batch
 from .checks import Words, refuse, require
 
 # %% ../nbs/2_learning/07_gradient_step.ipynb #7578e6b0
@@ -33,7 +34,10 @@ def weighted(found: Any, weights: Tensor | None) -> tuple[Tensor, Tensor | None,
     mean, and TD errors or None.
 
     A loss of no axes has no share (None). Over further axes the mean is taken."""
-    losses, td_errors = found if isinstance(found, tuple) else (found, found if found.ndim else None)
+    if isinstance(found, tuple): losses, td_errors = found
+    else:
+        losses = found
+        td_errors = found if found.ndim else None
     if td_errors is not None: td_errors = td_errors.detach()
     if not losses.ndim: return losses, None, td_errors
     if losses.ndim > 1: losses = losses.flatten(1).mean(1)
@@ -45,13 +49,15 @@ def weighted(found: Any, weights: Tensor | None) -> tuple[Tensor, Tensor | None,
 # %% ../nbs/2_learning/07_gradient_step.ipynb #5c0d4751
 def norm_of(gradients: Iterable[Tensor]) -> Tensor:
     "Return the norm of all numbers in these tensors, as a tensor"
-    return torch.stack([torch.linalg.vector_norm(g) for g in gradients]).norm()
+    norms = [torch.linalg.vector_norm(g) for g in gradients]
+    return torch.stack(norms).norm()
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:
     "Scale the gradients of `parameters` down, together, to a norm of `max_norm`, if it is larger"
     gradients = [p.grad for p in parameters if p.grad is not None]
     if all(g.is_cpu for g in gradients):
-        norm = math.hypot(*(float(torch.linalg.vector_norm(g)) for g in gradients))
+        norms = [float(torch.linalg.vector_norm(g)) for g in gradients]
+        norm = math.hypot(*norms)
         if norm <= max_norm: return
         factor: Any = max_norm/norm
     else: factor = (max_norm/norm_of(gradients)).clamp(max=1.)       # on a GPU, to look is to wait
@@ -91,16 +97,19 @@ class FusedAdam(torch.optim.Adam):
     @torch.no_grad()
     def descend(self) -> None:
         "Take a step, as `step` does, which is called where someone watches steps, and for the first one"
-        moving = [(group, [p for p in group['params'] if p.grad is not None]) for group in self.param_groups]
-        known = all(self.state[p] for _, parameters in moving for p in parameters)
+        moving = []
+        for group in self.param_groups:
+            parameters = [p for p in group['params'] if p.grad is not None]
+            moving.append(parameters)
+        known = all(self.state[p] for parameters in moving for p in parameters)
         if self.watched or 'step' in vars(self) or not known:    # a scheduler of torch's replaces it
             self.step()
             return
-        for group, parameters in moving:
+        for group, parameters in zip(self.param_groups, moving):
             (means, squares, largest), steps = adam_state(self, parameters)
             gradients: list[Any] = [p.grad for p in parameters]
-            adam(parameters, gradients, means, squares, largest, steps, lr=group['lr'], fused=group['fused'],
-                 foreach=group['foreach'], capturable=group['capturable'], **adam_options(group))
+            how = {k: group[k] for k in ('lr', 'fused', 'foreach', 'capturable')}
+            adam(parameters, gradients, means, squares, largest, steps, **how, **adam_options(group))
 
 # %% ../nbs/2_learning/07_gradient_step.ipynb #6b4111db
 @torch.no_grad()
@@ -128,9 +137,10 @@ class EagerStep:
     def __init__(self, learn: Trained) -> None:
         self.pairs = [*zip(learn.target.parameters(), learn.model.parameters())]
 
-    def __call__(self, learn: Trained, batch: Any, due: bool) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, learn: Trained, batch: Batch, due: bool) -> tuple[Tensor, Tensor | None]:
         "Take a gradient step, and move the target if that is `due`; return the loss and TD errors from before"
-        losses, shares, td_errors = weighted(learn.loss(batch, learn.model, learn.target), batch.weights)
+        found = learn.loss(batch, learn.model, learn.target)
+        losses, shares, td_errors = weighted(found, batch.weights)
         optimizer = learn.optimizer
         parameters = [p for group in optimizer.param_groups for p in group['params']]
         for p in parameters: p.grad = None
@@ -151,8 +161,9 @@ _COMPILERS = dict(darwin='clang++', win32='cl')
 
 def _check_compiler(device: torch.device) -> None:
     "Raise a `RuntimeError` where torch will find no C++ compiler; code for the CPU needs one"
+    if device.type!='cpu' or os.environ.get('TORCH_INDUCTOR_INSTALL_GXX'): return
     name = os.environ.get('CXX') or _COMPILERS.get(sys.platform, 'g++')
-    if device.type!='cpu' or os.environ.get('TORCH_INDUCTOR_INSTALL_GXX') or shutil.which(name): return
+    if shutil.which(name): return
     raise RuntimeError(f'compile: torch.compile needs a C++ compiler, and {name!r} is not installed here; install it, '
                        'name another in the environment variable CXX, or leave compile out')
 
@@ -160,28 +171,38 @@ class _Both(nn.Module):
     "The mean loss of a batch, as a module that has the tensors of both networks"
     def __init__(self, loss: Callable[..., Any], model: nn.Module, target: nn.Module) -> None:
         super().__init__()
-        self.loss, self.model, self.target = loss, model, target
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        losses, shares, td_errors = weighted(self.loss(batch, self.model, self.target), batch.weights)
-        return losses if shares is None else (losses*shares).sum(), td_errors
+        self.loss = loss
+        self.model = model
+        self.target = target
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        found = self.loss(batch, self.model, self.target)
+        losses, shares, td_errors = weighted(found, batch.weights)
+        if shares is None: return losses, td_errors
+        return (losses*shares).sum(), td_errors
 
-def _compiled(both: Any) -> Callable[..., Any]:
+_Group = tuple[dict[str, Tensor], list[list[Tensor]], list[Tensor], Tensor, dict[str, Any]]
+
+def _compiled(both: _Both) -> Callable[..., Any]:
     "Return a gradient step on a batch, compiled: it changes Adam's `groups` in place, and returns new buffers"
-    def loss(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> Any:
-        tensors = trained | {k: v.clone() for k, v in buffers.items()}     # whoever is differentiated may not write
+    def loss(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch) -> Any:
+        copies = {k: v.clone() for k, v in buffers.items()}     # whoever is differentiated may not write
+        tensors = trained | copies
         mean, td_errors = functional_call(both, tensors, (batch,))
         td_errors = () if td_errors is None else (td_errors,)
         written = {k: tensors[k] for k in buffers}
         return mean, (mean, td_errors, written)
 
-    def step(groups: list[tuple[Any, ...]], buffers: dict[str, Tensor], batch: Any,
+    def step(groups: list[_Group], buffers: dict[str, Tensor], batch: Batch,
              max_norm: float | None, share: float | None) -> Any:
-        trained = {k: p for parameters, *_ in groups for k, p in parameters.items()}
+        trained: dict[str, Tensor] = {}           # dynamo cannot trace dict[str, Tensor]()
+        for parameters, *_ in groups: trained.update(parameters)
         gradients, found = grad(loss, has_aux=True)(trained, buffers, batch)
-        factor = None if max_norm is None else (max_norm/norm_of(gradients.values())).clamp(max=1.)
+        if max_norm is not None:
+            factor = (max_norm/norm_of(gradients.values())).clamp(max=1.)
+            gradients = {k: g*factor for k, g in gradients.items()}
         for parameters, state, steps, lr, options in groups:
             if not parameters: continue
-            slopes = [gradients[k] if factor is None else gradients[k]*factor for k in parameters]
+            slopes = [gradients[k] for k in parameters]
             counts = [k[0].to(torch.float64, copy=True) for k in steps]            # .999**count needs all digits
             means, squares, largest = state
             adam([*parameters.values()], slopes, means, squares, largest, counts, lr=lr[0], foreach=True,
@@ -192,7 +213,8 @@ def _compiled(both: Any) -> Callable[..., Any]:
     # torch keeps eight graphs for each code object, so each learner gets a code object of its own
     own = FunctionType(step.__code__.replace(), step.__globals__, closure=step.__closure__)
     filtered = hasattr(torch.compiler, 'skip_guard_on_globals_unsafe')     # since torch 2.8
-    return torch.compile(own, fullgraph=True, options=dict(guard_filter_fn=_guarded) if filtered else None)
+    options: Any = dict(guard_filter_fn=_guarded) if filtered else None
+    return torch.compile(own, fullgraph=True, options=options)
 
 def _guarded(guards: Iterable[Any]) -> list[bool]:
     "Which of these conditions of a graph are asked before each call: all but that torch's own code is still the same"
@@ -202,9 +224,10 @@ class CompiledStep:
     "`EagerStep` as one graph. Weights and Adam's state are the learner's own, changed in place"
     def __init__(self, learn: Trained) -> None:
         optimizer = learn.optimizer
-        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW, FusedAdam):
-            got, hint = Words(type(optimizer).__name__), 'leave optimizer out, or compile'
-            refuse('compile', 'Adam or AdamW as the optimizer', got, hint, TypeError)
+        kind = type(optimizer)
+        if kind not in (torch.optim.Adam, torch.optim.AdamW, FusedAdam):
+            hint = 'leave optimizer out, or compile'
+            refuse('compile', 'Adam or AdamW as the optimizer', Words(kind.__name__), hint, TypeError)
         self.names = {p: f'model.{k}' for k, p in learn.model.named_parameters()}
         trained = {p for group in optimizer.param_groups for p in group['params']}
         require(trained <= {*self.names}, 'compile: expected an optimizer of parameters of the model, got others too; '
@@ -212,10 +235,11 @@ class CompiledStep:
         _check_compiler(learn.device)
         self.both = _Both(learn.loss, learn.model, learn.target)
         self.has_buffers = has_buffers(self.both)
-        self.step, self.rates = _compiled(self.both), list[Tensor]()
+        self.step = _compiled(self.both)
+        self.rates = list[Tensor]()
 
     @torch.no_grad()
-    def __call__(self, learn: Trained, batch: Any, due: bool) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, learn: Trained, batch: Batch, due: bool) -> tuple[Tensor, Tensor | None]:
         "Take a gradient step, and move the target if that is `due`; return the loss and TD errors from before"
         self.has_buffers = self.has_buffers or has_buffers(learn.model)      # some come after the first batch
         batch = copy.copy(batch)             # all columns as tensors, which can't be made while a loss is traced
@@ -233,7 +257,7 @@ class CompiledStep:
         if due and share is None: move_towards(learn.target, learn.model, learn.tau)
         return loss, td_errors[0] if td_errors else None
 
-    def _of_group(self, optimizer: torch.optim.Optimizer, k: int, group: dict[str, Any]) -> tuple[Any, ...]:
+    def _of_group(self, optimizer: torch.optim.Optimizer, k: int, group: dict[str, Any]) -> _Group:
         "Named parameters, Adam's state of them, their counts of steps, the learning rate, options"
         parameters = [p for p in group['params'] if p.requires_grad]
         for p in parameters: _begin_state(optimizer, group, p)
@@ -242,7 +266,8 @@ class CompiledStep:
         steps = [o.view(1) for o in steps]
         if len(self.rates)==k:
             first = group['params'][0]
-            self.rates.append(first.new_zeros(1, dtype=torch.promote_types(first.dtype, torch.float32)))
+            dtype = torch.promote_types(first.dtype, torch.float32)
+            self.rates.append(first.new_zeros(1, dtype=dtype))
         rate = self.rates[k].fill_(group['lr'])
         named = {self.names[p]: p for p in parameters}
         return named, lists, steps, rate, adam_options(group)

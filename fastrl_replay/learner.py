@@ -8,10 +8,11 @@ __all__ = ['q_targets', 'dqn_loss', 'EndedEpisodes', 'OneHot', 'Pixels', 'q_netw
 # %% ../nbs/2_learning/08_learner.ipynb #abd4d457
 import copy, html, sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Self
 from fastcore.imports import in_ipython
 from tqdm import tqdm
@@ -24,13 +25,14 @@ from .gradient_step import CompiledStep, EagerStep, FusedAdam
 from .pipes.agents import check_legal, evaluate, legal_in, masked
 from .pipes.base import upstream
 from .checks import Words, number, refuse, require, whole
+from .protocol import Memory
 from .saving import CheckpointError, SavedState, save_state
-from .schedules import check_schedule, value_at
+from .schedules import Schedule, check_schedule, value_at
 from .steps import tree_map
 from .show import plot_training
 
 # %% ../nbs/2_learning/08_learner.ipynb #55c27226
-def q_targets(batch: Any, model: nn.Module, target: nn.Module, gamma: float = .99,
+def q_targets(batch: Batch, model: nn.Module, target: nn.Module, gamma: float = .99,
               double: bool = True) -> torch.Tensor:
     """Return targets of Q(s, a): r + discount · Q_target(s′, a′), or r alone where the task
     terminated.
@@ -44,40 +46,46 @@ def q_targets(batch: Any, model: nn.Module, target: nn.Module, gamma: float = .9
     after = _as_input(batch.next_state, next(target.parameters(), None))
     return _targets(batch, after, model, target, gamma, double)
 
-def _targets(batch: Any, after: Any, model: nn.Module, target: nn.Module, gamma: float, double: bool) -> torch.Tensor:
+def _targets(batch: Batch, after: object, model: nn.Module, target: nn.Module, gamma: float,
+             double: bool) -> torch.Tensor:
     legal = _legal_next(batch.next_state, batch)
     with torch.no_grad():
         values = target(after)
         rated = model(after) if double else values
         if legal is not None: rated = masked(rated, legal)
-        if double: future = values.gather(1, rated.argmax(1, keepdim=True)).squeeze(1)
+        if double:
+            best = rated.argmax(1, keepdim=True)
+            future = values.gather(1, best).squeeze(1)
         else: future = rated.amax(1)
         future = future.masked_fill(batch.terminated.bool(), 0.)
         return batch.reward + _discount(batch, gamma)*future
 
-def _discount(batch: Any, gamma: float) -> Any:
+def _discount(batch: Batch, gamma: float) -> Any:
     "The batch's column `discount`, else `gamma`; to ask a `Batch` for what it lacks takes longer than to ask its class"
-    lacks = isinstance(batch, Batch) and not hasattr(type(batch), 'discount')
-    return gamma if lacks else getattr(batch, 'discount', gamma)
+    if isinstance(batch, Batch) and not hasattr(type(batch), 'discount'): return gamma
+    return getattr(batch, 'discount', gamma)
 
-def dqn_loss(batch: Any, model: nn.Module, target: nn.Module, gamma: float = .99,
+def dqn_loss(batch: Batch, model: nn.Module, target: nn.Module, gamma: float = .99,
              double: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smooth L1 loss of each row and its TD error, target − Q(s, a); both float (bs,).
 
     See `q_targets`. The gradient is that of errors clipped at ±1 (Mnih et al. 2015, Methods)."""
     first = next(model.parameters(), None)
-    wanted = _targets(batch, _as_input(batch.next_state, first), model, target, gamma, double)
-    values, chosen = model(_as_input(batch.state, first)), batch.action.long().unsqueeze(1)
+    after = _as_input(batch.next_state, first)
+    wanted = _targets(batch, after, model, target, gamma, double)
+    values = model(_as_input(batch.state, first))
+    chosen = batch.action.long().unsqueeze(1)
     q = values.gather(1, chosen).squeeze(1)
-    return nn.functional.smooth_l1_loss(q, wanted, reduction='none'), wanted - q.detach()
+    losses = nn.functional.smooth_l1_loss(q, wanted, reduction='none')
+    return losses, wanted - q.detach()
 
-def _legal_next(states: object, batch: Any) -> Any:
+def _legal_next(states: object, batch: Batch) -> Any:
     "The legal actions of the next states, or None; without a look in compiled code, which can't raise"
     legal = legal_in(states)
     if legal is not None and not torch.compiler.is_compiling(): check_legal(legal, batch.terminated.bool())
     return legal
 
-def _as_input(states: Any, parameter: torch.Tensor | None) -> Any:
+def _as_input(states: object, parameter: torch.Tensor | None) -> Any:
     "States in the dtype of a model's first `parameter`, if it has any"
     if parameter is None: return states
     if isinstance(states, torch.Tensor): return states.to(parameter.dtype)
@@ -90,7 +98,8 @@ class EndedEpisodes:
     "Returns of the ended episodes, read off `memory`; its steps need total_reward, env_id, episode_n"
     def __init__(self) -> None:
         self.memory: Any = None
-        self.n_seen, self.seen = 0, dict[int, int]()      # `seen`: how far the memory's news were read
+        self.n_seen = 0
+        self.seen = dict[int, int]()         # how far the memory's news were read
         self.found: dict[Any, Any] = {}      # (env_id, episode_n) → (transitions stored, return)
     def ended(self) -> list[tuple[int, float]]:
         "Return pairs of transitions stored and return, for the episodes that have ended so far"
@@ -102,11 +111,15 @@ class EndedEpisodes:
         if memory is None: return
         with memory.lock:
             self.n_seen = memory.n_added
-            if memory.layout is None or not {*_FIELDS} <= {*memory.layout.fields}: return
+            if memory.layout is None: return
+            if not {*_FIELDS}.issubset(memory.layout.fields): return
             for stored, rows in memory.news(self.seen, _FIELDS):
-                for i in torch.nonzero(rows.terminated | rows.truncated)[:, 0].tolist():
-                    episode = int(rows.env_id[i]), int(rows.episode_n[i])
-                    self.found[episode] = int(stored[i]), float(rows.total_reward[i])
+                ended = torch.nonzero(rows.terminated | rows.truncated)
+                for i in ended[:, 0].tolist(): self._note(rows, i, int(stored[i]))
+    def _note(self, rows: Batch, i: int, n_stored: int) -> None:
+        env_id = int(rows.env_id[i])
+        episode_n = int(rows.episode_n[i])
+        self.found[env_id, episode_n] = n_stored, float(rows.total_reward[i])
 
 # %% ../nbs/2_learning/08_learner.ipynb #15d7ec44
 def _progress(n: int) -> tqdm:
@@ -122,16 +135,22 @@ def _log_every(n: int, watch: Any) -> int:
 
 def _in_words(known: dict[str, Any], watch: Any, names: str) -> list[str]:
     "Of what is `known`, and of the last and the best evaluation of `watch`, the numbers of these `names`"
-    if getattr(watch, 'history', ()): known = known | dict(greedy=watch.history[-1][1], best=watch.score)
-    return [f'{k.replace("_", " ")} {known[k]:.4g}' for k in names.split() if k in known]
+    if getattr(watch, 'history', ()):
+        _, newest = watch.history[-1]
+        known = known | dict(greedy=newest, best=watch.score)
+    chosen = [k for k in names.split() if k in known]
+    return [f'{_spaced(k)} {known[k]:.4g}' for k in chosen]
 
-def _log_line(learn: Any, watch: Any) -> str:
+def _spaced(name: str) -> str: return name.replace('_', ' ')
+
+def _log_line(learn: 'Training', watch: Any) -> str:
     words = [f'batch {learn.n_batches:,}', f'step {learn.n_steps:,}']
     words += _in_words(learn.progress(), watch, 'return greedy best loss')
     return '  '.join(words)
 
-def _next_batches(dl: Any, n: int) -> Iterator[Any]:
+def _next_batches(dl: Iterable[object], n: int) -> Iterator[Any]:
     "The next `n` batches; a finite `dl` begins again"
+    item: Any
     while n > 0:
         left = n
         for item in islice(dl, n):
@@ -145,8 +164,9 @@ class OneHot(nn.Module):
     "Whole numbers from `start` on, shape (bs,), as rows of zeros with a single one, float32 (bs, n)"
     def __init__(self, n: int, start: int = 0) -> None:
         super().__init__()
-        self.n, self.start = n, start
-    def forward(self, x: Any) -> torch.Tensor:
+        self.n = n
+        self.start = start
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         "Return the rows for the numbers `x`"
         numbers = x.reshape(-1).long() - self.start
         return nn.functional.one_hot(numbers, self.n).to(torch.float32)
@@ -155,46 +175,56 @@ class Pixels(nn.Module):
     "Images (bs, …) divided by `scale`, channels first, float (bs, channels, height, width)"
     def __init__(self, scale: int, channels_last: bool) -> None:
         super().__init__()
-        self.scale, self.channels_last = scale, channels_last
-    def forward(self, x: Any) -> torch.Tensor:
+        self.scale = scale
+        self.channels_last = channels_last
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         "Return the images `x` as a convolution takes them"
         if self.channels_last: x = x.permute(0, 3, 1, 2)
         return x/self.scale
 
 class _Observed(nn.Module):
     "Of a dict with an 'observation' and an 'action_mask', the observation"
-    def forward(self, x: Any) -> torch.Tensor:
+    def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
         "Return `x['observation']`"
         return x['observation']
 
 _LARGE = (32, 8, 4), (64, 4, 2), (64, 3, 1)      # filters, size, stride
 _SMALL = (16, 3, 1),
 
-def _first_layers(space: Any) -> tuple[list[nn.Module], int]:
+def _first_layers(space: gym.Space) -> tuple[list[nn.Module], int]:
     "What makes rows of numbers of the observations, and how many numbers"
     if isinstance(space, gym.spaces.Dict) and {*space.keys()}=={'observation', 'action_mask'}:
         inner, n = _first_layers(space['observation'])
         return [_Observed(), *inner], n
-    if isinstance(space, gym.spaces.Discrete): return [OneHot(int(space.n), int(space.start))], int(space.n)
+    if isinstance(space, gym.spaces.Discrete):
+        n = int(space.n)
+        return [OneHot(n, int(space.start))], n
     if not isinstance(space, gym.spaces.Box):
         refuse('q_network', 'Box or Discrete observations', Words(space), 'wrap the environment in FlattenObservation',
                TypeError)
-    axes = space.shape if len(space.shape)==3 else (0, 0, 0)
-    last = axes[2] <= axes[0]
-    c, h, w = (axes[2], *axes[:2]) if last else axes
-    if min(h, w) < 8:
-        flat = len(space.shape)==1
-        return [] if flat else [nn.Flatten()], int(np.prod(space.shape))
-    layers: list[nn.Module] = [Pixels(255 if space.dtype==np.uint8 else 1, last)]
-    for n, size, stride in _LARGE if min(h, w) >= 36 else _SMALL:
+    shape = space.shape
+    if len(shape)==3:
+        last = shape[2] <= shape[0]
+        c, h, w = shape
+        if last: h, w, c = shape
+        if min(h, w) >= 8: return _convolutions(Pixels(255 if space.dtype==np.uint8 else 1, last), c, h, w)
+    layers: list[nn.Module] = [] if len(shape)==1 else [nn.Flatten()]
+    return layers, int(np.prod(shape))
+
+def _convolutions(first: nn.Module, c: int, h: int, w: int) -> tuple[list[nn.Module], int]:
+    "Layers that follow `first`, which gives images of `c` channels, and how many numbers come of them"
+    layers: list[nn.Module] = [first]
+    filters = _LARGE if min(h, w) >= 36 else _SMALL
+    for n, size, stride in filters:
         layers += [nn.Conv2d(c, n, size, stride), nn.ReLU()]
         c = n
         h = (h - size)//stride + 1
         w = (w - size)//stride + 1
-    return [*layers, nn.Flatten()], c*h*w
+    layers.append(nn.Flatten())
+    return layers, c*h*w
 
 def q_network(
-    observation_space: Any,    # a `Box` or a `Discrete`; a `Dict` of 'observation' and 'action_mask'
+    observation_space: gym.Space,  # a `Box` or a `Discrete`; a `Dict` of 'observation' and 'action_mask'
     n_actions: int,            # how many Q-values there are
     hidden: int = 128,         # units of the hidden layer
     seed: int | None = None,   # determines the first weights (None: torch's generator does)
@@ -210,27 +240,37 @@ def q_network(
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None: torch.manual_seed(seed)
         first, n = _first_layers(observation_space)
-        return nn.Sequential(*first, nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, n_actions))
+        inner = nn.Linear(n, hidden)
+        outer = nn.Linear(hidden, n_actions)
+        return nn.Sequential(*first, inner, nn.ReLU(), outer)
 
 # %% ../nbs/2_learning/08_learner.ipynb #5405d53b
-def _of_memory(memory: Any, probs: deque[torch.Tensor]) -> dict[str, Any]:
+def _of_memory(memory: Memory, probs: deque[torch.Tensor]) -> dict[str, Any]:
     "How the memory is used (see `Learner.progress`); `probs`: the mean probability of each of the last batches"
-    sampler, used = memory.sampler, memory.usage()
+    sampler = memory.sampler
+    used = memory.usage()
     beta = value_at(sampler.beta, sampler.n_batches)
     found = dict(samples_per_insert=used['samples_per_insert'])
     if beta is not None:
-        found |= dict(beta=beta, stale_share=used['n_stale']/max(1, used['n_drawn']))
-        if probs: found['effective'] = 1/torch.stack([*probs]).mean().item()
+        found['beta'] = beta
+        found['stale_share'] = used['n_stale']/max(1, used['n_drawn'])
+        if probs:
+            mean = torch.stack([*probs]).mean()
+            found['effective'] = 1/mean.item()
     if memory.draws is None: return found                                   # shards count their own
     with memory.lock: undrawn = memory.draws.evicted_undrawn(memory.n_added)
-    return found if np.isnan(undrawn) else found | dict(evicted_undrawn=undrawn)
+    if not np.isnan(undrawn): found['evicted_undrawn'] = undrawn
+    return found
 
 class Training:
     "What is known of a training whose batches come from `dl`: losses, returns, and the stages of its pipeline"
     optimizer: Any
-    def __init__(self, dl: Any) -> None:
-        self.dl, self.n_batches, self.episodes = dl, 0, EndedEpisodes()
-        self._losses, self._unread = list[float](), list[torch.Tensor]()
+    def __init__(self, dl: Iterable[object]) -> None:
+        self.dl = dl
+        self.n_batches = 0
+        self.episodes = EndedEpisodes()
+        self._losses = list[float]()
+        self._unread = list[torch.Tensor]()
         self.probs = deque[torch.Tensor](maxlen=100)          # the mean of each of the last batches
         self.history: dict[str, list[tuple[int, float]]] = {}
 
@@ -263,25 +303,31 @@ class Training:
     @property
     def replay(self) -> Any:
         "The replay at the other end of the loader, or None"
-        pipe = self.dl
+        pipe: Any = self.dl
         for name in ('dataset', 'pipe'): pipe = getattr(pipe, name, pipe)
         return pipe if hasattr(pipe, 'memory') and hasattr(pipe, 'saved') else None
     @property
     def stepper(self) -> Any:
         "The `GymStepper` at the beginning of the pipeline, or None"
-        return next((o for o in upstream(self.replay) if hasattr(o, 'spec') and hasattr(o, 'agent')), None)
+        for pipe in upstream(self.replay):
+            if hasattr(pipe, 'spec') and hasattr(pipe, 'agent'): return pipe
+        return None
 
-    def plot(self, evaluations: Any = (), smooth: int = 20, title: str | None = None,
+    def plot(self, evaluations: Sequence[tuple[float, float]] = (), smooth: int = 20, title: str | None = None,
              threshold: float | None = None) -> Any:
         """Draw the learning curve, see `plot_training`. `title`: None says the environment, the
         replay and the stepper's seed, as far as they are known. `threshold`: None takes the
         environment's"""
-        spec, seed = (getattr(self.stepper, k, None) for k in ('spec', 'seed'))
+        stepper = self.stepper
+        spec = getattr(stepper, 'spec', None)
+        if title is None: title = self._title(spec, getattr(stepper, 'seed', None))
+        if threshold is None: threshold = getattr(spec, 'reward_threshold', None)
+        return plot_training(self.return_steps, self.returns, self.losses, evaluations, smooth, self.history, title,
+                             threshold)
+    def _title(self, spec: gym.envs.registration.EnvSpec | None, seed: int | None) -> str:
         seeded = None if seed is None else f'environment seed {seed}'
-        known = [spec and spec.id, self.replay and type(self.replay).__name__, seeded]
-        return plot_training(self.return_steps, self.returns, self.losses, evaluations, smooth, self.history,
-                             ', '.join(filter(None, known)) if title is None else title,
-                             getattr(spec, 'reward_threshold', None) if threshold is None else threshold)
+        known: list[Any] = [spec and spec.id, self.replay and type(self.replay).__name__, seeded]
+        return ', '.join(filter(None, known))
 
     def progress(self) -> dict[str, float]:
         """Return what is known of: `return` (mean of the last 20 episodes), `loss` (of the last 100
@@ -289,20 +335,24 @@ class Training:
         and, as in a memory's `health()`, `effective` (by the last 100 batches), `stale_share`,
         `evicted_undrawn`."""
         agent: Any = getattr(self.stepper, 'agent', None)
-        returns, memory = self.returns[-20:], self.memory
-        found = {'return': float(np.mean(returns))} if returns else {}
-        if self.losses: found['loss'] = float(np.mean(self._losses[-100:]))
+        returns = self.returns[-20:]
+        losses = self.losses[-100:]
+        found = dict[str, float]()
+        if returns: found['return'] = float(np.mean(returns))
+        if losses: found['loss'] = float(np.mean(losses))
         found['lr'] = self.optimizer.param_groups[0]['lr']
         acts = getattr(agent, 'n_steps', 0) and not hasattr(agent, 'shared')         # here, and not in a worker
         if acts and hasattr(agent, 'eps_now'): found['eps'] = agent.eps_now()
-        return found if memory is None else found | _of_memory(memory, self.probs)
+        if self.memory is not None: found |= _of_memory(self.memory, self.probs)
+        return found
 
     def __repr__(self) -> str:
         source = type(self.dl).__name__ if self.replay is None else f'{self.replay!r} → loader'
         return f'{source} → {type(self).__name__}({self.n_batches:,} batches)'
     def _repr_html_(self) -> str:
-        rows = ''.join(f'<tr><td>{k.replace("_", " ")}</td><td>{v:.4g}</td></tr>' for k, v in self.progress().items())
-        return f'<p><b>{html.escape(repr(self))}</b></p><table>{rows}</table>'
+        known = self.progress().items()
+        rows = [f'<tr><td>{_spaced(k)}</td><td>{v:.4g}</td></tr>' for k, v in known]
+        return f'<p><b>{html.escape(repr(self))}</b></p><table>{"".join(rows)}</table>'
 
 # %% ../nbs/2_learning/08_learner.ipynb #e56df356
 _NETWORKS = 'model', 'target', 'optimizer'
@@ -323,15 +373,15 @@ class Learner(Training):
     `n_batches`. A `TypeError` or `RuntimeError` says what stands in the way of `compile`."""
     def __init__(
         self, model: nn.Module,        # is trained, in place
-        dl: Any,                       # the batches: a replay's `loader()`, or any iterable
+        dl: Iterable[object],          # the batches: a replay's `loader()`, or any iterable
         loss: Callable[..., Any],      # of a batch, the model and the target: the loss of each row
-        lr: Any = None,  # a number, or a schedule of the batches (None: the optimizer's own)
+        lr: float | Schedule | None = None,  # a number, or a schedule of the batches (None: the optimizer's own)
         target_sync: int | None = None,  # batches between updates of the target (None: by `tau`)
         tau: float = 1.,  # how far each update moves the target towards the model; 1: all the way
         gradient_steps: int = 1,       # on each batch
         max_norm: float | None = 10.,  # the norm to which gradients are clipped (None: none)
         optimizer: Callable[..., Any] | None = None,  # a function of the parameters (None: Adam)
-        device: Any = None,            # where to move the model (None: it stays)
+        device: torch.device | str | None = None,  # where to move the model (None: it stays)
         shared: Any = None,            # a `SharedParams` to publish the weights to
         publish_every: int = 4,        # batches between two publications
         compile: bool = False,         # is a gradient step one graph?
@@ -340,16 +390,24 @@ class Learner(Training):
         super().__init__(dl)
         number('tau', tau, 0, 1, above=True)
         if device is not None: model.to(device)
-        self.device = next((p.device for p in model.parameters()), torch.device(device or 'cpu'))
-        self.model, self.target = model, copy.deepcopy(model).requires_grad_(False)
-        self.loss, self.lr = loss, None if lr is None else check_schedule('lr', lr)
-        sync = (250 if tau==1 else 1) if target_sync is None else target_sync
-        self.target_sync = whole('target_sync', sync, 1)
-        self.gradient_steps, self.tau, self.max_norm = whole('gradient_steps', gradient_steps, 1), tau, max_norm
-        self.shared, self.publish_every, self.reward_scale = shared, publish_every, reward_scale
+        wanted = torch.device(device or 'cpu')
+        self.device = next((p.device for p in model.parameters()), wanted)
+        self.model = model
+        self.target = copy.deepcopy(model).requires_grad_(False)
+        self.loss = loss
+        self.lr = None if lr is None else check_schedule('lr', lr)
+        if target_sync is None: target_sync = 250 if tau==1 else 1
+        self.target_sync = whole('target_sync', target_sync, 1)
+        self.gradient_steps = whole('gradient_steps', gradient_steps, 1)
+        self.tau = tau
+        self.max_norm = max_norm
+        self.shared = shared
+        self.publish_every = publish_every
+        self.reward_scale = reward_scale
         if optimizer is None: optimizer = partial(FusedAdam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
-        self._step = (CompiledStep if compile else EagerStep)(self)
+        kind = CompiledStep if compile else EagerStep
+        self._step = kind(self)
 
     def fit(self, n_batches: int, watch: Callable[[Any], Any] | None = None) -> Self:
         """Learn from the next `n_batches` batches, or until `watch(learner)` returns True after
@@ -374,12 +432,13 @@ class Learner(Training):
 
     def _note(self, watch: Any) -> str:
         "Write the progress into the history; what the bar shows of it"
-        now, n = self.progress(), self.n_steps
+        now = self.progress()
+        n = self.n_steps
         noted = now | dict(n_batches=self.n_batches)
         for k, v in noted.items(): self.history.setdefault(k, []).append((n, v))
         return ', '.join(_in_words(now, watch, 'return best loss samples_per_insert eps beta'))
 
-    def update(self, batch: Any) -> None:
+    def update(self, batch: Batch) -> None:
         "Learn from one batch, and send the TD errors to the memory it was drawn from, if any"
         memory = batch.memory
         prioritized = memory is not None and memory.sampler.prioritized
@@ -390,7 +449,9 @@ class Learner(Training):
             lr = value_at(self.lr, self.n_batches)
             for group in self.optimizer.param_groups: group['lr'] = lr
         due = (self.n_batches + 1) % self.target_sync==0
-        for left in reversed(range(self.gradient_steps)): loss, td_errors = self._step(self, batch, due and not left)
+        for left in reversed(range(self.gradient_steps)):
+            last = not left
+            loss, td_errors = self._step(self, batch, due and last)
         if prioritized and td_errors is not None: batch.update_priorities(td_errors)
         if memory is not None: self.episodes.memory = memory
         self._unread.append(loss)
@@ -401,14 +462,18 @@ class Learner(Training):
     def state_dict(self) -> dict[str, Any]:
         "Return weights, optimizer, and what has been learned from, without the replay"
         found = self.episodes.found
-        networks = {k: dict(getattr(self, k).state_dict()) for k in _NETWORKS}
-        scale = {} if self.reward_scale is None else dict(reward_scale=self.reward_scale.state_dict())
-        return networks | scale | dict(
-            n_batches=self.n_batches, losses=np.array(self.losses), n_seen=self.episodes.n_seen,
-            seen=np.array([*self.episodes.seen.items()], np.int64).reshape(-1, 2),
-            history={k: np.array(v, float) for k, v in self.history.items()},
-            returns=np.array([r for _, r in found.values()], float),
-            episodes=np.array([(*k, n) for k, (n, _) in found.items()], np.int64).reshape(-1, 3))
+        state: dict[str, Any] = {k: dict(getattr(self, k).state_dict()) for k in _NETWORKS}
+        if self.reward_scale is not None: state['reward_scale'] = self.reward_scale.state_dict()
+        state['n_batches'] = self.n_batches
+        state['losses'] = np.array(self.losses)
+        state['n_seen'] = self.episodes.n_seen
+        seen = np.array([*self.episodes.seen.items()], np.int64)
+        state['seen'] = seen.reshape(-1, 2)
+        state['history'] = {k: np.array(v, float) for k, v in self.history.items()}
+        state['returns'] = np.array([r for _, r in found.values()], float)
+        episodes = [(*k, n) for k, (n, _) in found.items()]
+        state['episodes'] = np.array(episodes, np.int64).reshape(-1, 3)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from what `state_dict` gave"
@@ -420,14 +485,15 @@ class Learner(Training):
         self._losses = state['losses'].tolist()
         self._unread.clear()
         history = state.get('history', {})
-        self.history = {k: [(int(n), v) for n, v in o.tolist()] for k, o in history.items()}
+        self.history = {}
+        for k, pairs in history.items(): self.history[k] = [(int(n), v) for n, v in pairs.tolist()]
         self.episodes.n_seen = int(state['n_seen'])
         self.episodes.seen = {0: self.episodes.n_seen}
         if 'seen' in state: self.episodes.seen = dict(state['seen'].tolist())
         found = zip(state['episodes'].tolist(), state['returns'].tolist())
         self.episodes.found = {(env, k): (n, r) for (env, k, n), r in found}
 
-    def save(self, folder: Any, watch: Any = None, **notes: Any) -> int:
+    def save(self, folder: str | Path, watch: Any = None, **notes: object) -> int:
         """Save the learner in `folder`, with its replay and its callback `watch` (a
         `BestWeights`), if any.
 
@@ -440,7 +506,7 @@ class Learner(Training):
             more, rows = ({}, None) if replay is None else replay.saved()
             return save_state(folder, state | more, 'learner', rows)
 
-    def load(self, folder: Any, watch: Any = None) -> dict[str, Any]:
+    def load(self, folder: str | Path, watch: Any = None) -> dict[str, Any]:
         """Continue from what `save` wrote, with a model, a replay and a callback `watch` made in
         the same way.
 
@@ -460,8 +526,9 @@ class Learner(Training):
             except BaseException:
                 for k, o in parts.items(): o.load_state_dict(before[k])
                 raise
-            rows = None if replay is None else replay.saved()[1]
-            if rows is not None: rows.note(saved.token)                     # a next save writes what is new
+            if replay is not None:
+                _, rows = replay.saved()
+                if rows is not None: rows.note(saved.token)                 # a next save writes what is new
         return state['notes']
 
 # %% ../nbs/2_learning/08_learner.ipynb #6eb62919
@@ -472,20 +539,20 @@ class DQNLearner(Learner):
     A batch needs state, action, reward, next_state and terminated. Masks: see `q_targets`."""
     def __init__(
         self, model: nn.Module,  # from states (bs, …) to Q-values (bs, n_actions)
-        dl: Any,
+        dl: Iterable[object],
         gamma: float = .99,      # the discount factor, unless the batch has `discount`
-        lr: Any = None,
+        lr: float | Schedule | None = None,
         double: bool = True,     # the model chooses the next action; False: the target
-        target_sync: int | None = None, device: Any = None,
+        target_sync: int | None = None, device: torch.device | str | None = None,
         *, loss: Callable[..., Any] | None = None,  # (None: `dqn_loss`)
         **options: Any,          # the other arguments of `Learner`
     ) -> None:
         gamma = number('gamma', gamma, 0, 1)
         if loss is None: loss = partial(dqn_loss, gamma=gamma, double=double)
         super().__init__(model, dl, loss, lr, target_sync, device=device, **options)
-    def update(self, batch: Any) -> None:
+    def update(self, batch: Batch) -> None:
         if isinstance(self._step, CompiledStep): _legal_next(batch.next_state, batch)   # its loss can't look at masks
         super().update(batch)
-    def evaluate(self, env_id: Any, episodes: int = 20, seed: int = 0) -> np.ndarray:
+    def evaluate(self, env_id: object, episodes: int = 20, seed: int = 0) -> np.ndarray:
         "Return the greedy policy's returns, float64 (episodes,): see the function `evaluate`"
         return evaluate(self.model, env_id, episodes, seed)

@@ -67,8 +67,8 @@ class Shares:
             self.given = tuple(o.item() if isinstance(o, np.generic) else o for o in self.given)
         if n!=2 and is_number(self.given): refuse('shares', f'{n}, one for each memory', self.given)
         now = self.at(0)
-        changes = callable(self.given) or not is_number(self.given) and any(map(callable, self.given))
-        if not changes: self._now = now
+        parts = [self.given] if self._single() else self.given
+        if not any(map(callable, parts)): self._now = now
 
     def at(self, k: int) -> tuple[float, ...]:
         "Return the shares after `k` batches; a `ValueError` says what is wrong with them"
@@ -94,7 +94,9 @@ class Shares:
             own = self.given if callable(self.given) else None
             several = isinstance(state, list)
             given = [schedule_from(o) for o in state] if several else schedule_from(state, own)
-        else: given = [schedule_from(o, mine) for o, mine in zip(state, self.given, strict=True)]
+        else:
+            pairs = zip(state, self.given, strict=True)
+            given = [schedule_from(o, mine) for o, mine in pairs]
         made = Shares(given, self.n)
         self.given = made.given
         self._now = made._now
@@ -124,7 +126,8 @@ class Mixture:
     @property
     def beta(self) -> Any:
         "That of the first memory that has one; else None"
-        return next((b for o in self.memories if (b := o.sampler.beta) is not None), None)
+        betas = (o.sampler.beta for o in self.memories)
+        return next((b for b in betas if b is not None), None)
     @property
     def name(self) -> str:
         "The names of their samplers"
@@ -169,9 +172,9 @@ class MixedRng(Rng):
         super().__init__(seed)
         self.mixture = mixture
     def get_state(self) -> Any:
-        each = [[o.rng.get_state(), o.sampler.n_batches] for o in self.mixture.memories]
-        own = super().get_state()
         mixture = self.mixture
+        each = [[o.rng.get_state(), o.sampler.n_batches] for o in mixture.memories]
+        own = super().get_state()
         return dict(own=own, memories=each, owed=[*mixture.owed], n_batches=mixture.n_batches)
     def set_state(self, state: Any) -> None:
         owed = [float(o) for o in state['owed']]
@@ -180,7 +183,8 @@ class MixedRng(Rng):
         wanted = f'rng: expected the state of {here} memories, got that of {len(each)}'
         require(len(owed)==len(each)==here, wanted)
         super().set_state(state['own'])
-        self.mixture.owed, self.mixture.n_batches = owed, int(state['n_batches'])
+        self.mixture.owed = owed
+        self.mixture.n_batches = int(state['n_batches'])
         for o, (rng, n_batches) in zip(self.mixture.memories, each):
             o.rng.set_state(rng)
             o.sampler.n_batches = int(n_batches)
@@ -234,17 +238,23 @@ def scattered(words: np.ndarray, rows: np.ndarray, places: np.ndarray) -> None:
 # %% ../nbs/3_lasting/30_mixed.ipynb #e1000012
 _HINT = 'make both alike: convert the rows of one of them before they are stored'
 
+def _form_of(layout: Layout, field: str) -> str:
+    "A field's form in words: what the layout of it alone says between its name and its bytes"
+    _, _, words = str(layout.select((field,))).partition(': ')
+    return words.rpartition(';')[0]
+
 def common_fields(layouts: list[Layout | None]) -> tuple[str, ...]:
     """Return the fields that all `layouts` have (None: not known yet); a `ValueError` names one
     that differs"""
     known = [(k, o) for k, o in enumerate(layouts) if o is not None]
     if not known: return ()
     (first, layout), *others = known
-    names = tuple(f for f in layout.fields if all(f in o.fields for _, o in others))
+    shared = set(layout.fields).intersection(*(o.fields for _, o in others))
+    names = tuple(f for f in layout.fields if f in shared)
     for k, o in others:
         for f in names:
-            mine, theirs = (str(made.select((f,))) for made in (layout, o))
-            mine, theirs = (text.partition(': ')[2].rpartition(';')[0] for text in (mine, theirs))
+            mine = _form_of(layout, f)
+            theirs = _form_of(o, f)
             if mine==theirs: continue
             refuse(f, f'{mine} as in memory {first}', Words(f'{theirs} in memory {k}'), _HINT)
         wanted = f'fields that all have, such as {layout.fields[0]}'
@@ -386,13 +396,19 @@ class Blend:
         return requests.get(n, None, *how)
     def _columns_like(self, batch: Batch, plan: Plan, windows: tuple) -> tuple[Requests, tuple]:
         kind: type[Batch] = MixedBatch
-        length, windowed = None, {*dict(windows)}
+        length = None
+        windowed = {*dict(windows)}
         if isinstance(batch, SequenceBatch):
             kind = MixedSequenceBatch
-            length, windowed = plan.columns[0][3][1], {*plan.layout.fields}
-        leaves = [o._replace(shape=o.shape[1:]) if o.path[0] in windowed else o for o in plan.layout.leaves]
+            length = plan.columns[0][3][1]
+            windowed = {*plan.layout.fields}
+        leaves = []
+        for o in plan.layout.leaves:
+            if o.path[0] in windowed: o = o._replace(shape=o.shape[1:])
+            leaves.append(o)
         layout = same_layout(plan.layout.step_type, plan.layout.trees, leaves)
-        header = (*(k for k, column in zip(HEADER, plan.columns) if column is not None), 'source')
+        there = [k for k, column in zip(HEADER, plan.columns) if column is not None]
+        header = (*there, 'source')
         return self.joint.requests(layout, kind, _extra=batch._extra), (header, length, windows)
 
 # %% ../nbs/3_lasting/30_mixed.ipynb #e1000015
@@ -649,8 +665,10 @@ class MixedMemory(Routed):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(state['memories'], state['shares'], 0)
         Rng.set_state(self.rng, state['rng'])
-        self.sampler.owed, self.sampler.n_batches = state['owed'], state['n_batches']
-        self.sampler.n_drawn, self.also = state['n_drawn'], state.get('also')
+        self.sampler.owed = state['owed']
+        self.sampler.n_batches = state['n_batches']
+        self.sampler.n_drawn = state['n_drawn']
+        self.also = state.get('also')
 
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError` that says what is wrong"

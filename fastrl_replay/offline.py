@@ -55,11 +55,13 @@ def episode_steps(dataset: Any, step_type: type) -> Iterator[Any]:
             if lengths!={m}: refuse(f'episode {episode.id}: {name}', f'{m} rows', lengths)
         columns = {f: tree_map(partial(_repeated, n), v) for f, v in more.items()}
         columns |= _columns(episode, k, n)
-        if n: yield step_type(*(columns[f] for f in fields))
+        values = [columns[f] for f in fields]
+        if n: yield step_type(*values)
 
 def _repeated(n: int, v: object) -> np.ndarray:
     "A default `n` times, of the dtype in which a step has it"
-    a = np.asarray(v, np.float32 if type(v) is float else None)
+    dtype = np.float32 if type(v) is float else None
+    a = np.asarray(v, dtype)
     return np.broadcast_to(a, (n, *a.shape))
 
 def _columns(episode: Any, k: int, n: int) -> dict[str, Any]:
@@ -119,15 +121,17 @@ def by_episodes(memory: Memory) -> list[np.ndarray]:
     start = np.where(before < 0, ids, before) - first
     while not np.array_equal(start, start[start]): start = start[start]
     order = np.argsort(start, kind='stable')
-    new = np.diff(start[order], prepend=-1) > 0
-    return np.split(ids[order], np.flatnonzero(new)[1:])
+    steps = np.diff(start[order], prepend=-1)
+    begins = np.flatnonzero(steps)
+    return np.split(ids[order], begins[1:])
 
 def _buffers(memory: Memory, make: Callable[..., Any]) -> Iterator[Any]:
     "Yield the episodes in Minari's form; a `ValueError` for one whose rows are not consecutive"
     for ids in by_episodes(memory):
         rows = memory.fetch(ids).numpy()
         for a, b in zip(tree_leaves(rows.state), tree_leaves(rows.next_state)):
-            if np.array_equal(a[1:], b[:-1], equal_nan=a.dtype.kind in 'fc'): continue
+            may_be_nan = a.dtype.kind in 'fc'
+            if np.array_equal(a[1:], b[:-1], equal_nan=may_be_nan): continue
             raise ValueError(f'next_state: in transitions {ids[0]} to {ids[-1]}, expected the state of the next; '
                              'a data set holds consecutive single steps')
         seen = tree_map(_with_last, rows.state, rows.next_state)
@@ -140,9 +144,12 @@ def space_of(values: np.ndarray | dict[str, Any] | tuple, counted: bool = True) 
     """Return a space for arrays (n, …) of rows, or dicts or tuples of arrays: all numbers of
     their dtype. `counted`: `Discrete` for single whole numbers from 0 on, up to the largest in
     `values`"""
-    if isinstance(values, dict): return gym.spaces.Dict({str(k): space_of(v, counted) for k, v in values.items()})
+    if isinstance(values, dict):
+        parts = {str(k): space_of(v, counted) for k, v in values.items()}
+        return gym.spaces.Dict(parts)
     if isinstance(values, tuple): return gym.spaces.Tuple([space_of(v, counted) for v in values])
-    shape, dtype = values.shape[1:], values.dtype
+    shape = values.shape[1:]
+    dtype = values.dtype
     if dtype.kind=='b': return gym.spaces.Box(0, 1, shape, np.bool_)
     if dtype.kind=='f': return gym.spaces.Box(-np.inf, np.inf, shape, dtype.type)
     if counted and not shape and dtype.kind in 'iu' and values.min() >= 0:
@@ -156,7 +163,8 @@ def _space(memory: Memory, field: str) -> gym.Space:
     small = sum(o.nbytes for o in leaves) <= _SMALL
     first = memory.first_id if small else memory.n_added - 1
     ids = np.arange(first, memory.n_added)
-    return space_of(memory.fetch(ids, fields=[field]).numpy()[0], counted=small)
+    [values] = memory.fetch(ids, fields=[field]).numpy()
+    return space_of(values, counted=small)
 
 def _why_refused(dataset_id: str) -> str:
     "What to change in an id that Minari doesn't take, as far as that can be told"
@@ -191,7 +199,8 @@ def save_minari(memory: Memory, dataset_id: str, env: gym.Env | str | None = Non
         if not options[k].contains(value):
             refuse(k, f'one that contains the {f} {shown(value)}', options[k])
     buffers = _buffers(memory, minari.data_collector.EpisodeBuffer)
-    try: return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **dict(jpeg_encoding=False) | options)
+    options = dict(jpeg_encoding=False) | options
+    try: return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **options)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise

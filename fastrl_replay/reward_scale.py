@@ -9,8 +9,10 @@ __all__ = ['RewardScale']
 from typing import Any
 import math
 import numpy as np
+from .batch import Batch
 from .checks import number, refuse, require
 from .pipes.normalized import merged
+from .protocol import Memory
 from .saving import CheckpointError
 
 # %% ../nbs/2_learning/11_reward_scale.ipynb #8b0788a2
@@ -45,9 +47,12 @@ class RewardScale:
         self, gamma: float = .99,    # the discount factor of the running return, as the learner's
         every: int = 100,            # batches between two looks into the memory
     ) -> None:
-        self.gamma, self.every = number('reward_scale: gamma', gamma, 0, 1), every
-        self.mean = self.variance = 0.
-        self.count = self.n_batches = 0
+        self.gamma = number('reward_scale: gamma', gamma, 0, 1)
+        self.every = every
+        self.mean = 0.
+        self.variance = 0.
+        self.count = 0
+        self.n_batches = 0
         self.seen = dict[int, int]()                 # how far the memory's news were read
         self.open = dict[int, list[float]]()         # the newest row of an episode → what its next rows take over
     @property
@@ -55,12 +60,12 @@ class RewardScale:
         "What rewards are divided by"
         return math.sqrt(self.variance) if self.variance > 0 else 1.
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Batch) -> Batch:
         "Return the batch with its rewards scaled"
         if self.n_batches % self.every==0: self.look(batch.memory)
         self.n_batches += 1
         return batch.replace(reward=batch.reward/self.spread)
-    def look(self, memory: Any) -> None:
+    def look(self, memory: Memory) -> None:
         "Read what was stored since the last look"
         require(memory is not None, 'reward_scale: expected batches drawn from a memory in this process; scale rewards '
                 'upstream, or leave it out')
@@ -70,7 +75,7 @@ class RewardScale:
             for _, rows in memory.news(self.seen, fields):
                 self.count_rows(rows, memory.previous(rows.ids, within_episode=True))
 
-    def count_rows(self, rows: Any, previous: np.ndarray) -> None:
+    def count_rows(self, rows: Batch, previous: np.ndarray) -> None:
         """Run the returns over `rows`, a `Batch` in the order of time, each after the row of its
         episode with the id in `previous` (−1: it is the first)"""
         if not len(rows): return
@@ -78,10 +83,13 @@ class RewardScale:
         if 'discount' in rows.step_type._fields:
             discounts = rows.discount.double().numpy()
             spans = _spans(discounts, self.gamma)
-        else: discounts, spans = np.full(n, self.gamma), [1]*n
+        else:
+            discounts = np.full(n, self.gamma)
+            spans = [1]*n
         ended = (rows.terminated | rows.truncated).tolist()
         returns = np.empty(n)
-        links = zip(rows.ids.tolist(), previous.tolist())
+        ids: Any = rows.ids
+        links = zip(ids.tolist(), previous.tolist())
         each = zip(links, rows.reward.tolist(), discounts.tolist(), spans, ended)
         for k, ((id, before), reward, discount, span, ends) in enumerate(each):
             due = self.open.pop(before, [])
@@ -99,7 +107,8 @@ class RewardScale:
 
     def state_dict(self) -> dict[str, Any]:
         "Return plain data: what is counted, and what open episodes hand over"
-        seen = np.array([*self.seen.items()], np.int64).reshape(-1, 2)
+        pairs = np.array([*self.seen.items()], np.int64)
+        seen = pairs.reshape(-1, 2)
         due = [[id, *o] for id, o in self.open.items()]
         return dict(gamma=self.gamma, mean=self.mean, variance=self.variance, count=self.count,
                     n_batches=self.n_batches, seen=seen, open=due)
@@ -111,6 +120,7 @@ class RewardScale:
         self.count = int(state['count'])
         self.n_batches = int(state['n_batches'])
         self.seen = dict(np.array(state['seen']).tolist())
-        self.open = {int(id): [float(o) for o in due] for id, *due in state['open']}
+        self.open = {}
+        for id, *due in state['open']: self.open[int(id)] = [float(o) for o in due]
     def __repr__(self) -> str:
         return f'RewardScale({self.gamma:g}, spread {self.spread:.4g} of {self.count:,} returns)'

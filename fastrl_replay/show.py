@@ -68,7 +68,8 @@ def _ages(ax: 'Axes', ages: np.ndarray, n: int) -> None:
 def _lorenz(ax: 'Axes', probs: np.ndarray, n: int, words: str) -> None:
     "Each draw of a row with probability P stands for 1/(n·P) of the rows"
     probs = np.sort(probs.astype(float))[::-1]
-    rows = np.cumsum(100/probs)/(n*len(probs))
+    each = 100/probs
+    rows = np.cumsum(each)/(n*len(probs))
     draws = np.linspace(0, 100, len(probs) + 1)
     rows = np.minimum(100, rows)
     ax.plot([0, *rows, 100], [*draws, 100], color=COLOUR)
@@ -84,14 +85,15 @@ def _times(ax: 'Axes', memory: Memory) -> None:
     step = -(-most // _BARS)
     edges = np.arange(0, most + 1 + step, step)
     stored, _ = np.histogram(now, edges)
-    overwritten, _ = np.histogram(np.arange(len(gone)), edges, weights=gone)
+    times = np.arange(len(gone))
+    overwritten, _ = np.histogram(times, edges, weights=gone)
     if stored.any():
         share = 100*stored/stored.sum()
         ax.stairs(share, edges, label='stored, so far', fill=True, color=COLOUR)
     if overwritten.any():
         share = 100*overwritten/overwritten.sum()
         ax.stairs(share, edges, label='overwritten, in all', color='k')
-    more = f' ({len(gone) - 1}: or more)' if gone[-1] else ''
+    more = f' ({times[-1]}: or more)' if gone[-1] else ''
     ax.set(xlabel=f'times{more}', ylabel='% of transitions')
     ax.legend(**_OVER)
 
@@ -103,7 +105,8 @@ def _priorities_by_age(ax: 'Axes', ages: np.ndarray, p: np.ndarray) -> None:
     edges, scale = _edges(p)
     bins: Any = [min(_BARS, len(p)), edges]
     colours = _shades('#ffe8d0', COLOUR, '#401c00')
-    *_, image = ax.hist2d(ages, p, bins, cmin=1, norm=LogNorm(), cmap=colours)
+    scaled = LogNorm()
+    *_, image = ax.hist2d(ages, p, bins, cmin=1, norm=scaled, cmap=colours)
     ticks = LogLocator(subs=(1, 2, 5))
     bar = ax.figure.colorbar(image, ax=ax, label='transitions', ticks=ticks, format='%d')
     bar.ax.minorticks_off()
@@ -113,9 +116,11 @@ def _priorities(ax: 'Axes', p: np.ndarray, fresh: np.ndarray) -> None:
     "`fresh`: which were never updated"
     edges, scale = _edges(p[p > 0])
     both: Any = [p[~fresh], p[fresh]]
-    shares = [np.full(len(o), 100/len(p)) for o in both]
+    share = 100/len(p)
+    shares = [np.full(len(o), share) for o in both]
     names = ['', 'never updated']
-    ax.hist(both, list(edges), stacked=True, weights=shares, color=[COLOUR, GREY], label=names)
+    colours: Any = [COLOUR, GREY]
+    ax.hist(both, list(edges), stacked=True, weights=shares, color=colours, label=names)
     half, most = np.quantile(p, [.5, .99])
     for v in half, most: ax.axvline(v, color='k', lw=.8, ls=':')
     zero = np.mean(p==0)
@@ -130,13 +135,16 @@ def _never_updated(memory: Memory, ids: np.ndarray) -> tuple[np.ndarray, np.ndar
     if not counts.n_rows or memory.sampler.sequence is not None: return ids >= 0, ids < 0
     watched, drawn = counts.living(memory.first_id, memory.n_added)
     known = np.isin(ids, watched)
-    return known, np.isin(ids[known], watched[drawn==0])
+    undrawn = watched[drawn==0]
+    return known, np.isin(ids[known], undrawn)
 
 def _weights(ax: 'Axes', weights: np.ndarray, beta: float) -> None:
     "Quantiles at the present beta; at another, b, they are these to the power b/beta"
     b = np.linspace(0, 1, 50)
     def quantile(q: float) -> np.ndarray: return np.quantile(weights, q)**(b/beta)
-    ax.fill_between(b, quantile(0), quantile(.5), color=COLOUR, alpha=.3, label='smallest to median')
+    smallest = quantile(0)
+    middle = quantile(.5)
+    ax.fill_between(b, smallest, middle, color=COLOUR, alpha=.3, label='smallest to median')
     ax.plot(b, quantile(.05), color=COLOUR, label='5 % are below')
     half = np.median(weights)
     ax.plot([beta, beta], [0, half], 'k:', lw=.8, label=f'now: β = {beta:.3g}')
@@ -146,8 +154,10 @@ def _weights(ax: 'Axes', weights: np.ndarray, beta: float) -> None:
 # %% ../nbs/5_looking/02_show.ipynb #4b80c2a9
 def _episodes(ax: 'Axes', ids: np.ndarray, values: np.ndarray, cut: np.ndarray, what: str) -> None:
     "`cut`: which episodes were truncated"
-    for which, mark, label in ((~cut, '.', 'terminated'), (cut, 'x', 'truncated')):
+    def dots(which: np.ndarray, mark: str, label: str) -> None:
         if which.any(): ax.plot(ids[which], values[which], mark, ms=4, color=GREY, label=label)
+    dots(~cut, '.', 'terminated')
+    dots(cut, 'x', 'truncated')
     k = len(ids)//10
     if k > 1:
         mean = _smooth(values, k)
@@ -190,14 +200,18 @@ def _binned(ax: 'Axes', values: np.ndarray, furthest: float) -> tuple[np.ndarray
     "Middles of bars and counts; where one value is far from the others, on an axis that is logarithmic far out"
     usual = np.median(np.abs(values[values!=0]))
     far = abs(furthest) > 100*usual
-    counts, edges = np.histogram(np.arcsinh(values/usual) if far else values, _BARS)
+    scaled = np.arcsinh(values/usual) if far else values
+    counts, edges = np.histogram(scaled, _BARS)
     middle = (edges[:-1] + edges[1:])/2
     middle = middle[counts > 0]
     counts = counts[counts > 0]
     if not far: return middle, counts
+    names = ['0', f'{furthest:.4g}']
     ax.set_xscale('asinh', linear_width=usual)
-    ax.set_xticks([0, furthest], ['0', f'{furthest:.4g}'], minor=False)
+    ax.set_xticks([0, furthest], names, minor=False)
     return np.sinh(middle)*usual, counts
+
+_PARTS = 0, .05, .5, .95, 1
 
 def _ranges(ax: 'Axes', values: np.ndarray) -> None:
     "Of each dimension, a thin line from the least to the greatest, a thick one from 5 % to 95 %, the median"
@@ -206,11 +220,12 @@ def _ranges(ax: 'Axes', values: np.ndarray) -> None:
     for k, column in enumerate(values.T):
         finite = column[np.isfinite(column)]
         if not len(finite): continue
-        low, few, half, most, high = np.quantile(finite, [0, .05, .5, .95, 1])
+        low, few, half, most, high = np.quantile(finite, _PARTS)
         ax.vlines(k, low, high, color=GREY)
         ax.vlines(k, few, most, color=COLOUR, lw=5)
         ax.plot(k, half, 'k_')
-    ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(n), xlim=(-.5, n - .5))
+    ax.set(xlabel='dimension (5 % to 95 %, extremes)', xticks=range(n))
+    ax.set_xlim(-.5, n - .5)
 
 # %% ../nbs/5_looking/02_show.ipynb #166a4d27
 _Panel = tuple[str, Callable[..., None]]         # a title, and a function that draws on an axis
@@ -229,9 +244,10 @@ def _vectors(memory: Memory, ids: np.ndarray) -> Iterator[tuple[str, np.ndarray]
     for the newest of `ids`"""
     for leaf in _leaves_of(memory.layout, 'action', *_STATES):
         if not 1 < np.prod(leaf.shape) <= _MOST: continue
-        batch = memory.fetch(ids[-10_000:], fields=[leaf.path[0]])
+        field, *inside = leaf.path
+        batch = memory.fetch(ids[-10_000:], fields=[field])
         values = _columns(batch)[leaf.name].astype(float)
-        title = f'{leaf.name}s' if len(leaf.path)==1 else leaf.name
+        title = leaf.name if inside else f'{leaf.name}s'
         yield title, values.reshape(len(values), -1)
 
 def _panels(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterator[_Panel]:
@@ -242,7 +258,8 @@ def _panels(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterato
         values = rows.columns.get(name, np.empty(0)).astype(float)
         if len(np.unique(values)) < 2: continue
         summed = name=='reward' and 'discount' in rows.columns
-        yield 'n-step rewards' if summed else f'{name}s', partial(_values, values=values)
+        title = 'n-step rewards' if summed else f'{name}s'
+        yield title, partial(_values, values=values)
     for title, vectors in _vectors(memory, rows.ids): yield title, partial(_ranges, values=vectors)
 
 def _panels_of_episodes(rows: Newest, shift: int) -> Iterator[_Panel]:
@@ -265,8 +282,10 @@ def _panels_of_draws(memory: Memory, health: Health) -> Iterator[_Panel]:
         what = 'transitions' if memory.sampler.sequence is None else 'sequences'
         n = len(memory.sampler)
         words = f'{health["effective"]:,.0f} of {n:,} {what}'
-        yield 'sampling probability by age (now)', partial(_ages, ages=newest_id - drawn, n=len(memory))
-        yield f'draws by share of {what} (now)', partial(_lorenz, probs=probs, n=n, words=words)
+        ages = newest_id - drawn
+        yield 'sampling probability by age (now)', partial(_ages, ages=ages, n=len(memory))
+        draw = partial(_lorenz, probs=probs, n=n, words=words)
+        yield f'draws by share of {what} (now)', draw
     if len(p) and p.max() > p[p > 0].min(initial=np.inf):
         known, fresh = _never_updated(memory, ids)
         yield 'priorities by age', partial(_priorities_by_age, ages=newest_id - ids, p=p)
@@ -329,15 +348,19 @@ def _strip(fig: Any, memory: Memory, rows: Newest, id: int | None, n: int, gamma
     if id is None: id = _worth_seeing(memory, rows, n)
     summed = 'discount' in rows.columns
     ids = memory.episode(id).ids.numpy()
-    batch = memory.fetch([id] if summed else ids[ids >= id][:n])
+    following = ids[ids >= id]
+    chosen = [id] if summed else following[:n]
+    batch = memory.fetch(chosen)
     steps = list(batch)
     columns = _columns(batch)
     terminated = getattr(steps[-1], 'terminated', False)
     pictures = {}
     for leaf in image_leaves(memory.layout):
-        after: Any = columns.get(f'next_{leaf.name}', [])[-1:]
-        pictures[leaf.name] = [*columns[leaf.name], *after]
-    _rows_of_pictures(fig, pictures, [*map(_caption, steps), 'end' if terminated else 'and so on'])
+        after: Any = columns.get(f'next_{leaf.name}', [])
+        pictures[leaf.name] = [*columns[leaf.name], *after[-1:]]
+    captions = [*map(_caption, steps)]
+    captions.append('end' if terminated else 'and so on')
+    _rows_of_pictures(fig, pictures, captions)
     if summed:
         [step] = steps
         words = f'stored: {step.reward:.3g}, {_rest(step.discount, terminated)}'
@@ -369,7 +392,8 @@ def bytes_in_words(each: float, layout: Layout) -> str:
     "Return the size of a transition in words, such as '7,604 bytes (56,512 unshared)'"
     size = f'{each:,.0f} bytes'
     unshared = sum(o.nbytes for o in layout.leaves)
-    return f'{size} ({unshared:,} unshared)' if each < unshared else size
+    if each < unshared: size += f' ({unshared:,} unshared)'
+    return size
 
 def _drawn_how(memory: Memory) -> str:
     "In words: how a memory draws that has a sampler of its own"
@@ -384,7 +408,8 @@ def _drawn_how(memory: Memory) -> str:
 
 def _fill(n: int, max_sz: int) -> str:
     if n==0: return 'empty'
-    return 'full' if n==max_sz else f'{n/max_sz:.0%} full'
+    if n==max_sz: return 'full'
+    return f'{n/max_sz:.0%} full'
 
 def _title(memory: Memory) -> str:
     "Which memory it is, and how full: one line"
@@ -393,7 +418,8 @@ def _title(memory: Memory) -> str:
     steps = f' of {memory.layout.step_type.__name__}s' if n else ''
     size = f', {readable(nbytes)}' if nbytes else ''
     what = f'{type(memory).__name__}{steps}{_drawn_how(memory)}'
-    return f'{what}: {n:,} of {memory.max_sz:,} ({_fill(n, memory.max_sz)}){size}'
+    max_sz = memory.max_sz
+    return f'{what}: {n:,} of {max_sz:,} ({_fill(n, max_sz)}){size}'
 
 def _in_words(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterator[str]:
     "The summary in a line, and each warning in full"
@@ -484,7 +510,8 @@ def _show_batch(self:Batch) -> Any:
     import matplotlib.pyplot as plt
     known = _columns(self)
     ids = self.ids
-    known['id'] = np.arange(len(self)) if ids is None else ids.cpu().numpy()
+    if ids is None: known['id'] = np.arange(len(self))
+    else: known['id'] = ids.cpu().numpy()
     sequences = known['id'].ndim==2
     if self.weights is not None and not sequences: known['weight'] = self.weights.cpu().numpy()
     if sequences: known = {k: a[0] for k, a in known.items()}
@@ -499,13 +526,14 @@ def _pictures(known: dict[str, np.ndarray], images: list[str]) -> 'Figure':
     width = 1.3*len(known['id'])
     height = 1.2 + 1.5*len(images)
     fig = plt.figure(figsize=(width, height), layout='constrained')
-    said = {k: known[k] for k in ('id', 'action', 'reward', 'weight') if k in known}
-    numbers = {k: v for k, v in said.items() if v.ndim==1}
+    said = [k for k in ('id', 'action', 'reward', 'weight') if k in known]
+    numbers = {k: known[k] for k in said if known[k].ndim==1}
     captions = []
     for row in zip(*numbers.values()):
         words = [f'{k} {v:.4g}' for k, v in zip(numbers, row)]
         captions.append('\n'.join(words))
-    _rows_of_pictures(fig, {k: list(known[k]) for k in images}, captions)
+    pictures = {k: list(known[k]) for k in images}
+    _rows_of_pictures(fig, pictures, captions)
     return fig
 
 def _varying(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -515,7 +543,10 @@ def _varying(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if a[0].size > _MOST: continue
         numbers = a.reshape(len(a), -1).T
         for i, v in enumerate(numbers.astype(float)):
-            if len(set(v)) > 1 or len(v)==1: found[f'{name}[{i}]' if a.ndim > 1 else name] = v
+            alike = len(v) > 1 and len(set(v))==1
+            if alike: continue
+            column = f'{name}[{i}]' if a.ndim > 1 else name
+            found[column] = v
     return found
 
 def _numbers(known: dict[str, np.ndarray]) -> 'Figure':
@@ -533,7 +564,8 @@ def _numbers(known: dict[str, np.ndarray]) -> 'Figure':
     ax.imshow(shades, cmap=_shades('w', COLOUR), alpha=.5, aspect='auto')
     for (i, k), v in np.ndenumerate(table): ax.text(k, i, f'{v:.3g}', ha='center', va='center')
     names = [f'id {o}' for o in ids]
-    ax.set(yticks=range(len(ids)), yticklabels=names, xticks=range(len(columns)))
+    ax.set(yticks=range(len(ids)), yticklabels=names)
+    ax.set_xticks(range(len(columns)))
     ax.set_xticklabels(columns, rotation=45, ha='left')
     ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     ax.spines[:].set_visible(False)
@@ -546,8 +578,8 @@ def _cell(v: object) -> str:
     "A value in a table's cell: a number, a short array, or its dtype and shape"
     a = np.asarray(v)
     if a.size > 6: return html.escape(f'{a.dtype}{list(a.shape)}')
-    if a.ndim==0: return f'{a:.4g}' if a.dtype.kind=='f' else f'{a}'
-    return html.escape(np.array2string(a, precision=3, suppress_small=True, separator=', '))
+    if a.ndim > 0: return html.escape(np.array2string(a, precision=3, suppress_small=True, separator=', '))
+    return f'{a:.4g}' if a.dtype.kind=='f' else f'{a}'
 
 def _table(head: Iterable[object], rows: list[list], caption: str) -> str:
     style = 'padding:2px 8px;white-space:nowrap;text-align:right'
@@ -568,11 +600,13 @@ def batch_table(batch: Batch) -> str:
     own = {}
     same = []
     for name, v in columns.items():
-        is_same = len(v) > 1 and np.ndim(v)==1 and len(set(v))==1
-        if is_same: same.append(f'{html.escape(name)} {_cell(v[0])}')
+        several = len(v) > 1 and np.ndim(v)==1
+        if several and len(set(v))==1: same.append(f'{html.escape(name)} {_cell(v[0])}')
         else: own[name] = v
-    shown = range(min(len(batch), _ROWS))
-    rows = [[_cell(v[k]) for v in own.values()] for k in shown]
+    rows = []
+    for k in range(min(len(batch), _ROWS)):
+        cells = [_cell(v[k]) for v in own.values()]
+        rows.append(cells)
     more = f', of which {_ROWS} are shown' if len(batch) > _ROWS else ''
     steps = html.escape(batch.step_type.__name__)
     caption = f'<b>Batch</b> of {len(batch):,} {steps}s{more}'
@@ -594,7 +628,8 @@ def memory_table(memory: Memory) -> str:
 
 def replay_table(replay: Any) -> str:
     "Return a replay pipe as HTML: the pipeline, when it yields, and its memory"
-    every = f'one every {float(replay.steps_per_batch):g} steps from step {replay.min_sz} on'
+    steps = float(replay.steps_per_batch)
+    every = f'one every {steps:g} steps from step {replay.min_sz} on'
     words = f'batches of {replay.bs}, {every}, {replay.n_batches:,} so far'
     pipeline = html.escape(repr(replay))
     return f'<p><b>{pipeline}</b><br>{words}</p>' + memory_table(replay.memory)

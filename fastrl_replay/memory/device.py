@@ -132,7 +132,7 @@ class DeviceDrawn:
 
     def __init__(
         self, max_sz: int,  # how many transitions it holds: the newest; a multiple of `n_envs`
-        sampler: Sampler | None = None,  # `Uniform`, `Proportional`, `AgeWeighted` (None: `Uniform(True)`)
+        sampler: object = None,          # `Uniform`, `Proportional`, `AgeWeighted` (None: `Uniform(True)`)
         *, device: torch.device | str,   # 'cuda', 'cuda:1' …; 'cpu' warns
         n_envs: int | None = None,    # streams (None: rows of the first chunk)
         n_step: int = 1,              # rewards that are added up when rows are drawn

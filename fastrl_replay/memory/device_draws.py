@@ -38,7 +38,8 @@ class DeviceRng:
     def __init__(self, seed: int | None, device: torch.device | str) -> None:
         if seed is not None: whole('seed', seed, most=2**63 - 1)
         start = np.random.SeedSequence(seed).generate_state(1, np.uint64)      # far from other seeds'
-        self.key = torch.from_numpy(start.view(np.int64))[0].to(device)
+        keys = torch.from_numpy(start.view(np.int64))
+        self.key = keys[0].to(device)
     def random(self, n: int) -> Tensor:
         "Return the next `n` numbers in [0, 1), float64"
         found = uniforms(self.key, n)
@@ -60,11 +61,15 @@ class Law:
     eligible = ALL               # all may be drawn: nothing is ever dropped
     sequence: Any = None         # the `Sequence` whose starts are drawn
     largest: Any = None          # the largest priority so far
-    def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
-        self.given, self.max_sz, self.rng = sampler, max_sz, rng
-        self.prioritized, self.replace = sampler.prioritized, sampler.replace
+    def __init__(self, sampler: Sampler, max_sz: int, rng: DeviceRng) -> None:
+        self.given: Any = sampler
+        self.max_sz = max_sz
+        self.rng = rng
+        self.prioritized = sampler.prioritized
+        self.replace = sampler.replace
         self.beta: Any = sampler.beta
-        self.kind = self.name = sampler.kind
+        self.kind = sampler.kind
+        self.name = sampler.kind
         self.device = rng.key.device
         self.drawn = self._count_from_zero()         # batches
         self.n_drawn = self._count_from_zero()       # … and their rows
@@ -104,18 +109,22 @@ class Law:
         return (least/probs)**beta
     def update(self, ids: Tensor, td: Tensor, first: Tensor, n: Tensor) -> None:
         "Take the TD errors of these ids; here, only count those that are not stored, or not finite"
-        unknown = (ids < first) | (ids >= n) | (td - td!=0)                      # inf − inf is NaN
+        gone = (ids < first) | (ids >= n)
+        infinite = td - td!=0                    # inf − inf is NaN
+        unknown = gone | infinite
         self.n_stale += unknown.sum()
     def clear(self) -> None:
         "Forget all rows"
         self.leaves.zero_()
     def can_draw(self, bs: int) -> bool:
         "Is there anything to draw? This waits for the device"
-        return not len(self.leaves) or bool(self.leaves[:-BLOCK].any())
+        if not len(self.leaves): return True
+        return bool(self.leaves[:-BLOCK].any())
     def tensors(self) -> dict[str, Tensor]:
         "Return what changes besides the leaves, by name"
         known = dict(key=self.rng.key, n_batches=self.drawn, n_drawn=self.n_drawn, n_stale=self.n_stale)
-        return known if self.largest is None else known | dict(largest=self.largest)
+        if self.largest is not None: known['largest'] = self.largest
+        return known
 
 # %% ../../nbs/4_processes/08_device_draws.ipynb #40461215
 class Distinct(Law):
@@ -134,14 +143,16 @@ class Distinct(Law):
         new[1:] = rows[1:]!=rows[:-1]
         new = torch.empty_like(new).scatter_(0, order, new)  # in the order of drawing
         which = torch.arange(1, bs + 1, device=self.device)
-        at = torch.searchsorted(new.cumsum(0), which).clamp(max=enough - 1)
-        large = drawn[at]
-        return first + torch.where(size < k, small, large) % size
+        at = torch.searchsorted(new.cumsum(0), which)
+        large = drawn[at.clamp(max=enough - 1)]
+        found = torch.where(size < k, small, large)
+        return first + found % size
 
 class ByAge(Law):
     "As `AgeWeighted`: weight max(floor, 1 − age/horizon), by the inverse of the weights' sum"
     def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
-        horizon, floor = float(self.given.horizon), float(self.given.floor)
+        horizon = float(self.given.horizon)
+        floor = float(self.given.floor)
         size = (n - first).clamp(min=1)
         def upto(k: Tensor) -> Tensor: return k - k*(k - 1)/(2*horizon)  # the weights of the ages 0 … k − 1
         n_young = math.floor(horizon*(1 - floor)) + 1  # whose weights are above the floor
@@ -150,15 +161,20 @@ class ByAge(Law):
         total = sloping + floor*(size - young)
         mass = self.rng.random(bs)*total
         half = horizon + .5
-        root = (half*half - 2*horizon*mass).clamp(min=0).sqrt()
+        square = half*half - 2*horizon*mass
+        root = square.clamp(min=0).sqrt()
         age = (half - root).floor()
-        below, above = upto(age) > mass, upto(age + 1) <= mass     # what the root has rounded
+        below = upto(age) > mass                 # what the root has rounded
+        above = upto(age + 1) <= mass
         age = age - below.double() + above
-        flat = young + ((mass - sloping)/max(floor, 1e-300)).floor()
-        age = torch.where(mass < sloping, age.minimum(young - 1), flat).clamp(min=0)
-        age = age.minimum((size - 1).double())
+        beyond = (mass - sloping)/max(floor, 1e-300)
+        flat = young + beyond.floor()
+        age = torch.where(mass < sloping, age.minimum(young - 1), flat)
+        oldest = (size - 1).double()
+        age = age.clamp(min=0).minimum(oldest)
         weight = (1 - age/horizon).clamp(min=floor)
-        return n - 1 - age.long(), (weight/total).float()
+        probs = (weight/total).float()
+        return n - 1 - age.long(), probs
 
 # %% ../../nbs/4_processes/08_device_draws.ipynb #d85afa6e
 BLOCK = 32                   # leaves that share a sum
@@ -182,17 +198,20 @@ class ByMass(Law):
     """P ∝ p^alpha, stratified, with replacement. `leaves` (float32): p^alpha by slot, 0 where
     nothing is drawn; the last block is nobody's: a write for no row goes there. Sums are made at
     the draw, in float64"""
-    def __init__(self, sampler: Any, max_sz: int, rng: DeviceRng) -> None:
+    def __init__(self, sampler: Sampler, max_sz: int, rng: DeviceRng) -> None:
         super().__init__(sampler, max_sz, rng)
         options = sampler.options()
-        self.alpha, self.eps = options.get('alpha', 1.), options.get('eps', 0.)
-        self.most = 3e38**min(1., 1/max(self.alpha, 1e-9))       # larger ones would overflow
+        self.alpha = options.get('alpha', 1.)
+        self.eps = options.get('eps', 0.)
+        inverse = 1/max(self.alpha, 1e-9)
+        self.most = 3e38**min(1., inverse)       # larger ones would overflow
         blocks = -(-max_sz//BLOCK)
         self.run = 1 << (blocks.bit_length() + 1)//2  # blocks whose sums are added up in a row
         blocks = -(-blocks//self.run)*self.run
-        self.leaves = torch.zeros((blocks + 1)*BLOCK, device=self.device)
+        n_leaves = (blocks + 1)*BLOCK
+        self.leaves = torch.zeros(n_leaves, device=self.device)
         self.largest = torch.tensor(1., device=self.device)
-        self.nobody = torch.tensor([len(self.leaves) - 1], device=self.device)
+        self.nobody = torch.tensor([n_leaves - 1], device=self.device)
     def enter(self, ids: Tensor, given: Tensor | None = None) -> None:
         p = self.largest
         if given is not None:
@@ -208,21 +227,23 @@ class ByMass(Law):
     def written(self, slots: Tensor) -> Tensor:
         "Return `slots` (int64[k]) of living rows, with nobody's in place of those that get no priority"
         return slots
-    def priorities(self, slots: Any) -> Any:
+    def priorities(self, slots: np.ndarray) -> np.ndarray:
         "Return the priorities in these slots (float64 array)"
         leaves = self.leaves.cpu().double().numpy()[slots]
         return leaves**(1/self.alpha) if self.alpha else leaves
 
     def draw(self, bs: int, first: Tensor, n: Tensor, lost: bool = False) -> tuple[Tensor, Tensor]:
         blocks = self.leaves.view(-1, BLOCK)
-        ends = self._added_up(blocks[:-1].sum(1, dtype=torch.float64))
+        sums = blocks[:-1].sum(1, dtype=torch.float64)
+        ends = self._added_up(sums)
         before = torch.nn.functional.pad(ends, (1, 0))
         total = ends[-1]
         if lost: total, begin = self._but_lost(n, first, before)
         u = self.rng.random(bs + 1)
-        each, shift = u[:-1], u[-1]
-        stratum = total*((1 - 2.**-50)/bs)                              # below the total, as rounded
-        mass = (self._strata(bs, shift) + each)*stratum
+        each = u[:-1]
+        share = (1 - 2.**-50)/bs                              # a little less: below the total, as rounded
+        stratum = total*share
+        mass = (self._strata(bs, u[-1]) + each)*stratum
         if lost: mass = (mass + begin) % ends[-1]
         block = torch.searchsorted(ends, mass, right=True)
         inner = added_up(blocks[block])
@@ -230,10 +251,13 @@ class ByMass(Law):
         rest = (mass - before[block]).minimum(most)
         passed = inner[:, :-1] <= rest[:, None]
         slots = block*BLOCK + passed.sum(1)
-        newest, some = n - 1, total > 0
+        newest = n - 1
+        some = total > 0
         size = (n - first).clamp(min=1)
-        ids = (newest - (newest - slots) % self.max_sz).maximum(first)
-        ids = torch.where(some, ids, (each*size).long() + first)                  # no mass: uniform
+        back = (newest - slots) % self.max_sz
+        ids = (newest - back).maximum(first)
+        alike = (each*size).long() + first
+        ids = torch.where(some, ids, alike)                  # no mass: uniform
         probs = self.leaves[slots]/total
         return ids, torch.where(some, probs, size.reciprocal())
     def _strata(self, bs: int, shift: Tensor) -> Tensor:
@@ -252,7 +276,8 @@ class ByMass(Law):
     def _but_lost(self, n: Tensor, first: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         "The mass of the rows from `first` on: all but a run of slots from row n's on. And that of the slots before it"
         slots = torch.stack([n, first]) % self.max_sz
-        blocks, places = slots//BLOCK, slots % BLOCK
+        blocks = slots//BLOCK
+        places = slots % BLOCK
         inside = torch.arange(BLOCK, device=self.device) < places[:, None]
         rows = self.leaves.view(-1, BLOCK)[blocks]
         within = (rows*inside).sum(1, dtype=torch.float64)
@@ -263,7 +288,8 @@ class ByMass(Law):
     def update(self, ids: Tensor, td: Tensor, first: Tensor, n: Tensor) -> None:
         if not self.prioritized: return super().update(ids, td, first, n)
         p = td.float().abs() + self.eps
-        alive = (ids >= first) & (ids < n) & (p <= self.most)
+        stored = (ids >= first) & (ids < n)
+        alive = stored & (p <= self.most)
         slots = torch.where(alive, ids % self.max_sz, self.nobody)
         slots, order = self.written(slots).sort(stable=True)
         last = torch.cat([slots[1:], self.nobody])!=slots           # of equals, and somebody's
@@ -282,7 +308,8 @@ class ByStart(ByMass):
             refuse('sequence', 'steps with a field terminated or truncated', ring.layout)
         most = ring.max_sz//ring.n_envs
         if o.length > most: refuse('length', f'at most {most}, the rows of each stream', o.length)
-        self.ring, self.step_n = ring, ring.layout.leaf('step_n')
+        self.ring = ring
+        self.step_n = ring.layout.leaf('step_n')
         self.number = None if o.across_episodes else self.step_n
         self.ages = torch.zeros(ring.n_envs, dtype=torch.int64, device=self.device)  # rows of the episode
         self.ended = torch.zeros_like(self.ages, dtype=torch.bool)  # did the row before end one?
@@ -298,14 +325,18 @@ class ByStart(ByMass):
         age = self.ages - 1 - back
         if self.number is None: phase = age
         else: phase = ring.read(ids, [self.number])[0] - back
-        ended = torch.zeros_like(ids, dtype=torch.bool) if o.across_episodes else ring.ended(ids)
-        complete = (back==o.length - 1) | (ended & o.pad)
-        starts = (age >= 0) & (phase % stride==0) & complete
+        if o.across_episodes: ended = torch.zeros_like(ids, dtype=torch.bool)
+        else: ended = ring.ended(ids)
+        full = back==o.length - 1
+        complete = full | (ended & o.pad)
+        starts = (age >= 0) & (phase % stride==0)
+        starts &= complete
         slots = (ids - back*ring.n_envs) % self.max_sz
         if o.known_starts:
             self._note_fresh(ids, ring)
             starts &= (back >= o.burn_in) | self.fresh[slots]      # else none of its steps would count
-        self.put(torch.where(starts, slots, self.nobody).view(-1), self.largest)
+        given = torch.where(starts, slots, self.nobody)
+        self.put(given.view(-1), self.largest)
         self.ages *= ~ended
     def _note_fresh(self, ids: Tensor, ring: Any) -> None:
         "Note which rows begin an episode: `step_n` tells, or else the row before"
@@ -317,7 +348,8 @@ class ByStart(ByMass):
         """Return which steps of windows (ids: int64[bs, length]; −1: padding) count for the loss
         (bool): see `Sequence`"""
         there = ids >= 0
-        late = torch.arange(ids.shape[1], device=self.device) >= self.sequence.burn_in
+        steps = torch.arange(ids.shape[1], device=self.device)
+        late = steps >= self.sequence.burn_in
         if not self.sequence.known_starts: return there & late
         begins = self.fresh[ids % self.max_sz] & there
         return there & (late | (begins.cumsum(1) > 0))
@@ -325,7 +357,9 @@ class ByStart(ByMass):
         """Return two shares: of the steps stored, those that can't count for the loss any more, in
         whatever window; of the windows that can be drawn, those of which no step counts. The newest
         `length` steps of each stream may yet count. This waits for the device"""
-        ring, o, n_idle = self.ring, self.sequence, 0
+        ring = self.ring
+        o = self.sequence
+        n_idle = 0
         n = int(ring.n)
         counted = torch.zeros(self.max_sz, dtype=torch.bool, device=self.device)
         ids = torch.arange(int(ring.begin()), n, device=self.device)
@@ -352,12 +386,13 @@ class ByStart(ByMass):
 def scheduled(value: Any, k: Tensor) -> Any:
     "Return a number or None as it is, and of a schedule the value at the count `k`, a tensor"
     if not callable(value): return value
-    a, b = value.start, value.end
+    a = value.start
+    b = value.end
     share = (k/value.n).clamp(max=1)
     if isinstance(value, LinearSchedule): return a + (b - a)*share
     return a*(b/a)**share
 
-def law_of(sampler: Sampler | None, max_sz: int, rng: DeviceRng, sequence: Sequence | None = None) -> Law:
+def law_of(sampler: object, max_sz: int, rng: DeviceRng, sequence: Sequence | None = None) -> Law:
     "Return the `Law` of a sampler (None: `Uniform(replace=True)`), or raise an error"
     given: Any = Uniform(replace=True) if sampler is None else sampler
     hint = 'the others need a ReplayMemory'

@@ -33,7 +33,8 @@ def check_dtypes(dtypes: dict[str, torch.dtype] | None) -> None:
 def leaf_dtypes(layout: Layout, dtypes: dict[str, torch.dtype] | None = None) -> list[torch.dtype]:
     """Return the dtype of each leaf's tensor: its own, or that of its field in `dtypes`, which may be
     narrower. A `ValueError` names a leaf whose dtype has no kernels on CUDA"""
-    found = [o.bits_of or torch.from_numpy(np.zeros(1, o.dtype)).dtype for o in layout.leaves]
+    def own_dtype(leaf: Leaf) -> torch.dtype: return leaf.bits_of or torch.from_numpy(np.zeros(1, leaf.dtype)).dtype
+    found = [own_dtype(o) for o in layout.leaves]
     for leaf, own in zip(layout.leaves, found):
         if own not in _FLOATS + _WHOLE + _OTHERS:
             refuse(leaf.name, 'a dtype that torch can gather and compare on CUDA', own, 'cast it to a wider one')
@@ -49,14 +50,16 @@ def leaf_dtypes(layout: Layout, dtypes: dict[str, torch.dtype] | None = None) ->
 def next_leaves(layout: Layout, next_of: dict[str, str] | None) -> dict[int, int]:
     """Return, for each leaf that is not stored, the leaf of the stream's next row in which it is
     found. `next_of`: {field: the field of which it is the next value}, or None"""
-    pairs, found = dict(next_of or {}), dict[int, int]()
+    pairs = dict(next_of or {})
+    found = dict[int, int]()
     trees = dict(zip(layout.fields, layout.trees))
-    if pairs==NEXT_OF and not ('state' in trees and 'next_state' in trees): return {}     # the default
+    if pairs==NEXT_OF and not {'state', 'next_state'}.issubset(trees): return {}     # the default
     def form(k: int) -> Leaf: return layout.leaves[k]._replace(path=())
     for field, of in pairs.items():
         for o in (field, of):
             if o not in trees: refuse('next_of', f'some of the fields {layout.fields}', o)
-        mine, others = tree_leaves(trees[field]), tree_leaves(trees[of])
+        mine = tree_leaves(trees[field])
+        others = tree_leaves(trees[of])
         alike = [form(k) for k in mine]==[form(k) for k in others]
         if field==of or not alike: refuse('next_of', f'a field like {field}', of)
         found |= dict(zip(mine, others))
@@ -79,7 +82,8 @@ def differ(a: Tensor, b: Tensor) -> Tensor:
 
 def _holds_less(stored: torch.dtype, given: torch.dtype) -> bool:
     "Do large numbers of a dtype become infinite in that which is stored?"
-    return stored.is_floating_point and torch.finfo(stored).max < .5*torch.finfo(given).max
+    if not stored.is_floating_point: return False
+    return torch.finfo(stored).max < .5*torch.finfo(given).max
 
 # %% ../../nbs/4_processes/09_device_rows.ipynb #18890519
 class DeviceRing:
@@ -94,8 +98,10 @@ class DeviceRing:
     def __init__(self, layout: Layout, max_sz: int, n_envs: int, device: torch.device | str,
                  next_of: dict[str, str] | None = NEXT_OF, max_ends: int | None = None,
                  dtypes: dict[str, torch.dtype] | None = None) -> None:
-        self.layout, self.device = layout, device
-        self.max_sz, self.n_envs = max_sz, n_envs
+        self.layout = layout
+        self.device = device
+        self.max_sz = max_sz
+        self.n_envs = n_envs
         if max_sz % n_envs:
             fits = max(1, max_sz//n_envs)*n_envs
             refuse('max_sz', f'a multiple of {n_envs} streams', max_sz, f'take {fits}')
@@ -104,19 +110,18 @@ class DeviceRing:
         self.next_of = next_leaves(layout, next_of)
         if max_ends is None: max_ends = max(max_sz//16, n_envs)
         self.max_ends = whole('max_ends', max_ends, n_envs, max_sz)
-        for k, of in self.next_of.items():                     # which lies where that lies
-            field, other = (layout.leaves[o].path[0] for o in (k, of))
-            if self.stored[k] not in (self.dtypes[k], self.stored[of]):
-                refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
-            self.stored[k] = self.stored[of]
+        for k, of in self.next_of.items(): self._lies_in(k, of)
         self.room = self.max_ends + 1           # one more: the newest that was given up
         self.aside = max_sz + n_envs
-        self.most = (self.max_ends if self.next_of else max_sz)//n_envs*n_envs    # rows written at once
-        self.columns: list[Any] = [self._column(k) for k in range(len(layout.leaves))]
-        self.flags: Any = [k for k in map(layout.leaf, _ENDS) if k is not None]
+        most = self.max_ends if self.next_of else max_sz
+        self.most = most//n_envs*n_envs         # rows written at once: whole time steps
+        n_leaves = len(layout.leaves)
+        self.columns: list[Any] = [self._column(k) for k in range(n_leaves)]
+        ends = map(layout.leaf, _ENDS)
+        self.flags: Any = [k for k in ends if k is not None]
         last = last_fields(layout.fields)
         self.of_last = [o.path[0] in last for o in layout.leaves]    # in rows of several steps
-        self.smaller = [k for k, (own, v) in enumerate(zip(self.dtypes, self.stored)) if _holds_less(v, own)]
+        self.smaller = [k for k in range(n_leaves) if _holds_less(self.stored[k], self.dtypes[k])]
         self.n_too_large = self._zeros(())      # numbers that became inf so
         self.clock = self._zeros(2*n_envs + 2)  # ids of the newest two time steps; of the next row; less max_sz
         self.counts = self._zeros(2)            # the oldest row not given up; how many next observations were others
@@ -128,6 +133,14 @@ class DeviceRing:
         self.one = torch.tensor([1], device=device)
         self.nobody = torch.tensor([self.room], device=device)       # whose place is the last of the owners
         self.begin_at(0, 0)
+    def _lies_in(self, k: int, of: int) -> None:
+        "Leaf `k` lies where `of` lies, and so in its dtype; a `ValueError` if another one was asked for"
+        field = self.layout.leaves[k].path[0]
+        other = self.layout.leaves[of].path[0]
+        its = self.stored[of]
+        if self.stored[k] not in (self.dtypes[k], its):
+            refuse(f'dtypes: {field}', f'that of {other}, where it is found', self.stored[k])
+        self.stored[k] = its
     def _column(self, k: int) -> Tensor | None:
         "The tensor of a leaf: with places for next observations, if these are of its kind; None where it is found"
         if k in self.next_of: return None
@@ -147,21 +160,26 @@ class DeviceRing:
 
     def begin_at(self, n: int, first: int) -> None:
         "Forget all rows; go on as if `n` had been stored, and those before `first` given up"
-        newest = torch.arange(n - 2*self.n_envs, n, device=self.device)
-        self.clock.copy_(torch.cat([newest, newest.new_tensor([n, n - self.max_sz])]))
+        start = n - 2*self.n_envs
+        newest = torch.arange(start, n, device=self.device)
+        ends = newest.new_tensor([n, n - self.max_sz])
+        self.clock.copy_(torch.cat([newest, ends]))
         self.counts.copy_(newest.new_tensor([first, 0]))
         self.owners.fill_(first)
 
     def write(self, values: list[Tensor]) -> Tensor:
         "Store rows of whole time steps, one tensor a leaf; return their ids (int64[m]), valid until the next write"
-        given, m = values, len(values[0])
+        given = values
+        m = len(given[0])
         n_envs = self.n_envs
         values = [v.to(dtype) for v, dtype in zip(given, self.stored)]
         for k in self.smaller:
             too_large = values[k].isinf() & given[k].isfinite()
             self.n_too_large += too_large.sum()
         if m==n_envs: rows = self.clock[:-2]
-        else: rows = torch.arange(-n_envs, m, device=self.device) + self.n
+        else:
+            steps = torch.arange(-n_envs, m, device=self.device)
+            rows = steps + self.n
         self.clock.add_(m)
         slots = rows % self.max_sz
         if self.next_of: self._set_aside(rows, slots, values)
@@ -173,7 +191,8 @@ class DeviceRing:
         those of this one behind the ring. `rows`, `slots`: of the time step before, and of these.
 
         Where they are the same, they go to the slot of the row that shows them, which is written next"""
-        m, n_envs = len(values[0]), self.n_envs
+        m = len(values[0])
+        n_envs = self.n_envs
         tails: list[Tensor] = []           # dynamo cannot trace list[Tensor]()
         unlike: list[Tensor] = []
         for k, of in self.next_of.items():
@@ -182,7 +201,8 @@ class DeviceRing:
             tails.append(tail)
             unlike.append(differ(tail, values[of]))
         other = any_of(unlike)
-        ends = torch.cat([self.counts[1:], other, self.one]).cumsum(0)     # so far, up to each row, and one more
+        parts = [self.counts[1:], other, self.one]
+        ends = torch.cat(parts).cumsum(0)             # so far, up to each row, and one more
         places = ends % self.room
         own = places[1:-1]
         at = torch.where(other, own + self.aside, slots[n_envs:])
@@ -194,8 +214,8 @@ class DeviceRing:
         self.after.index_copy_(0, slots[m:], self.newest)
         owned = torch.where(other, own, self.nobody)
         self.owners.index_copy_(0, owned, rows[1:m + 1])
-        given_up = self.owners.index_select(0, places[-1:])[0]    # by whoever is set aside next
-        self.counts[0].clamp_(min=given_up)
+        given_up = self.owners.index_select(0, places[-1:])    # by whoever is set aside next
+        self.counts[0].clamp_(min=given_up[0])
         self.counts[1].copy_(ends[-2])
 
     def ended(self, ids: Tensor) -> Tensor:
@@ -225,7 +245,8 @@ class DeviceRing:
 
     def read(self, ids: Tensor, leaves: Collection[int], last: Tensor | None = None) -> list[Tensor]:
         "Return `leaves` of rows (ids: int64[m]), a tensor each; `last`: the rows that say what comes next"
-        slots, after = ids % self.max_sz, None
+        slots = ids % self.max_sz
+        after = None
         found: list[Tensor] = []
         ends = slots if last is None else last % self.max_sz
         for k in leaves:
@@ -234,7 +255,8 @@ class DeviceRing:
                 if after is None: after = self.after.index_select(0, ends)
                 at = after
             column = self.columns[self.next_of.get(k, k)]
-            found.append(column.index_select(0, at).to(self.dtypes[k]))
+            rows = column.index_select(0, at)
+            found.append(rows.to(self.dtypes[k]))
         return found
     def ahead(self, ids: Tensor, length: int, across: bool = False) -> tuple[Tensor, Tensor]:
         "Return ids of the next rows of each stream (m, length); which are stored, of the same episode"
@@ -249,7 +271,8 @@ class DeviceRing:
 # %% ../../nbs/4_processes/09_device_rows.ipynb #a4ce1470
 def with_discount(layout: Layout) -> Layout:
     "Return the layout of n-step rows: with a field `discount`"
-    made = derived_type('NStep' + layout.step_type.__name__, (*layout.fields, 'discount'))
+    name = layout.step_type.__name__
+    made = derived_type(f'NStep{name}', (*layout.fields, 'discount'))
     return Layout.as_is(made(*layout.example, np.float32(1)))
 
 def n_step_rows(ring: DeviceRing, ids: Tensor, leaves: Collection[int], n: int, gamma: float) -> list[Tensor]:
@@ -265,8 +288,9 @@ def n_step_rows(ring: DeviceRing, ids: Tensor, leaves: Collection[int], n: int, 
     reward = ring.layout.leaf('reward')
     if reward in found:
         [rewards] = ring.read(at.view(-1), [reward])
-        rewards = rewards.view(at.shape).float().masked_fill(~mask, 0.)
-        found[reward] = (rewards*powers[:-1]).sum(1)
+        rewards = rewards.view(at.shape).float()
+        discounted = rewards.masked_fill(~mask, 0.)*powers[:-1]
+        found[reward] = discounted.sum(1)
     found[discount] = powers[m].float()
     return [found[k] for k in leaves]
 
@@ -277,6 +301,7 @@ def window_rows(ring: DeviceRing, ids: Tensor, leaves: Collection[int],
     found = []
     for column in ring.read(at.view(-1), leaves):
         windows = column.view(*at.shape, *column.shape[1:])
-        there = mask.view(*at.shape, *[1]*(column.ndim - 1))
+        ones = [1]*(column.ndim - 1)
+        there = mask.view(*at.shape, *ones)
         found.append(windows.masked_fill(~there, 0))
     return found, torch.where(mask, at, -1), mask

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from ..checks import Words, form, number, refuse
 from ..samplers.rng import Rng
-from ..schedules import check_schedule, schedule_state, value_at
+from ..schedules import Schedule, check_schedule, schedule_state, value_at
 from ..steps import tree_leaves, tree_map
 
 # %% ../../nbs/2_learning/06_agents.ipynb #32715af5
@@ -23,7 +23,8 @@ def explore(u: np.ndarray, eps: float, n_actions: int, legal: np.ndarray | None 
     """Return actions (n,), int64, for uniform numbers `u` (n,): a random one where `u < eps`, else
     -1. `legal` (bool[n, n_actions]): those to choose from, at least one in each row; None: all"""
     n_legal: Any = n_actions if legal is None else legal.sum(1)
-    scaled = u*(n_legal/eps) if eps > 0 else u
+    scaled = u
+    if eps > 0: scaled = u*(n_legal/eps)
     found = np.minimum(scaled, n_legal - 1).astype(np.int64)      # u/eps may be rounded up to 1
     if legal is not None:
         passed = legal.cumsum(1) > found[:, None]
@@ -36,20 +37,21 @@ def legal_in(states: object) -> Any:
     if not isinstance(states, dict) or 'action_mask' not in states: return None
     return states['action_mask']!=0
 
-def check_legal(legal: np.ndarray | torch.Tensor, ended: Any = False) -> None:
+def check_legal(legal: np.ndarray | torch.Tensor, ended: bool | torch.Tensor = False) -> None:
     "Raise a `ValueError` unless `legal` has a True in each row that has not `ended` (bool[n])"
     if legal.ndim!=2: refuse('action_mask', 'one number for each action of each state', form(legal))
-    fine = legal.any(1) | ended
+    possible: Any = legal.any(1)
+    fine = possible | ended
     if fine.all(): return
     at = fine.tolist().index(False)
     wanted = f'at least one legal action of {legal.shape[1]}'
     refuse(f'action_mask: state {at}', wanted, Words('none'), 'an episode that cannot go on has to end')
 
-def masked(q: Any, legal: Any) -> Any:
+def masked(q: np.ndarray | torch.Tensor, legal: Any) -> Any:
     "Return Q-values `q` (n, n_actions) with -inf for what is not `legal`; a `ValueError` for other shapes"
     shape = tuple(q.shape)
-    if shape!=tuple(legal.shape):
-        refuse('action_mask', f'shape {shape}, as the Q-values', Words(tuple(legal.shape)))
+    given = tuple(legal.shape)
+    if shape!=given: refuse('action_mask', f'shape {shape}, as the Q-values', Words(given))
     if isinstance(q, torch.Tensor): return q.masked_fill(~legal, -np.inf)
     return np.where(legal, q, -np.inf)
 
@@ -63,13 +65,16 @@ class EpsilonGreedy:
     'action_mask' (n, n_actions) get legal actions only: those where it is not 0. A `ValueError` or
     `TypeError` for a wrong `eps`, Q-values of a wrong shape, or a state without a legal action."""
     def __init__(
-        self, model: Any,  # from stacked states to Q-values (n, n_actions)
-        eps: Any,  # the probability of a random action, or a schedule of the states seen before
+        self, model: torch.nn.Module,  # from stacked states to Q-values (n, n_actions)
+        eps: float | Schedule,  # the probability of a random action, or a schedule of the states seen before
         seed: int | None = None,  # determines the random actions (None: different ones each time)
     ) -> None:
         if not callable(check_schedule('eps', eps)): number('eps', eps, 0, 1)
-        self.model, self.eps, self.rng = model, eps, Rng(seed)
-        self.n_steps, self.n_actions = 0, 0
+        self.model = model
+        self.eps = eps
+        self.rng = Rng(seed)
+        self.n_steps = 0
+        self.n_actions = 0
         self._asked: Any = None             # the model to which n_actions belongs
     def eps_now(self) -> float:
         "Return the probability of a random action in the next call"
@@ -77,7 +82,8 @@ class EpsilonGreedy:
 
     def __call__(self, states: object) -> np.ndarray:
         n = len(tree_leaves(states)[0])
-        eps, legal = self.eps_now(), legal_in(states)
+        eps = self.eps_now()
+        legal = legal_in(states)
         if legal is not None: check_legal(legal)
         self.n_steps += n
         u = self.rng.random(n)
@@ -87,18 +93,21 @@ class EpsilonGreedy:
         if legal is not None: q = masked(q, legal)
         best = q.argmax(1)
         if not n_exploring: return best
-        return np.where(u < eps, explore(u, eps, self.n_actions, legal), best)
+        explored = explore(u, eps, self.n_actions, legal)
+        return np.where(u < eps, explored, best)
 
     def q_values(self, states: object) -> np.ndarray:
         "Return the model's Q-values for n stacked states, float32 of shape (n, n_actions)"
         p = next(self.model.parameters(), None)
-        known = dict[str, Any](dtype=torch.float32) if p is None else dict(dtype=p.dtype, device=p.device)
+        known = dict[str, Any](dtype=torch.float32)
+        if p is not None: known = dict(dtype=p.dtype, device=p.device)
         given = tree_map(lambda a: torch.as_tensor(a, **known), states)
         with torch.no_grad(): q = self.model(given)
         n = len(tree_leaves(states)[0])
         if q.ndim!=2 or len(q)!=n:
             refuse('EpsilonGreedy: model', f'Q-values of shape ({n}, n_actions)', Words(tuple(q.shape)))
-        self._asked, self.n_actions = self.model, q.shape[1]
+        self._asked = self.model
+        self.n_actions = q.shape[1]
         return q.float().cpu().numpy()
 
     def in_worker(self, number: int) -> None:
@@ -107,7 +116,9 @@ class EpsilonGreedy:
         if number: self.rng = Rng(np.random.SFC64(seed))
     def state_dict(self) -> dict[str, Any]:
         "Return `n_steps`, the generator, and ε (a schedule by name and numbers). The model is saved elsewhere"
-        return dict(n_steps=self.n_steps, rng=self.rng.get_state(), eps=schedule_state(self.eps))
+        rng = self.rng.get_state()
+        eps = schedule_state(self.eps)
+        return dict(n_steps=self.n_steps, rng=rng, eps=eps)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from `state_dict`, with this agent's own model and eps"
         self.n_steps = state['n_steps']
@@ -140,8 +151,10 @@ def evaluate(
         states = [env.reset(seed=s)[0] for env, s in zip(envs, seeds)]
         for _ in range(max_steps):
             if not live: break
-            stacked = tree_map(lambda *o: np.stack(o), *(states[i] for i in live))
-            playing, live = live, []
+            seen = [states[i] for i in live]
+            stacked = tree_map(lambda *o: np.stack(o), *seen)
+            playing = live
+            live = []
             for i, action in zip(playing, agent(stacked)):
                 states[i], reward, terminated, truncated, _ = envs[i].step(action)
                 returns[i] += float(reward)

@@ -10,38 +10,39 @@ import queue
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
 import numpy as np
+from numpy.typing import DTypeLike
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.nodes import BaseNode, IterableWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 from ..checks import leave_out, require, whole
-from ..batch import Underway
+from ..batch import Batch, Underway
 from ..storage.request import ALLOCATE
 
 # %% ../../nbs/2_learning/04_loader.ipynb #70776115
 _END = object()
 
-def _items(drawn):
+def _items(drawn: queue.SimpleQueue[Any]) -> Iterator[Any]:
     "What is in a queue, which another thread may fill, up to its end"
     while (item := drawn.get()) is not _END: yield item
 
-def _moved(item, pin, device):
+def _moved(item: Any, pin: bool, device: torch.device | None) -> Any:
     "A batch, or a tuple of batches and tensors, pinned and on its way to `device`"
     if isinstance(item, tuple): return tuple(_moved(o, pin, device) for o in item)
     if pin: item = item.pin_memory()
     return item if device is None else item.to(device, non_blocking=True)
 
-def page_locked(n: int, dtype: Any = np.uint8) -> np.ndarray:
+def page_locked(n: int, dtype: DTypeLike = np.uint8) -> np.ndarray:
     "Return `n` bytes from whose pages a GPU copies by itself"
     return torch.empty(n, dtype=torch.uint8, pin_memory=True).numpy()
 
-def _drawn_into(allocate, items):
+def _drawn_into(allocate: Callable[..., np.ndarray], items: Iterator[object]) -> Iterator[Any]:
     "Yield the items of an iterator, while batches are drawn into what `allocate` makes"
     while True:
         before = ALLOCATE.set(allocate)
@@ -54,25 +55,31 @@ class Courier:
     """Sends batches to a CUDA device on a stream of its own, so that copies overlap with what the device
     computes, and fetches TD errors from there, which a memory takes `late` draws later"""
     def __init__(self, device: torch.device, late: int = 1, cuda: Any = torch.cuda) -> None:
-        self.device, self.late, self.cuda, self.stream = device, late, cuda, cuda.Stream(device)
+        self.device = device
+        self.late = late
+        self.cuda = cuda
+        self.stream = cuda.Stream(device)
         self.sent: deque[tuple[Any, list[Tensor]]] = deque()     # what is copied, until an event has come
 
-    def send(self, item: Any) -> tuple[Any, list[Tensor], Any]:
+    def send(self, item: Batch | Tensor | tuple) -> tuple[Any, list[Tensor], Any]:
         """Start to copy a batch, or a tuple of batches and tensors; return it, what was copied, and the event
         of its arrival. Until then nothing else is drawn into the memory it is copied from"""
         while self.sent and self.sent[0][0].query(): self.sent.popleft()
-        sources, copies = list[Tensor](), list[Tensor]()
-        def copied(t):
+        sources = list[Tensor]()
+        copies = list[Tensor]()
+        def copied(t: Tensor) -> Tensor:
             if not t.nbytes or self.is_there(t): return t.to(self.device)
-            sources.append(t if self.is_locked(t) else self.locked_like(t).copy_(t))
-            copies.append(sources[-1].to(self.device, non_blocking=True))
-            return copies[-1]
+            source = t if self.is_locked(t) else self.locked_like(t).copy_(t)
+            sources.append(source)
+            copy = source.to(self.device, non_blocking=True)
+            copies.append(copy)
+            return copy
         with self.cuda.stream(self.stream): moved = self._applied(copied, item)
         arrived = self.cuda.Event()
         arrived.record(self.stream)
         self.sent.append((arrived, sources))
         return moved, copies, arrived
-    def _applied(self, f, item):
+    def _applied(self, f: Callable[[Tensor], Tensor], item: Any) -> Any:
         "A batch or tensor, or each in a tuple, with `f` applied to what is to be copied"
         if isinstance(item, tuple): return tuple(self._applied(f, o) for o in item)
         if isinstance(item, Tensor): return f(item)
@@ -98,11 +105,12 @@ class Courier:
         for t in copies: t.record_stream(stream)             # its memory stays until that stream has used it
         return item
 
-    def fetch(self, td_errors: Any) -> Any:
+    def fetch(self, td_errors: object) -> Any:
         """Start to copy TD errors from the device, after what the caller's stream computes; return them as
         `Underway`, or as they are if they come from elsewhere"""
         if not isinstance(td_errors, Tensor) or td_errors.device!=self.device: return td_errors
-        here = self.locked_like(td_errors.detach()).copy_(td_errors.detach(), non_blocking=True)
+        found = td_errors.detach()
+        here = self.locked_like(found).copy_(found, non_blocking=True)
         arrived = self.cuda.Event()
         arrived.record(self.cuda.current_stream(self.device))
         return Underway(here, arrived, self.late)
@@ -110,15 +118,20 @@ class Courier:
 class Ahead:
     """The items of `pipe`, `k` of them drawn ahead; a thread (if k > 0) applies `finish` to each, and the
     caller's `deliver`. Batches are drawn into what `allocate` makes"""
-    def __init__(self, pipe: Any, k: int = 0, finish: Any = None, deliver: Any = None,
+    def __init__(self, pipe: Iterable[object], k: int = 0, finish: Callable[..., Any] | None = None,
+                 deliver: Callable[..., Any] | None = None,
                  allocate: Callable[..., np.ndarray] | None = None) -> None:
-        self.pipe, self.k, self.finish, self.deliver = pipe, k, finish, deliver or unchanged
+        self.pipe = pipe
+        self.k = k
+        self.finish = finish
+        self.deliver = deliver or unchanged
         self.allocate = allocate
         self._begin()
-    def _begin(self):
+    def _begin(self) -> None:
         self.n_drawn = 0
         self.drawn: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.finished: Any = map(self.finish or unchanged, _items(self.drawn))
+        finish = self.finish or unchanged
+        self.finished: Any = map(finish, _items(self.drawn))
         if self.k and self.finish is not None:
             self.finished = Prefetcher(IterableWrapper(self.finished), self.k + 1, snapshot_frequency=0)
         self.end = weakref.finalize(self, self.drawn.put, _END)     # the thread ends with its owner
@@ -143,8 +156,9 @@ class Ahead:
 # %% ../../nbs/2_learning/04_loader.ipynb #d51ef587
 class Facade(IterableDataset):
     "What a DataLoader sees of a pipe: an iterable without a length; the pipe is `.pipe`"
-    def __init__(self, pipe, items=None) -> None:
-        self.pipe, self.items = pipe, pipe if items is None else items
+    def __init__(self, pipe: Any, items: Iterable[object] | None = None) -> None:
+        self.pipe = pipe
+        self.items = pipe if items is None else items
     def __iter__(self) -> Iterator[Any]: return iter(self.items)
     def state_dict(self) -> dict[str, Any]:
         "Return the pipe's state, for a `StatefulDataLoader`"
@@ -157,25 +171,26 @@ class PlainLoader(DataLoader[Any]):
     "A DataLoader of a `Facade` whose items are passed on as they are: nothing lies between them and the loop"
     def __iter__(self) -> Any: return iter(self.dataset)
 
-def unchanged(item: Any) -> Any:
+def unchanged(item: object) -> Any:
     "Return the item itself"
     return item
 
-def _on_its_way(pin_memory, device, late):
+def _on_its_way(pin_memory: bool, device: torch.device | str | None, late: int) -> dict[str, Any]:
     "What an `Ahead` does with an item: how it is pinned and moved, and handed over; none where it stays as it is"
     if pin_memory and not torch.cuda.is_available():
         warnings.warn('pin_memory: this torch finds no CUDA device, so batches are not pinned', stacklevel=4)
         pin_memory = False
     if device is None and not pin_memory: return {}
-    device = None if device is None else torch.device(device)
-    if device==torch.device('cuda'): device = torch.device('cuda', torch.cuda.current_device())   # not a thread's own
-    if pin_memory and device is not None and device.type=='cuda':
-        courier = Courier(device, late)
+    there = None if device is None else torch.device(device)
+    if there==torch.device('cuda'): there = torch.device('cuda', torch.cuda.current_device())   # not a thread's own
+    if pin_memory and there is not None and there.type=='cuda':
+        courier = Courier(there, late)
         return dict(finish=courier.send, deliver=courier.receive, allocate=page_locked)
-    return dict(finish=partial(_moved, pin=pin_memory, device=device))
+    return dict(finish=partial(_moved, pin=pin_memory, device=there))
 
-def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, device: Any = None,
-                late: int = 1, stateful: bool = False, **kw: Any) -> DataLoader[Any]:
+def make_loader(pipe: Iterable[object], prefetch: int = 0, *, pin_memory: bool = False,
+                device: torch.device | str | None = None, late: int = 1, stateful: bool = False,
+                **kw: Any) -> DataLoader[Any]:
     """Return a DataLoader that passes on the batches of `pipe`; `kw` go to the DataLoader.
 
     `prefetch=k`: the caller draws k batches ahead; batch i is drawn after the updates of batch
@@ -187,22 +202,25 @@ def make_loader(pipe: Any, prefetch: int = 0, *, pin_memory: bool = False, devic
     `stateful=True`: a torchdata `StatefulDataLoader`, whose state is the pipe's.
 
     Raises `ValueError` for workers, a batch size, or a state with batches drawn ahead."""
-    prefetch, late = whole('prefetch', prefetch), whole('late', late)
+    prefetch = whole('prefetch', prefetch)
+    late = whole('late', late)
     for name in ('batch_size', 'shuffle', 'sampler', 'batch_sampler', 'drop_last'):
         require(name not in kw, f'{name}: a replay yields whole batches already; set bs on the replay')
     require(not kw.pop('num_workers', 0), "num_workers: a replay lives in the learner's process, where priorities come "
             'back; each worker would fill and sample a copy of its own. Leave num_workers at 0')
-    options: dict[str, Any] = dict(collate_fn=unchanged, generator=torch.Generator().manual_seed(0)) | kw
+    generator = torch.Generator().manual_seed(0)
+    options = dict[str, Any](collate_fn=unchanged, generator=generator) | kw
     if stateful: leave_out('prefetch', prefetch or None, 'batches drawn ahead are not in the state', ValueError)
     how = _on_its_way(pin_memory, device, late)
     items = Ahead(pipe, prefetch, **how) if how or prefetch else None
     kind: type[DataLoader[Any]] = DataLoader if kw else PlainLoader
-    return (StatefulDataLoader if stateful else kind)(Facade(pipe, items), batch_size=None, **options)
+    if stateful: kind = StatefulDataLoader
+    return kind(Facade(pipe, items), batch_size=None, **options)
 
 # %% ../../nbs/2_learning/04_loader.ipynb #fe86d518
 class PipeNode(BaseNode):
     "A pipe as a node, whose state is the pipe's own"
-    def __init__(self, pipe) -> None:
+    def __init__(self, pipe: Any) -> None:
         super().__init__()
         self.pipe = pipe
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -217,6 +235,6 @@ class PipeNode(BaseNode):
         "Return the pipe's state; empty if it has none"
         return self.pipe.state_dict() if hasattr(self.pipe, 'state_dict') else {}
 
-def as_node(pipe: Any) -> BaseNode[Any]:
+def as_node(pipe: Iterable[object]) -> BaseNode[Any]:
     "Return `pipe`, an iterable of steps or batches, as a `torchdata.nodes` node, whose state is the pipe's"
     return PipeNode(pipe)

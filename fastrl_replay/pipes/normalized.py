@@ -7,10 +7,11 @@ __all__ = ['merged', 'Running', 'Normalized', 'check_formed', 'Statistics']
 
 # %% ../../nbs/2_learning/10_normalized.ipynb #b472ecbc
 import copy, weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 import gymnasium as gym
 import numpy as np
+from numpy.typing import ArrayLike
 import torch
 from torch import nn
 from ..batch import Batch
@@ -22,15 +23,18 @@ from ..steps import children, is_step, like, tree_map
 # %% ../../nbs/2_learning/10_normalized.ipynb #58dd4e10
 _EPS = 1e-8                     # added to each variance: a number that never changes is no division by zero
 
-def merged(mean: Any, variance: Any, count: Any, rows: Any) -> tuple[Any, Any]:
+def merged(mean: Any, variance: Any, count: int | torch.Tensor, rows: Any) -> tuple[Any, Any]:
     """Return the mean and the variance of `count` earlier rows and these `rows`, as arrays or
     tensors like them (Chan et al. 1983, section 2)"""
     n = len(rows)
     own = rows.sum(0)/n
-    between, total = own - mean, count + n
-    within = variance*count + between*between*(count*n/total)
+    between = own - mean
+    total = count + n
+    weight = count*n/total
+    within = variance*count + between*between*weight
     if n > 1: within += ((rows - own)**2).sum(0)
-    return mean + between*(n/total), within/total
+    mean = mean + between*(n/total)
+    return mean, within/total
 
 class Running(nn.Module):
     """The mean, the variance (float64) and the count of all arrays of one shape that were given to
@@ -48,15 +52,18 @@ class Running(nn.Module):
         self.register_buffer('shift', torch.zeros(shape), persistent=False)
         self.register_buffer('rate', torch.ones(shape), persistent=False)
 
-    def merged(self, name: str, x: Any) -> tuple[Any, Any, int]:
+    def merged(self, name: str, x: ArrayLike) -> tuple[Any, Any, int]:
         """Return mean, variance and the number of rows with `x`, an array or tensor (…, *shape);
         a `ValueError` names it where its shape does not fit, or a number is not finite. Whether it
         is finite is looked at on the CPU only: on a GPU, to look is to wait"""
         known: Any = self._buffers             # without the look-ups of a module's attributes
-        mean, variance, count = (known[k] for k in ('mean', 'variance', 'count'))
+        mean = known['mean']
+        variance = known['variance']
+        count = known['count']
         shape = tuple(mean.shape)
         if not isinstance(x, torch.Tensor): x = np.asarray(x)
-        last = tuple(x.shape)[max(0, x.ndim - len(shape)):]
+        n_in_front = max(0, x.ndim - len(shape))
+        last = tuple(x.shape)[n_in_front:]
         if last!=shape:
             refuse(name, f'numbers of shape {shape}, perhaps in rows', form(x), 'give Normalized observation=')
         if not mean.is_cpu:
@@ -64,21 +71,22 @@ class Running(nn.Module):
             rows = there.reshape(-1, *shape)
             return *merged(mean, variance, count.double(), rows), len(rows)
         if isinstance(x, torch.Tensor): x = x.detach().double().cpu()         # numpy has no bfloat16
-        rows = np.asarray(x, np.float64).reshape(-1, *shape)
+        numbers = np.asarray(x, np.float64)
+        rows = numbers.reshape(-1, *shape)
         made = merged(mean.numpy(), variance.numpy(), int(count), rows)
         if not np.isfinite(made[1].sum()):
             wrong = rows[~np.isfinite(rows)]
             refuse(name, 'finite numbers', Words(wrong[:1]))
         mean, variance = map(np.asarray, made)
         return mean, variance, len(rows)
-    def keep(self, mean: Any, variance: Any, n: int) -> None:
+    def keep(self, mean: np.ndarray | torch.Tensor, variance: np.ndarray | torch.Tensor, n: int) -> None:
         "Take what `merged` returned"
         known: Any = self._buffers
         known['mean'].copy_(torch.as_tensor(mean))
         known['variance'].copy_(torch.as_tensor(variance))
         known['count'].add_(n)
         self.derive()
-    def update(self, x: Any) -> None:
+    def update(self, x: ArrayLike) -> None:
         "Count `x`, an array or tensor (…, *shape)"
         self.keep(*self.merged('x', x))
     def derive(self) -> None:
@@ -104,16 +112,18 @@ class Running(nn.Module):
         self.derive()
 
 # %% ../../nbs/2_learning/10_normalized.ipynb #0e8d5c8b
-def _key(path: tuple) -> str: return '/'.join(('state', *map(str, path))).replace('.', ':')
+def _key(path: tuple) -> str:
+    joined = '/'.join(('state', *map(str, path)))
+    return joined.replace('.', ':')
 
-def _leaves(v: Any, path: tuple = ()) -> Iterator[tuple[str, Any]]:
+def _leaves(v: object, path: tuple = ()) -> Iterator[tuple[str, Any]]:
     "Yield the name and the value of each part of a nested value"
     kids = children(v)
     if kids is None: yield _key(path), v
     else:
         for k, o in kids: yield from _leaves(o, (*path, k))
 
-def _example(space: Any) -> Any:
+def _example(space: gym.Space) -> Any:
     "A value like those of an observation space"
     if isinstance(space, gym.spaces.Dict): return {k: _example(o) for k, o in space.items()}
     if isinstance(space, gym.spaces.Tuple): return tuple(map(_example, space))
@@ -127,7 +137,7 @@ def _first_input(net: nn.Module) -> Any:
     if isinstance(net, nn.RNNBase): return np.empty(net.input_size, np.float32)
     return None
 
-def _is_floating(v: Any) -> bool:
+def _is_floating(v: object) -> bool:
     if isinstance(v, torch.Tensor): return v.is_floating_point()
     return np.asarray(v).dtype.kind=='f'
 
@@ -146,56 +156,66 @@ class Normalized(nn.Module):
     def __init__(
         self, net: nn.Module,                # what gets the normalised states
         clip: float | None = 10.,            # the largest size of a normalised number (None: any)
-        observation: Any = None,             # a space, or one state (None: as the first layer or states say)
+        observation: object = None,          # a space, or one state (None: as the first layer or states say)
     ) -> None:
         super().__init__()
-        self.net, self.frozen = net, False
-        self.clip = None if clip is None else number('clip', clip, above=True)
-        self.running, self.is_formed = nn.ModuleDict(), False
+        self.net = net
+        self.frozen = False
+        if clip is not None: clip = number('clip', clip, above=True)
+        self.clip = clip
+        self.running = nn.ModuleDict()
+        self.is_formed = False
         self._family = weakref.WeakSet[Normalized]([self])         # of one form, as long as nobody knows it
         if isinstance(observation, gym.Space): observation = _example(observation)
         if observation is None: observation = _first_input(net)
         if observation is not None: self.form(observation)
 
-    def form(self, state: Any) -> None:
+    def form(self, state: object) -> None:
         "Have statistics for states like this one, and so have the copies that were made before; once"
         if self.is_formed: return
         place = next((p.device for p in self.net.parameters()), None)
         for name, v in _leaves(state):
-            if _is_floating(v): self.running[name] = Running(tuple(np.shape(v))).to(place)
+            if not _is_floating(v): continue
+            shape = tuple(np.shape(v))
+            self.running[name] = Running(shape).to(place)
         self.is_formed = True
         for o in self._family: o.form(state)
 
     def forward(
-        self, states: Any,  # (bs, …), or with more axes in front
-        *args: Any,         # of `net`, after the states
-        **kw: Any,          # the same
+        self, states: object,  # (bs, …), or with more axes in front
+        *args: object,         # of `net`, after the states
+        **kw: object,          # the same
     ) -> Any:
         "Return what `net` makes of the normalised states"
         return self.net(self.normalized(states), *args, **kw)
-    def normalized(self, states: Any) -> Any:
+    def normalized(self, states: object) -> Any:
         "Return the states, normalised: nested as they are, of the same dtypes"
         return self._each(states, ()) if len(self.running) else states
-    def _each(self, v: Any, path: tuple) -> Any:
+    def _each(self, v: object, path: tuple) -> Any:
         kids = children(v)
-        if kids is not None: return like(v, [self._each(o, (*path, k)) for k, o in kids])
+        if kids is not None:
+            made = [self._each(o, (*path, k)) for k, o in kids]
+            return like(v, made)
         name = _key(path)
         if name not in self.running: return v
-        made = self.running[name](v)
-        return made if self.clip is None else made.clamp(-self.clip, self.clip)
+        scaled = self.running[name](v)
+        if self.clip is None: return scaled
+        return scaled.clamp(-self.clip, self.clip)
 
-    def update(self, states: Any) -> None:
+    def update(self, states: object) -> None:
         "Count `states`: arrays or tensors with any axes in front of those of a state, or without"
         if self.frozen: return
         require(self.is_formed, 'states: of an unknown form; call form(state), or give observation=')
         known: dict[str, Any] = dict(self.running.items())
+        wanted = f'parts {_listed(known)}'
         made = dict[str, tuple[Any, Any, int]]()
         for name, v in _leaves(states):
             if name in known: made[name] = known[name].merged(_named(name), v)
             elif _is_floating(v):
-                refuse(_named(name), f'parts {_listed(known)}', Words('another one'), 'give Normalized observation=')
+                refuse(_named(name), wanted, Words('another one'), 'give Normalized observation=')
         if len(made) < len(known):
-            refuse('state', f'parts {_listed(known)}', Words(_listed(made) or 'none of them'))
+            got = _listed(made) or 'none of them'
+            refuse('state', wanted, Words(got))
         for name, found in made.items(): known[name].keep(*found)
 
     def get_extra_state(self) -> torch.Tensor:
@@ -206,17 +226,22 @@ class Normalized(nn.Module):
         self.frozen = bool(state)
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         "Take the form of what is loaded, if there is none yet"
-        begin, end = f'{prefix}running.', '.mean'
-        saved = {k[len(begin):-len(end)]: v for k, v in state_dict.items() if k.startswith(begin) and k.endswith(end)}
         if not self.is_formed:
-            for name, mean in saved.items(): self.running[name] = Running(tuple(mean.shape)).to(mean.device)
-            self.is_formed = bool(saved)
+            begin = f'{prefix}running.'
+            for k, mean in state_dict.items():
+                if not (k.startswith(begin) and k.endswith('.mean')): continue
+                name = k.removeprefix(begin).removesuffix('.mean')
+                shape = tuple(mean.shape)
+                self.running[name] = Running(shape).to(mean.device)
+            self.is_formed = len(self.running) > 0
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> 'Normalized':
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        vars(made).update({k: copy.deepcopy(v, memo) for k, v in self.__getstate__().items()}, _family=self._family)
+        own = vars(made)
+        for k, v in self.__getstate__().items(): own[k] = copy.deepcopy(v, memo)
+        own['_family'] = self._family
         if not self.is_formed: self._family.add(made)
         return made
     def __getstate__(self) -> dict[str, Any]: return {k: v for k, v in vars(self).items() if k!='_family'}
@@ -228,7 +253,7 @@ class Normalized(nn.Module):
         return f'clip={self.clip}' + ', frozen'*self.frozen
 
 def _named(name: str) -> str: return name.replace('/', '.')
-def _listed(names: Any) -> str: return ', '.join(map(_named, names))
+def _listed(names: Iterable[str]) -> str: return ', '.join(map(_named, names))
 
 def check_formed(model: nn.Module) -> None:
     "Raise a `TypeError` for a `Normalized` that does not know the form of its states yet"
@@ -246,17 +271,19 @@ class Statistics(IterDataPipe):
     `Normalized.update`, and a `RuntimeError` in a worker of `.actors()`, whose model is a copy."""
     of_source = 'state'
     def __init__(
-        self, source_datapipe: Any,   # an iterable of steps, lists of steps or `Batch`es
+        self, source_datapipe: Iterable[object],  # of steps, lists of steps or `Batch`es
         model: nn.Module,             # is a `Normalized`, or has some in it
         field: str = 'state',         # what is counted of each step
     ) -> None:
-        self.source_datapipe, self.field = source_datapipe, field
+        self.source_datapipe = source_datapipe
+        self.field = field
         self._upstream = Upstream(source_datapipe)
         parts = model.modules() if isinstance(model, nn.Module) else ()
         found = [o for o in parts if isinstance(o, Normalized)]
         wanted = 'a Normalized, or a module with one in it'
         if not found: refuse('statistics: model', wanted, typed(model), error=TypeError)
-        self.models = [*{id(o.running): o for o in found}.values()]        # those that share statistics count once
+        by_statistics = {id(o.running): o for o in found}
+        self.models = [*by_statistics.values()]                  # those that share statistics count once
         self._place = Resumable()
     def __iter__(self) -> Iterator[Any]: return self._run()
     def _run(self) -> Iterator[Any]:
@@ -287,14 +314,16 @@ class Statistics(IterDataPipe):
         load_upstream(self, state['source'])
         self._place.drop()
 
-def _states(item: Any, field: str) -> tuple[Any, Any]:
+def _states(item: object, field: str) -> tuple[Any, Any]:
     "Return the states of an item, and one of them (None: the first row of all); None and None if there are none"
     if isinstance(item, list):
         if not item: return None, None
         steps = [_field(o, field) for o in item]
         return tree_map(lambda *o: np.stack(o), *steps), steps[0]
     states = _field(item, field)
-    if isinstance(item, Batch): return (states, None) if len(item) else (None, None)
+    if isinstance(item, Batch):
+        if not len(item): states = None
+        return states, None
     stacked = np.ndim(getattr(item, 'terminated', False)) > 0
     return states, None if stacked else states
 

@@ -16,8 +16,11 @@ from .normalized import check_formed
 from ..steps import tree_leaves
 
 # %% ../../nbs/4_processes/02_weights.ipynb #cf6e3707
-_SEQUENCE, _CHECKSUM, _BASE = 0, 1, 2                    # words at the front
-_COUNTS, _PLACES = 8, 4096                          # step counts from word 8 on, one for each actor
+_SEQUENCE = 0                    # words at the front
+_CHECKSUM = 1
+_BASE = 2
+_COUNTS = 8                      # step counts from this word on,
+_PLACES = 4096                   # one for each actor
 _FRONT = 8*(_COUNTS + _PLACES)
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -25,7 +28,8 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def plan_of(model: torch.nn.Module) -> list[str]:
     "Return name, dtype and shape of each parameter and buffer; a `TypeError` if they are not known yet"
     check_formed(model)
-    return [f'{name} {t.dtype}{list(t.shape)}' for name, t in _tensors(model).items()]
+    known = _tensors(model).items()
+    return [f'{name} {t.dtype}{list(t.shape)}' for name, t in known]
 def _padded(t: torch.Tensor) -> int: return -(-t.nbytes//16)*16               # every tensor is aligned
 def _checksum(flat: torch.Tensor) -> int: return int(flat.view(torch.int64).sum())
 def packed(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -35,7 +39,8 @@ def packed(tensors: list[torch.Tensor]) -> torch.Tensor:
     return flat
 def carved(flat: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     "Return tensors like these as views of the bytes `flat`, one after the other"
-    views, at = list[torch.Tensor](), 0
+    views = list[torch.Tensor]()
+    at = 0
     for t in tensors:
         own = flat[at:at + t.nbytes]
         views.append(own.view(t.dtype).view(t.shape))
@@ -58,11 +63,14 @@ class SharedParams:
     raises a `RuntimeError`."""
     def __init__(self, model: torch.nn.Module) -> None:
         plan = plan_of(model)
-        nbytes = _FRONT + sum(map(_padded, _tensors(model).values()))
-        self._attach(plan, torch.zeros(nbytes, dtype=torch.uint8).share_memory_())
+        tensors = _tensors(model).values()
+        nbytes = _FRONT + sum(map(_padded, tensors))
+        memory = torch.zeros(nbytes, dtype=torch.uint8)
+        self._attach(plan, memory.share_memory_())
         self.publish(model)
     def _attach(self, plan: list[str], memory: torch.Tensor) -> None:
-        self.plan, self._memory = plan, memory
+        self.plan = plan
+        self._memory = memory
         self._data = memory[_FRONT:]
         self._words = memory[:_FRONT].view(torch.int64).numpy()
         self.n_torn = 0           # pulls that failed because a publication interfered with each try
@@ -148,9 +156,11 @@ class SharedAgent:
             refuse('SharedAgent: agent', 'an agent with a torch module as its .model', typed(agent), error=TypeError)
         model = copy.deepcopy(agent.model).to(device).eval().requires_grad_(False)
         self.agent = copy.deepcopy(agent, {id(agent.model): model})
-        self.shared, self.every = shared, every
+        self.shared = shared
+        self.every = every
         self.version = -1
-        self.place = self._left = 0
+        self.place = 0
+        self._left = 0
         self.sync()
 
     def __call__(self, states: object) -> Any:
