@@ -679,8 +679,8 @@ copyreg.pickle(_Derived, lambda t: (derived_type, t._derived))      # type: igno
 
 # %% ../nbs/1_memory/03_steps.ipynb #6f4b15e8
 def ending_columns(column: Callable[[str], Any]) -> list[Any]:
-    """Return the five columns that tell where episodes end: `terminated`, `truncated`, `episode_n`,
-    `discount` and `step_n`, as `column(field)` returns them, or None where one is missing or tells
+    """Return the five columns that say where episodes end: `terminated`, `truncated`, `episode_n`,
+    `discount` and `step_n`, as `column(field)` returns them, or None where one is missing or says
     nothing"""
     found = {o: column(o) for o in ('terminated', 'truncated', 'episode_n', 'discount')}
     counted = found['discount'] is not None and found['episode_n'] is not None
