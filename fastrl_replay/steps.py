@@ -420,6 +420,26 @@ def _padded(size: int) -> int:
 _LINKS = np.dtype([('_prev', np.int32), ('_next', np.int32)])
 _LINKS_AND_STREAM = np.dtype([*_LINKS.descr, ('_stream', np.int64)])
 
+def _linked(links: Any, dt: Any) -> np.dtype:
+    "The dtype of a record with the fields of `dt` behind the `links`, padded"
+    names = [*links.names, *dt.names]
+    at = links.itemsize
+    formats = [links[n] for n in links.names] + [dt[n] for n in dt.names]
+    offsets = [links.fields[n][1] for n in links.names] + [at + dt.fields[n][1] for n in dt.names]
+    end = max(o + f.itemsize for o, f in zip(offsets, formats))
+    return np.dtype(dict(names=names, formats=formats, offsets=offsets, itemsize=_padded(end)))
+
+def _packing(code: str, parts: list[tuple[int, str]], size: int) -> tuple[struct.Struct, Callable]:
+    "The `Struct` of a record: `code`, then `parts`, of which each has an offset and a code; and what orders these"
+    end = struct.calcsize(code)
+    order = sorted(range(len(parts)), key=lambda k: parts[k][0])
+    for k in order:
+        at, own = parts[k]
+        code += f'{at - end}x{own}'
+        end = at + struct.calcsize('<' + own)
+    pick = itemgetter(*order) if len(order) > 1 else lambda values: (values[0],)
+    return struct.Struct(f'{code}{size - end}x'), pick
+
 # %% ../nbs/1_memory/03_steps.ipynb #f8476a35
 class Layout:
     "How steps of one type are laid out in a record and in the columns of a batch"
@@ -513,13 +533,7 @@ class Layout:
         "The numpy record dtype, links included, padded"
         links: Any = _LINKS if self.stream_leaf is not None else _LINKS_AND_STREAM
         parts = {f: _nested(t, self.leaves) for f, t in zip(self.fields, self.trees)}
-        dt: Any = _struct(parts)[0]
-        names = [*links.names, *dt.names]
-        at = links.itemsize           # the links come first
-        formats = [links[n] for n in links.names] + [dt[n] for n in dt.names]
-        offsets = [links.fields[n][1] for n in links.names] + [at + dt.fields[n][1] for n in dt.names]
-        end = max(o + f.itemsize for o, f in zip(offsets, formats))
-        return np.dtype(dict(names=names, formats=formats, offsets=offsets, itemsize=_padded(end)))
+        return _linked(links, _struct(parts)[0])
 
     def offsets(self) -> list:
         "Return the byte offset of each leaf in the record"
@@ -555,16 +569,8 @@ class Layout:
     def packing(self) -> tuple:
         "How a step is packed: a `Struct` of links, stream and leaves; a function that orders leaves"
         links = 'ii' if self.stream_leaf is not None else 'iiq'
-        parts = list(zip(self.offsets(), self.fitters))
-        code = '<' + links
-        end = struct.calcsize('<' + links)
-        order = sorted(range(len(parts)), key=lambda k: parts[k][0])
-        for k in order:
-            at, f = parts[k]
-            code += f'{at - end}x{f.code}'
-            end = at + struct.calcsize('<' + f.code)
-        pick = itemgetter(*order) if len(order) > 1 else lambda values: (values[0],)
-        return struct.Struct(f'{code}{self.record.itemsize - end}x'), pick
+        codes = [f.code for f in self.fitters]
+        return _packing('<' + links, list(zip(self.offsets(), codes)), self.record.itemsize)
 
     def same_type(self, step: tuple) -> bool:
         "Is `step` of this layout's step type (or of one with the same name and fields)?"
@@ -607,9 +613,9 @@ class Layout:
         leaves = ', '.join(f'{o.name} {o}' for o in self.leaves)
         return f'Layout({self.step_type.__name__}: {leaves}; {self.record.itemsize} bytes)'
 
+# %% ../nbs/1_memory/03_steps.ipynb #831f8428
 _layouts: dict = {}
 
-# %% ../nbs/1_memory/03_steps.ipynb #831f8428
 def same_layout(step_type: type, trees: Iterable, leaves: Iterable[Leaf]) -> Layout:
     "Return the one `Layout` of equal layouts of one step type, so that comparing them is fast"
     layout = Layout(step_type, trees, leaves)
@@ -674,8 +680,8 @@ copyreg.pickle(_Derived, lambda t: (derived_type, t._derived))      # type: igno
 
 # %% ../nbs/1_memory/03_steps.ipynb #6f4b15e8
 def ending_columns(column: Callable[[str], Any]) -> list[Any]:
-    """Return the five columns that tell where episodes end: `terminated`, `truncated`, `episode_n`,
-    `discount` and `step_n`, as `column(field)` returns them, or None where one is missing or tells
+    """Return the five columns that say where episodes end: `terminated`, `truncated`, `episode_n`,
+    `discount` and `step_n`, as `column(field)` returns them, or None where one is missing or says
     nothing"""
     found = {o: column(o) for o in ('terminated', 'truncated', 'episode_n', 'discount')}
     counted = found['discount'] is not None and found['episode_n'] is not None

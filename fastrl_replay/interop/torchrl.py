@@ -82,6 +82,13 @@ def as_tensordict(batch: Batch, **more: Any) -> TensorDict:
         into[key] = v[:, None] if is_number and v.ndim==1 else v
     return TensorDict(more, torch.Size([len(batch)]))
 
+_DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
+
+def _errors(priority: Any, n: int) -> torch.Tensor:
+    "The sizes of TD errors for `n` rows: one for all, or (n, …), the largest of each"
+    errors = torch.as_tensor(priority).detach().abs()
+    return errors.reshape(n, -1).amax(1) if errors.ndim else errors.expand(n)
+
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #0cb185ca
 class TensorDictRows:
     """The rows in a memory as TensorDicts, without transforms: what TorchRL's code reads as
@@ -126,8 +133,6 @@ class TensorDictRows:
         return first + k
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #8aad98ed
-_DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
-
 class ReplayBuffer:
     """The newest `max_sz` transitions of TensorDicts, for use in place of a
     `TensorDictReplayBuffer`. It draws `batch_size` rows by `sampler` (None:
@@ -263,9 +268,7 @@ class ReplayBuffer:
             if isinstance(index, TensorDictBase): return self.update_tensordict_priority(index)
             refuse('priority', 'TD errors, or a TensorDict alone', priority, error=TypeError)
         ids = torch.as_tensor(index).flatten()
-        errors = torch.as_tensor(priority).detach().abs()
-        errors = errors.reshape(len(ids), -1).amax(1) if errors.ndim else errors.expand(len(ids))
-        return self.memory.update_priorities(ids, errors)
+        return self.memory.update_priorities(ids, _errors(priority, len(ids)))
 
     def __getitem__(self, index: Any) -> Any:
         "Return rows as `TensorDictRows` does, transformed and pinned, without weights; a key: that entry of all rows"

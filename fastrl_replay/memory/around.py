@@ -73,7 +73,7 @@ class Around:
             asked = self._asked = given, fields, wanted
         if not asked[2]: return shelf.storage.ask(bs, fields)
         shelf.order.matters = True
-        shelf.order.episodes()                     # an error where nothing tells the end of one
+        shelf.order.episodes()                     # an error where nothing says where one ends
         return shelf.storage.ask(bs, fields, AROUND, None, asked[2])
     def _checked(self, given: Any) -> dict[str, tuple[int, ...]] | None:
         "Offsets that a call gives, checked; those that the call before gave are known"

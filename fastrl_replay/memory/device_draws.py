@@ -339,7 +339,7 @@ class ByStart(ByMass):
         self.put(given.view(-1), self.largest)
         self.ages *= ~ended
     def _note_fresh(self, ids: Tensor, ring: Any) -> None:
-        "Note which rows begin an episode: `step_n` tells, or else the row before"
+        "Note which rows begin an episode: `step_n` says so, or else the row before"
         if self.step_n is None: fresh = self.ended
         else: fresh = ring.read(ids, [self.step_n])[0]==0
         self.fresh.index_copy_(0, ids % self.max_sz, fresh)

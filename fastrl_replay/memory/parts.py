@@ -125,7 +125,7 @@ class Parts:
         with naming(files, 'ReplayMemory.peek still reads the steps', (ValueError,)): chooser.sampler.enter(storage)
         self.use(storage)
         dropped = room.dropped(shelf.max_sz)
-        chooser.leave_again(None if dropped is None else dropped.ids_in(storage))
+        chooser.departures.leave_again(None if dropped is None else dropped.ids_in(storage))
     def describe(self, layout: Layout) -> None:
         "Note in a new folder what it holds"
         room = self.shelf.room

@@ -160,7 +160,7 @@ def _adopt(parts: Parts, storage: Storage | None, sampler: dict[str, Any], livin
         _note_dropped(parts, parts.shelf.storage)
         raise
     own.n_entered = 0 if storage is None else storage.n_added
-    parts.chooser.forget_cleared()
+    parts.chooser.departures.forget_cleared()
     parts.use(storage)
     _note_dropped(parts, storage)
 def _note_dropped(parts: Parts, storage: Storage | None) -> None:

@@ -58,16 +58,16 @@ class Order:
         self.shelf: Shelf = weakref.proxy(shelf)   # a circle would keep the rows until the garbage collector comes
         self.matters = False             # has somebody asked for rows in the order of their episodes?
         self._index: EpisodeIndex | None = None
-        self._ended: EpisodeIndex | None = None    # the same, where something tells their ends
+        self._ended: EpisodeIndex | None = None    # the same, where something says where they end
     def forget(self) -> None:
         "The flags by which episodes end have changed, or the rows"
         self._index = self._ended = None
     def index(self) -> EpisodeIndex:
-        "Return the index of the episodes, as far as something tells where one ends"
+        "Return the index of the episodes, as far as something says where one ends"
         if self._index is None: self._index = EpisodeIndex(self.shelf.stocked())
         return self._index
     def episodes(self) -> EpisodeIndex:
-        "Return the index of the episodes; a `ValueError` where nothing tells the end of one"
+        "Return the index of the episodes; a `ValueError` where nothing says where one ends"
         if self._ended is not None: return self._ended
         names = self.shelf.stocked().layout.fields
         if 'episode_n' in names or {'terminated', 'truncated'} <= set(names):

@@ -440,7 +440,7 @@ def _number_leaves(layout: Layout) -> dict[str, Any]:
     return at
 
 class _Columns:
-    "The open windows of streams whose steps come in chunks of one `layout`: rows of numbers, and columns beside them"
+    "The open windows of streams whose steps come in chunks of one `layout`: rows of numbers, and the columns"
     def __init__(self, rules: _Rules, layout: Layout) -> None:
         made = _form_of(layout.step_type).made
         self.at = _number_leaves(layout)

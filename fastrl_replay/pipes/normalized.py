@@ -249,7 +249,7 @@ class Normalized(nn.Module):
         family = weakref.WeakSet[Normalized]([self])
         super().__setstate__(state | dict(_family=family))
     def extra_repr(self) -> str:
-        "Return what `repr` says beside the parts"
+        "Return what `repr` says in addition to the parts"
         return f'clip={self.clip}' + ', frozen'*self.frozen
 
 def _named(name: str) -> str: return name.replace('/', '.')

@@ -132,6 +132,20 @@ def _check_saved(replay: 'ExperienceReplay', state: dict[str, Any]) -> None:
     require(here >= there, f'path: the memory in {memory.path} has {here} steps, the checkpoint has {there}: '
             'it is another memory', CheckpointError)
 
+def _check_ids(memory: Any, there: list[int]) -> None:
+    "Raise a `ValueError` unless the memory holds the ids `there`: the first, and the one after the last"
+    here = [memory.first_id, memory.n_added]
+    require(here==there, f'state: expected a memory of ids {there[0]} to {there[1] - 1}, '
+            f'got one of {here[0]} to {here[1] - 1}; load the memory first')
+
+def _saved(memory: Any) -> tuple[dict[str, Any], Any]:
+    "Return what a replay saves of its memory, and the rows: of one on disk, which is flushed, only where it is"
+    if memory.path is not None:
+        memory.flush()
+        return dict(disk=dict(path=str(memory.path), n_stale=memory.n_stale)), None
+    contents, rows = memory.saved()
+    return dict(memory=contents), rows
+
 # %% ../../nbs/2_learning/05_replay.ipynb #e4000001
 class Tracked:
     "How full the memory of a pipe is, by the names that the ancestor of this library gave to it"
@@ -258,10 +272,7 @@ class ExperienceReplay(Tracked, IterDataPipe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from a `state_dict`; a `ValueError` unless the memory holds the same ids"
-        here = [self.memory.first_id, self.memory.n_added]
-        there = list(state['ids'])
-        require(here==there, f'state: expected a memory of ids {there[0]} to {there[1] - 1}, '
-                f'got one of {here[0]} to {here[1] - 1}; load the memory first')
+        _check_ids(self.memory, list(state['ids']))
         self._load_counters(state)
 
     def _load_counters(self, state: dict[str, Any]) -> None:
@@ -277,12 +288,8 @@ class ExperienceReplay(Tracked, IterDataPipe):
     def saved(self) -> tuple[dict[str, Any], Any]:
         "Return this replay as plain data, and the memory's rows; hold its lock while you use them"
         state = dict(pipe=self.state_dict(), **_kept_upstream(self))
-        memory = as_memory(self.memory, Lasting, _NOT_KEPT)
-        if memory.path is not None:
-            memory.flush()
-            return state | dict(disk=dict(path=str(memory.path), n_stale=memory.n_stale)), None
-        contents, rows = memory.saved()
-        return state | dict(memory=contents), rows
+        contents, rows = _saved(as_memory(self.memory, Lasting, _NOT_KEPT))
+        return state | contents, rows
 
     def restore(self, state: dict[str, Any], pieces: Iterable = ()) -> None:
         "Continue from the `state` and the `pieces` that `saved` returned: all of it or, with an error, nothing"

@@ -88,7 +88,7 @@ def _in_info(info: dict[str, Any], key: str, env: object) -> Any:
     return info[key]
 
 def _info_column(sources: Iterable[tuple[dict[str, Any], np.ndarray]], key: str, n: int, env: object) -> Any:
-    "The values (n, …) of a key: of each pair in `sources`, an info and the rows it has to tell (bool[n])"
+    "The values (n, …) of a key: of each pair in `sources`, an info and the rows that it is about (bool[n])"
     column: Any = None
     for info, rows in sources:
         if not rows.any(): continue

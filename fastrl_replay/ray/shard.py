@@ -419,7 +419,7 @@ class Shard(Leased):
         "Continue with what `save` wrote; a `CheckpointError` names what is missing or damaged"
         with SavedState(folder) as saved, saved.sense('a shard'):
             state: Any = saved.state()
-            own = state.get('also', state)       # earlier versions had it beside the memory
+            own = state.get('also', state)       # earlier versions kept it next to the memory
             self.memory.restore(state['memory'], saved.pieces())
             self.memory.saved()[1].note(saved.token)
             self.number = own['number']
@@ -588,7 +588,7 @@ class Directory(Leased):
         if seat.probe is None: seat.probe = seat.handle.send('info')
         try: info, seat.probe = seat.handle.get(seat.probe, .02), None
         except ShardSlow: pass
-        except ShardDied as e:                           # as its probe will tell until it is replaced
+        except ShardDied as e:                           # as its probe will say until it is replaced
             seat.starts = [t for t in seat.starts if t > time.monotonic() - STEADY]
             if len(seat.starts) <= RESTARTS: self._start(k)
             else: raise ShardLost(f'shard {seat.number} died {len(seat.starts)} times within {STEADY:g} s, and is not '

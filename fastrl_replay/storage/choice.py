@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
     frames: int
     chosen: str          # what 'auto' chooses: 'plain', 'next_state' or 'frames'
     planes: int = 0      # planes of an observation, if they may be frames of a stack or not (0: that is known)
-    journal: int = 0     # bytes that a folder has beside them (0: there is none)
+    journal: int = 0     # bytes that a folder needs in addition (0: there is none)
 
     @property
     def nbytes(self) -> int:

@@ -391,7 +391,7 @@ class Table(Protocol):
 # %% ../../nbs/3_lasting/01_frames.ipynb #8267af32
 _KNOWN = 12        # more bytes for each frame: fingerprint, entry in the list of free numbers
 
-_ENOUGH = 256      # rows after which their frames tell whether they slide
+_ENOUGH = 256      # rows after which their frames show whether they slide
 
 def _room(stack: int, max_sz: int, stacked: bool = True) -> tuple[int, int]:
     """Return how many frames `max_sz` records (and a piece of a chunk) hold at most, and

@@ -399,7 +399,8 @@ class Records(Writer):
         self.plain = None if self.tables else layout         # the layout, if rows lie here whole
         if self.room.durable and self.room.writable:
             with naming(self.room.path/'records.map', 'damaged', (ValueError,)): self.recover()
-        elif not 0 <= self.n_added < MOST: _refuse_counts(self.counts, self.max_sz, self.room)  # another process writes it
+        elif not 0 <= self.n_added < MOST:           # another process writes it
+            _refuse_counts(self.counts, self.max_sz, self.room)
 
     @property
     def nbytes(self) -> int:
