@@ -794,7 +794,8 @@ class Whole(Stored):
         "Pusher `number` has left"
         self.shards.tell('release', number)
     def add_shards(self, n: int = 1) -> None:
-        "Start `n` more shards, each as large as the others; new steps and pushers go there too"
+        """Start `n` more shards, each as large as the others; new steps and pushers go there too. Episodes
+        that have begun in the only shard so far may go on in another one: there they are cut, once"""
         with self.lock:
             self.shards.tell('grow', len(self.shards.places) + whole('n', n, 1))
             self.shards.take_in(STARTING)
