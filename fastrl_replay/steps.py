@@ -449,7 +449,6 @@ class Layout:
         self.leaves = tuple(leaves)
         self.fields: tuple[str, ...] = cast(Any, step_type)._fields
         self.flat = all(isinstance(o, int) for o in self.trees)
-        self.is_plain = self.flat and all(o.bits_of is None for o in self.leaves)    # each field is one numpy array
 
     @classmethod
     def of(cls, step: Any) -> 'Layout':

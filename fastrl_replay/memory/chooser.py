@@ -189,6 +189,9 @@ class Chooser:
             except ValueError as e:
                 e.add_note('These TD errors came from a device; they belong to a batch that was drawn before')
                 raise
+    def is_behind(self, storage: Storage) -> bool:
+        "Have rows not entered yet, or not left?"
+        return self.sampler.n_entered!=storage.n_added or self.eligible.leaving is not None
     def is_late(self, storage: Storage) -> bool:
         "Have more rows not entered than the sampler allows?"
         most = self.sampler.max_lag
@@ -213,7 +216,7 @@ class Chooser:
     def draw_into(self, request: Request, storage: Storage) -> None:
         "Let rows enter, choose the slots of a request, with their probabilities and weights, and count the draw"
         sampler, n_added = self.sampler, storage.n_added
-        behind = sampler.n_entered!=n_added or sampler.eligible.leaving is not None
+        behind = sampler.n_entered!=n_added or sampler.eligible.leaving is not None  # `is_behind`, inline
         if behind or self.late.waiting: self.prepare(storage)
         sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
         self.limit.draws.count(request.slots, n_added)
@@ -238,7 +241,7 @@ class Chooser:
         first_id = n_added = 0
         if storage is not None:
             first_id, n_added = storage.first_id, storage.n_added
-            if sampler.n_entered!=n_added or sampler.eligible.leaving is not None: self.enter(storage)
+            if self.is_behind(storage): self.enter(storage)
         if not sampler.eligible.all and sampler.sequence is None:    # a sequence knows it by its starts
             ids, td_errors = self._still_drawn(ids, td_errors, first_id, n_added)
         changed, n_stale = sampler.update_ids(ids, td_errors, first_id, n_added)

@@ -134,7 +134,7 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
         without windows and sequences. Else None. Hold the `lock`"""
         storage, sampler = self._shelf.storage, self._chooser.sampler
         if storage is None or self._around.windows is not None or sampler.sequence is not None: return None
-        self._chooser.catch_up()
+        if self._chooser.is_behind(storage): self._chooser.enter(storage)
         return storage.plain if len(sampler) >= n else None
     def draw_to(self, part: Any) -> None:
         "Draw the rows of a `Part` of a larger batch, and copy them there; hold the `lock`"

@@ -75,8 +75,7 @@ class Courier:
             copies.append(copy)
             return copy
         with self.cuda.stream(self.stream): moved = self._applied(copied, item)
-        arrived = self.cuda.Event()
-        arrived.record(self.stream)
+        arrived = self._event(self.stream)
         self.sent.append((arrived, sources))
         return moved, copies, arrived
     def _applied(self, f: Callable[[Tensor], Tensor], item: Any) -> Any:
@@ -85,6 +84,11 @@ class Courier:
         if isinstance(item, Tensor): return f(item)
         drawn_there = item.ids is not None and self.is_there(item.ids)         # from a `DeviceMemory`
         return item if drawn_there else item.moved(f, self.fetch if self.late else None)
+    def _event(self, stream: Any) -> Any:
+        "An event that comes when the stream has done what it was given so far"
+        event = self.cuda.Event()
+        event.record(stream)
+        return event
     def is_there(self, t: Tensor) -> bool:
         "Is this tensor on the device already?"
         return t.device==self.device
@@ -111,8 +115,7 @@ class Courier:
         if not isinstance(td_errors, Tensor) or td_errors.device!=self.device: return td_errors
         found = td_errors.detach()
         here = self.locked_like(found).copy_(found, non_blocking=True)
-        arrived = self.cuda.Event()
-        arrived.record(self.cuda.current_stream(self.device))
+        arrived = self._event(self.cuda.current_stream(self.device))
         return Underway(here, arrived, self.late)
 
 class Ahead:

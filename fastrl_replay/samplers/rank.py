@@ -226,14 +226,20 @@ def make_room(blocks: Blocks, b: int, at: int, key: int, birth: int) -> tuple[in
     return (b, at) if at <= half else (b + 1, at - half)
 
 @inlined(forceinline=True, _nrt=False)
-def insert(blocks: Blocks, b: int, slot: int) -> None:
-    "Insert `slot`, with the key and birth in the table, into block `b`, or where it belongs by now"
+def _where_now(blocks: Blocks, b: int, slot: int) -> tuple[int, int]:
+    "Return the block, `b` or another by now, and the place in it for the key and birth of `slot` in the table"
     key = blocks.key_of[slot]
     birth = blocks.birth_of[slot]
     b = block_now(blocks, b, key, birth)
-    at = place_of(blocks, b, key, birth)
+    return b, place_of(blocks, b, key, birth)
+
+@inlined(forceinline=True, _nrt=False)
+def insert(blocks: Blocks, b: int, slot: int) -> None:
+    "Insert `slot`, with the key and birth in the table, into block `b`, or where it belongs by now"
+    b, at = _where_now(blocks, b, slot)
+    key = blocks.key_of[slot]
     width = blocks.counters[WIDTH]
-    if blocks.sizes[b]==width: b, at = make_room(blocks, b, at, key, birth)
+    if blocks.sizes[b]==width: b, at = make_room(blocks, b, at, key, blocks.birth_of[slot])
     entry = blocks.numbers[b]*width + at
     move(blocks, entry, entry + 1, blocks.sizes[b] - at)
     blocks.keys[entry] = key
@@ -243,10 +249,7 @@ def insert(blocks: Blocks, b: int, slot: int) -> None:
 @inlined(forceinline=True, _nrt=False)
 def delete(blocks: Blocks, b: int, slot: int) -> None:
     "Remove `slot` from block `b`, or from where it is by now, and from the table"
-    key = blocks.key_of[slot]
-    birth = blocks.birth_of[slot]
-    b = block_now(blocks, b, key, birth)
-    at = place_of(blocks, b, key, birth)
+    b, at = _where_now(blocks, b, slot)
     entry = blocks.numbers[b]*blocks.counters[WIDTH] + at
     move(blocks, entry + 1, entry, blocks.sizes[b] - at - 1)
     blocks.sizes[b] -= 1
