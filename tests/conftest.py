@@ -2,7 +2,9 @@
 import gc
 import mmap
 import os
-from fnmatch import fnmatch
+import re
+from fnmatch import translate
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,10 +83,17 @@ GROUPS = dict(
 )
 
 
+@cache
+def patterns():
+    "Group → one regular expression for all its members"
+    return {key: re.compile('|'.join(map(translate, group.members.split()))) for key, group in GROUPS.items()}
+
+
+@cache
 def group_of(name):
     "The group of a notebook ('nbs/index.ipynb'), a file of tests or a test in it ('test_all.py::test_x'), or None"
     names = {name, name.split('::')[0]}
-    found = [key for key, group in GROUPS.items() for o in group.members.split() if any(fnmatch(n, o) for n in names)]
+    found = [key for key, members in patterns().items() if any(map(members.match, names))]
     return found[-1] if found else None
 
 
@@ -118,11 +127,23 @@ def pytest_ignore_collect(collection_path, config):
     return True if config.getoption('--suite') == 'test' else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    "Each process begins with other files, so that the first to import one rewrites its assertions for all"
+    report = yield
+    worker = getattr(collector.config, 'workerinput', None)
+    if worker and isinstance(collector, pytest.Dir):
+        begin = len(report.result)*int(worker['workerid'].removeprefix('gw'))//worker['workercount']
+        report.result = report.result[begin:] + report.result[:begin]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)                 # before `-k`, so that it knows all
 def pytest_collection_modifyitems(config, items):
     config.stash[COLLECTED] = {name_of(o) for o in items}
     suite = config.getoption('--suite')
-    chosen, others = ([o for o in items if in_suite(name_of(o), suite) == which] for which in (True, False))
+    chosen, others = [], []
+    for o in items: (chosen if in_suite(name_of(o), suite) else others).append(o)
     config.hook.pytest_deselected(items=others)
     items[:] = sorted(chosen, key=place)
     if 'slow' in config.getoption('--nbflags'): return

@@ -79,16 +79,15 @@ MAKERS = {'Adam': partial(Adam, lr=3e-3, fused=True), 'AdamW': partial(AdamW, lr
           'RMSprop': partial(RMSprop, lr=1e-3)}
 
 
-@pytest.mark.parametrize('weights', [True, False])
 @pytest.mark.parametrize('name', MAKERS)
-@pytest.mark.parametrize('double,max_norm,tau,sync,discount', [(True, None, 1., 10, False), (False, .3, .05, 1, True), (True, 10., .3, 7, False)])
+@pytest.mark.parametrize('weights,double,max_norm,tau,sync,discount', [(True, True, None, 1., 10, False), (False, False, .3, .05, 1, True)])
 def test_an_update_is_the_plain_one(name, weights, double, max_norm, tau, sync, discount):
-    "In double precision, to 1e-9 after 200 updates; the default optimizer is Adam"
+    "In double precision, to 1e-9 after 50 updates; the default optimizer is Adam"
     start = network(dtype=torch.float64)
     plain = Plain(copy.deepcopy(start), partial(plain_loss, double=double), MAKERS[name], max_norm, tau, sync)
     optimizer = None if name=='Adam' else MAKERS[name]
     learn = DQNLearner(copy.deepcopy(start), [], double=double, lr=3e-3 if name=='Adam' else None, optimizer=optimizer, max_norm=max_norm, tau=tau, target_sync=sync)
-    for k in range(200):
+    for k in range(50):
         batch = batch_of(20 + k % 5, k, weights, discount=discount)
         plain.update(batch)
         learn.update(batch)

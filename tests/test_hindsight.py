@@ -184,8 +184,7 @@ def test_a_batch_is_what_the_twin_says(strategy, kind):
     assert (replay.memory.state_dict()['rows']['0']['records'] == stored).all()
 
 
-@pytest.mark.parametrize('k', [0, .5, 1, 4, 7, 1e9])
-@pytest.mark.parametrize('bs', [1, 2, 3, 10, 33])
+@pytest.mark.parametrize('k,bs', [(0, 3), (.5, 1), (1, 2), (1, 33), (4, 10), (7, 33), (1e9, 10)])
 def test_counts_are_exact(k, bs):
     replay, _ = replay_of(World(2), k=k, bs=bs)
     for _ in range(5): assert replay.sample().relabelled.sum() == round(bs*k/(k + 1))

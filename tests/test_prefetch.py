@@ -82,8 +82,7 @@ def use(batches, n, jitter=None):
 MOVED = dict(kept={}, moved=dict(device='cpu'))      # `moved`: a thread of torchdata's finishes the batches; on the CPU it has nothing to do
 
 @pytest.mark.parametrize('kind', REPLAYS)
-@pytest.mark.parametrize('k', [1, 2, 5])
-@pytest.mark.parametrize('how', MOVED)
+@pytest.mark.parametrize('k,how', [(1, 'moved'), (5, 'kept')])
 def test_the_same_as_the_twin(kind, k, how):
     "Random delays change nothing"
     one, other = make(kind), make(kind)
@@ -489,8 +488,7 @@ LATER = dict(prioritized=lambda: make('prioritized'), rank=lambda: make('rank'),
              sequences=lambda: SequenceReplay(Source(k=2, rows=3), length=4, bs=8, max_sz=64, min_sz=40, alpha=.9, seed=0))
 
 @pytest.mark.parametrize('kind', LATER)
-@pytest.mark.parametrize('k', [0, 1, 3])
-@pytest.mark.parametrize('late', [0, 1, 2, 5])
+@pytest.mark.parametrize('k,late', [(0, 0), (0, 1), (1, 1), (3, 2), (3, 5)])
 def test_td_errors_are_taken_at_the_draw_that_was_promised(kind, k, late, near):
     "Before that, nobody waits for them; a saved state has all"
     one, other, out = LATER[kind](), LATER[kind](), []

@@ -61,8 +61,7 @@ def test_exactly_as_many_batches_as_are_due(ratio, min_sz):
 
 
 @pytest.mark.parametrize('sizes', [[1]*40, [0]*40, [40], [7]*6, [3, 0, 0, 10, 1, 0, 26], [60, 1, 1], [0, 5]*8])
-@pytest.mark.parametrize('form', [list, batch_of])
-@pytest.mark.parametrize('ratio,min_sz', [(1, 4), (3, 10), (.5, 4), (2.5, 7)])
+@pytest.mark.parametrize('form,ratio,min_sz', [(list, 1, 4), (batch_of, 3, 10), (batch_of, .5, 4), (list, 2.5, 7)])
 def test_a_chunk_enters_whole_and_then_what_is_owed_comes(sizes, form, ratio, min_sz):
     source = Counted(chunks(sizes, form))
     replay, ends = ExperienceReplay(source, bs=2, max_sz=30, min_sz=min_sz, steps_per_batch=ratio, seed=0), np.cumsum([m or 1 for m in sizes]).tolist()

@@ -575,8 +575,8 @@ def test_of_a_stack_the_newest_is_shown():
         assert (as_picture(stack)==9).all()
 
 
-@pytest.mark.parametrize('form', [(3, 20, 24), (20, 24, 3), (4, 20, 24), (2, 20, 24, 3)])
-@pytest.mark.parametrize('kind', ['ram', 'disk', 'peek', 'sequence', 'windows', 'n_step'])
+@pytest.mark.parametrize('kind,form', [('ram', (3, 20, 24)), ('ram', (2, 20, 24, 3)), ('disk', (20, 24, 3)), ('peek', (4, 20, 24)),
+                                       ('sequence', (4, 20, 24)), ('windows', (3, 20, 24)), ('n_step', (20, 24, 3))])
 def test_dict_observations_are_shown(form, kind, tmp_path):
     import matplotlib.pyplot as plt
     from fastrl_replay.all import NStep, Sequence
