@@ -14,10 +14,11 @@ from inspect import signature
 from dataclasses import dataclass, field
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 import numpy as np
 from ..checks import Words, ids_of, leave_out, named_by, one_of, refuse, require, whole
-from ..batch import DRAWN, FETCHED, Batch, as_chunk, came_from, check_streams, chunk_columns, chunk_streams, example_row, stream_numbers
+from ..batch import (DRAWN, FETCHED, Batch, as_chunk, came_from, check_streams, chunk_columns, chunk_streams, example_row,
+                     stream_numbers)
 from ..steps import Layout
 from ..protocol import refuse_name
 from ..samplers.base import Sampler, as_errors, as_priorities, check_answers
@@ -129,6 +130,7 @@ class DrawRequest(NamedTuple):
     calls: dict[Any, Any]
     counts: np.ndarray       # rows by batch and place
     q: np.ndarray            # the shares
+    caps: dict[int, int]     # of the shards, by number, that may come into force with these calls
 
 def _check_sampler(sampler: Any, rank: str | None) -> None:
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
@@ -156,7 +158,7 @@ def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> No
     "End the shards, which release their files first, and their directory, if need be by force"
     remote = isinstance(directory, RemoteActor)
     if remote and not importlib.import_module('ray').is_initialized(): return    # it has gone
-    with suppress(ShardLost): directory.get(directory.send('end', timeout), timeout + 5)
+    with suppress(ShardLost): answered(directory, timeout + 5, 'end', timeout)
     if not remote: return
     for o in actors_called(made['life']): RemoteActor(o).kill()
     with suppress(ShardLost): named_actor(made['name'], 0.).kill()
@@ -180,7 +182,8 @@ class Shards(Telling):
         self.made = made
         self.on_loss = on_loss
         self.timeout = timeout
-        self.lock, self.each = threading.RLock(), made['options']['max_sz']
+        self.lock = threading.RLock()
+        self.each = made['options']['max_sz']
         self.directory = directory
         self.n_lost = self.n_dead = 0
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
@@ -196,11 +199,11 @@ class Shards(Telling):
 
     def take_in(self, times: int = 1) -> None:
         "Learn from the directory which shards there are, and wait until new ones answer: `times` as long if they start"
-        facts = self.tell('shards', times=times)
+        facts = self.tell('places', times=times)
         known = len(self.places)
         begin = time.monotonic()
-        new = [ShardLink(known + k, handle, _UNKNOWN._replace(number=number))
-               for k, (number, handle, _) in enumerate(facts[known:])]
+        new = [ShardLink(k, handle, _UNKNOWN._replace(number=number))
+               for k, (number, handle, _) in enumerate(facts[known:], known)]
         asked = [(o, o.handle.send('info')) for o in new if o.handle is not None]
         for o, ref in asked:
             self._await_first(o, ref, begin, times)
@@ -212,12 +215,11 @@ class Shards(Telling):
     def _await_first(self, place: ShardLink, ref: Any, begin: float, times: int) -> None:
         "Wait until a new shard answers: beyond `timeout` only while it starts, and has room"
         for k in range(1, times + 1):
-            try: place.info = place.handle.get(ref, max(.1, begin + k*self.timeout - time.monotonic()))
-            except ShardSlow as e:
-                if k < times and has_room(CPU): continue
-                what = not_started(f'{self.name!r}: shard {place.info.number}', CPU, k*self.timeout)
-                raise ShardLost(what) from e
-            return
+            with suppress(ShardSlow):
+                place.info = place.handle.get(ref, max(.1, begin + k*self.timeout - time.monotonic()))
+                return
+            if k==times or not has_room(CPU): break
+        raise ShardLost(not_started(f'{self.name!r}: shard {place.info.number}', CPU, k*self.timeout))
     def _again(self, place: ShardLink, failed: bool) -> Any:
         "The handle of a place, after a failure the one that is there by then"
         if failed:
@@ -347,17 +349,17 @@ def _count(shards: Shards) -> None:
     named in a warning, once"""
     with shards.lock:
         shards.refresh()
+        since = max((o.since for o in shards.lost()), default=0.)
         patience = shards.timeout if shards.on_loss=='wait' else shards.moment
-        while any(time.monotonic() <= o.since + patience for o in shards.lost()):
-            time.sleep(.02)
-            shards.look_for_lost()
+        with suppress(ShardLost): shards.wait_for(all, limit=since + patience)
         untold = [o for o in shards.lost() if not o.told]
         for o in untold: o.told = True
     if not untold: return
     names = ', '.join(str(o.info.number) for o in untold)
     it = 'it' if len(untold)==1 else 'them'
-    warnings.warn(f'{shards.name!r}: no answer of shard {names}, so n_added, len and stats() count what was last known '
-                  f'of {it}, and rows stored since may be missing; flush() waits for {it}', RuntimeWarning, stacklevel=3)
+    lacking = (f'{shards.name!r}: no answer of shard {names}, so n_added, len and stats() count what was last known of '
+               f'{it}, and rows stored since may be missing; flush() waits for {it}')
+    warnings.warn(lacking, RuntimeWarning, stacklevel=3)
 
 def _known(shards: Shards) -> dict[str, list]:
     "What is known of each shard: see `RayMemory.stats`"
@@ -380,7 +382,8 @@ def _wrong(shards: Shards, found: dict[str, list], share: list[float]) -> list[s
     ages = sorted((fill/rate, k) for k, fill, rate, first in each if first and rate) or [(0., 0)]
     short, young = ages[0]
     long, old = ages[-1]
-    if long > 2*short: said.append(f'shard {old} keeps steps for {long:.0f} s, shard {young} for {short:.0f} s: deal evenly')
+    if long > 2*short:
+        said.append(f'shard {old} keeps steps for {long:.0f} s, shard {young} for {short:.0f} s: deal evenly')
     capped = sum(found['n_capped'])
     stored = sum(found['n_chunks'])
     if capped > 10*max(stored, 10):
@@ -403,8 +406,8 @@ class Drawing:
     def find_layout(self) -> Layout | None:
         "Return the layout, from a shard if it isn't known"
         for o in self.shards.places:
-            if self.layout is not None or not o.live: continue
-            with suppress(ShardLost): self.layout = o.handle.get(o.handle.send('ask', 'layout'), self.shards.timeout)
+            if self.layout or not o.live: continue
+            with suppress(ShardLost): self.layout = answered(o.handle, self.shards.timeout, 'ask', 'layout')
         return self.layout
     def request(self, n: int, fields: Any, header: tuple[str, ...] = DRAWN) -> Request:
         "Return a request for `n` rows"
@@ -414,22 +417,22 @@ class Drawing:
     def plan(self, n: int, bs: int) -> tuple[np.ndarray, np.ndarray]:
         "Return how many rows of `n` batches come from each place (int64[n, places]), and the shares"
         shards = self.shards
-        if shards.known('fill').sum() < (bs if self.distinct else 1): shards.refresh()
-        fills = shards.known('fill')
-        fill = int(fills.sum())
-        if not fill: raise ValueError('the memory is empty: add steps first')
-        if self.distinct and fill < bs:
-            raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {fill} transitions '
-                             f'in the memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
+        least = bs if self.distinct else 1
+        if shards.known('fill').sum() < least: shards.refresh()
+        fills = shards.known('fill').astype(np.int64)
+        fill = fills.sum()
+        require(fill, 'the memory is empty: add steps first')
+        require(fill >= least, f'a batch of {bs} without replacement can\'t be drawn from the {fill} transitions in the '
+                f'memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
         q = shares(shards.known('mass'), fills)
         if not self.distinct: return systematic(q, bs, n, self.rng), q
-        return self.rng.multivariate_hypergeometric(fills.astype(np.int64), bs, n), q
+        return self.rng.multivariate_hypergeometric(fills, bs, n), q
     def ask(self, n: int, bs: int, fields: Iterable[str] | None) -> DrawRequest:
         "Begin to draw: see `RayMemory.ask`"
         shards = self.shards
         shards.wait_for(all if shards.on_loss=='wait' else any)
         counts, q = self.plan(n, bs) if n else (np.zeros((0, len(shards.places)), np.int64), np.zeros(0))
-        return DrawRequest(n, bs, fields, shards.serve(counts, fields), counts, q)
+        return DrawRequest(n, bs, fields, shards.serve(counts, fields), counts, q, shards.caps)
     def take(self, asked: DrawRequest) -> list[Batch]:
         "Return the batches that `ask` began, drawn again from the others if a shard was lost"
         shards = self.shards
@@ -451,8 +454,8 @@ class Drawing:
         for row, stop in zip(asked.counts, asked.counts.cumsum(0)):
             request = self.request(asked.bs, asked.fields)
             probs = np.empty(asked.bs)
-            order = self.rng.permutation(asked.bs) if len(columns) > 1 else np.arange(asked.bs)  # one's are random
-            places = np.split(order, row.cumsum())
+            places: Any = [slice(None)]*len(row)                         # of one shard, all are in random order
+            if len(columns) > 1: places = np.split(self.rng.permutation(asked.bs), row.cumsum())
             for k, found in columns.items():
                 outs = request.slots, probs, *request.leaves
                 for out, column in zip(outs, found): out[places[k]] = column[stop[k] - row[k]:stop[k]]
@@ -467,9 +470,9 @@ class Drawing:
         if not beta: return 1.
         least = probs.min()
         if isinstance(self.sampler, Proportional) and self.sampler.normalize=='memory':
-            lows = self.shards.known('low')
             masses = self.shards.known('mass')
-            least = min(float(q[k]*lows[k]/masses[k]) for k in np.flatnonzero(masses))
+            there = masses > 0
+            least = (q[there]*self.shards.known('low')[there]/masses[there]).min()
         return (least/probs)**beta
 
     def here(self, bs: int, fields: tuple[str, ...] | None) -> Batch | None:
@@ -724,7 +727,7 @@ class Whole(Stored):
     "What is drawn from all shards, and the figures of the whole"
     draws = None                         # the shards count their own
     sampler: Sampler
-    _close: Callable[[], Any]
+    _close: Any
 
     def ask(self, n: int, bs: int, fields: Iterable[str] | None = None) -> DrawRequest:
         "Begin to draw `n` batches of `bs`: one call a shard carries updates there and rows back"
@@ -788,8 +791,8 @@ class Whole(Stored):
         found = self.stats()
         live = np.array(found['live'])
         q = shares(np.array(found['mass'])*live, np.maximum(np.array(found['fill'])*live, 1)).tolist()
-        return found | dict(n=sum(found['fill']), max_sz=shards.max_sz, n_lost=shards.n_lost, n_dead=shards.n_dead, share=q,
-                            warnings=_wrong(shards, found, q), n_batches=self.sampler.n_batches,
+        return found | dict(n=sum(found['fill']), max_sz=shards.max_sz, share=q, warnings=_wrong(shards, found, q),
+                            n_lost=shards.n_lost, n_dead=shards.n_dead, n_batches=self.sampler.n_batches,
                             n_redrawn=self.drawing.n_redrawn)
     def show(self, source: str = '') -> Any:
         "Return a matplotlib figure with a bar a shard: rows, share of the mass, steps/s; and the warnings"
@@ -883,7 +886,7 @@ class RayMemory(Whole):
             self._close = functools.partial(end_actors, directory, made)     # by whoever closes it, and no sooner
             return
         end = weakref.finalize(self, end_actors, directory, made)
-        self._close = cast(Callable[[], Any], end)
+        self._close = end
         end.atexit = False
         if not here: atexit.register(end)       # after Ray's own: run before it
     def _consist_of(self, shards: Shards, seed: Any) -> None:

@@ -171,7 +171,8 @@ class RayActors(IterDataPipe):
         gone = crew.workers[place]
         try: RemoteActor(gone.actor).get(gone.run, self.timeout)
         except ShardLost as e:
-            error = ActorError(f'actor {gone.number} was lost: {e}; {crew.replaced[place]} were started again in its place')
+            again = f'{crew.replaced[place]} were started again in its place'
+            error = ActorError(f'actor {gone.number} was lost: {e}; {again}')
             error.__cause__ = e
             crew.replace(place, error, self._start)
         except Exception as e:                               # whatever an environment raises
@@ -229,13 +230,15 @@ class RayReplay(ExperienceReplay):
                  name: str = 'replay', seed: int | None = None,
                  on_loss: str = 'go_on', return_idxs: bool = False, freeze_memory: bool = False, memory: Any = None,
                  timeout: float = 60., **memory_options: Any) -> None:
-        self.group, self.ahead = whole('group', group, 1), whole('ahead', ahead, 1)
+        self.group = whole('group', group, 1)
+        self.ahead = whole('ahead', ahead, 1)
         self._actors = _actors_of(source_datapipe) if (shards if memory is None else memory.n_shards) else None
         self.pushed = self._actors is not None or source_datapipe is None
         self.limited = self.pushed and steps_per_batch is not None
         self.timeout = timeout
         self.slack: Any = slack
-        self._asked, self._ready = deque[Any](), deque[Batch]()
+        self._asked = deque[DrawRequest]()
+        self._ready = deque[Batch]()
         made = dict(shards=shards, max_sz=max_sz, sampler=sampler, seed=seed, path=path, name=name, on_loss=on_loss,
                     timeout=timeout, **memory_options)
         super().__init__(source_datapipe, bs=bs, return_idxs=return_idxs, memory=memory, min_sz=min_sz,
@@ -286,7 +289,7 @@ class RayReplay(ExperienceReplay):
         if self.freeze_memory: return self.group
         if self.pushed and not self.limited: return self.group*(self.memory.shards.known_added >= self.min_sz)
         return min(self.group, self._due() - self.n_batches - self._under_way())
-    def _under_way(self) -> int: return len(self._ready) + sum(asked.n for asked, _ in self._asked)
+    def _under_way(self) -> int: return len(self._ready) + sum(o.n for o in self._asked)
 
     def _await_steps(self) -> bool:
         "Wait until a batch may be drawn; False if the actors have come to their end before"
@@ -301,11 +304,11 @@ class RayReplay(ExperienceReplay):
                 raise ActorError(f'no step has come for {self.timeout:g} s: the environments hang, or no actor could '
                                  'be started; pass a longer timeout')
             time.sleep(min(.05, .001 + (now - since)/2))
-            self.memory.take(self._ask(0)[0])
+            self.memory.take(self._ask(0))
             if not running and self._allowed() <= 0: return False
         return True
 
-    def _ask(self, n: int) -> tuple[DrawRequest, dict[int, int]]:
+    def _ask(self, n: int) -> DrawRequest:
         "Begin to draw `n` batches; the calls carry updates, caps on the steps, and how many batches were asked for"
         shards = self.memory.shards
         shards.n_asked = self.n_batches + self._under_way() + n
@@ -313,10 +316,10 @@ class RayReplay(ExperienceReplay):
             taking = [o.info for o in shards.places if o.live and o.open]
             total = self.min_sz + int(self.n_batches*self.steps_per_batch) + self.slack
             elsewhere = shards.known_added - sum(o.n_added for o in taking)
-            shards.caps = dealt(taking, [caps for _, caps in self._asked], total - elsewhere)
-        return self.memory.ask(n, self.bs), shards.caps
+            shards.caps = dealt(taking, [o.caps for o in self._asked], total - elsewhere)
+        return self.memory.ask(n, self.bs)
     def _next(self) -> Any:
-        if not self._ready: self._ready.extend(self.memory.take(self._asked.popleft()[0]))
+        if not self._ready: self._ready.extend(self.memory.take(self._asked.popleft()))
         if not self.freeze_memory: self.n_batches += 1
         batch = self._ready.popleft()
         return (batch, batch.idxs) if self.return_idxs else batch
@@ -335,12 +338,12 @@ class RayReplay(ExperienceReplay):
         """Save the memory, this pipe, and what is upstream if it is iterated here, in `folder`;
         returns the bytes written. Actors may push meanwhile. Batches drawn ahead are dropped, so
         that this replay continues as the loaded one does."""
-        while self._asked: self.memory.take(self._asked.popleft()[0])
+        while self._asked: self.memory.take(self._asked.popleft())
         self._ready.clear()
         found = self._here()
         found.warn()
-        waiting = [o.waiting() for o in found.windows]
-        return self.memory.save(folder, dict(n_batches=self.n_batches, bs=self.bs, source=found.state(), waiting=waiting))
+        kept = dict(source=found.state(), waiting=[o.waiting() for o in found.windows])
+        return self.memory.save(folder, dict(n_batches=self.n_batches, bs=self.bs) | kept)
     def _here(self) -> Upstream:
         "The pipes upstream that run in this process: none, where actors or other programs make the steps"
         return Upstream(None) if self.pushed else sources_of(self)

@@ -302,8 +302,8 @@ class Shard(Leased):
         largest = sampler.largest if isinstance(sampler, Prioritized) else 0.
         rate = (m.n_added - n)/max(1e-3, time.monotonic() - start)
         drawn = m.draws.figures(m.n_added)[0]
-        return Info(self.number, m.n_added, m.first_id, mass, low, largest, m.n_stale, drawn, self.n_chunks, self.n_doubled,
-                    self.n_capped, self.cap, self.n_asked, rate, os.getpid(), time.process_time())
+        return Info(self.number, m.n_added, m.first_id, mass, low, largest, m.n_stale, drawn, self.n_chunks,
+                    self.n_doubled, self.n_capped, self.cap, self.n_asked, rate, os.getpid(), time.process_time())
     def note_largest(self, priority: float) -> None:
         "Note the largest priority of all shards, which new transitions get"
         if isinstance(self.memory.sampler, Prioritized): self.memory.sampler.note_largest(priority)
@@ -368,8 +368,7 @@ class Shard(Leased):
         n = sum(counts)
         a = 0
         slots = np.zeros(-(-n//64)*64, np.int64)
-        probs = np.empty(n, np.float32)
-        weights = np.empty(n, np.float32)
+        probs, weights = np.empty((2, n), np.float32)
         for c in counts:
             part = slice(a, a + c)
             if c: m.sampler.draw_into(slots[part], probs[part], weights[part], m.rng)
@@ -484,8 +483,7 @@ class Sender:
             for o in self.unacked: self._send(o)
     def _await_room(self, m: int) -> None:
         "Wait until `m` rows fit below the shard's cap: to ask costs less than to send them in vain"
-        while self.limited and (wait := self.shard.get(self.shard.send('room', self.key, m), self.timeout)):
-            time.sleep(wait)
+        while self.limited and (wait := answered(self.shard, self.timeout, 'room', self.key, m)): time.sleep(wait)
 
     def _acknowledged(self, limit: float) -> bool:
         seq, *_, ref = self.unacked[0]
@@ -514,26 +512,27 @@ class Seat:
     probe: Any = None                # a call that shows whether it is dead
     starts: list[float] = field(default_factory=list)         # when it was started, of late
 
+@dataclass(eq=False)
 class Directory(Leased):
     """Which shards the memory `name` has: it starts them, and starts one that died again, under its
     number if it has a `path`, empty and under a new number if not. Never on the way of a step.
     `place`: 'SPREAD', evenly over the nodes; 'DEFAULT', as Ray decides; 'here', in this process.
     `life`: begins the names of the shards; a second directory of one life continues as the first.
     `lease`: all ends when no client was heard for so many seconds (None: it never does)"""
-    def __init__(self, name: str, shards: int, options: dict, place: str = 'SPREAD', life: str = '',
-                 lease: float | None = None) -> None:
-        self.made = dict(name=name, shards=shards, options=options, place=place, life=life, lease=lease)
-        self.name = name
-        self.options = options
-        self.place = place
-        self.life = life
-        self.lease = lease
+    name: str
+    shards: int
+    options: dict[str, Any]
+    place: str = 'SPREAD'
+    life: str = ''
+    lease: float | None = None
+    def __post_init__(self) -> None:
+        self.made = vars(self).copy()
         self.seats = list[Seat]()
         self.n_numbers = self.n_pushers = 0
-        known = None if place=='here' else _kept_by_ray()._internal_kv_get(life, namespace=NAMESPACE)
+        known = None if self.place=='here' else _kept_by_ray()._internal_kv_get(self.life, namespace=NAMESPACE)
         if known: self.seats, self.n_numbers, self.n_pushers = pickle.loads(known)
-        self.grow(shards)
-        self._begin_lease(lease)
+        self.grow(self.shards)
+        self._begin_lease(self.lease)
     def _end(self) -> None:
         self.end(10.)
         named_actor(self.name, 1.).kill()    # for good: after another end Ray would start it again
@@ -596,7 +595,7 @@ class Directory(Leased):
             self._start(k)
         except ShardLost: seat.probe = None
         return seat.number, seat.handle, info
-    def shards(self) -> list[tuple[int, Any, bool]]:
+    def places(self) -> list[tuple[int, Any, bool]]:
         "Number, handle, and whether it takes steps, of all shards"
         return [(o.number, o.handle, o.open) for o in self.seats]
     def facts(self) -> dict:
