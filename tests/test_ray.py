@@ -177,7 +177,7 @@ def test_pushers_take_turns_at_the_shards_that_take_steps(monkeypatch):
         return k, k, None
     monkeypatch.setattr(directory, 'find', find)
     assert [directory.turn(k)[0] for k in range(4)] == [0, 3, 3, 3]
-    with pytest.raises(ShardLost, match='its node'): directory.turn(2, True)
+    with pytest.raises(ShardLost): directory.turn(2, True)
     directory.end()
     with pytest.raises(ShardLost): directory.turn(0)
 

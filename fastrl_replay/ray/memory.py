@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 import numpy as np
 from ..checks import Words, ids_of, leave_out, named_by, one_of, refuse, require, whole
-from ..batch import (DRAWN, FETCHED, Batch, as_chunk, came_from, check_streams, chunk_columns, chunk_streams, example_row,
-                     stream_numbers)
+from ..batch import (DRAWN, FETCHED, Batch, as_chunk, came_from, check_streams, chunk_columns, chunk_streams,
+                     example_row, stream_numbers)
 from ..steps import Layout
 from ..protocol import refuse_name
 from ..samplers.base import Sampler, as_errors, as_priorities, check_answers
@@ -422,8 +422,8 @@ class Drawing:
         fills = shards.known('fill').astype(np.int64)
         fill = fills.sum()
         require(fill, 'the memory is empty: add steps first')
-        require(fill >= least, f'a batch of {bs} without replacement can\'t be drawn from the {fill} transitions in the '
-                f'memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
+        require(fill >= least, f'a batch of {bs} without replacement can\'t be drawn from the {fill} transitions '
+                f'in the memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
         q = shares(shards.known('mass'), fills)
         if not self.distinct: return systematic(q, bs, n, self.rng), q
         return self.rng.multivariate_hypergeometric(fills, bs, n), q
