@@ -81,7 +81,7 @@ def costs(seconds):
         pusher.flush()
         memory.refresh()
         memory.deferred = True
-        shard = memory.places[0].handle
+        shard = memory.shards.places[0].handle
         def cpu(): return shard.get(shard.send('info'), 60).cpu
         def draw(n):
             for _ in range(n):

@@ -139,6 +139,7 @@ CALLS = {
     'mixed': dict(
         dealt=lambda o: (8, np.array([.5, .5]), np.zeros(2)), scattered=lambda o: (o.words, np.array([2, 3]), np.zeros(5, np.int64)), common_fields=lambda o: ([o.layout],)),
     'ray.memory': dict(by_place=lambda o: (np.arange(3),)),
+    'ray.shard': dict(answered=lambda o: (SimpleNamespace(send=lambda *call: call, get=lambda ref, timeout: ref), 1., 'info')),
     'memory.several': dict(
         fetch_to=lambda o: (np.zeros(64, np.uint8), np.zeros(256, np.uint8), np.array([[0, -1, -1, -1, 1, 1], [3, 2, 0, 16, 0, 0], [1, 0, 0, 0, 0, 0], [8, 0, 1, 8, 16, 0]]), np.array([1, 2, 0, 1, 0, 0]), 0, 2, 4, 4, 0),
         numbered=lambda o: (np.arange(4), 1, 44), by_memory=lambda o: (np.arange(4), 44), serial=lambda o: (o.memory,)),

@@ -11,7 +11,7 @@ from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.ray import RayMemory, memory as module
 from fastrl_replay.ray.memory import SHIFT, Dealer, Drawing, shares, systematic
-from fastrl_replay.ray.shard import SILENT, Directory, Ledger, LocalShard, Sender, Shard, ShardLost, from_wire, to_wire
+from fastrl_replay.ray.shard import Directory, Ledger, LocalShard, Sender, Shard, ShardLost, from_wire, to_wire
 from fastrl_replay.samplers.more import LAP
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
@@ -164,20 +164,22 @@ def test_what_the_memory_refuses_is_not_asked_for_again():
     assert shard.memory.recent(8).value.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
-def test_pushers_are_dealt_move_and_give_their_places_back(monkeypatch):
-    directory, clock = Directory('replay', 3, dict(max_sz=80), 'here'), [0.]
-    monkeypatch.setattr('fastrl_replay.ray.shard.time.monotonic', lambda: clock[0])
-    held = dict(directory.assign()[::-1] for _ in range(6))                      # number: place
-    assert sorted(held.values()) == [0, 0, 1, 1, 2, 2]
-    assert {n: directory.move(k, n, 10**6) for n, k in held.items()} == held     # evenly dealt: nobody moves
-    directory.grow(4)                                                            # one goes to the shard that was added
-    moved = {n: directory.move(k, n) for n, k in held.items()}
-    assert sum(moved[n] != k for n, k in held.items()) == 1 and 3 in moved.values()
-    clock[0] += SILENT + 1                                                       # all but two die: they take the places of two others
-    two = {n: directory.move(moved[n], n) for n in (0, 1)}
-    assert [len(o.pushers) for o in directory.seats] == [list(two.values()).count(k) for k in range(4)] and len(set(two.values())) == 2
-    for n in two: directory.release(n)
-    assert not any(o.pushers for o in directory.seats)
+def test_pushers_take_turns_at_the_shards_that_take_steps(monkeypatch):
+    "They begin apart; who has chunks at a shard that can't be started stays there, others pass it over"
+    directory = Directory('replay', 3, dict(max_sz=80), 'here')
+    assert [directory.assign() for _ in range(4)] == [0, 1, 2, 3]
+    assert [directory.turn(k)[::2] for k in range(5)] == [(0, 10), (1, 10), (2, 10), (0, 10), (1, 10)]
+    directory.grow(4)
+    directory.retire(1, False)
+    assert [directory.turn(k, True)[0] for k in range(4)] == [0, 2, 2, 3]
+    def find(k):
+        if k == 2: raise ShardLost('it waits for its node')
+        return k, k, None
+    monkeypatch.setattr(directory, 'find', find)
+    assert [directory.turn(k)[0] for k in range(4)] == [0, 3, 3, 3]
+    with pytest.raises(ShardLost): directory.turn(2, True)
+    directory.end()
+    with pytest.raises(ShardLost): directory.turn(0)
 
 
 # ---- the law
@@ -383,11 +385,11 @@ def test_an_endless_stream_is_dealt_over_all_shards():
 
 @pytest.mark.parametrize('seed', range(3))
 def test_the_dealer_keeps_episodes_together(seed):
-    rng, dealer, last = np.random.default_rng(seed), Dealer(range(3), 20), {}
+    rng, dealer, last = np.random.default_rng(seed), Dealer(20), {}
     for _ in range(100):
         m = int(rng.integers(1, 60))
         streams, ends = rng.integers(0, 4, m), rng.random(m) < .2
-        for s, e, k in zip(streams.tolist(), ends.tolist(), dealer.deal(streams, ends).tolist()):
+        for s, e, k in zip(streams.tolist(), ends.tolist(), dealer.deal(streams, ends, [0, 1, 2]).tolist()):
             run = last.get(s)
             if run and run[1] < 20: assert k == run[0]
             last[s] = None if e else [k, 1 if not run or run[1] >= 20 else run[1] + 1]
@@ -498,7 +500,7 @@ def test_what_was_saved_in_this_process_is_loaded_into_it(tmp_path, shards):
 
 
 def test_the_only_shard_gets_all_and_others_join_it():
-    dealer, rows = Dealer([], 20), chunk(range(30), env=np.arange(30) % 3)
+    dealer, rows = Dealer(20), chunk(range(30), env=np.arange(30) % 3)
     assert dealer.deal_chunk(rows, [0]) == {0: slice(None)} and dealer.dealt == {0: 30}
     dealt = dealer.deal_chunk(rows, [0, 1])
     assert sorted(np.concatenate([*dealt.values()])) == [*range(30)] and dealer.dealt[1] >= 30

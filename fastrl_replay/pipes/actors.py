@@ -41,27 +41,25 @@ def gather(items: Iterable, size: int = 64, patience: float = math.inf,
     A chunk has `size` rows or, with lists or batches in it, the first number beyond; fewer at
     the end, before an error, and after `patience` seconds. All rows have the first one's
     layout."""
-    waiting = list[Any]()
-    n = 0
+    items = iter(items)
     layout = None
-    error = None
-    note = begin()
-    late = time.monotonic() + patience
-    try:
-        for item in items:
-            waiting += item if isinstance(item, list) else [item]
-            n += len(item) if isinstance(item, (list, Batch)) else 1
-            if n >= size or n and time.monotonic() > late:
-                batch = _chunk(waiting, layout)
-                waiting = []
-                n = 0
-                layout = batch.layout
-                yield batch, note
-                note = begin()
-                late = time.monotonic() + patience
-    except Exception as e: error = e      # noqa: BLE001   (raised again below)
-    if n: yield _chunk(waiting, layout), note
-    if error is not None: raise error
+    error: Any = None
+    while error is None:
+        waiting = list[Any]()
+        n = 0
+        note = begin()
+        late = time.monotonic() + patience
+        try:
+            while n < size and not (n and time.monotonic() > late):
+                item = next(items)
+                waiting += item if isinstance(item, list) else [item]
+                n += len(item) if isinstance(item, (list, Batch)) else 1
+        except Exception as e: error = e      # noqa: BLE001   (raised again below, unless it is the end)
+        if n:
+            batch = _chunk(waiting, layout)
+            layout = batch.layout
+            yield batch, note
+    if not isinstance(error, StopIteration): raise error
 
 # %% ../../nbs/4_processes/01_actors.ipynb #d582f710
 class _ByValue(ForkingPickler):
@@ -226,18 +224,17 @@ class Worker:
     def receive(self) -> tuple[Batch, int] | None:
         """Return the next (`Batch`, version), or None at the end of the source; `ActorError` if something
         went wrong. Before its first chunk it would fail again"""
-        try: return self._receive()
+        try:
+            kind, *content = self._message()
+            if kind=='end': return None
+            if kind=='error':
+                words, trace, cause = content
+                error = ActorError(f'worker {self.number} raised {words}')
+                error.add_note(f'In the worker:\n{trace}')
+                raise error from pickle.loads(cause)
         except ActorError as e:
             e.again = self.n_chunks > 0
             raise
-    def _receive(self) -> Any:
-        kind, *content = self._message()
-        if kind=='end': return None
-        if kind=='error':
-            words, trace, cause = content
-            error = ActorError(f'worker {self.number} raised {words}')
-            error.add_note(f'In the worker:\n{trace}')
-            raise error from pickle.loads(cause)
         layout, *parts, version = content
         if layout is not None: self.layout = layout
         self.n_chunks += 1
@@ -255,21 +252,19 @@ class Worker:
         raise self._died() if awake else self._silent(begun)
 
     def _silent(self, begun: bool) -> ActorError:
-        hangs = 'its environment hangs or takes longer than that for a step; pass a longer timeout'
-        if begun: return ActorError(f'{self} has sent nothing for {self.timeout:g} s: {hangs}')
-        seconds = STARTING*self.timeout
-        return ActorError(f'{self} has not started after {seconds:g} s: what it imports or unpickles hangs or takes '
-                          'longer than that; pass a longer timeout')
+        hangs = 'hangs or takes longer than that'
+        what = f'has not started after {STARTING*self.timeout:g} s: what it imports or unpickles {hangs}'
+        if begun: what = f'has sent nothing for {self.timeout:g} s: its environment {hangs} for a step'
+        return ActorError(f'{self} {what}; pass a longer timeout')
 
     def _died(self) -> ActorError:
         self.process.join(1.)
         code = self.process.exitcode
-        how = 'closed its connection'
-        if code is not None: how = f'ended with exit code {code}'
-        if code is not None and code < 0: how = f'was killed by {signal.Signals(-code).name}'
+        if code is None: how = 'closed its connection'
+        elif code < 0: how = f'was killed by {signal.Signals(-code).name}'
+        else: how = f'ended with exit code {code}'
         if code==1 and not self.n_chunks:
-            how += ("; with spawn or forkserver, a script must start its workers "
-                    "under if __name__=='__main__'")
+            how += "; with spawn or forkserver, a script must start its workers under if __name__=='__main__'"
         return ActorError(f'{self} {how}; it had sent {self.n_chunks} chunks')
 
 def _limit_reads(connection: Connection, timeout: float) -> None:
@@ -373,17 +368,15 @@ def renumbered(batch: Batch, streams: np.ndarray, number: int) -> Batch:
     _put(arrays, layout, layout.leaf('proc_id'), np.full(len(batch), number))
     return Batch.of_arrays(layout, arrays, streams if layout.stream_leaf is None else None)
 
-def _holds(dtype: np.dtype, v: int) -> bool: return np.iinfo(dtype).min <= v <= np.iinfo(dtype).max
 def _put(arrays: list, layout: Layout, k: int | None, numbers: np.ndarray) -> None:
     "Replace column `k` if there is one and it holds one integer per row"
     if k is None or layout.leaves[k].shape or layout.leaves[k].dtype.kind not in 'iub': return
     leaf = layout.leaves[k]
-    ends = (int(numbers.min()), int(numbers.max()))
-    lost = [o for o in ends if leaf.dtype.kind=='b' or leaf.dtype.itemsize < 8 and not _holds(leaf.dtype, o)]
-    if lost:
-        wanted = f'a dtype that holds {lost[-1]}, which identifies a stream or process among several workers'
-        refuse(leaf.name, wanted, Words(leaf.dtype), 'make it an int')
     arrays[k] = numbers.astype(leaf.dtype)
+    lost = numbers if leaf.dtype.kind=='b' else numbers[arrays[k].astype(np.int64)!=numbers]
+    if len(lost):
+        wanted = f'a dtype that holds {lost.max()}, which identifies a stream or process among several workers'
+        refuse(leaf.name, wanted, Words(leaf.dtype), 'make it an int')
 
 # %% ../../nbs/4_processes/01_actors.ipynb #397ba063
 @datapipe('actors')

@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['SHIFT', 'shares', 'systematic', 'by_place', 'Dealer', 'ShardLink', 'DrawRequest', 'open_directory', 'end_actors',
-           'report', 'Shards', 'Figures', 'Drawing', 'Stored', 'Folders', 'Whole', 'RayMemory']
+           'report', 'Shards', 'Drawing', 'Stored', 'Whole', 'RayMemory']
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #854a252e
 import atexit, copy, functools, importlib, secrets, shutil, threading, time, warnings, weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from inspect import signature
-from itertools import repeat
+from dataclasses import dataclass, field
+from itertools import count, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 import numpy as np
 from ..checks import Words, ids_of, leave_out, named_by, one_of, refuse, require, whole
-from ..batch import DRAWN, FETCHED, Batch, as_chunk, came_from, check_streams, chunk_columns, chunk_streams, example_row
+from ..batch import (DRAWN, FETCHED, Batch, as_chunk, came_from, check_streams, chunk_columns, chunk_streams,
+                     example_row, stream_numbers)
 from ..steps import Layout
 from ..protocol import refuse_name
 from ..samplers.base import Sampler, as_errors, as_priorities, check_answers
@@ -34,7 +36,7 @@ from ..show import bars_figure
 from ..storage.request import Request
 from .shard import (
     CPU, LEASE, NAMESPACE, Directory, Info, LocalShard, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
-    actors_called, has_room, named_actor, not_started, ray_library)
+    actors_called, answered, has_room, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #01c5aaa0
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
@@ -55,19 +57,18 @@ def by_place(dealt: np.ndarray) -> dict[int, np.ndarray]:
 
 class Dealer:
     "Deals rows to shards: episodes of up to `longest` stay together. `dealt`: rows by shard"
-    def __init__(self, shards: Iterable[int], longest: int) -> None:
-        self.dealt, self.longest = dict.fromkeys(shards, 0), max(1, longest)
+    def __init__(self, longest: int) -> None:
+        self.longest = max(1, longest)
+        self.dealt: dict[int, int] = {}
         self.begun: dict[int, tuple[int, int]] = {}    # stream: shard, rows of its episode there
 
-    def deal(self, streams: np.ndarray, ends: np.ndarray, among: Iterable[int] | None = None,
-             most: float = np.inf) -> np.ndarray:
+    def deal(self, streams: np.ndarray, ends: np.ndarray, among: list[int], most: float = np.inf) -> np.ndarray:
         """Return the shard of each row (int64[m]); `streams`: int64[m], `ends` (bool[m]): an
-        episode's last; `among`: the shards to choose from (None: all known), which take on what
-        was begun elsewhere; `most`: rows for which a shard has room"""
+        episode's last; `among`: the shards to choose from, which take on what was begun
+        elsewhere; `most`: rows for which a shard has room"""
         if len(self.begun) > 1 << 16: self.begun.clear()
         found = []
         dealt = self.dealt
-        among = list(dealt if among is None else among)
         least = min((dealt[k] for k in among if k in dealt), default=0)
         for k in among: dealt.setdefault(k, least)
         for stream, end in zip(streams.tolist(), ends.tolist()):
@@ -84,15 +85,15 @@ class Dealer:
         if len(among)==1 and self.dealt.keys() <= {*among}:
             self.dealt[among[0]] = self.dealt.get(among[0], 0) + m
             return {among[0]: slice(None)}
-        whose = np.arange(m) if chunk.streams is None else chunk.streams
         arrays = chunk.arrays()
         flags = [arrays[k] for k in map(chunk.layout.leaf, ('terminated', 'truncated')) if k is not None]
-        ends = np.any(flags, 0) if flags else np.zeros(m, bool)
-        return by_place(self.deal(whose, ends, among))
+        ends = np.any([np.zeros(m, bool), *flags], 0)
+        return by_place(self.deal(stream_numbers(chunk), ends, among))
     def get_state(self, places: list[int]) -> dict[str, Any]:
         "Return how far it is, with the shards `places` called 0, 1, …"
         begun = [[stream, places.index(k), m] for stream, (k, m) in self.begun.items() if k in places]
-        return dict(dealt=[self.dealt.get(k, min(self.dealt.values(), default=0)) for k in places], begun=begun)
+        least = min(self.dealt.values(), default=0)
+        return dict(dealt=[self.dealt.get(k, least) for k in places], begun=begun)
     def set_state(self, state: dict[str, Any], places: list[int]) -> None:
         "Continue from what `get_state` gave, with these shards"
         self.dealt = dict(zip(places, state['dealt']))
@@ -101,20 +102,25 @@ class Dealer:
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #f55dda2a
 SHIFT = 44
 
+@dataclass(eq=False)
 class ShardLink:
     "The shard in place `k`, as the client sees it"
-    def __init__(self, k: int, number: int, handle: Any) -> None:
-        self.k, self.handle, self.info = k, handle, Info(number, *[0]*(len(Info._fields) - 1))
-        self.open = self.live = True
-        self.dropped = False
-        self.gone = 0                        # rows of others that were in this place before
-        self.updates: list[Any] = []         # (ids, TD errors) to be sent with the next call
-        self.probe: Any = None               # a call that shows when a lost shard answers again
-        self.since = 0.                      # when it was lost
-        self.why = ''                        # why it isn't back
-        self.told = True                     # was it said that figures may lack rows of a lost one?
-        self.due: Any = None                 # when a retired one goes: `n_added` of the whole
-        self.sender: Any = None
+    k: int
+    handle: Any
+    info: Info
+    open: bool = True
+    live: bool = True
+    dropped: bool = False
+    gone: int = 0                        # rows of others that were in this place before
+    updates: list[Any] = field(default_factory=list)      # (ids, TD errors) to be sent with the next call
+    probe: Any = None                    # a call that shows when a lost shard answers again
+    since: float = 0.                    # when it was lost
+    why: str = ''                        # why it isn't back
+    told: bool = True                    # was it said that figures may lack rows of a lost one?
+    due: Any = None                      # when a retired one goes: `n_added` of the whole
+    sender: Any = None
+
+_UNKNOWN = Info(*[0]*len(Info._fields))
 
 class DrawRequest(NamedTuple):
     "Batches under way: the calls by shard, and what they were planned by"
@@ -124,6 +130,7 @@ class DrawRequest(NamedTuple):
     calls: dict[Any, Any]
     counts: np.ndarray       # rows by batch and place
     q: np.ndarray            # the shares
+    caps: dict[int, int]     # of the shards, by number, that may come into force with these calls
 
 def _check_sampler(sampler: Any, rank: str | None) -> None:
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
@@ -151,7 +158,7 @@ def end_actors(directory: Any, made: dict[str, Any], timeout: float = 20.) -> No
     "End the shards, which release their files first, and their directory, if need be by force"
     remote = isinstance(directory, RemoteActor)
     if remote and not importlib.import_module('ray').is_initialized(): return    # it has gone
-    with suppress(ShardLost): directory.get(directory.send('end', timeout), timeout + 5)
+    with suppress(ShardLost): answered(directory, timeout + 5, 'end', timeout)
     if not remote: return
     for o in actors_called(made['life']): RemoteActor(o).kill()
     with suppress(ShardLost): named_actor(made['name'], 0.).kill()
@@ -175,7 +182,8 @@ class Shards(Telling):
         self.made = made
         self.on_loss = on_loss
         self.timeout = timeout
-        self.lock, self.each = threading.RLock(), made['options']['max_sz']
+        self.lock = threading.RLock()
+        self.each = made['options']['max_sz']
         self.directory = directory
         self.n_lost = self.n_dead = 0
         self.caps: dict[int, int] = {}       # by number: limited pushers keep n_added below
@@ -191,10 +199,11 @@ class Shards(Telling):
 
     def take_in(self, times: int = 1) -> None:
         "Learn from the directory which shards there are, and wait until new ones answer: `times` as long if they start"
-        facts = self.tell('shards', times=times)
+        facts = self.tell('places', times=times)
         known = len(self.places)
         begin = time.monotonic()
-        new = [ShardLink(known + k, number, handle) for k, (number, handle, _) in enumerate(facts[known:])]
+        new = [ShardLink(k, handle, _UNKNOWN._replace(number=number))
+               for k, (number, handle, _) in enumerate(facts[known:], known)]
         asked = [(o, o.handle.send('info')) for o in new if o.handle is not None]
         for o, ref in asked:
             self._await_first(o, ref, begin, times)
@@ -206,12 +215,11 @@ class Shards(Telling):
     def _await_first(self, place: ShardLink, ref: Any, begin: float, times: int) -> None:
         "Wait until a new shard answers: beyond `timeout` only while it starts, and has room"
         for k in range(1, times + 1):
-            try: place.info = place.handle.get(ref, max(.1, begin + k*self.timeout - time.monotonic()))
-            except ShardSlow as e:
-                if k < times and has_room(CPU): continue
-                what = not_started(f'{self.name!r}: shard {place.info.number}', CPU, k*self.timeout)
-                raise ShardLost(what) from e
-            return
+            with suppress(ShardSlow):
+                place.info = place.handle.get(ref, max(.1, begin + k*self.timeout - time.monotonic()))
+                return
+            if k==times or not has_room(CPU): break
+        raise ShardLost(not_started(f'{self.name!r}: shard {place.info.number}', CPU, k*self.timeout))
     def _again(self, place: ShardLink, failed: bool) -> Any:
         "The handle of a place, after a failure the one that is there by then"
         if failed:
@@ -278,11 +286,12 @@ class Shards(Telling):
         largest = self.known('largest').max()
         calls = {}
         for o in [o for o in self.places if o.live]:
-            updates = [np.concatenate(a) for a in zip(*o.updates)] or None
+            updates = [np.concatenate(a) for a in zip(*o.updates)]
+            n = sum(len(ids) for ids, _ in o.updates)
             o.updates = []
             rows = () if counts is None else counts[:, o.k].tolist()
             ref = o.handle.send('serve', updates, rows, largest, self.caps.get(o.info.number), fields, self.n_asked)
-            calls[o] = o.handle, ref, len(updates[0]) if updates else 0
+            calls[o] = o.handle, ref, n
         return calls
     def served(self, calls: dict[ShardLink, tuple]) -> dict[ShardLink, Any]:
         "Return the rows that came back, by shard; how the shards stand is noted"
@@ -335,70 +344,52 @@ class Shards(Telling):
         if not drop: self.places[k].due = self.known_added + self.max_sz
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #5a20c0d4
-class Figures:
-    "Figures of the whole, also while a shard is away"
-    def __init__(self, shards: Shards) -> None: self.shards = shards
-    def count(self) -> None:
-        """Learn how all shards stand; one that was just lost is waited for, and one that is still away is
-        named in a warning, once"""
-        shards = self.shards
-        with shards.lock:
-            shards.refresh()
-            patience = shards.timeout if shards.on_loss=='wait' else shards.moment
-            while lost := shards.lost():
-                if all(time.monotonic() > o.since + patience for o in lost): break
-                time.sleep(.02)
-                shards.look_for_lost()
-            untold = [o for o in lost if not o.told]
-            for o in untold: o.told = True
-        if untold: warnings.warn(self._lacking(untold), RuntimeWarning, stacklevel=3)
-    def _lacking(self, lost: list[ShardLink]) -> str:
-        names = ', '.join(str(o.info.number) for o in lost)
-        it = 'it' if len(lost)==1 else 'them'
-        return (f'{self.shards.name!r}: no answer of shard {names}, so n_added, len and stats() count what was last '
-                f'known of {it}, and rows stored since may be missing; flush() waits for {it}')
+def _count(shards: Shards) -> None:
+    """Learn how all shards stand; one that was just lost is waited for, and one that is still away is
+    named in a warning, once"""
+    with shards.lock:
+        shards.refresh()
+        since = max((o.since for o in shards.lost()), default=0.)
+        patience = shards.timeout if shards.on_loss=='wait' else shards.moment
+        with suppress(ShardLost): shards.wait_for(all, limit=since + patience)
+        untold = [o for o in shards.lost() if not o.told]
+        for o in untold: o.told = True
+    if not untold: return
+    names = ', '.join(str(o.info.number) for o in untold)
+    it = 'it' if len(untold)==1 else 'them'
+    lacking = (f'{shards.name!r}: no answer of shard {names}, so n_added, len and stats() count what was last known of '
+               f'{it}, and rows stored since may be missing; flush() waits for {it}')
+    warnings.warn(lacking, RuntimeWarning, stacklevel=3)
 
-    @property
-    def n_stale(self) -> int:
-        "Priority updates that were dropped"
-        return self.shards.n_lost + sum(o.info.n_stale for o in self.shards.places)
-    def by_shard(self) -> dict[str, list]:
-        "Return what is known of each shard: see `RayMemory.stats`"
-        there = [o for o in self.shards.places if not o.dropped]
-        now = time.monotonic()
-        found = {k: [getattr(o.info, k) for o in there] for k in (*Info._fields, 'fill')}
-        found['pids'] = found.pop('pid')
-        found['live'] = [o.live for o in there]
-        found['silent'] = [0. if o.live else now - o.since for o in there]
-        found['retired'] = [not o.open for o in there]
-        return found
-    def of_all(self, found: dict[str, list]) -> dict[str, Any]:
-        "Return the figures of the whole, and `warnings`, for those by shard"
-        live = np.array(found['live'])
-        q = shares(np.array(found['mass'])*live, np.maximum(np.array(found['fill'])*live, 1))
-        return dict(n=sum(found['fill']), max_sz=self.shards.max_sz, n_lost=self.shards.n_lost,
-                    n_dead=self.shards.n_dead, share=q.tolist(), warnings=self._warnings(found, q))
+def _known(shards: Shards) -> dict[str, list]:
+    "What is known of each shard: see `RayMemory.stats`"
+    there = [o for o in shards.places if not o.dropped]
+    now = time.monotonic()
+    found = {k: [getattr(o.info, k) for o in there] for k in (*Info._fields, 'fill')}
+    found['pids'] = found.pop('pid')
+    found['live'] = [o.live for o in there]
+    found['silent'] = [0. if o.live else now - o.since for o in there]
+    found['retired'] = [not o.open for o in there]
+    return found
 
-    def _warnings(self, found: dict[str, list], q: np.ndarray) -> list[str]:
-        names = [f'shard {k}' for k in found['number']]
-        said = []
-        for o in self.shards.lost():
-            why = f': {o.why}' if o.why else ''
-            said.append(f'shard {o.info.number} has not answered for {time.monotonic() - o.since:.0f} s{why}')
-        for name, share in zip(names, q):
-            if share > 2/len(q): said.append(f'{name} has {share:.0%} of the mass, more than twice its part')
-        full = [k for k, first in enumerate(found['first_id']) if first and found['rate'][k]]
-        ages = sorted((found['fill'][k]/found['rate'][k], names[k]) for k in full) or [(0., '')]
-        short, young = ages[0]
-        long, old = ages[-1]
-        if long > 2*short: said.append(f'{old} keeps steps for {long:.0f} s, {young} for {short:.0f} s: deal evenly')
-        capped = sum(found['n_capped'])
-        stored = sum(found['n_chunks'])
-        if capped > 10*max(stored, 10):
-            said.append(f'{capped} chunks came ahead of the limit, {stored} were stored: actors wait for the learner')
-        n_lost = self.shards.n_lost
-        if n_lost: said.append(f'{n_lost} priority updates were lost with shards that are gone')
-        return said
+def _wrong(shards: Shards, found: dict[str, list], share: list[float]) -> list[str]:
+    "What looks wrong, in words"
+    said = [f'shard {o.info.number} has not answered for {time.monotonic() - o.since:.0f} s{o.why and ": "}{o.why}'
+            for o in shards.lost()]
+    said += [f'shard {k} has {part:.0%} of the mass, more than twice its part'
+             for k, part in zip(found['number'], share) if part > 2/len(share)]
+    each = zip(found['number'], found['fill'], found['rate'], found['first_id'])
+    ages = sorted((fill/rate, k) for k, fill, rate, first in each if first and rate) or [(0., 0)]
+    short, young = ages[0]
+    long, old = ages[-1]
+    if long > 2*short:
+        said.append(f'shard {old} keeps steps for {long:.0f} s, shard {young} for {short:.0f} s: deal evenly')
+    capped = sum(found['n_capped'])
+    stored = sum(found['n_chunks'])
+    if capped > 10*max(stored, 10):
+        said.append(f'{capped} chunks came ahead of the limit, {stored} were stored: actors wait for the learner')
+    if shards.n_lost: said.append(f'{shards.n_lost} priority updates were lost with shards that are gone')
+    return said
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a3
 class Drawing:
@@ -415,8 +406,8 @@ class Drawing:
     def find_layout(self) -> Layout | None:
         "Return the layout, from a shard if it isn't known"
         for o in self.shards.places:
-            if self.layout is not None or not o.live: continue
-            with suppress(ShardLost): self.layout = o.handle.get(o.handle.send('ask', 'layout'), self.shards.timeout)
+            if self.layout or not o.live: continue
+            with suppress(ShardLost): self.layout = answered(o.handle, self.shards.timeout, 'ask', 'layout')
         return self.layout
     def request(self, n: int, fields: Any, header: tuple[str, ...] = DRAWN) -> Request:
         "Return a request for `n` rows"
@@ -426,55 +417,48 @@ class Drawing:
     def plan(self, n: int, bs: int) -> tuple[np.ndarray, np.ndarray]:
         "Return how many rows of `n` batches come from each place (int64[n, places]), and the shares"
         shards = self.shards
-        if shards.known('fill').sum() < (bs if self.distinct else 1): shards.refresh()
-        fills = shards.known('fill')
-        fill = int(fills.sum())
-        if not fill: raise ValueError('the memory is empty: add steps first')
-        if self.distinct and fill < bs:
-            raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {fill} transitions '
-                             f'in the memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
+        least = bs if self.distinct else 1
+        if shards.known('fill').sum() < least: shards.refresh()
+        fills = shards.known('fill').astype(np.int64)
+        fill = fills.sum()
+        require(fill, 'the memory is empty: add steps first')
+        require(fill >= least, f'a batch of {bs} without replacement can\'t be drawn from the {fill} transitions '
+                f'in the memory: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
         q = shares(shards.known('mass'), fills)
         if not self.distinct: return systematic(q, bs, n, self.rng), q
-        return self.rng.multivariate_hypergeometric(fills.astype(np.int64), bs, n), q
+        return self.rng.multivariate_hypergeometric(fills, bs, n), q
     def ask(self, n: int, bs: int, fields: Iterable[str] | None) -> DrawRequest:
         "Begin to draw: see `RayMemory.ask`"
         shards = self.shards
         shards.wait_for(all if shards.on_loss=='wait' else any)
         counts, q = self.plan(n, bs) if n else (np.zeros((0, len(shards.places)), np.int64), np.zeros(0))
-        return DrawRequest(n, bs, fields, shards.serve(counts, fields), counts, q)
+        return DrawRequest(n, bs, fields, shards.serve(counts, fields), counts, q, shards.caps)
     def take(self, asked: DrawRequest) -> list[Batch]:
         "Return the batches that `ask` began, drawn again from the others if a shard was lost"
         shards = self.shards
-        again = False
         limit = time.monotonic() + shards.timeout
-        while True:
+        for tries in count():
             parts = shards.served(asked.calls)
-            needed = [shards.places[k] for k in np.flatnonzero(asked.counts.sum(0))]
-            if all(parts.get(o) is not None for o in needed):
-                return self.joined(asked, {o: parts[o] for o in needed})
-            if again and time.monotonic() > limit: raise ShardLost(f'no batch drawn for {shards.timeout:g} s')
+            drawn = {o: parts.get(o) for o in map(shards.places.__getitem__, np.flatnonzero(asked.counts.sum(0)))}
+            if None not in drawn.values(): return self.joined(asked, drawn)
+            if tries and time.monotonic() > limit: break
             self.n_redrawn += asked.n
-            again = True
             asked = self.ask(asked.n, asked.bs, asked.fields)
+        raise ShardLost(f'no batch drawn for {shards.timeout:g} s')
 
-    def joined(self, asked: DrawRequest, parts: dict[ShardLink, tuple]) -> list[Batch]:
+    def joined(self, asked: DrawRequest, parts: dict[ShardLink, Any]) -> list[Batch]:
         "Return the batches of the rows that each shard has drawn for all of them"
-        columns = {o.k: [numbered(ids, o.info.number, SHIFT), probs*asked.q[o.k], *rows.arrays()]
+        columns = {o.k: [ids | o.info.number << SHIFT, probs*asked.q[o.k], *rows.arrays()]
                    for o, (ids, probs, rows) in parts.items()}
-        begun = dict.fromkeys(columns, 0)
         made = []
-        for row in asked.counts:
+        for row, stop in zip(asked.counts, asked.counts.cumsum(0)):
             request = self.request(asked.bs, asked.fields)
             probs = np.empty(asked.bs)
-            a = 0
-            order = self.rng.permutation(asked.bs) if len(columns) > 1 else None  # one's are random
-            outs = request.slots, probs, *request.leaves
+            places: Any = [slice(None)]*len(row)                         # of one shard, all are in random order
+            if len(columns) > 1: places = np.split(self.rng.permutation(asked.bs), row.cumsum())
             for k, found in columns.items():
-                to: Any = slice(None) if order is None else order[a:a + row[k]]
-                run = slice(begun[k], begun[k] + row[k])
-                for out, column in zip(outs, found): out[to] = column[run]
-                a += row[k]
-                begun[k] = run.stop
+                outs = request.slots, probs, *request.leaves
+                for out, column in zip(outs, found): out[places[k]] = column[stop[k] - row[k]:stop[k]]
             request.probs[:] = probs
             request.weights[:] = self.weights(probs, asked.q)
             made.append(request.batch())
@@ -486,9 +470,9 @@ class Drawing:
         if not beta: return 1.
         least = probs.min()
         if isinstance(self.sampler, Proportional) and self.sampler.normalize=='memory':
-            lows = self.shards.known('low')
             masses = self.shards.known('mass')
-            least = min(float(q[k]*lows[k]/masses[k]) for k in np.flatnonzero(masses))
+            there = masses > 0
+            least = (q[there]*self.shards.known('low')[there]/masses[there]).min()
         return (least/probs)**beta
 
     def here(self, bs: int, fields: tuple[str, ...] | None) -> Batch | None:
@@ -527,26 +511,24 @@ class Stored(SeveralMemories):
         repeat the call: the chunk goes with the next one"""
         with self.lock:
             chunk = self._checked(chunk, streams)
-            m = len(chunk)
+            if not len(chunk): return np.empty(0, np.int64)
+            given = None if priorities is None else as_priorities('priorities', priorities, len(chunk))
             taking = [o for o in self.shards.places if o.open]
-            if not m: return np.empty(0, np.int64)
-            given = None if priorities is None else as_priorities('priorities', priorities, m)
-            there = [o.k for o in taking if o.live or self.shards.on_loss!='go_on'] or [o.k for o in taking]
-            return self._store(self.dealer.deal_chunk(chunk, there), chunk, given)
+            there = [o for o in taking if o.live or self.shards.on_loss!='go_on'] or taking
+            return self._store(self.dealer.deal_chunk(chunk, [o.k for o in there]), chunk, given)
     def _store(self, dealt: dict[int, Any], chunk: Batch, given: np.ndarray | None, largest: float = 0.) -> np.ndarray:
         "Send each row to its shard (`dealt`: by place, which rows); returns the ids"
-        whose = chunk.streams
+        places = self.shards.places
         ids = np.empty(len(chunk), np.int64)
         largest = max(largest, self.shards.known('largest').max())
         for k, rows in dealt.items():
-            own = None if whose is None else whose[rows]
-            part = Batch.of_arrays(chunk.layout, [a[rows] for a in chunk.arrays()], own)
-            self.shards.places[k].sender.push(part, None if given is None else given[rows], largest)
+            arrays = [a[rows] for a in chunk.arrays()]
+            part = Batch.of_arrays(chunk.layout, arrays, None if chunk.streams is None else chunk.streams[rows])
+            places[k].sender.push(part, None if given is None else given[rows], largest)
         for k, rows in dealt.items():
-            place = self.shards.places[k]
-            first, place.info = place.sender.flush()
-            n = len(ids[rows])
-            ids[rows] = -1 if first < 0 else np.arange(first, first + n) | place.info.number << SHIFT
+            first, places[k].info = places[k].sender.flush()
+            own = first + np.arange(len(ids[rows]))
+            ids[rows] = -1 if first < 0 else own | places[k].info.number << SHIFT
         return ids
     def _checked(self, chunk: Any, streams: object) -> Any:
         "The chunk as a `Batch` of the memory's layout, with streams: what doesn't fit raises before all else"
@@ -572,12 +554,14 @@ class Stored(SeveralMemories):
             check_answers('ids', ids[:0], td, 1)
             there = {o.info.number: o for o in shards.places if o.live}
             parts = [(there[number], own, td[at]) for number, at, own in by_memory(ids, SHIFT) if number in there]
-            unknown = [(o, own) for o, own, _ in parts if own.max() >= o.info.n_added]
-            if unknown: shards.refresh()
-            for o, own in unknown:
-                if o.live: check_answers(f'ids: shard {o.info.number}', own, own, o.info.n_added)
-            shards.n_lost += len(ids) - sum(len(own) for _, own, _ in parts)
-            for o, *update in parts: o.updates.append(update)
+            if any(own.max() >= o.info.n_added for o, own, _ in parts):
+                shards.refresh()
+                for o, own, _ in parts:
+                    if o.live: check_answers(f'ids: shard {o.info.number}', own, own, o.info.n_added)
+            shards.n_lost += len(ids)
+            for o, own, errors in parts:
+                shards.n_lost -= len(own)
+                o.updates.append((own, errors))
             if not self.deferred: return sum(shards.served(shards.serve()).values())
             living = [{*own[own >= o.info.first_id].tolist()} for o, own, _ in parts]
             return self.drawing.sampler.prioritized*sum(map(len, living))
@@ -618,7 +602,7 @@ class Stored(SeveralMemories):
             require(not more, f'recent: the steps of {len(more) + 1} shards have no common order of time; fetch the '
                     'newest ids of each, see stats()', NotImplementedError)
             k = whole('k', k, 1, info.fill, 'that many are stored')
-            return self.fetch(numbered(np.arange(info.n_added - k, info.n_added), info.number, SHIFT), fields)
+            return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
     def news(self, seen: dict[int, int], fields: Iterable[str] | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield what was stored since, in parts: how many transitions are stored by now
         (int64[m]), and the rows. `seen`, by shard number, says how far it is known, and is
@@ -626,15 +610,12 @@ class Stored(SeveralMemories):
         with self.lock: self.shards.refresh()
         for info in [o.info for o in self.shards.places if o.live]:
             for a in range(max(info.first_id, seen.get(info.number, 0)), info.n_added, 4096):
-                ids = numbered(np.arange(a, min(a + 4096, info.n_added)), info.number, SHIFT)
+                ids = np.arange(a, min(a + 4096, info.n_added)) | info.number << SHIFT
                 with suppress(ShardLost, ValueError):
                     yield np.full(len(ids), self.shards.known_added), self.fetch(ids, fields)
             seen[info.number] = info.n_added
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b8a7
-def _pattern(state: dict[str, Any]) -> Options:
-    "The options of a shard in a state of the whole: those of which the client has a pattern"
-    return Options.from_plain(dict(max_sz=state['each'], sampler=state['sampler']))
 def _state_in(folder: str | Path) -> Any:
     "What the save in `folder` says of the whole"
     with SavedState(folder, 'ray memory') as saved, saved.sense('a memory'): return saved.state()
@@ -643,76 +624,110 @@ def _folders_in(folder: str | Path) -> list[str]:
     try: return _state_in(folder)['folders']
     except CheckpointError: return []
 
-class Folders:
-    "How the `shards` of a memory, and what its client knows of the whole, are saved and restored"
-    def __init__(self, shards: Shards, drawing: Drawing, dealer: Dealer) -> None:
-        self.shards = shards
-        self.drawing = drawing
-        self.dealer = dealer
-    def save(self, folder: Path, notes: object, n_shards: int) -> int:
-        "See `RayMemory.save`"
-        there = self.shards.all()
-        folder.mkdir(parents=True, exist_ok=True)
-        new = [f'shard-{secrets.token_hex(4)}-{k}' for k in range(len(there))]
-        old = [folder/o for o in _folders_in(folder)] + [None]*len(new)
-        sampler = self.drawing.sampler
-        state = dict(shards=n_shards, n=len(there), each=self.shards.each, rng=self.drawing.rng.get_state(),
-                     sampler=dict(kind=sampler.kind, options=sampler.options()), n_batches=sampler.n_batches,
-                     n_lost=self.shards.n_lost, gone=[o.gone for o in there],
-                     dealer=self.dealer.get_state([o.k for o in there]), folders=new, notes=notes)
-        state['here'] = self.shards.made['place']=='here'
-        try:
-            nbytes = sum(self.shards.ask_all('save', zip([folder/o for o in new], old)))
-            return nbytes + save_state(folder, state, 'ray memory')
-        finally:
-            for o in {o.name for o in folder.glob('shard-*')}.difference(_folders_in(folder)):
-                shutil.rmtree(folder/o, ignore_errors=True)
+def _save(memory: 'RayMemory', folder: Path, notes: object) -> int:
+    "See `RayMemory.save`"
+    shards = memory.shards
+    places = [o.k for o in shards.all()]
+    folder.mkdir(parents=True, exist_ok=True)
+    new = [f'shard-{secrets.token_hex(4)}-{k}' for k in range(len(places))]
+    old = [folder/o for o in _folders_in(folder)] + ['']*len(new)
+    gone = [shards.places[k].gone for k in places]
+    sampler = dict(kind=memory.sampler.kind, options=memory.sampler.options())
+    state = dict(shards=memory.n_shards, n=len(new), each=shards.each, rng=memory.rng.get_state(), sampler=sampler,
+                 n_batches=memory.sampler.n_batches, n_lost=shards.n_lost, gone=gone,
+                 dealer=memory.dealer.get_state(places), folders=new, notes=notes,
+                 here=shards.made['place']=='here')
+    try:
+        nbytes = sum(shards.ask_all('save', zip([folder/o for o in new], old)))
+        return nbytes + save_state(folder, state, 'ray memory')
+    finally:
+        for o in {o.name for o in folder.glob('shard-*')}.difference(_folders_in(folder)):
+            shutil.rmtree(folder/o, ignore_errors=True)
 
-    def check(self, folder: Path) -> dict[str, Any]:
-        "See `RayMemory.check_options`"
-        state = _state_in(folder)
-        there = self.shards.all()
-        with naming(folder/MANIFEST, 'not the state of a memory'):
-            n = state['n']
-            each = state['each']
-            saved = _pattern(state)
-        self._pattern(each).check(saved)
-        if (n, each)!=(len(there), self.shards.each): self._check_empty()
-        else: self.shards.ask_all('check', [[folder.absolute()/o] for o in state['folders']])
-        return state
-    def _pattern(self, each: int) -> Options: return Options(each, described(self.drawing.sampler))
-    def _check_empty(self) -> None:
-        n = self.shards.known_added
-        if n: refuse('restore', 'an empty memory', Words(f'one with {n} steps'),
-                      'only what as many and as large shards saved replaces what is there')
+def _check(memory: 'RayMemory', folder: Path, warn: bool) -> tuple[dict[str, Any], list[list[Path]] | None]:
+    """What a save says of the whole, unless a memory of other options saved it, and the arguments with
+    which the shards load it: None if they are others. `warn` of what is restored as it was saved"""
+    state = _state_in(folder)
+    shards = memory.shards
+    there = shards.all()
+    with naming(folder/MANIFEST, 'not the state of a memory'):
+        n = state['n']
+        each = state['each']
+        saved = Options.from_plain(dict(max_sz=each, sampler=state['sampler']))
+    mine = Options(each, described(memory.sampler))
+    mine.check(saved)
+    if (n, each)==(len(there), shards.each):
+        shards.ask_all('check', folders := [[folder.absolute()/o] for o in state['folders']])
+    else:
+        folders = None
+        if n := shards.known_added: refuse('restore', 'an empty memory', Words(f'one with {n} steps'),
+                                           'only what as many and as large shards saved replaces what is there')
+    if warn: mine.warn(saved)
+    return state, folders
 
-    def restore(self, folder: Path, take_over: Callable, warn: bool) -> Any:
-        "See `RayMemory.restore`; `take_over`: takes the rows of other shards; returns how many priorities were lost"
-        state = self.check(folder)
-        shards = self.shards
-        sampler = self.drawing.sampler
-        if warn: self._pattern(state['each']).warn(_pattern(state))   # or a shard does
-        there = shards.all()
-        n_lost = state['n_lost']
-        if (state['n'], state['each'])==(len(there), shards.each):
-            infos = shards.ask_all('load', [[folder.absolute()/o] for o in state['folders']])
-            for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
-            self.dealer.set_state(state['dealer'], [o.k for o in there])
-        else: n_lost = take_over(folder, state['n'], state['each'])
-        shards.tell('renumber', {o.k: o.info.number for o in there})
-        self.drawing.rng.set_state(state['rng'])
-        set_again(sampler, state['sampler'])
-        sampler.n_batches = state['n_batches']
-        shards.n_lost = n_lost
-        return state['notes']
+def _restore(memory: 'RayMemory', folder: Path) -> Any:
+    "See `RayMemory.restore`"
+    state, folders = _check(memory, folder, memory.n_shards > 0)     # of one shard alone, it warns itself
+    shards = memory.shards
+    there = shards.all()
+    n_lost = state['n_lost']
+    if folders:
+        infos = shards.ask_all('load', folders)
+        for o, info, gone in zip(there, infos, state['gone']): o.info, o.gone = info, gone
+        memory.dealer.set_state(state['dealer'], [o.k for o in there])
+    else: n_lost = _take_over(memory, folder, state['n'], state['each'])
+    shards.tell('renumber', {o.k: o.info.number for o in there})
+    memory.rng.set_state(state['rng'])
+    set_again(memory.sampler, state['sampler'])
+    memory.sampler.n_batches = state['n_batches']
+    shards.n_lost = n_lost
+    return state['notes']
+
+def _take_over(memory: 'RayMemory', folder: Path, n: int, each: int) -> int:
+    """Store what the `n` shards saved in `folder` hold, and go on from what they have counted; returns
+    how many priority updates were lost"""
+    shards = memory.shards
+    name = f'{memory.shards.name}-{secrets.token_hex(4)}'
+    there = shards.all()
+    place = 'here' if isinstance(there[0].handle, LocalShard) else 'SPREAD'
+    how = dict(name=name, place=place, path=None, closed=False, max_sz=n*each, rank='shard', timeout=shards.timeout)
+    with RayMemory(n, **shards.made['options'] | how) as other:
+        other.restore(folder)
+        _copy(memory, other)
+        first = 1 + max(o.info.number for o in other.shards.places)
+        there[0].gone += other.shards.known_added - shards.known_added
+        infos = shards.ask_all('continue_as', [[first + k] for k in range(len(there))])
+        for o, info in zip(there, infos): o.info = info
+        return other.n_stale
+def _copy(memory: 'RayMemory', other: 'RayMemory') -> None:
+    """Store what the shards of `other` hold: episodes stay together unless a shard is full, and
+    what is older there is stored earlier here. Ids are new: the numbers of these shards follow
+    all of `other`'s"""
+    full = [o for o in other.shards.places if o.info.fill]
+    if not full: return
+    held = [answered(o.handle, 10*memory.shards.timeout, 'held') for o in full]
+    ids, first, age, p = map(np.concatenate, zip(*held))
+    whose = np.repeat([o.info.number << SHIFT for o in full], [o.info.fill for o in full])
+    ids |= whose
+    first |= whose
+    if len(ids) > memory.max_sz: refuse('max_sz', f'at least {len(ids)}, the steps that were saved', memory.max_sz)
+    order = np.lexsort((ids, first, age))
+    whose = first[order]
+    largest = other.shards.known('largest').max()
+    places = [o.k for o in memory.shards.places]
+    dealt = memory.dealer.deal(whose, np.diff(whose, append=-1)!=0, places, memory.shards.each)
+    for a in range(0, len(ids), 4096):
+        rows = order[a:a + 4096]
+        found = other.fetch(ids[rows])
+        chunk = Batch.of_arrays(found.layout, found.arrays(), -1 - first[rows])
+        memory._store(by_place(dealt[a:a + 4096]), chunk, p[rows] if len(p) else None, largest)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b870
 class Whole(Stored):
     "What is drawn from all shards, and the figures of the whole"
     draws = None                         # the shards count their own
     sampler: Sampler
-    figures: Figures
-    _close: Callable[[], Any]
+    _close: Any
 
     def ask(self, n: int, bs: int, fields: Iterable[str] | None = None) -> DrawRequest:
         "Begin to draw `n` batches of `bs`: one call a shard carries updates there and rows back"
@@ -737,30 +752,30 @@ class Whole(Stored):
         "How many transitions the shards have room for that take steps"
         return self.shards.max_sz
     def __len__(self) -> int:
-        self.figures.count()
+        _count(self.shards)
         return self.shards.held
     @property
     def n_added(self) -> int:
         """How many transitions were ever stored, also in shards that are gone: a count. Of a
         shard that doesn't answer as many as were last known, and a `RuntimeWarning` says so: see
         `stats`"""
-        self.figures.count()
+        _count(self.shards)
         return self.shards.known_added
     @property
     def first_id(self) -> int:
         "How many of them are not stored any more: each shard has a first id of its own"
-        self.figures.count()
+        _count(self.shards)
         return self.shards.known_added - self.shards.held
     @property
     def n_stale(self) -> int:
         "Priority updates that were dropped: too late, for a shard that is gone, or lost with it"
-        return self.figures.n_stale
+        return self.shards.n_lost + sum(o.info.n_stale for o in self.shards.places)
     def refresh(self) -> None:
         "Learn how all shards stand; priorities that wait are sent to them"
         with self.lock: self.shards.refresh()
     def usage(self) -> dict[str, float]:
         "As `ReplayMemory.usage`, without bytes; `n_drawn` counts the rows drawn by all clients"
-        self.figures.count()
+        _count(self.shards)
         n_drawn = sum(o.info.n_drawn for o in self.shards.places)
         return dict(n_drawn=n_drawn, n_stale=self.n_stale, samples_per_insert=n_drawn/max(1, self.shards.known_added))
     def stats(self) -> dict[str, Any]:
@@ -768,13 +783,17 @@ class Whole(Stored):
         `silent`: the seconds since it was lost. Of a shard that doesn't answer they are those
         last known, without rows that were stored since: a `RuntimeWarning` says so, once for
         each loss, and `flush` waits for it"""
-        self.figures.count()
-        return self.figures.by_shard()
+        _count(self.shards)
+        return _known(self.shards)
     def health(self) -> dict[str, Any]:
         "Return `stats()`, the figures of the whole, and `warnings`: what looks wrong, in words"
+        shards = self.shards
         found = self.stats()
-        own = dict(n_batches=self.sampler.n_batches, n_redrawn=self.drawing.n_redrawn)
-        return found | self.figures.of_all(found) | own
+        live = np.array(found['live'])
+        q = shares(np.array(found['mass'])*live, np.maximum(np.array(found['fill'])*live, 1)).tolist()
+        return found | dict(n=sum(found['fill']), max_sz=shards.max_sz, share=q, warnings=_wrong(shards, found, q),
+                            n_lost=shards.n_lost, n_dead=shards.n_dead, n_batches=self.sampler.n_batches,
+                            n_redrawn=self.drawing.n_redrawn)
     def show(self, source: str = '') -> Any:
         "Return a matplotlib figure with a bar a shard: rows, share of the mass, steps/s; and the warnings"
         found = self.health()
@@ -787,12 +806,9 @@ class Whole(Stored):
     def flush(self) -> None:
         "Wait until everything on disks outlives a power cut"
         with self.lock: self.shards.ask_all('ask', repeat(['flush']))
-    def assign(self) -> tuple[int, int]:
-        "Return a place that answers, for a new pusher, and a number that no other has or had"
-        return self.shards.tell('assign', [o.k for o in self.shards.places if o.live and o.open] or None)
-    def release(self, number: int) -> None:
-        "Pusher `number` has left"
-        self.shards.tell('release', number)
+    def assign(self) -> int:
+        "Return a number for a new pusher, that no other has or had"
+        return self.shards.tell('assign')
     def add_shards(self, n: int = 1) -> None:
         """Start `n` more shards, each as large as the others; new steps and pushers go there too. Episodes
         that have begun in the only shard so far may go on in another one: there they are cut, once"""
@@ -846,19 +862,20 @@ class RayMemory(Whole):
         one_of('on_loss', on_loss, ('go_on', 'wait', 'raise'))
         one_of('place', place, ('SPREAD', 'DEFAULT', 'here'))
         _check_sampler(as_sampler(Uniform() if sampler is None else sampler), rank)
+        leave_out('sequence', options.pop('sequence', None), 'shards draw single steps', ValueError)
         known = signature(ReplayMemory).parameters
-        for k in options.keys() - {*known, 'closed'}: refuse(k, 'an option of `RayMemory`', options[k], error=TypeError)
-        leave_out('sequence', options.get('sequence'), 'shards draw single steps', ValueError)
-        each = -(-whole('max_sz', max_sz, 1)//max(1, n))
+        for k in options.keys() - {'dtype', 'dedup', 'codec', 'closed'}:
+            if k not in known: refuse(k, 'an option of `RayMemory`', options[k], error=TypeError)
+            leave_out(k, options.pop(k), 'shards do not have this option of a `ReplayMemory`')
+        n = max(1, n)
+        each = -(-whole('max_sz', max_sz, 1)//n)
         closed = options.pop('closed', False)
         # raises at once what every shard would raise
         ReplayMemory(min(each, 100), copy.deepcopy(sampler), step=step, seed=seed, **options).close()
-        for k in options.keys() - {'dtype', 'dedup', 'codec'}:
-            leave_out(k, options.pop(k), 'shards do not have this option of a `ReplayMemory`')
-        path = None if path is None else Path(path).absolute()       # shards may run elsewhere
+        path = path and Path(path).absolute()                        # shards may run elsewhere
         own = dict(max_sz=each, sampler=sampler, step=step, seed=seed, path=path, closed=closed, **options)
-        here = not n or place=='here'
-        made: dict[str, Any] = dict(name=name, shards=max(1, n), options=own, place='here' if here else place,
+        here = not shards or place=='here'
+        made: dict[str, Any] = dict(name=name, shards=n, options=own, place='here' if here else place,
                     life=f'{name}/{secrets.token_hex(8)}', lease=None if here or detached else LEASE)
         directory: Any = LocalShard(Directory(**made)) if here else open_directory(made, new=True)
         try: self._consist_of(Shards(directory, made, on_loss, timeout, STARTING), seed)
@@ -869,7 +886,7 @@ class RayMemory(Whole):
             self._close = functools.partial(end_actors, directory, made)     # by whoever closes it, and no sooner
             return
         end = weakref.finalize(self, end_actors, directory, made)
-        self._close = cast(Callable[[], Any], end)
+        self._close = end
         end.atexit = False
         if not here: atexit.register(end)       # after Ray's own: run before it
     def _consist_of(self, shards: Shards, seed: Any) -> None:
@@ -877,10 +894,10 @@ class RayMemory(Whole):
         self.lock = shards.lock
         own = shards.made['options']
         self.sampler = copy.deepcopy(as_sampler(own['sampler'] or Uniform()))
-        self.rng, self.path = Rng(seed), own['path']
-        self.dealer = Dealer([], shards.each//2)
+        self.rng = Rng(seed)
+        self.path = own['path']
+        self.dealer = Dealer(shards.each//2)
         self.drawing = Drawing(shards, self.sampler, self.rng, weakref.ref(self))
-        self.figures = Figures(shards)
 
     @classmethod
     def attach(cls, name: str = 'replay', on_loss: str = 'go_on', timeout: float = 60.,
@@ -890,7 +907,7 @@ class RayMemory(Whole):
         `rank` draw differently"""
         memory = cls.__new__(cls)
         directory = named_actor(name, timeout)
-        made = directory.get(directory.send('facts'), timeout)
+        made = answered(directory, timeout, 'facts')
         memory._close = lambda: None
         own: Any = made['options']['seed'] if seed is None else seed
         if rank and own is not None: own = [own, 0, rank]
@@ -906,11 +923,10 @@ class RayMemory(Whole):
         unless given: see `restore`. A `CheckpointError` names the file that is missing or damaged"""
         state = _state_in(folder)
         n = state['n']
-        made = sampler_from(dict(state['sampler']), sampler)
-        here = state.get('here', n > 1 and not state['shards'])
-        if here and (n > 1 or state['shards']): options.setdefault('place', 'here')
-        options = dict(shards=n if n > 1 or state['shards'] else 0, max_sz=n*state['each']) | options
-        memory = cls(sampler=made, step=step, **options)
+        several = n > 1 or state['shards']
+        if several and state.get('here', not state['shards']): options.setdefault('place', 'here')
+        options = dict(shards=n if several else 0, max_sz=n*state['each']) | options
+        memory = cls(sampler=sampler_from(dict(state['sampler']), sampler), step=step, **options)
         try: memory.restore(folder)
         except BaseException:
             memory.close()
@@ -921,58 +937,19 @@ class RayMemory(Whole):
         """Save everything in `folder`, which all nodes must see, and `notes` (plain data); return
         the bytes written. Each shard writes what is new since the save before. That one stands
         until the new one is whole"""
-        with self.lock: return self._folders().save(Path(folder).absolute(), notes, self.n_shards)
+        with self.lock: return _save(self, Path(folder).absolute(), notes)
     def restore(self, folder: str | Path) -> Any:
         """Continue with what `save` wrote; returns the notes. A memory of as many and as large
         shards has the same ids and draws the same. Any other has to be empty, and have room
         (else a `ValueError`): it gets all rows with their priorities under new ids, while those
         shards are started once more beside it. After another error what the memory holds is
         undefined: load again"""
-        with self.lock, SavedState(folder, 'ray memory'):
-            return self._folders().restore(Path(folder), self._take_over, bool(self.n_shards))
+        with self.lock, SavedState(folder, 'ray memory'): return _restore(self, Path(folder))
     def check_options(self, folder: str | Path) -> dict[str, Any]:
         """Return what the save in `folder` says of the whole; the `ValueError` with which
         `restore` would refuse what a memory of other options saved, by their name, in all shards
         before one changes"""
-        with self.lock: return self._folders().check(Path(folder))
-    def _folders(self) -> Folders: return Folders(self.shards, self.drawing, self.dealer)
-    def _take_over(self, folder: Path, n: int, each: int) -> int:
-        """Store what the `n` shards saved in `folder` hold, and go on from what they have counted; returns
-        how many priority updates were lost"""
-        shards = self.shards
-        name = f'{self.shards.name}-{secrets.token_hex(4)}'
-        there = shards.all()
-        place = 'here' if isinstance(there[0].handle, LocalShard) else 'SPREAD'
-        how = dict(name=name, place=place, path=None, closed=False, max_sz=n*each, rank='shard', timeout=shards.timeout)
-        with RayMemory(n, **shards.made['options'] | how) as other:
-            other.restore(folder)
-            self._copy(other)
-            first = 1 + max(o.info.number for o in other.shards.places)
-            there[0].gone += other.shards.known_added - shards.known_added
-            infos = shards.ask_all('continue_as', [[first + k] for k in range(len(there))])
-            for o, info in zip(there, infos): o.info = info
-            return other.n_stale
-    def _copy(self, other: 'RayMemory') -> None:
-        """Store what the shards of `other` hold: episodes stay together unless a shard is full, and
-        what is older there is stored earlier here. Ids are new: the numbers of these shards follow
-        all of `other`'s"""
-        full = [o for o in other.shards.places if o.info.fill]
-        held = [o.handle.get(o.handle.send('held'), 10*self.shards.timeout) for o in full]
-        if not held: return
-        numbers = [o.info.number for o in full]
-        ids, first = (np.concatenate([numbered(h[k], n, SHIFT) for h, n in zip(held, numbers)]) for k in (0, 1))
-        age, p = (np.concatenate([h[k] for h in held]) for k in (2, 3))
-        if len(ids) > self.max_sz: refuse('max_sz', f'at least {len(ids)}, the steps that were saved', self.max_sz)
-        order = np.lexsort((ids, first, age))
-        whose = first[order]
-        largest = other.shards.known('largest').max()
-        places = [o.k for o in self.shards.places]
-        dealt = self.dealer.deal(whose, np.diff(whose, append=-1)!=0, places, self.shards.each)
-        for a in range(0, len(ids), 4096):
-            rows = order[a:a + 4096]
-            found = other.fetch(ids[rows])
-            chunk = Batch.of_arrays(found.layout, found.arrays(), -1 - first[rows])
-            self._store(by_place(dealt[a:a + 4096]), chunk, p[rows] if len(p) else None, largest)
+        with self.lock: return _check(self, Path(folder), False)[0]
     def __repr__(self) -> str:
         where = f'{len(self.shards.places)} shards of {self.shards.name!r}' if self.n_shards else 'in this process'
         return f'RayMemory({self.shards.held:,} of {self.max_sz:,}; {where}; {self.sampler.kind})'

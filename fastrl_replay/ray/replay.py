@@ -23,63 +23,45 @@ from ..pipes.weights import carved, matching, packed, plan_of
 from ..samplers.base import Sampler
 from .memory import DrawRequest, RayMemory
 from .shard import (
-    CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, ShardSlow, Telling,
+    CPU, LEASE, NAMESPACE, RESTARTS, Info, Leased, RemoteActor, Sender, ShardLost, Telling, answered,
     has_room, named_actor, not_started, ray_library)
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #8c1c27e5
 class RayPusher(Telling):
     """Sends chunks to the memory called `name`, from any process of the Ray cluster: each is stored
-    exactly once as long as this process lives. They go to one shard, with few other pushers, and
-    to another one where one has fewer; a pusher alone fills all of them in turn. Where a learner
-    limits the steps, `push` waits until they are wanted. A `ShardLost` if the shard does not
-    answer."""
+    exactly once as long as this process lives. They go to one shard after the other, an eighth of
+    what it holds to each. Where a learner limits the steps, `push` waits until they are wanted. A
+    `ShardLost` if the shard does not answer."""
     def __init__(
         self, name: str = 'replay',             # of the memory
         in_flight: int = 3,                     # chunks under way before `push` waits
         timeout: float = 60.,                   # seconds without an answer that raise a `ShardLost`
-        place: tuple[int, int] | None = None,   # a shard and a number that were assigned already
+        number: int | None = None,              # that no other pusher has, where one was assigned already
     ) -> None:
-        self.name, self.timeout, self.directory = name, timeout, named_actor(name, timeout)
-        found: tuple[int, int] = self.tell('assign') if place is None else place
-        self.place, self.number = found
-        self.rows = 0                        # sent to this shard
-        self.asked: Any = None               # whether to move: the call
-        self.next = 0.                       # when to ask again, at the latest
+        self.name = name
+        self.timeout = timeout
+        self.directory = named_actor(name, timeout)
+        self.place: int = self.tell('assign') if number is None else number     # whose turn it is, at first
         self.sender = Sender(self._connect, in_flight, timeout, limited=True)
     def _connect(self, failed: bool) -> Any:
-        "The shard in this place, started again if it died; another if it takes no more steps"
-        self.place = self.tell('move', self.place, self.number)
-        return self.tell('find', self.place)[1]
-
-    def _move_if_told(self, m: int) -> None:
-        "Move if the directory says so, which is asked every 32 chunks or five seconds, and not waited for"
-        self.rows += m
-        if self.asked is None:
-            if self.sender.seq % 32 and time.monotonic() < self.next: return
-            self.asked = self.directory.send('move', self.place, self.number, self.rows)
-            self.next = time.monotonic() + 5
-        try: place = self.directory.get(self.asked, .001)
-        except ShardSlow: return
-        except ShardLost: place = self.place
-        self.asked = None
-        if place==self.place: return
-        self.sender.flush()
-        self.place = place
-        self.rows = 0
-        self.sender.shard = self.tell('find', place)[1]
+        """The shard whose turn it is; after a failure the one in this place, started again if it died, or
+        the next if it takes no more steps"""
+        self.place, shard, self.left = self.tell('turn', self.place, failed)
+        return shard
     def push(self, chunk: Any, priorities: object = None) -> None:
         "Send a `Batch`, a list of steps, or a step of stacked arrays; `priorities`: one a row"
         chunk = as_chunk(chunk)
         if not isinstance(chunk, Batch): chunk = Batch.of_steps(chunk) if isinstance(chunk, list) else Batch.of(chunk)
-        self._move_if_told(len(chunk))
+        if self.left <= 0:
+            self.flush()
+            self.place += 1
+            self.sender.shard = self._connect(False)
+        self.left -= len(chunk)
         self.sender.push(chunk, priorities)
     def flush(self) -> None:
         "Wait until everything is stored"
         self.sender.flush()
-    def close(self) -> None:
-        "Flush, and leave the place to others"
-        self.flush()
-        self.tell('release', self.number)
+    close = flush
 
 # %% ../../nbs/4_processes/06_ray_replay.ipynb #04d25fcf
 _NUMBERS = 1 << 20           # of actors in the life of a memory
@@ -89,13 +71,15 @@ class ActingWorker:
     def __init__(self, pipe: object, number: int, chunk: int) -> None:
         torch.set_num_threads(1)
         become_actor(number)
-        self.number, self.chunk, self.task = number, chunk, Task(pipe, chunk, math.inf)
-    def run(self, *target: Any) -> None:
-        """Run the pipe to its end, and push its steps with stream numbers that no other actor uses;
-        `target`: the arguments of a `RayPusher`"""
+        self.number = number
+        self.chunk = chunk
+        self.task = Task(pipe, chunk, math.inf)
+    def run(self, name: str, in_flight: int, timeout: float) -> None:
+        """Run the pipe to its end, and push its steps with stream numbers that no other actor uses; the
+        arguments are those of a `RayPusher`"""
         own = self.number
-        self.task.begin(self.number)
-        with RayPusher(*target) as pusher:
+        self.task.begin(own)
+        with RayPusher(name, in_flight, timeout, own) as pusher:
             for batch, _ in self.task.chunks():
                 streams = apart(stream_numbers(batch), first=0, place=own, n=_NUMBERS, number=own)
                 batch = renumbered(batch, streams, own)
@@ -148,12 +132,12 @@ class RayActors(IterDataPipe):
         self._target = memory
         self._crew.begin(self._start)
     def _start(self, place: int, number: int) -> _Acting:
-        shard, number = self._target.assign()          # numbers of all programs that push
+        number = self._target.assign()                 # of all programs that push
         options = self.resources | dict(max_restarts=0, max_task_retries=0)
         actor = ray_library().remote(ActingWorker).options(**options).remote(self.source_datapipe, number, self.chunk)
-        target = (self._target.shards.name, self.in_flight, self.timeout)
-        late = time.monotonic() + self.timeout
-        return _Acting(number, actor, actor.__ray_ready__.remote(), late, actor.run.remote(*target, (shard, number)))
+        ready = actor.__ray_ready__.remote()
+        run = actor.run.remote(self._target.shards.name, self.in_flight, self.timeout)
+        return _Acting(number, actor, ready, time.monotonic() + self.timeout, run)
 
     def watch(self) -> bool:
         "Replace the actors that died; is any still running? An `ActorError` as the class says"
@@ -163,11 +147,10 @@ class RayActors(IterDataPipe):
         self._look_at = now + .1
         calls = [call for o in crew.values() for call in (o.ready, o.run)]
         answered = {*ray_library().wait(calls, num_returns=len(calls), timeout=0)[0]}
-        waiting = [o for o in crew.values() if o.ready not in answered and o.run not in answered]
+        late = [o for o in crew.values() if now > o.late and not answered & {o.ready, o.run}]
         try:
             for place in [k for k, o in crew.items() if o.run in answered]: self._ended(place)
-            late = max((now - o.late for o in waiting), default=-1.)
-            if late > 0: self._is_late(late, waiting)
+            if late: self._is_late(now - min(o.late for o in late), late)
         except ActorError:
             self.close()
             raise
@@ -175,31 +158,28 @@ class RayActors(IterDataPipe):
 
     def _is_late(self, late: float, waiting: list[_Acting]) -> None:
         "An `ActorError` if there is no room for those that are late, or they have taken too long to start"
-        what = f'ray_actors: actor {waiting[0].number} (and {len(waiting) - 1} more)'
         cpus = self.resources.get('num_cpus') or 0
         room = has_room(cpus)
         if room and late < (STARTING - 1)*self.timeout: return
+        what = f'ray_actors: actor {waiting[0].number} (and {len(waiting) - 1} more)'
         raise ActorError(not_started(what, cpus, self.timeout*(STARTING if room else 1)))
 
     def _ended(self, place: int) -> None:
-        "An actor has come to its end, or raised, or died"
-        gone = self._crew.workers[place]
-        self._target.release(gone.number)
+        """An actor has come to its end, or died, or raised: only if it was lost may another one do better;
+        what it raised itself is raised here, too"""
+        crew = self._crew
+        gone = crew.workers[place]
         try: RemoteActor(gone.actor).get(gone.run, self.timeout)
-        except Exception as e:                               # noqa: BLE001   (whatever an environment raises)
-            self._crew.replace(place, self._error(place, e), self._start)
-        else: del self._crew.workers[place]
-    def _error(self, place: int, cause: Exception) -> ActorError:
-        """Return what happened to the actor in this place. Only if it was lost may `Crew.replace` start
-        another (`again`); what it raised itself is raised here, too"""
-        lost = isinstance(cause, ShardLost)
-        what = f'raised {type(cause).__name__}: {cause}'
-        if lost: what = f'was lost: {cause}; {self._crew.replaced[place]} were started again in its place'
-        error = ActorError(f'actor {self._crew.workers[place].number} {what}')
-        error.again = lost
-        error.__cause__ = cause
-        if not lost: error.add_note(f'In the actor:\n{cause.__cause__}')
-        return error
+        except ShardLost as e:
+            again = f'{crew.replaced[place]} were started again in its place'
+            error = ActorError(f'actor {gone.number} was lost: {e}; {again}')
+            error.__cause__ = e
+            crew.replace(place, error, self._start)
+        except Exception as e:                               # whatever an environment raises
+            error = ActorError(f'actor {gone.number} raised {type(e).__name__}: {e}')
+            error.add_note(f'In the actor:\n{e.__cause__}')
+            raise error from e
+        else: del crew.workers[place]
     @property
     def n_restarts(self) -> int:
         "How many actors were replaced"
@@ -250,13 +230,15 @@ class RayReplay(ExperienceReplay):
                  name: str = 'replay', seed: int | None = None,
                  on_loss: str = 'go_on', return_idxs: bool = False, freeze_memory: bool = False, memory: Any = None,
                  timeout: float = 60., **memory_options: Any) -> None:
-        self.group, self.ahead = whole('group', group, 1), whole('ahead', ahead, 1)
+        self.group = whole('group', group, 1)
+        self.ahead = whole('ahead', ahead, 1)
         self._actors = _actors_of(source_datapipe) if (shards if memory is None else memory.n_shards) else None
         self.pushed = self._actors is not None or source_datapipe is None
         self.limited = self.pushed and steps_per_batch is not None
         self.timeout = timeout
         self.slack: Any = slack
-        self._asked, self._ready = deque[Any](), deque[Batch]()
+        self._asked = deque[DrawRequest]()
+        self._ready = deque[Batch]()
         made = dict(shards=shards, max_sz=max_sz, sampler=sampler, seed=seed, path=path, name=name, on_loss=on_loss,
                     timeout=timeout, **memory_options)
         super().__init__(source_datapipe, bs=bs, return_idxs=return_idxs, memory=memory, min_sz=min_sz,
@@ -307,39 +289,37 @@ class RayReplay(ExperienceReplay):
         if self.freeze_memory: return self.group
         if self.pushed and not self.limited: return self.group*(self.memory.shards.known_added >= self.min_sz)
         return min(self.group, self._due() - self.n_batches - self._under_way())
-    def _under_way(self) -> int: return len(self._ready) + sum(asked.n for asked, _ in self._asked)
+    def _under_way(self) -> int: return len(self._ready) + sum(o.n for o in self._asked)
 
     def _await_steps(self) -> bool:
         "Wait until a batch may be drawn; False if the actors have come to their end before"
         n = -1
-        nap = .001
-        limit = 0.
         while self._allowed() <= 0:
             running = self._actors is None or self._actors.watch()
-            if (now := self.memory.shards.known_added) > n:
-                n = now
-                nap = .001
-                limit = time.monotonic() + self.timeout*(1 if now else STARTING)
-            if time.monotonic() > limit:
+            now = time.monotonic()
+            if (known := self.memory.shards.known_added) > n:
+                n = known
+                since = now
+            if now > since + self.timeout*(1 if n else STARTING):
                 raise ActorError(f'no step has come for {self.timeout:g} s: the environments hang, or no actor could '
                                  'be started; pass a longer timeout')
-            time.sleep(nap)
-            nap = min(.05, 1.5*nap)
-            self.memory.take(self._ask(0)[0])
+            time.sleep(min(.05, .001 + (now - since)/2))
+            self.memory.take(self._ask(0))
             if not running and self._allowed() <= 0: return False
         return True
 
-    def _ask(self, n: int) -> tuple[DrawRequest, dict[int, int]]:
+    def _ask(self, n: int) -> DrawRequest:
         "Begin to draw `n` batches; the calls carry updates, caps on the steps, and how many batches were asked for"
-        self.memory.shards.n_asked = self.n_batches + self._under_way() + n
+        shards = self.memory.shards
+        shards.n_asked = self.n_batches + self._under_way() + n
         if self.limited:
-            taking = [o.info for o in self.memory.shards.places if o.live and o.open]
+            taking = [o.info for o in shards.places if o.live and o.open]
             total = self.min_sz + int(self.n_batches*self.steps_per_batch) + self.slack
-            elsewhere = self.memory.shards.known_added - sum(o.n_added for o in taking)
-            self.memory.shards.caps = dealt(taking, [caps for _, caps in self._asked], total - elsewhere)
-        return self.memory.ask(n, self.bs), self.memory.shards.caps
+            elsewhere = shards.known_added - sum(o.n_added for o in taking)
+            shards.caps = dealt(taking, [o.caps for o in self._asked], total - elsewhere)
+        return self.memory.ask(n, self.bs)
     def _next(self) -> Any:
-        if not self._ready: self._ready.extend(self.memory.take(self._asked.popleft()[0]))
+        if not self._ready: self._ready.extend(self.memory.take(self._asked.popleft()))
         if not self.freeze_memory: self.n_batches += 1
         batch = self._ready.popleft()
         return (batch, batch.idxs) if self.return_idxs else batch
@@ -358,7 +338,7 @@ class RayReplay(ExperienceReplay):
         """Save the memory, this pipe, and what is upstream if it is iterated here, in `folder`;
         returns the bytes written. Actors may push meanwhile. Batches drawn ahead are dropped, so
         that this replay continues as the loaded one does."""
-        while self._asked: self.memory.take(self._asked.popleft()[0])
+        while self._asked: self.memory.take(self._asked.popleft())
         self._ready.clear()
         found = self._here()
         found.warn()
@@ -372,26 +352,27 @@ class RayReplay(ExperienceReplay):
         What a replay with other options, or other pipes upstream, saved is refused by their name,
         and nothing changes"""
         notes = self.memory.check_options(folder)['notes']
-        other = Words('what a RayMemory saved')
-        if not isinstance(notes, dict): refuse('folder', 'what a RayReplay saved', other)
+        if not isinstance(notes, dict): refuse('folder', 'what a RayReplay saved', Words('what a RayMemory saved'))
         n_batches = whole('n_batches', *take(notes, 'n_batches'))
         found = self._here()
         source = notes.get('source')
-        waiting = notes.get('waiting')
         found.matched(source)
-        taken = [] if waiting is None else read_waiting(found.windows, waiting)
+        taken = read_waiting(found.windows, notes['waiting']) if 'waiting' in notes else []
         bs = saved_bs(self.bs, notes.get('bs', self.bs))
-        if self._actors is not None: self._actors.close()
-        for ahead in (self._asked, self._ready): ahead.clear()
+        self._end_actors()
+        self._asked.clear()
+        self._ready.clear()
         self.memory.restore(folder)
         found.load(source)
         for pipe, items in taken: pipe.take_waiting(items)
         self.n_batches = n_batches
         self.bs = bs
         return self
+    def _end_actors(self) -> None:
+        if self._actors is not None: self._actors.close()
     def close(self, everything: bool = False) -> None:
         "End the actors and the shards; an attached replay ends these only with `everything`"
-        if self._actors is not None: self._actors.close()
+        self._end_actors()
         self.memory.close(everything)
     def __enter__(self) -> 'RayReplay': return self
     def __exit__(self, *_: object) -> None: self.close()
@@ -410,7 +391,8 @@ class Board(Leased):
         return self.plan
     def publish(self, flat: Any) -> int:
         "`flat` is the newest version; put into the store here, it outlives the learner"
-        self.version, self.newest = self.version + 1, [ray_library().put(flat)]
+        self.newest = [ray_library().put(flat)]
+        self.version += 1
         return self.version
     def sync(self, steps: int, have: int) -> tuple[int, int, Any]:
         "Count `steps`; the version, the steps of all, and where the weights lie if they are new"
@@ -432,18 +414,19 @@ class RayParams(Telling):
     stays until `close`."""
     def __init__(self, model: torch.nn.Module, name: str | None = None, timeout: float = 60.,
                  detached: bool = False) -> None:
-        self.name = f'params-{secrets.token_hex(8)}' if name is None else name
-        lease = None if detached else LEASE
-        how = dict(num_cpus=0, name=self.name, namespace=NAMESPACE, lifetime='detached')
-        try: actor = ray_library().remote(Board).options(**how).remote(plan_of(model), lease)
+        name = name or f'params-{secrets.token_hex(8)}'
+        plan = plan_of(model)
+        how = dict(num_cpus=0, name=name, namespace=NAMESPACE, lifetime='detached')
+        try: actor = ray_library().remote(Board).options(**how).remote(plan, None if detached else LEASE)
         except ValueError: refuse('name', 'one that nothing has', name, 'RayParams.attach uses what is there')
-        self._begin(RemoteActor(actor), plan_of(model), timeout)
+        self._begin(name, RemoteActor(actor), plan, timeout)
         self.tell('facts', times=STARTING)
         self.publish(model)
         if detached: return
         self.show_life()
         atexit.register(self.close)
-    def _begin(self, board: RemoteActor, plan: Any, timeout: float) -> None:
+    def _begin(self, name: str, board: RemoteActor, plan: Any, timeout: float) -> None:
+        self.name = name
         self.directory = board
         self.plan = plan
         self.timeout = timeout
@@ -456,8 +439,7 @@ class RayParams(Telling):
         a `ShardLost` if there is none"""
         made = cls.__new__(cls)
         board = named_actor(name, timeout)
-        made.name = name
-        made._begin(board, board.get(board.send('facts'), timeout), timeout)
+        made._begin(name, board, answered(board, timeout, 'facts'), timeout)
         matching(model, made.plan)
         made.show_life()
         return made
@@ -469,8 +451,8 @@ class RayParams(Telling):
         tensors = matching(model, self.plan)
         steps = self.steps
         version, n_steps, where = self.tell('sync', steps, have)
-        self.steps = self.steps - steps
-        self.known = (version, n_steps)
+        self.steps -= steps
+        self.known = version, n_steps
         if where is None: return have
         flat = torch.tensor(ray_library().get(where[0], timeout=self.timeout))
         for place, t in zip(carved(flat, tensors), tensors): t.copy_(place)
@@ -489,7 +471,8 @@ class RayParams(Telling):
     def set_steps(self, n: int) -> None:
         "Set `n_steps` to `n`"
         self.tell('set_steps', n)
-        self.steps, self.known = 0, (self.known[0], n)
+        self.steps = 0
+        self.known = self.known[0], n
     def close(self) -> None:
         "End it, for all"
         atexit.unregister(self.close)
