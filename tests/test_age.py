@@ -57,16 +57,6 @@ def test_age_weighted_draws_what_the_twin_says(n, max_sz, horizon, floor):
     assert chi2(counts[there], law[there]*1e6) < limit(there.sum() - 1 or 1)
 
 
-def test_age_weighted_at_the_corner_between_line_and_floor():
-    "The ages where the line meets the floor, and the newest: their frequencies are the law's, to four standard deviations"
-    for horizon, floor in ((10, .5), (10, .1), (100, .7), (7, .3), (33.3, .25)):
-        counts, law = drawn_by_age(200, 200, horizon, floor, 2_000_000)
-        corner = round(horizon*(1 - floor))
-        for age in (0, 1, corner - 1, corner, corner + 1, 198, 199):
-            p = law[199 - age]
-            assert abs(counts[199 - age] - 2e6*p) < 4*np.sqrt(2e6*p*(1 - p)), (horizon, floor, age)
-
-
 def test_age_weighted_is_exact_where_digits_would_cancel():
     "Ten million rows, and a line that nearly reaches zero: the oldest are drawn as often as their weight says"
     n, draws = 10_000_000, 4_000_000

@@ -17,7 +17,6 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import Transition
-from fastrl_replay.storage.sequences import SequenceBatch
 from twins import KINDS, Brain, Odd, Only, column_bytes, row_bytes, as_row, stacked, step_bytes
 from refusals import refused
 from words import words
@@ -86,30 +85,6 @@ def test_what_is_held_stays(way):
             other.state.fill_(-1.)
             other.ids.fill_(-1)
         assert read().tolist()==want.tolist()
-
-
-def test_random_holders_over_many_draws():
-    "Every draw something of some batches is kept, and let go later; all that is kept still reads as it did"
-    memory, rng, held = filled(sampler=Proportional()), np.random.default_rng(0), []
-    ways = [HOLDS[o] for o in HOLDS if o not in ('autograd', 'iterator')]
-    for k in range(700):
-        batch = memory.sample(int(rng.choice([2, 5, 16])))
-        if rng.random() < .3: held.append((ways[rng.integers(len(ways))](batch), batch.ids.tolist()))
-        if rng.random() < .1: memory.add(transition(memory.n_added))
-        if len(held) > 20 or rng.random() < .1: rng.shuffle(held)
-        while len(held) > 20: held.pop()
-        if k % 50==0:
-            for read, want in held: assert read().tolist()==want
-    for read, want in held: assert read().tolist()==want
-
-
-def test_buffers_are_used_again():
-    "Nobody holds the batch before last: a loop needs two buffers"
-    memory, seen = filled(), set()
-    for _ in range(50):
-        batch = memory.sample(8)
-        seen.add(batch.reward.data_ptr())
-    assert len(seen) <= 2
 
 
 def test_a_batch_outlives_its_memory():
@@ -317,31 +292,6 @@ def test_a_batch_is_handed_to_and_from_a_worker():
     it._shutdown_workers()
 
 
-def test_to_another_device():
-    memory = filled(sampler=Proportional())
-    batch = memory.sample(5)
-    assert batch.to('cpu') is batch and batch.to(torch.device('cpu')) is batch
-    meta = batch.to('meta')
-    assert all(t.device.type=='meta' for t in (*meta.astuple(), meta.ids, meta.probs, meta.weights, meta.idxs)) and meta.state.shape==(5, 4)
-    assert meta.update_priorities(np.ones(5))==len(set(batch.ids.tolist()))         # the ids are still known here
-
-
-def test_as_tensordict():
-    pytest.importorskip('tensordict')
-    rng, world = np.random.default_rng(0), {}
-    memory = ReplayMemory(20, Proportional(), seed=0)
-    memory.extend([KINDS['nested'](rng, world) for _ in range(20)])
-    batch = memory.sample(6)
-    td = batch.as_tensordict()
-    assert td.batch_size==(6,) and torch.equal(td['obs', 'camera'], batch.obs['camera']) and torch.equal(td['reward'], batch.reward)
-    assert torch.equal(td['ids'], batch.ids) and torch.equal(td['weights'], batch.weights)
-    del batch
-    want = td.clone()
-    for _ in range(10): memory.sample(6)
-    assert (td==want).all()
-    assert 'probs' not in memory.recent(3).as_tensordict().keys()
-
-
 def test_batch_of():
     batch = Batch.of(Transition([[1., 2.], [3., 4.]], [0, 1], [1, 2], np.zeros((2, 2), np.float32), [True, False], torch.tensor([False, False])))
     assert [t.dtype for t in batch.astuple()]==[torch.float32, torch.int64, torch.float32, torch.float32, torch.bool, torch.bool]
@@ -385,23 +335,6 @@ def test_batch_of_tensors(kind):
 def _tensors(v): return [v] if isinstance(v, torch.Tensor) else [t for o in (v.values() if isinstance(v, dict) else v) for t in _tensors(o)]
 
 
-def test_columns_become_tensors_one_by_one():
-    "What was not read stays an array; the buffer is in use as long as a batch has any column, assigned ones or not"
-    memory = filled()
-    batch = memory.sample(8)
-    assert batch.reward is batch.reward and not {'state', 'ids', 'weights'} & vars(batch).keys()
-    want, address = batch.ids.tolist(), batch.state.data_ptr()
-    batch.reward = batch.reward + 1
-    del batch
-    seen = {memory.sample(8).state.data_ptr() for _ in range(10)}
-    assert address in seen
-    kept = memory.sample(8)
-    want = kept.ids.tolist()
-    kept.action, kept.reward = kept.action*0, kept.reward*0
-    for _ in range(10): memory.sample(8).state.fill_(-1)
-    assert kept.state[:, 0].tolist()==want and kept.next_state[:, 0].tolist()==[-o for o in want]
-
-
 def test_columns_assigned_from_each_other_stay_so_wherever_the_batch_goes():
     "Their tensors still lie in the batch's own buffer, only not in their own places"
     memory = filled(sampler=Proportional())
@@ -414,34 +347,6 @@ def test_columns_assigned_from_each_other_stay_so_wherever_the_batch_goes():
     for o in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), batch.moved(torch.clone), batch[:], batch.replace()):
         assert torch.equal(o.state, after) and torch.equal(o.next_state, state) and torch.equal(o.probs, p)
     for o in (pickle.loads(pickle.dumps(other)), other.moved(torch.clone)): assert torch.equal(o.weights, q) and torch.equal(o.probs, q)
-
-
-def test_columns_of_a_moved_batch_have_their_own_version_counters():
-    "Autograd must not take writing to one column for a change of another, although both are in one buffer"
-    moved = filled(sampler=Proportional()).sample(5).moved(torch.clone)
-    columns = [*moved.astuple(), moved.ids, moved.probs, moved.weights]
-    for k, t in enumerate(columns):
-        before = [o._version for o in columns]
-        t.zero_()
-        assert [o._version - b for o, b in zip(columns, before)]==[int(j==k) for j in range(len(columns))]
-
-
-def test_all_kinds_of_copies_are_of_the_same_kind():
-    "Moved, copied, pickled, sliced: windows stay windows, and the columns of the header come along"
-    memory = ReplayMemory(60, sequence=Sequence(4, burn_in=1), seed=0)
-    memory.extend([transition(i) for i in range(60)])
-    batch = memory.sample(5)
-    assigned = batch.replace(reward=batch.reward*2)
-    moved = [assigned.to('meta'), batch.to('meta'), batch.time_first().to('meta')]
-    same = [copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch[:], pickle.loads(pickle.dumps(assigned)).replace(reward=batch.reward)]
-    turned = pickle.loads(pickle.dumps(batch.time_first()))
-    for o in (*moved, *same, turned): assert isinstance(o, SequenceBatch) and o.burn_in==1 and o.mask.dtype==torch.bool
-    for o in same:
-        assert column_bytes(o)==column_bytes(batch)
-        for name in ('ids', 'probs', 'weights', 'mask', 'idxs'): assert torch.equal(getattr(o, name), getattr(batch, name)), name
-    assert torch.equal(turned.ids, batch.ids.T) and torch.equal(turned.first('reward'), batch.first('reward')) and torch.equal(turned.weights, batch.weights)
-    assert not hasattr(filled().sample(3), 'mask') and 'mask' not in filled().sample(3).as_tensordict().keys()
-    assert torch.equal(batch.as_tensordict()['mask'], batch.mask)
 
 
 def test_bfloat16_columns():

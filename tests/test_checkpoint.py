@@ -67,14 +67,6 @@ def test_load_makes_the_memory(sampler, tmp_path):
     assert seen(use(again, 9))==seen(use(memory, 9))
 
 
-def test_a_memory_that_has_seen_no_step(tmp_path):
-    ReplayMemory(7, Proportional(.3), seed=2).save(tmp_path)
-    memory = ReplayMemory.load(tmp_path)
-    assert (len(memory), memory.max_sz, memory.sampler.alpha)==(0, 7, .3)
-    memory.add(KINDS['only'](np.random.default_rng(0), {}))
-    assert len(memory)==1 and memory.check_valid()
-
-
 def test_what_is_of_the_users_own_is_handed_in(tmp_path):
     memory = memory_of('nested', Own)()
     use(memory, 5)
@@ -120,18 +112,6 @@ def test_options_of_a_sampler_that_differ_are_refused_by_name(saved, given, name
 
 
 class Other(Own): "Not the class that was saved"
-
-
-def test_many_streams_come_back(tmp_path):
-    "More than the table of streams holds at first"
-    memory, rng = ReplayMemory(500, seed=0), np.random.default_rng(0)
-    for k in range(4): memory.extend([KINDS['transition'](rng, {}) for _ in range(100)], streams=np.arange(100) + k*30)
-    memory.save(tmp_path)
-    again = ReplayMemory.load(tmp_path)
-    for o in (memory, again): o.extend([KINDS['transition'](np.random.default_rng(5), {}) for _ in range(100)], streams=np.arange(100))
-    assert again.check_valid()
-    ids = np.arange(memory.first_id, memory.n_added)
-    assert again.previous(ids).tolist()==memory.previous(ids).tolist() and again.next(ids).tolist()==memory.next(ids).tolist()
 
 
 # --- what is new ------------------------------------------------------------------------------------------------------
@@ -250,14 +230,6 @@ def test_a_strangers_ranks_are_refused_or_made_anew(field, wrong, match, tmp_pat
         return
     again = ReplayMemory.load(tmp_path)
     assert again.check_valid() and (again.sampler.ranks==memory.sampler.ranks).all()
-
-
-def test_a_newest_slot_out_of_bounds_is_refused(tmp_path):
-    memory = memory_of('only', Combined)()
-    use(memory, 5)
-    memory.save(tmp_path)
-    forge(tmp_path, setter(*MEMORY, 'sampler', 'newest', value=10**9))
-    with pytest.raises(ValueError, match=words('it is named', name='newest')): ReplayMemory.load(tmp_path)
 
 
 class Stacks(NamedTuple):

@@ -143,9 +143,7 @@ class World:
         if self.on_disk: self.memory.close()
 
 
-@pytest.mark.parametrize('kind', [Flagged, Numbered])
-@pytest.mark.parametrize('name', KINDS)
-@pytest.mark.parametrize('seed', range(2))
+@pytest.mark.parametrize('name,kind,seed', [(o, (Flagged, Numbered)[k % 2], k//2 % 2) for k, o in enumerate([*KINDS]*2)])
 def test_a_memory_drops_what_its_twin_drops(kind, name, seed, tmp_path):
     "In RAM, saved and loaded, and on disk, closed and opened again"
     World(kind, name, 10*seed + seed, tmp_path).go(80)

@@ -130,17 +130,6 @@ def test_a_copy_of_one_that_serves_lives_its_own_life(make, how, allocated):
 
 
 @every
-def test_an_allocation_that_fails_leaves_the_sampler_free(make):
-    sampler, calls = make(), []
-    def full(name, nbytes):
-        calls.append(name)
-        raise MemoryError(f'{nbytes} bytes')
-    try: sampler.attach(30, full)
-    except MemoryError: sampler.attach(30)
-    assert sampler.max_sz==30 and (live(sampler, Rng(0), 30, 0, 3) or True)
-
-
-@every
 def test_what_was_kept_is_recovered(make):
     "Another process opens the same bytes, which know of some rows that the sampler was not told about"
     for n, told in ((20, 20), (20, 17), (70, 70), (70, 50), (200, 100)):
@@ -186,25 +175,6 @@ def test_rows_enter_once_each_with_its_priority(make):
         sampler.enter(SimpleNamespace(n_added=n, first_id=max(0, n - 7)), None if p is None else (start, p))
         assert sampler.n_entered==n and sampler.largest==largest and sampler.check_valid()
         assert sampler.priorities.tolist()==[want[k] for k in range(len(want))]
-
-
-def test_an_object_is_told_of_each_row_once_after_a_reopening():
-    class Noting(Own):
-        def __init__(self):
-            super().__init__()
-            self.slots = []
-        def on_add(self, slots, priorities):
-            super().on_add(slots, priorities)
-            self.slots += [int(o) for o in slots]
-    room, counter, sampler = Room(), np.zeros(1, np.int64), as_sampler(Noting())
-    sampler.attach(50, room, counter)
-    sampler.enter(SimpleNamespace(n_added=0, first_id=0))
-    sampler.enter(SimpleNamespace(n_added=20, first_id=0))
-    again = as_sampler(Noting())
-    again.attach(50, Room(room.known), counter)
-    again.enter(SimpleNamespace(n_added=26, first_id=0))         # six rows came before the process died
-    again.enter(SimpleNamespace(n_added=30, first_id=0))
-    assert again.inner.slots==list(range(30)) and counter[0]==30
 
 
 # ---- interrupts
@@ -253,18 +223,6 @@ def test_an_interrupt_anywhere_is_made_good_by_calling_again(make, call, allocat
         if not isinstance(sampler, OwnSampler) or call!='draw':
             assert plain(batch(sampler, 9, Rng(3)))==plain(batch(twin, 9, Rng(3))), at
     assert at > 0
-
-
-@every
-def test_adding_the_same_slots_twice_is_harmless(make):
-    once, twice = ready(make), ready(make)
-    for first, m in ((45, 1), (46, 10), (56, 20), (10, 60)):
-        given = np.arange(m) % 3.
-        once.add_run(first, m, given)
-        for _ in range(2): twice.add_run(first, m, given)
-        assert twice.check_valid() and twice.size==once.size
-        if hasattr(once, 'ranks'): assert (once.ranks==twice.ranks).all()
-        assert plain(batch(once, 9, Rng(1)))==plain(batch(twice, 9, Rng(1)))
 
 
 # ---- options
