@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.steps import SimpleStep, Transition
 
 
@@ -90,16 +89,6 @@ def test_the_newest_rows_of_another_memory(numbered):
         assert (0 in ids) <= (first==0 and numbered)
 
 
-def test_rows_in_streams_of_their_own_are_no_episodes():
-    "`recent` of steps without env_id: stacked rows, each the first of its stream"
-    world, memory, other = World(1, False), ReplayMemory(100), ReplayMemory(100)
-    memory.extend(world.chunk(90)[0])
-    other.extend(memory.recent(7))
-    assert not list(other.episodes())
-    other.extend(memory.recent(50), streams=np.repeat(np.arange(100, 105), 10))
-    for o in other.episodes(): assert o.state[:, 1].tolist()==[*range(len(o))]
-
-
 def test_what_was_cleared_is_not_before_a_row():
     "In mid-episode: the rest of that episode is none"
     for numbered in (True, False):
@@ -110,9 +99,3 @@ def test_what_was_cleared_is_not_before_a_row():
         memory.clear()
         memory.extend(steps[13:])
         assert [o.ids.tolist() for o in memory.episodes()]==[[*range(k, k + 5)] for k in (15, 20, 25)]
-
-
-def test_n_step_transitions_without_their_number():
-    memory = ReplayMemory(100)
-    for row in NStep([Transition(np.float32([k]), 0, 1., np.float32([k + 1]), k % 5==4, False) for k in range(20)], n=3, gamma=.9): memory.add(row)
-    assert [o.state[:, 0].tolist() for o in memory.episodes()]==[[*range(k, k + 5)] for k in (5, 10, 15)]

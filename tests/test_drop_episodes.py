@@ -158,27 +158,6 @@ def games(n, **kw):
     return memory
 
 
-def test_games_older_than_n():
-    memory = games(10)
-    assert memory.drop_episodes(older_than=39)==0          # the oldest ends 36 rows before the newest
-    assert memory.drop_episodes(older_than=36)==0 and memory.drop_episodes(older_than=35)==4
-    assert memory.drop_episodes(older_than=35)==0 and memory.drop_episodes(older_than=0)==32       # all but the newest
-    assert {*memory.sample(4).reward.tolist()}=={9.}
-
-
-def test_what_was_overwritten_at_its_beginning_goes_as_well():
-    memory = ReplayMemory(10, seed=0)
-    for k in range(5): memory.extend(game(k))              # of game 2 two rows are left
-    seen = []
-    assert memory.drop_episodes(test=lambda o: seen.append(len(o)) or len(o) < 4)==2 and seen==[2, 4, 4]
-
-
-def test_all_that_is_given_must_hold():
-    memory = games(10)
-    assert memory.drop_episodes(older_than=20, test=lambda o: o.reward[0] in (1, 8))==4
-    assert sorted({int(o) for o in memory.fetch(np.flatnonzero(~memory.sampler.eligible.holds(np.arange(40)))).reward})==[1]
-
-
 def test_rows_that_a_test_sees_are_the_episodes():
     memory, seen = games(3), []
     memory.drop_episodes(older_than=1, test=lambda o: seen.append((type(o).__name__, o.ids.tolist(), o.reward.tolist())) or False)
@@ -194,14 +173,6 @@ def test_what_goes_on_waits_for_its_end_but_not_for_ever():
     assert memory.drop_episodes(older_than=3)==4          # nobody continued it
     memory.add(game(0, moves=1)[0])
     assert memory.drop_episodes(test=lambda o: o.reward[0]==0)==1     # of the same episode: its last step was drawn still
-
-
-def test_an_empty_memory_has_nothing_to_drop():
-    memory = ReplayMemory(10)
-    assert memory.drop_episodes(older_than=3)==0
-    memory.extend(game(1))
-    memory.clear()
-    assert memory.drop_episodes(test=lambda o: True)==0
 
 
 class Endless(NamedTuple):

@@ -5,8 +5,7 @@ import pytest
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.steps import Layout, SimpleStep, Transition
-from refusals import refused
+from fastrl_replay.steps import SimpleStep
 
 
 def play(rng, n, streams=3):
@@ -43,31 +42,11 @@ def test_whole_episodes_are_found(seed, on_disk, tmp_path):
         for o in found: assert o.reward.tolist() == o.ids.tolist() and o.episode_n.unique().numel() == 1
 
 
-def test_steps_without_numbers():
-    "Where no step says which episode it belongs to, flags and streams do"
-    memory = ReplayMemory(7, Uniform())
-    for k in range(12): memory.add(Transition(k, 0, 1., k + 1, k % 4 == 3, False))
-    assert [o.ids.tolist() for o in memory.episodes()] == [[8, 9, 10, 11]]        # of 4 to 7 the first is gone
-    one = ReplayMemory(7, Uniform())
-    for k in range(6): one.add(Transition(k, 0, 1., k + 1, k % 3 == 2, False))
-    assert [o.state.tolist() for o in one.episodes()] == [[3, 4, 5]]              # what came before id 0 is not known
-
-
 def test_an_episode_of_n_step_transitions_is_one():
     steps = [SimpleStep(np.float32([k]), 0, np.float32([k + 1]), k % 5 == 4, False, 1., 0., 0, 0, k % 5, k // 5) for k in range(15)]
     memory = ReplayMemory(100, Uniform())
     for item in NStep(steps, n=3, gamma=.9): memory.add(item)
     assert [len(o) for o in memory.episodes()] == [5, 5, 5]
-
-
-def test_what_is_overwritten_meanwhile_is_left_out():
-    memory = ReplayMemory(6, Uniform())
-    def add(k): memory.add(Transition(k, 0, 1., k + 1, k % 2 == 1, False))
-    for k in range(6): add(k)
-    found = memory.episodes()
-    assert next(found).ids.tolist() == [2, 3]
-    for k in range(6, 9): add(k)
-    assert [o.ids.tolist() for o in found] == [[4, 5]]
 
 
 @pytest.mark.parametrize('numbered', [True, False])
@@ -86,14 +65,3 @@ def test_where_an_episode_ends_is_the_same_for_all(numbered, length):
         there[there] = expected[ids[there]] == expected[ids[there] + ahead]
         assert found.tolist() == np.where(there, ids + ahead, -1).tolist()
     if length > 2: assert (np.ptp(expected[memory.sample_sequences(50, 3).ids.numpy()], axis=1) == 0).all()
-
-
-def test_flags_that_are_no_numbers_are_refused():
-    "A memory that an early version saved may have them"
-    memory, odd = ReplayMemory(10), Transition(0., 0, 0., 0., np.zeros(2, bool), False)
-    with refused('terminated', got='(2,)'): memory.add(odd)
-    memory._parts.open(Layout.as_is(odd))
-    for _ in range(2): memory.add(odd)
-    for ask in (lambda: memory.episode(0), lambda: memory.next([0], within_episode=True), lambda: memory.sample_sequences(1, 2)):
-        with refused('terminated'): ask()
-    assert memory.next([0]).tolist() == [1]

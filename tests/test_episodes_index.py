@@ -185,19 +185,6 @@ def test_streams_that_grow_shrink_and_vanish():
     assert laid_out > 0
 
 
-def test_a_ring_that_doubles_moves_one_place_a_row():
-    "Between two doublings, the old ring is still read, and released in time"
-    memory, world = ReplayMemory(2000), World(0, Flagged, 1e9)
-    memory.add(world.row(0))
-    index = EpisodeIndex(memory._shelf.storage)
-    for k in range(1, 300):
-        memory.add(world.row(0))
-        slots = np.arange(k + 1)
-        assert index.window(slots[-1:], -slots)[0].tolist()==slots[::-1].tolist()
-    free = index.tables.counts[0].free_rings
-    assert (free[:9] > 0).tolist()==[False, False] + [True]*6 + [False]     # of 4 to 128; 256 is just being moved
-
-
 def test_rows_that_come_after_billions_of_steps():
     "An episode that never ends: places wrap in 32 bits, and positions are not lost"
     memory, world = ReplayMemory(40), World(0, Flagged, 1e9)
@@ -291,13 +278,6 @@ def test_a_flag_that_is_corrected_is_seen_or_refused():
         with pytest.raises(ValueError, match=WORDS['sequences were formed']): formed.correct([2], field, 1)
 
 
-def test_a_memory_checks_its_index():
-    memory, world = ReplayMemory(30), World(3, Flagged)
-    play(memory, world, 50)
-    memory.episode_index().catch_up()[0][:] = 1
-    with pytest.raises(AssertionError, match=WORDS['a wrong previous step']): memory.check_valid()
-
-
 class Plain:
     "A storage that keeps no distances: the members that the index uses, and no more"
     def __init__(self, storage): self.kept, self.layout, self.max_sz = storage, storage.layout, storage.max_sz
@@ -319,13 +299,3 @@ def test_a_storage_without_distances_is_asked_for_them(pattern):
         memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
         index = index or EpisodeIndex(Plain(memory._shelf.storage))
         if rng.random() < .7: check(index, world)
-
-
-def test_whole_episodes_of_a_storage_without_distances():
-    "An episode begins with its first stored row where the row before it in the stream is stored, and ended one"
-    memory, found = ReplayMemory(10), []
-    for k in range(14):
-        memory.add(Flagged(k, k % 4==3, False))
-        if k in (3, 13): found.append([EpisodeIndex(o).begins(s) for o in (memory._shelf.storage, Plain(memory._shelf.storage)) for s in (0, 4, 8)])
-    assert found[1][2] and found[1][5]
-    assert not any(found[0]) and not found[1][1] and not found[1][4]   # nothing before id 0 is known; the row before id 4 is gone

@@ -1,14 +1,11 @@
 "One kernel reads rows of every layout, by a plan: beside NumPy's indexing, whatever the leaves; and the requests that it fills"
 import collections
-import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numba.core import event
 
-import fastrl_replay
 from fastrl_replay.all import ReplayMemory, Sequence, Transition
 from fastrl_replay.batch import FETCHED
 from fastrl_replay.saving import manifest_bytes, read_manifest
@@ -105,12 +102,6 @@ def test_the_first_batch_of_any_layout_compiles_nothing():
     assert not heard.names
 
 
-def test_no_code_is_generated():
-    sources = {p: p.read_text() for p in Path(fastrl_replay.__file__).parent.rglob('*.py')}
-    found = [p.name for p, text in sources.items() if re.search(r'(?<![.\w])(exec|eval|compile)\(|exec_module|fetch_source', text)]
-    assert not found
-
-
 # --- requests ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def small():
@@ -141,15 +132,6 @@ def test_batches_that_are_held_in_turn_are_used_again(held, small, made):
     assert len({b.reward.data_ptr() for b in some})==held
 
 
-def test_batches_beside_others_that_are_kept(small, made):
-    kept = [small.sample(8) for _ in range(300)]
-    for _ in range(20): batch = small.sample(8)
-    before = made['made']
-    for _ in range(200): batch = small.sample(8)      # noqa: F841   (one is held while the next is drawn)
-    assert made['made']==before
-    assert [b.ids.tolist() for b in kept]==[b.reward.long().tolist() for b in kept]
-
-
 def test_fetches_of_many_sizes_keep_few_bytes(small):
     held = None
     for n in [*range(1, 3001, 7), *range(2990, 0, -13)]:
@@ -159,18 +141,6 @@ def test_fetches_of_many_sizes_keep_few_bytes(small):
         held = rows
     kept = small._shelf.storage._requests
     assert kept.nbytes < 8e6 and len(kept._pools) <= kept.KINDS
-
-
-def test_more_kinds_than_are_kept(small):
-    for length in range(1, 200): small.sample(3, windows={'action': range(length)})
-    kept = small._shelf.storage._requests
-    assert len(kept._pools) <= kept.KINDS and len(kept._forms) <= 2*kept.KINDS + 1
-
-
-def test_two_sizes_by_turns_do_not_cut_columns_again(small, monkeypatch):
-    for _ in range(20): batches = [small.sample(21), small.sample(22)]
-    monkeypatch.setattr(requests.Request, 'fit', lambda *_: pytest.fail('cut again'))
-    for _ in range(20): batches = [small.sample(21), small.sample(22)]      # noqa: F841
 
 
 # --- what 'auto' shares -----------------------------------------------------------------------------------------------

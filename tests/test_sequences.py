@@ -17,7 +17,6 @@ from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.show import memory_figure
 from fastrl_replay.steps import Transition
 from refusals import refused
 from words import WORDS, words
@@ -383,26 +382,6 @@ def test_the_file_of_starts_is_read_as_every_version_writes_it(prioritized, tmp_
         check_all(again, twin)
 
 
-def test_frames_are_read_like_any_rows():
-    class Image(NamedTuple):
-        state: Any
-        next_state: Any
-        terminated: Any
-        truncated: Any
-    rng = np.random.default_rng(0)
-    frames = rng.integers(256, size=(83, 64, 64), dtype=np.uint8)
-    shared, plain = (ReplayMemory(60, sequence=Sequence(6, 2), dedup=o, seed=0) for o in ('auto', None))
-    for k in range(80):
-        step = Image(frames[k:k + 3], frames[k + 1:k + 4], k % 9==8, False)
-        for o in (shared, plain): o.add(step)
-    assert 'frames' in repr(shared)
-    for _ in range(20):
-        a, b = (o.sample(4) for o in (shared, plain))
-        assert all(np.array_equal(x, y) for x, y in zip(a.astuple(), b.astuple())) and np.array_equal(a.ids, b.ids)
-        for row, ids in zip(a.state, a.ids.tolist()):
-            for state, id in zip(row.numpy(), ids): assert np.array_equal(state, frames[id:id + 3]) if id >= 0 else not state.any()
-
-
 def test_a_batch_of_sequences():
     import pickle
     import torch
@@ -428,18 +407,6 @@ def test_a_batch_of_sequences():
     assert len(rows)==7 and rows[0].x.shape==(5, 2)
 
 
-def test_fields_may_have_the_names_of_a_batch():
-    class Odd(NamedTuple):
-        mask: Any
-        burn_in: Any
-        first: Any
-    memory = ReplayMemory(20, sequence=Sequence(3))
-    for k in range(20): memory.add(Odd(k, k, k))
-    batch = memory.sample(2)
-    assert batch['mask'].tolist()==batch['first'].tolist()==batch.ids.tolist() and batch.mask.all() and batch.burn_in==0
-    assert batch.first('first').tolist()==batch.ids[:, 0].tolist()
-
-
 def test_windows_from_any_memory():
     "`sample_sequences`: all windows of one episode alike, whatever the sampler"
     memory, twin, _ = made(None, 60, Sequence(3, stride=1, pad=False), n=150)
@@ -457,18 +424,6 @@ def test_windows_from_any_memory():
         with refused('length'): memory.sample_sequences(2, wrong)
     with pytest.raises(ValueError, match=WORDS['it is empty']): ReplayMemory(9).sample_sequences(1, 1)
     assert plain.sample_sequences(5, 2).weights.tolist()==[1.]*5
-
-
-def test_health_and_pictures_before_the_first_window():
-    "Nothing can be drawn yet: what depends on draws is NaN or empty"
-    for sampler in (Uniform(), Proportional()):
-        memory, twin, rng = made(sampler, sequence=Sequence(30, pad=False), kind=Bare, n=20)
-        assert len(memory.sampler)==0 and all(len(o)==0 for o in trial_draws(memory))
-        health = memory.health()
-        assert np.isnan(health['effective']) and np.isnan(health['weights_effective_share']) and health['n']==20
-        assert memory_figure(memory).subfigs
-        for _ in range(200): memory.add(twin.play(rng))
-        assert memory.health()['effective'] > 0 or len(memory.sampler)==0
 
 
 @pytest.mark.parametrize('options,said', [
@@ -499,14 +454,6 @@ def test_bad_input_changes_nothing():
     with refused('ids', got='one that is not the first of a sequence'): memory.update_priorities([no_start], [1.])
 
 
-def test_a_mutant_is_caught():
-    "A twin whose windows are one step too long or too short, or which closes too late, differs"
-    for change_of in (dict(length=6), dict(length=4), dict(stride=3), dict(pad=False)):
-        memory, twin, _ = made(sequence=Sequence(5, 1))
-        twin.o = Sequence(**dict(length=5, burn_in=1) | change_of)
-        with pytest.raises(AssertionError): check_all(memory, twin)
-
-
 class Source:
     "Steps of a twin, for ever"
     def __init__(self, twin): self.twin, self.rng = twin, np.random.default_rng(3)
@@ -531,15 +478,3 @@ def test_the_replay(alpha, tmp_path):
     assert again.load(tmp_path/'r').sample().ids.tolist()==replay.sample().ids.tolist()
     assert next(iter(replay.loader(prefetch=2))).x.shape==(8, 6, 2)
     assert set(trial_draws(replay.memory)[0].tolist()) <= twin.windows().keys() and replay.memory.health()['n_batches'] > 200
-
-
-def test_a_batch_waits_until_there_are_sequences_enough():
-    "What is due before is left out, not owed; a memory that is full and has too few says so"
-    twin = Twin(100, Sequence(10, stride=10), Bare, 1)
-    pairs = zip(range(3), SequenceReplay(Source(twin), 4, 100, 10))
-    assert [len(twin.steps) for _ in pairs]==[40, 41, 42]
-    full = SequenceReplay(Source(Twin(50, Sequence(10), Bare, 1)), 6, 50, 10)
-    with pytest.raises(ValueError, match=words('too few windows', bs=6, n=5)): next(iter(full))
-    for options, said in ((dict(length=101), 'sequence'), (dict(length=5, burn_in=5), 'burn_in'), (dict(length=5, stride=0), 'stride')):
-        with refused(said): SequenceReplay([], 4, 100, **options)
-    with refused('replace', TypeError): SequenceReplay([], 4, 100, 5, alpha=.5, replace=True)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fastrl_replay.all import MixedMemory, NStep, Proportional, ReplayMemory, Sequence
-from fastrl_replay.batch import Batch
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.storage import texts
 from refusals import refused
@@ -110,14 +109,6 @@ def test_beside_a_naive_twin(seed, place, few, tmp_path):
     memory.close()
 
 
-def test_two_fields_forget_each_for_itself(few):
-    memory = ReplayMemory(20)
-    for k in range(400): memory.add(told(k, f'task {k}', f'room {k//3 % 7}'))
-    batch = memory.fetch(range(380, 400))
-    assert batch.task==[f'task {k}' for k in range(380, 400)] and batch['where']==[f'room {k//3 % 7}' for k in range(380, 400)]
-    assert len(table(memory, 0).lists)==2 and len(table(memory, 1).lists)==1 and memory.check_valid()
-
-
 def test_sequences_windows_n_steps_mixtures_and_shards(few):
     memories = [ReplayMemory(30, sequence=Sequence(4), seed=0), ReplayMemory(30, windows={'task': (-1, 0)}, seed=0), ReplayMemory(30, seed=0)]
     n_step, shard = NStep(n=3, gamma=.9), RayMemory(0, 30, seed=0)
@@ -136,27 +127,6 @@ def test_sequences_windows_n_steps_mixtures_and_shards(few):
     for k in range(300, 400): mixed.add(memories[2][0]._replace(task=f'other {k}'))
     assert mixed.memories[0].recent(9).task==[f'other {k}' for k in range(391, 400)]
     shard.close()
-
-
-def test_a_refused_chunk_leaves_no_string_behind(few):
-    memory = ReplayMemory(30)
-    memory.extend([told(k) for k in range(30)])
-    before = [*table(memory).lists[0].texts]
-    for bad in (dict(streams=[0, 1]), dict(streams='two')):
-        with pytest.raises(ValueError): memory.extend([told(k, f'new {k}') for k in range(5)], **bad)
-    with refused('task', expected='at most 40 different strings'): memory.extend([told(k, f'new {k}') for k in range(11)])
-    assert table(memory).lists[0].texts==before and len(memory.extend([told(k, f'new {k}') for k in range(10)]))==10
-
-
-def test_bytes_are_counted_of_what_is_stored(monkeypatch, tmp_path):
-    monkeypatch.setattr(texts, 'BYTES', 2000)
-    for path in (None, tmp_path/'there'):
-        memory = ReplayMemory(10, path=path)
-        for k in range(300): memory.add(told(k, f'{k} ' + 'y'*100))
-        assert [o.split()[0] for o in memory.recent(10).task]==[str(k) for k in range(290, 300)] and memory.check_valid()
-        with refused('task', expected='at most 2,000 bytes of different strings'): memory.add(told(0, 'z'*1900))
-        assert memory.n_added==300
-        memory.close()
 
 
 def test_health_warns_before_it_is_too_much(few):
@@ -212,15 +182,6 @@ def test_killed_while_lists_change_places(tmp_path):
         with ReplayMemory.open(path) as memory:
             assert memory.n_added >= done and memory.check_valid()
             assert memory.fetch(range(memory.first_id, memory.n_added)).task==[f'task {i}' for i in range(memory.first_id, memory.n_added)]
-
-
-def test_a_batch_of_strings_that_are_gone_stays(few):
-    memory = ReplayMemory(20, seed=0)
-    memory.extend([told(k) for k in range(20)])
-    batch = memory.sample(6)
-    wanted = [f'task {k}' for k in batch.ids.tolist()]
-    for k in range(20, 300): memory.add(told(k))
-    assert batch.task==wanted and ReplayMemory(9).extend(batch).tolist()==[*range(6)] and Batch.concat([batch, batch]).task==wanted*2
 
 
 def test_a_view_that_opens_while_a_list_begins_anew(few, tmp_path, monkeypatch):

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from fastrl_replay.all import AgeWeighted, GymStepper, Proportional, RankBased, ReplayMemory, Sequence, SimpleStep, Transition, Uniform
-from fastrl_replay.batch import Batch
-from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
@@ -130,48 +128,6 @@ def test_the_same_rows_are_drawn_with_and_without_windows():
         assert b.state.shape==(32, 2, 2) and b.action.shape==(32, 8) and list(b.is_pad)==['state', 'action']
 
 
-def test_windows_of_a_memory_are_those_of_all_its_draws_unless_others_are_asked_for():
-    memory = played(windows=WINDOWS)
-    assert memory.windows=={'state': (-1, 0), 'action': tuple(range(8))}
-    assert memory.sample(4).action.shape==(4, 8) and memory.sample(4, ['reward', 'state']).state.shape==(4, 2, 2)
-    assert memory.sample(4, ['reward']).is_pad is None and memory.sample(4, windows={}).is_pad is None
-    assert memory.sample(4, windows={'reward': [0, 1]}).is_pad.keys()=={'reward'}
-    for rows in (memory.fetch([1, 2]), memory.recent(3), memory.episode(5)): assert rows.is_pad is None and rows.state.ndim==2
-
-
-def test_a_batch_with_windows_is_moved_copied_and_pickled_like_any_other():
-    batch = played().sample(16, windows=WINDOWS)
-    batch.streams = np.arange(16)
-    for made in (copy.deepcopy(batch), copy.copy(batch), pickle.loads(pickle.dumps(batch)), batch.to('cpu'), batch.moved(torch.clone), batch[:]):
-        assert all(torch.equal(a, b) for a, b in zip(made.astuple(), batch.astuple())) and made.is_pad.keys()==batch.is_pad.keys()
-        assert all(torch.equal(made.is_pad[f], batch.is_pad[f]) for f in WINDOWS)
-    assert batch.to('meta').is_pad['action'].shape==(16, 8) and batch.to('meta').is_pad['action'].device.type=='meta'
-    assert batch[3:5].is_pad['state'].tolist()==batch.is_pad['state'][3:5].tolist() and batch[2].action.tolist()==batch.action[2].tolist()
-    changed = batch.replace(action=batch.action.float())
-    assert changed.action.dtype==torch.float32 and torch.equal(changed.is_pad['action'], batch.is_pad['action'])
-    assert batch.numpy().action.shape==(16, 8) and batch.unsqueezed().reward.shape==(16, 1)
-    assert batch.columns('is_pad', 'action')[0]['action'].shape==(16, 8)
-    with refused('is_pad', AttributeError): batch.is_pad = {}
-    with refused('next_state', got='float32[2]'): ReplayMemory(9).extend(batch)
-
-
-def test_a_batch_with_windows_becomes_a_tensordict():
-    pytest.importorskip('tensordict')
-    batch = played().sample(5, windows=WINDOWS)
-    made = batch.as_tensordict()
-    assert made['action'].shape==(5, 8) and torch.equal(made['is_pad', 'action'], batch.is_pad['action'])
-
-
-def test_a_held_batch_with_windows_stays_as_it_was():
-    memory, held = played(windows=WINDOWS), []
-    for k in range(30):
-        batch = memory.sample(6)
-        held.append((batch.is_pad if k % 2 else batch, batch.action.clone(), batch.is_pad['action'].clone()))
-        for kept, action, pads in held[-9:]:
-            assert torch.equal((kept if isinstance(kept, dict) else kept.is_pad)['action'], pads)
-            if isinstance(kept, Batch): assert torch.equal(kept.action, action)
-
-
 def test_nested_fields_and_frames_have_windows(tmp_path):
     "Of a dict, all parts; frames stored once form stacks when they are drawn"
     def step(k):
@@ -247,18 +203,6 @@ def test_stacks_formed_at_the_draw_are_those_of_gymnasium():
     a, b = plain.sample(200, windows={'state': range(-3, 1)}), stacked.sample(200)
     assert torch.equal(a.ids, b.ids) and torch.equal(a.action, b.action) and torch.equal(a.state, b.state)
     assert torch.equal(torch.cat([a.state[:, 1:], a.next_state[:, None]], 1), b.next_state)
-
-
-def test_a_mixture_passes_windows_through():
-    mixed = MixedMemory([played(), played(100)], seed=0)
-    batch = mixed.sample(12, windows=WINDOWS)
-    assert batch.action.shape==(12, 8) and batch.is_pad['action'].shape==(12, 8)
-    for i, (k, source) in enumerate(zip(batch.action[:, 0].tolist(), batch.source.tolist())):
-        last = min(k - k % 9 + 8, len(mixed.memories[source]) - 1)
-        assert batch.action[i].tolist()==[min(last, k + o) for o in range(8)] and batch.is_pad['action'][i].tolist()==[k + o > last for o in range(8)]
-    assert batch.to('meta').is_pad['state'].shape==(12, 2) and pickle.loads(pickle.dumps(batch)).is_pad['state'].shape==(12, 2)
-    assert mixed.sample(12).is_pad is None
-    with refused('windows', got="'goal'"): mixed.sample(3, windows={'goal': [1]})
 
 
 def test_hindsight_takes_windows_of_actions_and_refuses_those_of_what_depends_on_the_goal():
