@@ -16,12 +16,12 @@ from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep
 from harness import check_resume, seen
 from hostile import attack, forge, no_pickle, setter
-from test_harness import SAMPLERS, Own, memory_of, use
+from test_harness import Own, memory_of, use
 from twins import KINDS, stacked
 from refusals import refused
 from words import WORDS, words
 
-MORE = SAMPLERS | dict(rank=RankBased, lap=LAP, combined=Combined, ere=lambda: ERE(c_min=5, period=7), aged=lambda: AgeWeighted(9, .2),
+MORE = dict(replacing=lambda: Uniform(True), scheduled=lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'), rank=RankBased, lap=LAP, combined=Combined, ere=lambda: ERE(c_min=5, period=7), aged=lambda: AgeWeighted(9, .2),
                        falling=lambda: RankBased(.5, LinearSchedule(1., 0., 9)))
 
 

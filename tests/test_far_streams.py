@@ -55,8 +55,7 @@ def n_step_twin(steps, n, gamma):
     return out
 
 
-@pytest.mark.parametrize('form', ['steps', 'lists', 'chunks', 'streams', 'turns'])
-@pytest.mark.parametrize('name', STREAMS)
+@pytest.mark.parametrize('form,name', zip(['steps', 'lists', 'chunks', 'streams', 'turns'], [*STREAMS]*2))
 def test_n_step(name, form):
     steps = steps_of(STREAMS[name])
     parts, numbered = [steps[a:a + 16] for a in range(0, len(steps), 16)], form!='streams'
@@ -97,8 +96,7 @@ def checked(memory, steps, max_sz):
     memory.check_valid()
 
 
-@pytest.mark.parametrize('folder', [False, True])
-@pytest.mark.parametrize('name', STREAMS)
+@pytest.mark.parametrize('folder,name', zip([False, True]*2, STREAMS))
 def test_links_and_episodes(name, folder, tmp_path):
     steps = steps_of(STREAMS[name])
     for how in ('add', 'list', 'batch', 'streams'):

@@ -16,7 +16,7 @@ from fastrl_replay.protocol import Memory, members
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import Layout
 from fastrl_replay.storage.choice import storage_for
-from fastrl_replay.testing import LACKS, LAWS, NaiveMemory, check_memory, check_pipe, check_sampler, check_storage
+from fastrl_replay.testing import LACKS, LAWS, check_memory, check_pipe, check_sampler, check_storage
 from naive_storage import NaiveStorage
 from test_sampler_faults import Own
 
@@ -159,11 +159,3 @@ def test_a_memory_of_an_unknown_kind_is_asked_for_what_the_protocol_names():
         def __bool__(self): return True
     found = check_memory(lambda n, step, folder: Other(n, step))
     assert {'add', 'extend', 'sample', 'next', 'episode'} <= {*found} and not {'save', 'drop', 'windows', 'correct', 'Ctrl'} & {*found}
-
-
-def test_the_model_is_small_and_right():
-    naive = NaiveMemory(2)
-    naive.extend([SimpleStep(0, 0, 0), SimpleStep(1, 0, 1), SimpleStep(2, 0, 2, env_id=1)], [0, 0, 0], [1., 4., 2.])
-    assert [*naive.ids]==[1, 2] and naive.beside(1, 1)==-1 and naive.update([0, 1], [9., 2.])==1
-    assert naive.priorities[1]==2. and naive.largest==4. and naive.around(1, -3)==(1, True)
-    assert LAWS['RankBased'](naive, RankBased(alpha=1.))=={1: 2/3, 2: 1/3}

@@ -145,7 +145,7 @@ class Pair:
 
 
 @pytest.mark.parametrize('sampler', SAMPLERS)
-@pytest.mark.parametrize('max_sz', [1, 2, 3, 7, 64, 1000])
+@pytest.mark.parametrize('max_sz', [1, 7, 64])
 def test_beside_the_twin(max_sz, sampler): Pair('simple', max_sz, sampler, seed=max_sz).run(130)
 
 @pytest.mark.parametrize('kind', [o for o in KINDS if o!='simple'])

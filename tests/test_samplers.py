@@ -15,7 +15,7 @@ from fastrl_replay.schedules import LinearSchedule
 from refusals import about, refused
 from words import WORDS
 
-SIZES = [1, 2, 3, 5, 8, 13, 64, 65, 100, 257]
+SIZES = [1, 2, 5, 13, 64, 100]
 
 
 def chi2(counts, expected): return ((counts - expected)**2/expected).sum()

@@ -53,8 +53,7 @@ def as_list(memory, world): memory.extend(world.rows())
 
 USES = dict(sequence=dict(sequence=Sequence(4)), windows=dict(windows={'action': range(4)}))
 
-@pytest.mark.parametrize('nan', [False, True])
-@pytest.mark.parametrize('fill', [singly, as_list])
+@pytest.mark.parametrize('nan,fill', [(False, singly), (True, as_list)])
 @pytest.mark.parametrize('use', USES)
 def test_eight_environments_in_one_stream_are_told(use, fill, nan):
     memory, world = ReplayMemory(3000, seed=0, **USES[use]), Worlds(nan=nan)
