@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fastrl_replay.all import MixedMemory, Proportional, ReplayMemory, Transition
-from faults import small_files
 from test_saving_format import Calls, Injected, quiet_disk
 from refusals import refused
 
@@ -85,11 +84,6 @@ def test_what_is_not_plain_is_named_by_its_path(make, path, tmp_path):
         memory.save(tmp_path/'a', also=REFUSED[path])
     assert not (tmp_path/'a').exists()
 
-@pytest.mark.parametrize('also', [1, [1], 'text', torch.ones(2)])
-def test_it_is_a_dict(make, also, tmp_path):
-    with refused('also', TypeError): make().save(tmp_path/'a', also=also)
-    assert not (tmp_path/'a').exists()
-
 def test_a_model_state_is_an_ordered_dict_and_taken(tmp_path):
     model = torch.nn.Linear(2, 3)
     one().save(tmp_path/'a', also=dict(model=model.state_dict()))
@@ -114,9 +108,3 @@ def test_every_call_to_the_system_fails_in_turn(tmp_path, monkeypatch, after):
         assert found.n_added==found.also['n']==found.also['weights'][0]==found.also['weights'][-1]
         olds, news = olds + (found.n_added==20), news + (found.n_added==29)
     assert olds > 15 and news > 3
-
-def test_a_full_disk_leaves_what_was_there(tmp_path):
-    memory = one()
-    memory.save(tmp_path/'a', also=dict(n=1))
-    with small_files(20_000), pytest.raises(OSError): memory.save(tmp_path/'a', also=dict(n=2, large=np.zeros(10_000)))
-    assert ReplayMemory.load(tmp_path/'a').also==dict(n=1)

@@ -7,13 +7,11 @@ import torch
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from twins import named
 from refusals import named as argument_of
-from refusals import refused
 
 
 class Step(NamedTuple):
@@ -260,12 +258,6 @@ def test_ids_never_given_out(memory, ids):
     with unchanged(memory, ValueError, 'ids'): memory.update_priorities(ids, np.ones(len(ids)))
     with unchanged(memory, ValueError, 'ids'): memory.fetch(ids)
     with unchanged(memory, ValueError, 'ids'): memory.episode(ids[-1])
-
-
-@pytest.mark.parametrize('max_sz', [0, -1, 1.5, 10., None, '10', [5], float('inf'), 2**31, 2**70], ids=named)
-def test_bad_max_sz(max_sz):
-    for make in (lambda: ReplayMemory(max_sz), lambda: ExperienceReplay([], max_sz=max_sz), lambda: PrioritizedReplay([], max_sz=max_sz)):
-        with refused('max_sz', BAD): make()
 
 
 def test_a_schedule_that_leaves_its_range():

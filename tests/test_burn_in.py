@@ -18,7 +18,6 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
 from refusals import refused
-from words import WORDS
 
 
 def episodes(length, n, streams=1, numbered=True):
@@ -129,18 +128,6 @@ def test_the_option_is_written_where_it_matters_only(tmp_path):
     old.__setstate__({k: v for k, v in vars(Sequence(6, 3)).items() if k!='learn_first'})         # a pickle of before
     assert old==Sequence(6, 3, learn_first=False)
     with refused('learn_first', TypeError): Sequence(6, 3, learn_first='no')
-
-
-def test_another_option_is_refused_by_name(tmp_path):
-    memory = of(Sequence(6, 3, learn_first=False), path=tmp_path/'m')
-    state = memory.state_dict()
-    memory.close()
-    with pytest.raises(ValueError, match=WORDS['a wrong sequence']): ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3))
-    other = of(Sequence(6, 3))
-    before = every(other).keys()
-    with refused('sampler.options.sequence.learn_first', got='None'): other.load_state_dict(state)
-    assert every(other).keys()==before
-    with ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3, learn_first=False)) as again: assert again.check_valid()
 
 
 def test_the_pipe_has_the_option():

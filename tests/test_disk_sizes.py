@@ -59,6 +59,11 @@ def test_inspect_says_what_is_occupied_and_what_is_filled(tmp_path):
     memory.close()
 
 
+def test_an_empty_memory_on_disk_has_filled_nothing(tmp_path):
+    ReplayMemory(50, step=small(0), path=tmp_path/'m').close()
+    assert [head for head, _ in summary(tmp_path/'m')][-1]=='bytes'
+
+
 def test_packing_on_disk_is_refused_with_the_reason(tmp_path):
     for how in (dict(), dict(step=frames(0))):
         with refused('codec'): ReplayMemory(50, codec='lz4', path=tmp_path/'m', **how)

@@ -158,13 +158,6 @@ def games(n, **kw):
     return memory
 
 
-def test_rows_that_a_test_sees_are_the_episodes():
-    memory, seen = games(3), []
-    memory.drop_episodes(older_than=1, test=lambda o: seen.append((type(o).__name__, o.ids.tolist(), o.reward.tolist())) or False)
-    assert seen==[('Batch', [4*k + i for i in range(4)], [float(k)]*4) for k in range(2)]
-    assert memory.sampler.eligible.all
-
-
 def test_what_goes_on_waits_for_its_end_but_not_for_ever():
     memory = ReplayMemory(100, seed=0)
     memory.extend(game(0, ended=False))
@@ -229,15 +222,3 @@ def test_others_go_on_while_a_test_runs():
         return True
     assert memory.drop_episodes(test=slow)==4              # game 2
     assert {*memory.sample(200).reward.tolist()}=={3., 4.} and memory.check_valid()
-
-
-def test_a_million_rows_in_many_episodes_are_asked_at_once():
-    "By the number of calls, which does not grow with the number of episodes"
-    memory = ReplayMemory(20_000, seed=0)
-    at = np.arange(20_000)
-    memory.extend(Flagged(np.zeros((20_000, 2), np.float32), at/1., at % 5==4, np.zeros(20_000, bool), np.zeros(20_000, int)))
-    calls = []
-    memory_fetch = memory.fetch
-    memory.fetch = lambda *args: calls.append(len(args[0])) or memory_fetch(*args)
-    assert memory.drop_episodes(older_than=10_000)==9995 and calls==[]
-    assert memory.drop_episodes(older_than=9_000, test=lambda o: o.reward[0] % 2==0)==500 and calls==[200] + [5]*200

@@ -5,7 +5,8 @@ import pytest
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.steps import SimpleStep
+from fastrl_replay.steps import SimpleStep, Layout, Transition
+from refusals import refused
 
 
 def play(rng, n, streams=3):
@@ -65,3 +66,14 @@ def test_where_an_episode_ends_is_the_same_for_all(numbered, length):
         there[there] = expected[ids[there]] == expected[ids[there] + ahead]
         assert found.tolist() == np.where(there, ids + ahead, -1).tolist()
     if length > 2: assert (np.ptp(expected[memory.sample_sequences(50, 3).ids.numpy()], axis=1) == 0).all()
+
+
+def test_flags_that_are_no_numbers_are_refused():
+    "A memory that an early version saved may have them"
+    memory, odd = ReplayMemory(10), Transition(0., 0, 0., 0., np.zeros(2, bool), False)
+    with refused('terminated', got='(2,)'): memory.add(odd)
+    memory._parts.open(Layout.as_is(odd))
+    for _ in range(2): memory.add(odd)
+    for ask in (lambda: memory.episode(0), lambda: memory.next([0], within_episode=True), lambda: memory.sample_sequences(1, 2)):
+        with refused('terminated'): ask()
+    assert memory.next([0]).tolist() == [1]

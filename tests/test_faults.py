@@ -49,14 +49,6 @@ def test_what_cannot_be_assigned():
     with refused('rewards', AttributeError): batch.rewards = torch.zeros(8)
     with pytest.raises(AttributeError, match=words('no such field', name='rewards')): batch.rewards
 
-def test_a_column_of_another_dtype_is_refused_where_it_does_not_fit():
-    batch, memory = drawn(), ReplayMemory(8)
-    memory.add(step(0))
-    batch.state = batch.state.double()/3
-    assert batch.numpy().state.dtype==np.float64 and pickle.loads(pickle.dumps(batch)).state.dtype==torch.float64
-    with refused('state', (ValueError, TypeError), got='dtype float64, which would lose precision'): memory.extend(batch)
-    assert len(memory)==1
-
 def test_a_pickle_holds_what_torch_has_moved():
     batch = drawn()
     batch.state.share_memory_()
@@ -113,6 +105,13 @@ def test_what_decides_whose_row_it_is():
 
 
 # --- in time and room that don't grow with the memory ----------------------------------------------------------------
+@pytest.mark.parametrize('streams', ['two', [0, 1], [0., 1., 2., 3.], np.zeros((4, 1), int), object()])
+def test_streams_that_are_none(streams):
+    memory = ReplayMemory(20)
+    with refused('streams', (TypeError, ValueError)): memory.extend(stacked(4), streams=streams)
+    assert len(memory)==0
+
+
 def test_a_slot_is_read_without_looking_at_the_others():
     memory = ReplayMemory(300_000)
     memory.extend(Only(np.zeros((300_000, 3), np.int32)))

@@ -18,7 +18,7 @@ from fastrl_replay.storage import mapped
 from fastrl_replay.storage.mapped import Checksums
 from faults import Calls, kill
 from killing import is_whole, make_step
-from test_ondisk import SAMPLERS, filled, step_of
+from test_ondisk import SAMPLERS, filled, step_of, no_warning
 from words import WORDS, words
 
 SIZE = 60
@@ -387,6 +387,24 @@ def test_after_a_power_cut_no_row_below_those_flushed_is_wrong_unnoticed(kind, s
         became[what_is_noticed(tmp_path/str(k), kind, ReplayMemory.open)] += 1
         shutil.rmtree(tmp_path/str(k))
     assert became['warned'] > 3 and became['found'] > 5, became
+
+
+def test_the_warning_says_what_is_known(tmp_path, monkeypatch):
+    memory = filled(tmp_path)
+    memory.flush()
+    memory.add(step_of(30))
+    del memory                                     # no close, no flush: as a kill
+    with no_warning(): assert ReplayMemory.open(tmp_path).power_cut is None
+    monkeypatch.setattr(mapped, 'boot_id', lambda: 'the next boot')
+    with pytest.warns(UserWarning, match=words('no checksums below', n=30)):
+        memory = ReplayMemory.open(tmp_path)
+    assert memory.power_cut[:2]==(30, 10) and memory.check_valid()
+    memory.close()
+    with no_warning(): ReplayMemory.open(tmp_path).close()
+    note = read_manifest(tmp_path/'flushed.json') | dict(runs=[], closed=False)
+    (tmp_path/'flushed.json').write_bytes(saving.manifest_bytes(note))
+    monkeypatch.setattr(mapped, 'boot_id', lambda: 'one more')
+    with pytest.warns(UserWarning, match=WORDS['no checksums']): ReplayMemory.open(tmp_path).close()
 
 
 def mutant(shots, rng):

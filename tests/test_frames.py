@@ -11,7 +11,7 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.steps import Layout, SimpleStep, Transition
 from fastrl_replay.storage import choice, rooms
-from fastrl_replay.storage.choice import bytes_each, check_fits, check_storage_options, kept_how, storage_for, tables_for
+from fastrl_replay.storage.choice import check_fits, check_storage_options, storage_for, tables_for
 from fastrl_replay.storage.frames import interned
 from harness import seen
 from twins import Twin, column_bytes, read, stacked
@@ -302,11 +302,6 @@ def example(shape, dtype=np.uint8):
     s = np.zeros(shape, dtype)
     return Transition(s, 0, 0., s, False, False)
 
-def test_small_observations_stay_in_plain_records():
-    layout = Layout.of(example(4, np.float32))
-    assert not storage_for(layout, 10).tables and kept_how(storage_for(layout, 10))=='plain records'
-    assert len(storage_for(layout, 10, 'next_state').tables)==1
-
 class Only(NamedTuple):
     x: Any
 
@@ -334,11 +329,6 @@ def test_an_estimate_is_what_is_allocated():
                 assert storage_for(Layout.of(step), max_sz, dedup).nbytes==want
     s = np.zeros((4, 84, 84), np.uint8)
     assert '56.5 GB as plain' in str(ReplayMemory.estimate(SimpleStep(s, 0, s), 1_000_000))
-
-def test_packed_frames_count_for_the_rows_that_there_are():
-    storage = filled(calm(), 60, 1000, dedup='frames', codec='lz4')
-    assert bytes_each(storage)==storage.size + storage.tables[0].nbytes/60 and storage.tables[0].nbytes > 60*20
-    assert bytes_each(filled(calm(), 60, 1000, dedup='frames')) > storage.size + 900
 
 def test_an_estimate_from_spaces():
     import gymnasium as gym

@@ -2,6 +2,7 @@
 
 A new one is a line here. What is known to differ from the contract stands in `KNOWN`, until it is mended."""
 import ast
+import inspect
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fastrl_replay.pipes.normalized import Statistics
 from fastrl_replay.protocol import Memory, members
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.steps import Layout
+from fastrl_replay.storage.base import Storage
 from fastrl_replay.storage.choice import storage_for
 from fastrl_replay.testing import LACKS, LAWS, check_memory, check_pipe, check_sampler, check_storage
 from naive_storage import NaiveStorage
@@ -77,6 +79,15 @@ STORAGES = dict(naive=lambda n, step, folder: NaiveStorage(n, Layout.of(step))) 
 def test_every_storage(make):
     found = check_storage(make)
     assert {'zeros', 'next', 'sample', 'correct', 'save', 'state_dict'} <= {*found}
+
+
+def test_storages_have_what_the_protocol_names_and_it_is_small():
+    names = {o for o in (*vars(Storage), *Storage.__annotations__) if not o.startswith('_')}
+    assert len(names) <= 17
+    layout = Layout.of(SimpleStep(0., 0, 0.))
+    for o in (storage_for(layout, 5), NaiveStorage(5, layout)):
+        for name in names: assert hasattr(o, name), name
+    assert len(inspect.getsource(inspect.getmodule(NaiveStorage)).splitlines()) <= 100
 
 
 @pytest.mark.xfail(strict=True, reason='an interrupt between the lines of Ring.write leaves its counters apart, as the page of what works where says')

@@ -8,8 +8,8 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.samplers.age import AgeWeighted
-from fastrl_replay.samplers.eligible import Eligible
+from fastrl_replay.samplers.age import AgeWeighted, mass_left
+from fastrl_replay.samplers.eligible import Eligible, last_before
 from fastrl_replay.samplers.more import ERE, Combined, draw_recent
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay.steps import Transition
@@ -112,6 +112,25 @@ def test_ere_after_a_drop(share):
 
 
 # ---- rows that are each a stream of their own
+
+
+def test_combined_when_the_newer_half_is_dropped():
+    def count(n):
+        eligible = Eligible(n)
+        eligible.take_out(np.arange(n//2, n), n)
+        places, blocks = Looks(eligible.places), Looks(eligible.blocks)
+        assert last_before.py_func(places, blocks, n - 1, n)==n//2 - 1 and blocks.n <= n/512 + 2
+        return places.n - blocks.n                         # beside one slot a block
+    is_level(count)
+
+
+def test_ages_after_a_drop():
+    def count(n):
+        eligible = left_of(n, .5, np.random.default_rng(4))
+        places = Looks(eligible.places)
+        mass_left.py_func(places, eligible.blocks, eligible.among(n), n - 1, n, n, n/2, .1)
+        return places.n
+    is_level(count)
 
 
 def test_a_table_is_moved_once_for_each_doubling(monkeypatch):

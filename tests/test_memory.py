@@ -180,26 +180,6 @@ def test_nothing_random_is_taken_from_the_global_generators():
     assert before==(random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())     # noqa: NPY002
 
 
-def test_td_errors_keep_double_precision():
-    memory = ReplayMemory(4, Proportional(eps=0.), seed=0)
-    memory.extend([Only(np.zeros(3, np.int32))]*4)
-    for form in (list, np.array, lambda v: torch.tensor(v, dtype=torch.float64)):
-        memory.update_priorities([0, 1], form([1/3, 1e300]))
-        assert memory.sampler.priorities.tolist()==[1/3, 1e300, 1., 1.]
-        memory.update_priorities([0, 1], [1., 1.])
-
-
-def test_streams_that_are_over_are_forgotten():
-    "One stream for every episode is no leak, whichever way the steps come in"
-    one, many = (ReplayMemory(4, seed=0) for _ in range(2))
-    def step(i): return SimpleStep(np.zeros(2, np.float32), 0, np.zeros(2, np.float32), env_id=i)
-    for i in range(1000): one.add(step(i))
-    for i in range(0, 1000, 4): many.extend([step(i + k) for k in range(4)])
-    for memory in (one, many):
-        memory.check_valid()
-        assert memory._shelf.storage.streams.table.nbytes < 10_000
-
-
 def test_a_memory_copies_at_once_and_hands_out_nothing_of_its_own():
     "An environment that reuses its buffer, and a user who writes into what was read"
     memory, state = ReplayMemory(10, seed=0), np.zeros(3, np.int32)
@@ -233,24 +213,6 @@ def test_len_is_never_falsy_and_an_empty_memory_answers():
     assert memory and len(memory)==0 and list(memory)==[] and memory.n_added==memory.first_id==memory.n_stale==memory.nbytes==0
     assert memory.check_valid() and 'ReplayMemory' in repr(memory)
     assert memory.extend([]).tolist()==[] and memory.update_priorities([], [])==0
-
-
-@pytest.mark.parametrize('n', [64, 65, 300])
-@pytest.mark.parametrize('form', ['list', 'stacked', 'batch', 'adds'])
-@pytest.mark.parametrize('key', ['env_id', 'row'])
-def test_many_streams(n, form, key):
-    "More of them than anybody prepared for, all at once, some coming back, some forgotten meanwhile"
-    if form=='adds' and key=='row': return
-    memory, twin = ReplayMemory(5*n//2, seed=0), Twin(5*n//2)
-    for turn, shift in enumerate((0, 0, n//3, 5*n, 0)):
-        rows = [(turn*n + i, (i + shift)*1000 - 7) for i in range(n)]
-        steps = [SimpleStep(np.full(2, k, np.float32), 0, np.zeros(2, np.float32), env_id=e) if key=='env_id' else Only(np.full(3, k, np.int32)) for k, e in rows]
-        if form=='adds':
-            for o in steps: assert memory.add(o)==twin.add(o)
-        else: assert memory.extend(CHUNKS[form](steps)).tolist()==twin.extend(steps, form=form)
-        assert memory.check_valid()
-        for i, before, after in zip(twin.ids, memory.previous(list(twin.ids)), memory.next(list(twin.ids))):
-            assert (0 if before < 0 else i - before, 0 if after < 0 else after - i)==twin.links(i), f'links of {i}'
 
 
 # --- nothing asked for, nothing found -----------------------------------------------------------------------------------

@@ -295,6 +295,24 @@ def test_an_empty_memory_is_named_unless_it_has_no_share():
 
 # ---- sequences, shards
 
+def test_bad_input_is_refused_and_changes_nothing():
+    mixed = mixture()
+    batch, before = mixed.sample(9), mixed.memories[1].sampler.priorities
+    good = [1 << SHIFT]
+    for ids, td, message in [(good + [2 << SHIFT], [1., 1.], 'ids'), (good + [-5], [1., 1.], 'ids'),
+                             (good + [30], [1., 1.], 'ids'), (good + [1 << SHIFT | 30], [1., 1.], 'ids'),
+                             (good, [1., 2.], 'td_errors'), (good, [float('nan')], 'td_errors')]:
+        with refused(message): mixed.update_priorities(ids, td)
+    for ids in ([.5], ['a']):
+        with refused('ids', TypeError): mixed.update_priorities(ids, [1.])
+    for bs in (0, -1, 1.5, True, None):
+        with refused('bs'): mixed.sample(bs)
+    with refused('ids'): mixed.fetch([2 << SHIFT])
+    with refused('ids', got='30'): mixed.fetch([30])
+    assert (mixed.memories[1].sampler.priorities==before).all()
+    assert batch.update_priorities(torch.ones(9))==len({*batch.ids[batch.source==1].tolist()})
+
+
 def sequences(k, n=60, burn_in=1, **kw):
     memory = ReplayMemory(80, seed=k, sequence=Sequence(6, burn_in), **kw)
     memory.extend([SimpleStep(np.float32(i), k, np.float32(i + 1), i % 9==8, False, 1., env_id=0, step_n=i % 9, episode_n=i//9) for i in range(n)])
@@ -369,6 +387,14 @@ def test_a_restore_that_fails_changes_nothing():
     state, rows = other.saved()
     mixed.restore(state, rows.pieces())
     assert everything(mixed)==everything(other)
+
+def test_it_has_members_on_disk(tmp_path):
+    with filled(0, 30, path=tmp_path/'online') as online:
+        mixed = MixedMemory([online, filled(1, 30)], seed=0)
+        mixed.flush()
+        mixed.save(tmp_path/'saved')
+        assert everything(MixedMemory.load(tmp_path/'saved'))==everything(mixed)
+
 
 def saved_and_changed(folder):
     "A mixture with rows that its save in this folder lacks, and all that was saved"

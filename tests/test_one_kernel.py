@@ -132,17 +132,6 @@ def test_batches_that_are_held_in_turn_are_used_again(held, small, made):
     assert len({b.reward.data_ptr() for b in some})==held
 
 
-def test_fetches_of_many_sizes_keep_few_bytes(small):
-    held = None
-    for n in [*range(1, 3001, 7), *range(2990, 0, -13)]:
-        rows = small.fetch(np.arange(n))
-        assert len(rows)==n and rows.action.tolist()==list(range(n))
-        if held is not None: assert held.action.tolist()==list(range(len(held)))
-        held = rows
-    kept = small._shelf.storage._requests
-    assert kept.nbytes < 8e6 and len(kept._pools) <= kept.KINDS
-
-
 # --- what 'auto' shares -----------------------------------------------------------------------------------------------
 def shared(memory): return [str(t) for t in memory._shelf.storage.tables if t.references[0].dtype==np.int32 and 'strings' not in str(t)]
 
@@ -191,17 +180,3 @@ def test_folders_and_states_keep_what_they_were_made_with(tmp_path):
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
-def test_layouts_are_renumbered(monkeypatch):
-    "Fields that are chosen, in any order, have the layout that a step of them has; no example is made for it"
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        step = random_layout(rng)
-        layout = Layout.as_is(step)
-        fields = tuple(rng.permutation(step._fields)[:rng.integers(1, len(step._fields) + 1)].tolist())
-        want = Layout.as_is(collections.namedtuple('Own', fields)(*(getattr(step, f) for f in fields)))
-        with monkeypatch.context() as m:
-            m.setattr('fastrl_replay.steps.leaf_of', lambda *_: pytest.fail('an example'))
-            assert layout.select(fields)==want
-        f, other = fields[0], np.zeros((2, 3), np.int16)
-        assert layout.with_field(f, other)==Layout.as_is(step._replace(**{f: other}))
-        assert layout.with_field(f, getattr(step, f))==layout

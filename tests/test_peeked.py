@@ -51,6 +51,16 @@ def test_the_numbers_of_rows_are_the_memorys_own(step, n, tmp_path):
     memory.close()
 
 
+@pytest.mark.parametrize('step', [plain, nested])
+def test_episodes_and_steps_before_are_those_of_the_memory(step, tmp_path):
+    memory, view = pair(tmp_path, step, 137)
+    snapshot, ids = Snapshot(view), np.arange(37, 137)
+    assert snapshot.previous(ids).tolist()==memory.previous(ids).tolist()
+    for id in ids: assert snapshot.episode(id).ids.tolist()==memory.episode(id).ids.tolist()
+    assert [o.name for o in view.fetch(ids, ['reward']).layout.leaves]==['reward']
+    memory.close()
+
+
 def test_an_empty_memory_and_sequences_can_be_looked_at(tmp_path):
     memory, view = pair(tmp_path, plain, 0, step=plain(0))
     assert view.health()['warnings']==['the memory is empty'] and view.show()

@@ -6,8 +6,14 @@ from draws import batch, filled
 
 from fastrl_replay.samplers.rng import Rng, unit
 from fastrl_replay.samplers.rank import (
-    BLOCKS, HEAD, RankBased, change, check_blocks, empty_blocks,
-    entries_of, slots_at)
+    BLOCKS, HEAD, RankBased, change, check_blocks, empty_blocks)
+from fastrl_replay.samplers.rank import WIDTH
+from fastrl_replay.samplers.rank import START
+from fastrl_replay.samplers.rank import SIZE
+from fastrl_replay.samplers.rank import FIRST
+from fastrl_replay.samplers.rank import BORN
+from fastrl_replay.samplers.rank import BLOCK
+from fastrl_replay.samplers.rank import BIRTH
 
 
 def rank_based(width=128, **kw):
@@ -103,15 +109,6 @@ def test_blocks_stay_within_bounds():
     assert most <= 4*n//8 + 1 < directory.shape[1]
 
 
-def test_all_slots_at_all_ranks():
-    chance = np.random.default_rng(0)
-    arrays = empty_blocks(500, width=8)
-    change(*arrays, np.arange(500), -chance.integers(1, 50, 500), True)
-    found = np.empty(500, np.int64)
-    slots_at(arrays[1], arrays[3], np.arange(1, 501), found)
-    assert (found == arrays[1][entries_of(arrays[3])]).all() and sorted(found) == list(range(500))
-
-
 def test_filled_at_once_as_one_by_one():
     "From a state, with ties or without, the ranks are those that `sorted` gives"
     chance = np.random.default_rng(0)
@@ -133,3 +130,12 @@ def test_a_zero_with_a_sign_is_a_zero():
     again.attach(4)
     again.set_state({**state, 'priorities': np.array([-0., 2., 0., 1.])})
     assert again.ranks.tolist()==[3, 1, 4, 2] and again.check_valid()
+
+
+@pytest.mark.parametrize('row,at,by', [(START, 3, 10**17), (BIRTH, 2, 5), (SIZE, 2, 1), (BLOCK, 2, 1), (HEAD, WIDTH, 1), (HEAD, BORN, -5), (HEAD, FIRST, 10**18)])
+def test_the_checks_can_fail(row, at, by):
+    sampler = filled(rank_based(8), 100)
+    if row != BIRTH: sampler.update(np.arange(100), np.random.default_rng(0).random(100))
+    assert sampler.check_valid()
+    sampler.directory[row, at] += by
+    with pytest.raises((AssertionError, IndexError)): sampler.check_valid()

@@ -23,6 +23,7 @@ from harness import seen
 from restoring import by_pipe, by_restore, made_by, said
 from refusals import about, refused
 from words import words
+from fastrl_replay.memory.options import Options
 
 
 def step(k): return Transition(np.full((2, 20, 20), k % 250, np.uint8), k % 3, float(k), np.full((2, 20, 20), (k + 1) % 250, np.uint8), k % 9==8, False)
@@ -166,3 +167,11 @@ def test_a_ray_replay_compares_before_it_replaces(tmp_path):
 
 
 # --- the part itself --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('forged, argument, got', [
+    (dict(windows=3), 'windows', 'int 3'), (dict(windows={'reward': 'x'}), "windows['reward']", "str 'x'"), (dict(windows={'reward': []}), "windows['reward']", '[]'),
+    (dict(max_draws=0), 'max_draws', '0'), (dict(max_draws='a'), 'max_draws', "'a'"), (dict(max_sz=-1), 'max_sz', '-1'), (dict(sampler=4), 'state', 'int 4'),
+    (dict(sampler=dict(kind='Uniform')), 'state', None), (dict(sampler=dict(kind='Uniform', options=[])), 'state', 'list []')])
+def test_forged_options_are_named(forged, argument, got):
+    with refused(argument, (TypeError, ValueError), got=got): Options.from_plain(filled()._parts.options().to_plain() | forged)

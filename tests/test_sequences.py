@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from data.make_checkpoint import steps
 
-from fastrl_replay.health import trial_draws
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep
-from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
@@ -452,29 +450,3 @@ def test_bad_input_changes_nothing():
     assert memory.n_added==70 and str(after['memory']['sampler']['inner'])==str(before['memory']['sampler']['inner'])
     no_start = next(id for id in range(memory.first_id, 70) if id not in twin.windows())
     with refused('ids', got='one that is not the first of a sequence'): memory.update_priorities([no_start], [1.])
-
-
-class Source:
-    "Steps of a twin, for ever"
-    def __init__(self, twin): self.twin, self.rng = twin, np.random.default_rng(3)
-    def __iter__(self):
-        while True: yield self.twin.play(self.rng)
-
-
-@pytest.mark.parametrize('alpha', [None, .6])
-def test_the_replay(alpha, tmp_path):
-    twin = Twin(300, Sequence(6, 2, eta=.5))
-    replay = SequenceReplay(Source(twin), bs=8, max_sz=300, length=6, burn_in=2, alpha=alpha, eta=.5, min_sz=100, steps_per_batch=3, seed=0)
-    for k, batch in zip(range(200), replay):
-        assert replay.memory.n_added==100 + 3*k and len(batch)==8
-        check_batch(batch, twin.windows(), 6)
-        if alpha is None: continue
-        check_probabilities(batch, twin)
-        td = np.random.default_rng(k).random((8, 4))
-        batch.update_priorities(td)
-        twin.update(batch.ids, td)
-    replay.save(tmp_path/'r')
-    again = SequenceReplay([], bs=8, max_sz=300, length=6, burn_in=2, alpha=alpha, eta=.5, min_sz=100, steps_per_batch=3, seed=5, freeze_memory=True)
-    assert again.load(tmp_path/'r').sample().ids.tolist()==replay.sample().ids.tolist()
-    assert next(iter(replay.loader(prefetch=2))).x.shape==(8, 6, 2)
-    assert set(trial_draws(replay.memory)[0].tolist()) <= twin.windows().keys() and replay.memory.health()['n_batches'] > 200
