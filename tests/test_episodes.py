@@ -5,7 +5,7 @@ import pytest
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.steps import SimpleStep, Layout, Transition
+from fastrl_replay.steps import Layout, SimpleStep, Transition
 from refusals import refused
 
 

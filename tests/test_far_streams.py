@@ -52,7 +52,7 @@ def n_step_twin(steps, n, gamma):
     return out
 
 
-@pytest.mark.parametrize('form,name', zip(['steps', 'lists', 'chunks', 'streams', 'turns'], [*STREAMS]*2))
+@pytest.mark.parametrize('form,name', [*zip(['steps', 'lists', 'chunks', 'streams', 'turns'], [*STREAMS]*2)])
 def test_n_step(name, form):
     steps = steps_of(STREAMS[name])
     parts, numbered = [steps[a:a + 16] for a in range(0, len(steps), 16)], form!='streams'
@@ -93,7 +93,7 @@ def checked(memory, steps, max_sz):
     memory.check_valid()
 
 
-@pytest.mark.parametrize('folder,name', zip([False, True]*2, STREAMS))
+@pytest.mark.parametrize('folder,name', [*zip([False, True]*2, STREAMS)])
 def test_links_and_episodes(name, folder, tmp_path):
     steps = steps_of(STREAMS[name])
     for how in ('add', 'list', 'batch', 'streams'):

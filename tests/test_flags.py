@@ -126,7 +126,7 @@ def earlier(flags, max_sz=20, **options):
 EARLIER = dict(ints=dict(terminated=0, truncated=0), bytes=dict(terminated=np.uint8(0), truncated=np.uint8(0)), floats=dict(truncated=np.float64(0)))
 
 @pytest.mark.parametrize('known', [None, step(), step(terminated=1)], ids=['unknown', 'bool', 'int'])
-@pytest.mark.parametrize('how,flags', zip(['folder', 'state', 'path'], EARLIER.values()))
+@pytest.mark.parametrize('how,flags', [*zip(['folder', 'state', 'path'], EARLIER.values())])
 def test_flags_that_were_saved_as_numbers_go_on_as_they_were(how, known, flags, tmp_path):
     memory = earlier(flags, path=tmp_path/'m' if how == 'path' else None)
     before = memory.fetch(np.arange(5, 25))

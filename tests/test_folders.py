@@ -18,7 +18,7 @@ from fastrl_replay.storage import mapped
 from fastrl_replay.storage.mapped import Checksums
 from faults import Calls, kill
 from killing import is_whole, make_step
-from test_ondisk import SAMPLERS, filled, step_of, no_warning
+from test_ondisk import SAMPLERS, filled, no_warning, step_of
 from words import WORDS, words
 
 SIZE = 60

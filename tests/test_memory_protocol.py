@@ -1,22 +1,113 @@
-"""Memories of one part and of several pass one set of tests, by the members of `Memory` alone (more of each: test_kit.py).
+"""Memories of one part and of several pass one set of tests, by the members of `Memory` alone (more of each: test_kit.py); so does a
+naive one, which stands here as a pattern.
 
 A twin remembers each step by the id that it got. What it expects holds for one memory and for one of several parts, whose ids
 are far apart: a step before another may be stored in another part, and is then as if it were not there."""
-import threading
+import threading, weakref
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import matplotlib.pyplot
 import numpy as np
 import pytest
+import torch
 
 from fastrl_replay.all import ExperienceReplay, Proportional, ReplayMemory, SimpleStep
+from fastrl_replay.batch import Batch, as_chunk, came_from, chunk_columns, chunk_streams
+from fastrl_replay.health import memory_health
 from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.protocol import Lasting, Memory, as_memory, members
 from fastrl_replay.ray import RayMemory
-from refusals import refused
+from fastrl_replay.samplers.eligible import ALL
+from fastrl_replay.samplers.rng import Rng
+from fastrl_replay.show import memory_figure
+from fastrl_replay.steps import Layout
 from words import words
 
 MAX_SZ = 24
+
+
+class NaiveMemory:
+    "All members of `Memory`, over lists and dicts: rows by id, and of each the ids of its neighbours"
+    draws = layout = None
+    def __init__(self, max_sz, seed=None):
+        self.max_sz, self.rng, self.lock = max_sz, Rng(seed), threading.RLock()
+        self.sampler = SimpleNamespace(prioritized=False, beta=None, n_batches=0, sequence=None, eligible=ALL, name='all alike')
+        self.rows, self.before, self.after, self.newest = {}, {}, {}, {}
+        self.n_added = self.n_drawn = self.n_stale = 0
+
+    @property
+    def first_id(self): return max(0, self.n_added - self.max_sz)
+    def __len__(self): return self.n_added - self.first_id
+
+    def add(self, step, priority=None): return int(self.extend([step])[0])
+    def extend(self, chunk, priorities=None, streams=None):
+        chunk = as_chunk(chunk, self.layout and self.layout.step_type)
+        layout = self.layout or Layout.of(chunk[0])
+        columns, m = chunk_columns(layout, chunk)
+        streams, self.layout, first = chunk_streams(layout, chunk, columns, streams), layout, self.n_added
+        if streams is None: streams = range(m)                       # one row of each
+        with self.lock:
+            for i in range(m):
+                id, stream = first + i, int(streams[i])
+                self.rows[id] = [np.array(c[i], leaf.dtype) for c, leaf in zip(columns, layout.leaves)]
+                self.before[id] = self.newest.get(stream, -1)
+                self.after[self.before[id]] = self.newest[stream] = id
+            self.n_added += m
+            for id in range(first - self.max_sz, self.first_id): self.rows.pop(id, None)
+        return np.arange(first, self.n_added)
+
+    def _batch(self, ids, fields=None, **drawn):
+        layout = self.layout if fields is None else self.layout.select(fields)
+        at = [self.layout.leaves.index(leaf) for leaf in layout.leaves]
+        tensors = [torch.from_numpy(np.stack([self.rows[i][k] for i in ids])) for k in at]
+        batch = Batch.of_tensors(layout, tensors, ids=torch.tensor(ids), max_sz=self.max_sz, **drawn)
+        return came_from(batch, weakref.ref(self))
+    def _known(self, ids):
+        ids = np.asarray(ids).tolist()
+        for i in ids:
+            if i not in self.rows: raise ValueError(f'ids: {i} is not stored')
+        return ids
+    def fetch(self, ids, fields=None):
+        with self.lock: return self._batch(self._known(ids), fields)
+    def sample(self, bs, fields=None):
+        with self.lock:
+            if not self.rows: raise ValueError('the memory is empty')
+            if bs > len(self): raise ValueError(f'{bs} rows without replacement of {len(self)}')
+            self.n_drawn, self.sampler.n_batches = self.n_drawn + bs, self.sampler.n_batches + 1
+            ids = self.rng.choice(sorted(self.rows), bs, replace=False).tolist()
+            return self._batch(ids, fields, probs=torch.full((bs,), 1/len(self)), weights=torch.ones(bs))
+    def update_priorities(self, ids, td_errors):
+        ids = np.asarray(ids)
+        if len(ids)!=len(td_errors): raise ValueError(f'td_errors: expected {len(ids)}')
+        if (ids >= self.n_added).any() or not np.isfinite(np.asarray(td_errors)).all(): raise ValueError('ids: never given out')
+        self.n_stale += int((ids < self.first_id).sum())
+        return 0
+
+    def _same(self, a, b):
+        end, n = (self.layout.leaf(o) for o in ('terminated', 'episode_n'))
+        return not self.rows[a][end] and self.rows[a][n]==self.rows[b][n]
+    def _beside(self, ids, links, within):
+        def one(i):
+            j = links.get(i, -1)
+            return j if j in self.rows and (not within or self._same(min(i, j), max(i, j))) else -1
+        with self.lock: return np.array([one(i) for i in self._known(ids)], np.int64)
+    def previous(self, ids, within_episode=False): return self._beside(ids, self.before, within_episode)
+    def next(self, ids, within_episode=False): return self._beside(ids, self.after, within_episode)
+    def episode(self, id):
+        ids = [id]
+        while (i := self.previous(ids[:1], True)[0]) >= 0: ids.insert(0, int(i))
+        while (i := self.next(ids[-1:], True)[0]) >= 0: ids.append(int(i))
+        return self.fetch(ids)
+
+    def news(self, seen, fields=None):
+        ids = np.arange(max(self.first_id, seen.get(0, 0)), self.n_added)
+        seen[0] = self.n_added
+        if len(ids): yield ids + 1, self.fetch(ids, fields)
+    def health(self): return memory_health(self)
+    def show(self, **kw): return memory_figure(self, **kw)
+    def usage(self):
+        return dict(n_drawn=self.n_drawn, n_stale=self.n_stale, samples_per_insert=self.n_drawn/max(1, self.n_added))
 
 
 def mixed(*memories, seed):
@@ -26,7 +117,7 @@ def mixed(*memories, seed):
     return MixedMemory([*memories, other], shares=(1., 0.), seed=seed)
 
 
-KINDS = dict(proportional=lambda seed: ReplayMemory(MAX_SZ, Proportional(), seed=seed),
+KINDS = dict(naive=lambda seed: NaiveMemory(MAX_SZ, seed), proportional=lambda seed: ReplayMemory(MAX_SZ, Proportional(), seed=seed),
              three_shards=lambda seed: RayMemory(3, MAX_SZ, Proportional(), place='here', seed=seed),
              mixed=lambda seed: mixed(ReplayMemory(MAX_SZ, Proportional(), seed=seed), seed=seed),
              mixed_shards=lambda seed: mixed(RayMemory(3, MAX_SZ, place='here', seed=seed), seed=seed))
@@ -156,7 +247,7 @@ def test_the_same_seed_draws_the_same(kind):
     def draws(seed):
         memory, world = KINDS[kind](seed), World()
         found = [memory.sample(5).ids.tolist() for _ in range(12) if store(memory, world, {}, 6)]
-        if kind in ('proportional', 'mixed'):      # shards have generators of their own
+        if kind in ('naive', 'proportional', 'mixed'):      # shards have generators of their own
             state = memory.rng.get_state()
             again = memory.sample(5).ids.tolist()
             memory.rng.set_state(state)

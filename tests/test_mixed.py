@@ -55,7 +55,7 @@ def mixture(shares=(.25, .75), n=30, seed=0, **kw):
 
 # ---- shares
 
-@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize('seed', range(8))
 def test_shares_of_any_numbers_hold_in_the_long_run(seed):
     rng = np.random.default_rng(seed)
     m = int(rng.integers(1, 7))
@@ -130,7 +130,7 @@ class Twin:
         assert mixed.check_valid()
 
 
-@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('seed', range(2))
 def test_thousands_of_operations_beside_a_twin(seed, tmp_path):
     rng, sizes = np.random.default_rng(seed), [30, 50, 7]
     memories = [ReplayMemory(n, Proportional(alpha), seed=seed) for n, alpha in zip(sizes, (.6, 1., .3))]
@@ -138,7 +138,7 @@ def test_thousands_of_operations_beside_a_twin(seed, tmp_path):
     for k, kind in enumerate((Named, Wider, Named)):
         memories[k].extend([step(k, i, kind) for i in range(5)])
         twin.store(k, range(5))
-    for turn in range(1200):
+    for turn in range(700):
         what = rng.choice(['add', 'extend', 'other', 'sample', 'update', 'fetch', 'shares', 'copy', 'save'],
                           p=[.2, .1, .1, .25, .2, .1, .03, .01, .01])
         number += 10
@@ -176,8 +176,7 @@ def test_thousands_of_operations_beside_a_twin(seed, tmp_path):
     twin.check_all(mixed)
 
 
-@pytest.mark.parametrize('seed', range(3))
-def test_rows_that_memories_copy_are_those_of_joined_batches(seed):
+def test_rows_that_memories_copy_are_those_of_joined_batches(seed=0):
     "Drawn straight into a batch, or as batches that are joined: the same to the bit, whatever is stored, dropped or asked for"
     rng = np.random.default_rng(seed)
     samplers = Uniform(), Proportional(beta=.4), Uniform(replace=True)

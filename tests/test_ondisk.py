@@ -2,6 +2,8 @@
 import os
 import subprocess
 import sys
+import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -49,6 +51,13 @@ def filled(path, n=30, sampler=Uniform, max_sz=20):
     memory = ReplayMemory(max_sz, sampler(), path=path)
     for k in range(n): memory.add(step_of(k))
     return memory
+
+
+@contextmanager
+def no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        yield
 
 
 # --- the same as in memory --------------------------------------------------------------------------------------------

@@ -1,19 +1,13 @@
 "Sorted blocks and rank-based sampling beside `sorted()`, over thousands of random operations on blocks small and large"
 
+
 import numpy as np
 import pytest
 from draws import batch, filled
 
 from fastrl_replay.samplers.rng import Rng, unit
 from fastrl_replay.samplers.rank import (
-    BLOCKS, HEAD, RankBased, change, check_blocks, empty_blocks)
-from fastrl_replay.samplers.rank import WIDTH
-from fastrl_replay.samplers.rank import START
-from fastrl_replay.samplers.rank import SIZE
-from fastrl_replay.samplers.rank import FIRST
-from fastrl_replay.samplers.rank import BORN
-from fastrl_replay.samplers.rank import BLOCK
-from fastrl_replay.samplers.rank import BIRTH
+    BIRTH, BLOCK, BLOCKS, BORN, FIRST, HEAD, SIZE, START, WIDTH, RankBased, change, check_blocks, empty_blocks)
 
 
 def rank_based(width=128, **kw):

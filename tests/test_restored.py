@@ -9,6 +9,7 @@ import pytest
 import restoring
 
 from fastrl_replay.memory import ReplayMemory
+from fastrl_replay.memory.options import Options
 from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.ray.replay import RayReplay
@@ -23,7 +24,6 @@ from harness import seen
 from restoring import by_pipe, by_restore, made_by, said
 from refusals import about, refused
 from words import words
-from fastrl_replay.memory.options import Options
 
 
 def step(k): return Transition(np.full((2, 20, 20), k % 250, np.uint8), k % 3, float(k), np.full((2, 20, 20), (k + 1) % 250, np.uint8), k % 9==8, False)

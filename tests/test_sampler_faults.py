@@ -97,7 +97,7 @@ def live(sampler, rng, max_sz, n, rounds=30):
 # ---- copies
 
 @every
-@pytest.mark.parametrize('how,allocated', zip(COPIES.values(), [True, False, True]), ids=COPIES.keys())
+@pytest.mark.parametrize('how,allocated', [*zip(COPIES.values(), [True, False, True])], ids=COPIES.keys())
 def test_a_copy_that_was_never_attached_serves_any_memory(make, how, allocated):
     "It has no arrays of another size: with an allocator, nothing is written beyond what was allocated"
     for max_sz in (1, 3, 64, 1000):
@@ -111,7 +111,7 @@ def test_a_copy_that_was_never_attached_serves_any_memory(make, how, allocated):
 
 
 @every
-@pytest.mark.parametrize('how,allocated', zip(COPIES.values(), [False, True, True]), ids=COPIES.keys())
+@pytest.mark.parametrize('how,allocated', [*zip(COPIES.values(), [False, True, True])], ids=COPIES.keys())
 def test_a_copy_of_one_that_serves_lives_its_own_life(make, how, allocated):
     room, sampler, counter = Room(), make(), np.full(1, 9)
     sampler.attach(50, *((room, counter) if allocated else ()))

@@ -51,8 +51,7 @@ def by_folder(tmp_path):
     return dict(save=save, load=load, through=lambda files: files, said=said)
 
 
-@pytest.mark.parametrize('replay', REPLAYS)
-@pytest.mark.parametrize('kind,chunk', [('simple', 0), ('simple', 5), ('transition', 0), ('nested', 3)])
+@pytest.mark.parametrize('replay,kind,chunk', [('uniform', 'simple', 0), ('often', 'simple', 5), ('prioritized', 'transition', 0), ('rank', 'nested', 3)])
 def test_a_replay_goes_on_exactly(replay, kind, chunk, by_folder):
     def make(): return REPLAYS[replay](Stream(kind, chunk))
     check_resume(make, draw, steps=(0, 9), **by_folder)
@@ -106,7 +105,7 @@ def test_no_step_in_a_window_is_lost_or_repeated(chunk, tmp_path):
     assert missing <= set(made[-30:]), 'a step that waited was lost'
 
 
-@pytest.mark.parametrize('kind', ['simple', 'nested', 'brain'])
+@pytest.mark.parametrize('kind', ['nested', 'brain'])
 def test_items_come_back(kind):
     "Steps, lists and batches, in their order; what goes into a memory afterwards is the same to the bit"
     source = Stream(kind)
