@@ -272,6 +272,3 @@ def test_mutants_of_a_memory(kind, sampler, tmp_path, request):
     n = -(-request.config.getoption('--mutants')//3)
     counts = attack(origin, load, n, work, (CheckpointError, ValueError))
     assert counts['refused'] > n//2, f'hardly a mutant was one: {counts}'
-
-
-# --- frozen -----------------------------------------------------------------------------------------------------------

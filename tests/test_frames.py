@@ -294,9 +294,6 @@ def test_a_damaged_record_is_noticed_and_nothing_crashes():
     with refused('state'): recent(storage, 40)
 
 
-# --- batches ------------------------------------------------------------------------------------------------------------
-
-
 # --- what is chosen -----------------------------------------------------------------------------------------------------
 def example(shape, dtype=np.uint8):
     s = np.zeros(shape, dtype)

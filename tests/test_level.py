@@ -111,9 +111,6 @@ def test_ere_after_a_drop(share):
     is_level(count, most=2)
 
 
-# ---- rows that are each a stream of their own
-
-
 def test_combined_when_the_newer_half_is_dropped():
     def count(n):
         eligible = Eligible(n)
@@ -132,6 +129,8 @@ def test_ages_after_a_drop():
         return places.n
     is_level(count)
 
+
+# ---- rows that are each a stream of their own
 
 def test_a_table_is_moved_once_for_each_doubling(monkeypatch):
     moved = []
@@ -165,9 +164,6 @@ def test_a_question_about_strings_is_one_about_distinct_ones():
         assert strings[at].tolist()==memory.recent(n).task
         return len(strings)
     is_level(count)
-
-
-# ---- what is packed
 
 
 # ---- kernels
@@ -204,9 +200,6 @@ def test_no_size_and_no_share_compiles_a_kernel_again():
     before = compiled()
     for n, m, bs in ((40, 1, 4), (700, 64, 32), (5000, 4500, 256)): use(n, m, bs)
     assert compiled()==before and sum(before.values()) > 20
-
-
-# ---- hindsight, as a whole
 
 
 def test_a_drop_after_clear_looks_at_what_is_dropped(monkeypatch):

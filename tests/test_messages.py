@@ -343,9 +343,3 @@ def test_a_step_among_several_keeps_what_is_said_of_it():
     with refused('state', expected='shape (4,)', got='(3,)'): memory().extend([step(), step(state=np.zeros(3, np.float32))])
     with refused('fields') as caught: MixedMemory([memory(), memory()]).sample(4, ['sate'])
     assert type(caught.value) is ValueError
-
-
-# ---- the helper that other tests use
-
-
-# ---- where words stand

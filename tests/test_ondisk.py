@@ -166,9 +166,6 @@ def test_an_update_cut_short_leaves_old_and_new_priorities(tmp_path):
         assert ((got==old) | (got==new)).all() and again.check_valid() and again.sampler.largest >= got.max()
 
 
-# --- one writer -------------------------------------------------------------------------------------------------------
-
-
 # --- what doesn't fit -------------------------------------------------------------------------------------------------
 OPTIONS = [Uniform, lambda: Uniform(replace=True), lambda: Proportional(alpha=0.), RankBased, lambda: RankBased(.5, .3),
            lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory')]
@@ -215,9 +212,6 @@ def test_a_description_that_cannot_be_is_refused(change, tmp_path):
     rewrite(tmp_path/'memory.json', change)
     for look in (ReplayMemory.open, ReplayMemory.peek):
         with pytest.raises(CheckpointError, match=words('it is named', name='memory.json')): look(tmp_path)
-
-
-# --- the power goes ---------------------------------------------------------------------------------------------------
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------

@@ -177,6 +177,3 @@ def test_folders_and_states_keep_what_they_were_made_with(tmp_path):
         new.extend(told(25, 200))
         assert not shared(new)
     with ReplayMemory(20, path=tmp_path/'new') as new: assert not shared(new) and len(new)==20
-
-
-# --- layouts ----------------------------------------------------------------------------------------------------------

@@ -301,7 +301,7 @@ def made(sampler=None, max_sz=50, sequence=None, kind=Numbered, n=70, streams=3,
 
 @pytest.mark.parametrize('prioritized', [False, True])
 def test_starts_are_drawn_with_their_probability(prioritized):
-    "Chi-square over 10⁶ windows, within five sigma of its mean"
+    "Chi-square over 200,000 windows, within five sigma of its mean"
     memory, twin, rng = made(Proportional(1.) if prioritized else Uniform(), 400, Sequence(6, stride=2), n=1000)
     windows = twin.windows()
     if prioritized:
@@ -310,11 +310,11 @@ def test_starts_are_drawn_with_their_probability(prioritized):
         memory.update_priorities(ids, td)
         twin.update(ids, td)
     counts, bs = Counter(), len(windows)//2
-    for _ in range(10**6//bs + 1): counts.update(memory.sample(bs).ids[:, 0].tolist())
+    for _ in range(200_000//bs + 1): counts.update(memory.sample(bs).ids[:, 0].tolist())
     total, n = sum(counts.values()), len(windows)
     want = {id: total*p/sum(twin.p.values()) for id, p in twin.p.items()}
     chi = sum((counts[id] - w)**2/w for id, w in want.items())
-    assert counts.keys() <= windows.keys() and total >= 10**6
+    assert counts.keys() <= windows.keys() and total >= 200_000
     assert chi < n + 5*(2*n)**.5 and (prioritized or chi < n)       # strata and distinct draws vary less
 
 

@@ -43,7 +43,7 @@ def test_strings_come_back_as_they_went_in(seed, tmp_path):
     "Thousands of random operations; a list of all steps is the twin, by id"
     rng, n = np.random.default_rng(seed), 0
     memory = ReplayMemory(40, [None, Proportional()][seed % 2], seed=seed, path=tmp_path/'there' if seed > 1 else None)
-    for turn in range(300):
+    for turn in range(120):
         m = int(rng.integers(1, 60 if turn % 20==0 else 6))
         new = [told(k) for k in range(n, n + m)]
         columns = Told(*([getattr(o, f) for o in new] for f in Told._fields))
