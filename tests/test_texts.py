@@ -160,14 +160,6 @@ def test_actors_send_strings():
     assert got==expected(range(30))
 
 
-def test_a_tensordict_has_strings():
-    pytest.importorskip('tensordict')
-    memory = ReplayMemory(9, seed=0)
-    memory.extend([told(k) for k in range(9)])
-    batch = memory.sample(4)
-    assert batch.as_tensordict()['task']==batch.task
-
-
 @pytest.mark.parametrize('value', [3, 3., True, None, b'x', np.float32(1), ['a'], np.array('a')[None], {'a': 'b'}])
 def test_what_is_no_string_is_refused_by_name(value):
     memory = ReplayMemory(20, seed=0)
