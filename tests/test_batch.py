@@ -246,6 +246,22 @@ def test_a_batch_is_handed_to_and_from_a_worker():
     it._shutdown_workers()
 
 
+def test_as_tensordict():
+    pytest.importorskip('tensordict')
+    rng, world = np.random.default_rng(0), {}
+    memory = ReplayMemory(20, Proportional(), seed=0)
+    memory.extend([KINDS['nested'](rng, world) for _ in range(20)])
+    batch = memory.sample(6)
+    td = batch.as_tensordict()
+    assert td.batch_size==(6,) and torch.equal(td['obs', 'camera'], batch.obs['camera']) and torch.equal(td['reward'], batch.reward)
+    assert torch.equal(td['ids'], batch.ids) and torch.equal(td['weights'], batch.weights)
+    del batch
+    want = td.clone()
+    for _ in range(10): memory.sample(6)
+    assert (td==want).all()
+    assert 'probs' not in memory.recent(3).as_tensordict().keys()
+
+
 def test_batch_of():
     batch = Batch.of(Transition([[1., 2.], [3., 4.]], [0, 1], [1, 2], np.zeros((2, 2), np.float32), [True, False], torch.tensor([False, False])))
     assert [t.dtype for t in batch.astuple()]==[torch.float32, torch.int64, torch.float32, torch.float32, torch.bool, torch.bool]
@@ -387,34 +403,6 @@ def test_compiled_functions_read_every_name(what, sampler): assert compiled_alik
 @pytest.mark.parametrize('method', METHODS)
 def test_in_compiled_functions_the_header_is_tensors(name, method):
     assert compiled_alike(lambda b: METHODS[method](getattr(b, name)), Proportional, n=3)==1
-
-
-@pytest.mark.parametrize('read', [(), ('ids',), ('weights', 'reward'), ('ids', 'probs', 'weights', 'state')], ids='-'.join)
-def test_a_compiled_function_gets_batches_of_which_some_columns_were_read(read):
-    def f(b): return b.unsqueezed().ids, b.unsqueezed().weights, b.replace(reward=b.reward*2).ids, b.unsqueezed().state, b.unsqueezed()
-    torch._dynamo.reset()
-    compiled, memory = torch.compile(f, fullgraph=True, backend='eager'), filled(sampler=Proportional())
-    for _ in range(3):
-        batch = memory.sample(8)
-        for o in read: getattr(batch, o)
-        *found, made = compiled(batch)
-        assert all(map(torch.equal, found, f(batch)[:-1])) and made.layout is f(batch)[-1].layout
-    torch._dynamo.reset()
-
-
-def test_a_compiled_function_may_assign_and_fetch():
-    def f(batch):
-        batch.reward = batch.reward.clamp(max=3.)
-        batch.weights = batch.weights/2
-        return batch.reward*batch.weights + batch.state[:, 0]
-    assert compiled_alike(f, Proportional)==1
-    batch = filled().sample(8)
-    want, compiled = f(copy.copy(batch)), torch.compile(f, fullgraph=True, backend='eager')
-    assert torch.equal(compiled(batch), want) and batch.numpy().reward.max()==3 and batch.weights.max()==.5
-    memory = filled()
-    compiled = torch.compile(lambda b: b.ids*2 + b.reward, fullgraph=True, backend='eager')
-    assert compiled(memory.fetch([3, 5])).tolist()==[9., 15.]
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize('made', [lambda v: v.double(), lambda v: v[:, None].expand(-1, 3), lambda v: v.to(torch.bfloat16), lambda v: v*2])

@@ -134,20 +134,6 @@ def test_a_second_save_writes_what_is_new(sampler, tmp_path):
     assert seen(ReplayMemory.load(tmp_path).state_dict())==seen(again.state_dict())
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_many_saves_and_loads_of_a_memory(kind, tmp_path):
-    "Steps of every kind, that wrap round between saves; at times the one that was loaded goes on"
-    memory, rng = memory_of(kind, Proportional, 50)(), np.random.default_rng(0)
-    for k in range(12):
-        use(memory, int(rng.choice([0, 1, 3, 20])))
-        memory.save(tmp_path)
-        again = ReplayMemory.load(tmp_path)
-        assert again.check_valid() and seen(again.state_dict())==seen(memory.state_dict())
-        if k % 3==2:
-            again.make = memory.make
-            memory = again
-
-
 # --- damage -----------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope='module')
 def bytes_saved_twice(tmp_path_factory):

@@ -85,94 +85,10 @@ class Naive:
         return {i: m/total if total else 1/len(mass) for i, m in mass.items()}
 
 
-def compare(memory, twin):
-    assert memory.check_valid()
-    living = twin.living()
-    assert (len(memory), memory.first_id, memory.n_added, memory.n_stale) == (len(twin.p) - twin.first, twin.first, len(twin.p), twin.n_stale)
-    assert memory.usage()['n_dropped'] == len(memory) - len(living) and len(memory.sampler) == len(living)
-    assert sorted(memory[:].ids.tolist() if len(memory) else []) == list(range(twin.first, len(twin.p)))
-    if not living:
-        if len(twin.p):
-            with pytest.raises(ValueError, match=WORDS['all is gone']): memory.sample(1)
-        return
-    batch, probs = memory.sample(min(6, len(living))), twin.probs()
-    assert set(batch.ids.tolist()) <= set(living) and (batch.reward == batch.ids).all()
-    np.testing.assert_allclose(batch.probs, [probs[i] for i in batch.ids.tolist()], rtol=1e-4)
-
-
-def again(memory, rng, folder, make):
-    "The same memory, by one of the ways in which a memory goes on elsewhere"
-    if memory.path is not None:
-        memory.close()
-        return ReplayMemory.open(folder, sampler=Own() if make is Own else None, step=step(0), seed=1)
-    own = Own() if make is Own else None
-    way = int(rng.integers(4))
-    if way==0: return pickle.loads(pickle.dumps(memory))
-    if way==1: return copy.deepcopy(memory)
-    if way==2:
-        memory.save(folder)
-        return ReplayMemory.load(folder, sampler=own, step=step(0))
-    other = ReplayMemory(MAX_SZ, make(), seed=9)
-    other.load_state_dict(memory.state_dict())
-    return other
-
-
-@pytest.mark.parametrize('disk', [False, True], ids=['ram', 'path'])
-@pytest.mark.parametrize('kind', SAMPLERS)
-def test_thousands_of_random_calls_beside_the_twin(kind, disk, tmp_path):
-    rng, make, folder = np.random.default_rng(len(kind)), SAMPLERS[kind], tmp_path/'memory'
-    memory, twin = ReplayMemory(MAX_SZ, make(), seed=0, path=folder if disk else None), Naive(kind)
-    for _ in range(80 if disk else 200):
-        n, first, what = len(twin.p), twin.first, rng.random()
-        if what < .2 or not n:
-            priority = float(rng.random()*3) if rng.random() < .3 else None
-            assert memory.add(step(n), priority) == n
-            twin.extend([priority])
-        elif what < .35:
-            m = int(rng.integers(1, 12 if rng.random() < .9 else 2*MAX_SZ))
-            memory.extend([step(n + i) for i in range(m)])
-            twin.extend([None]*m)
-        elif what < .6 and n > first:
-            ids = rng.integers(first, n, size=rng.integers(0, 12)) if rng.random() < .8 else np.arange(first, n)
-            assert memory.drop(ids) == twin.drop(ids.tolist())
-        elif what < .63:
-            memory.clear()
-            twin.clear()
-        elif what < .85:
-            ids, errors = rng.integers(max(0, first - 5), n, size=8), rng.standard_normal(8)*(rng.random() < .9)
-            changed, expected = memory.update_priorities(ids, errors), twin.update(ids.tolist(), errors.tolist())
-            assert changed == expected
-        elif what < .89: memory = again(memory, rng, folder, make)
-        compare(memory, twin)
-    memory.close()
-
-
 def filled(sampler=None, n=40, max_sz=50, **options):
     memory = ReplayMemory(max_sz, sampler, seed=0, **options)
     memory.extend([step(i, step_n=i % 10, end=i % 10==9) for i in range(n)])
     return memory
-
-
-@pytest.mark.parametrize('kind', SAMPLERS)
-def test_frequencies_are_those_of_the_law(kind):
-    "Chi-square at a fixed seed: 30,000 draws, two fifths of the rows dropped, some written again"
-    memory, twin = filled(SAMPLERS[kind](), n=60), Naive(kind, 50)
-    twin.extend([None]*60)
-    errors = np.linspace(.1, 3, 50)
-    memory.update_priorities(np.arange(10, 60), errors)
-    twin.update(list(range(10, 60)), errors.tolist())
-    memory.drop(np.arange(12, 32))
-    twin.drop(range(12, 32))
-    memory.extend([step(i) for i in range(60, 65)])
-    twin.extend([None]*5)
-    probs, n = twin.probs(), 1000
-    seen = np.bincount(np.concatenate([memory.sample(30).ids.numpy() for _ in range(n)]), minlength=65)
-    probs = {i: p for i, p in probs.items() if p}
-    ids = np.array(list(probs))
-    assert seen.sum() == seen[ids].sum() == 30*n
-    expected = 30*n*np.array(list(probs.values()))
-    chi, k = ((seen[ids] - expected)**2/expected).sum(), len(ids) - 1
-    assert chi < k + 4*np.sqrt(2*k), f'chi-square {chi:.0f} at {k} degrees of freedom'
 
 
 # ---- sequences

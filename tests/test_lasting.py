@@ -340,14 +340,6 @@ def test_a_state_is_loaded_into_a_memory_on_disk_and_saved_from_it(kind, n, tmp_
         assert go_on(again, kind)==then and (then==drawn or kind in ('own', 'sequences', 'prioritized_sequences'))
 
 
-@pytest.mark.parametrize('kind', ['proportional', 'ranked', 'frames', 'next_states'])
-def test_the_largest_priority_that_a_shard_was_told_of_is_remembered(kind, tmp_path):
-    with remember(kind, tmp_path) as memory: memory.sampler.note_largest(50.)
-    with reopen(kind, tmp_path) as memory:
-        memory.add(step_of(kind, 30))
-        assert memory.sampler.largest==50 and memory.sampler.priorities[30 % 20]==50
-
-
 # --- options ----------------------------------------------------------------------------------------------------------
 def is_like(a, b): return (a.kind, a.options())==(b.kind, b.options())
 

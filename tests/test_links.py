@@ -14,9 +14,6 @@ class Numbered(NamedTuple):
     state: Any
     env_id: Any
 
-class Plain(NamedTuple):
-    state: Any
-
 
 class Twin:
     "The rows of each stream, in the order of time"
@@ -39,32 +36,6 @@ def agree(memory, twin):
     np.testing.assert_array_equal(memory.previous(ids), before)
     np.testing.assert_array_equal(memory.next(ids), after)
     assert memory.check_valid()
-
-
-SPREAD = dict(small=lambda k: k, below=lambda k: -1 - k, far=lambda k: k << 32, farther=lambda k: k << 48,
-              both=lambda k: (k << 32) + k)
-
-
-@pytest.mark.parametrize('seed', range(12))
-def test_links_beside_a_twin(seed, tmp_path):
-    "Chunks and steps of few and of many streams, old and new, in rings that wrap, in RAM and on disk"
-    rng = np.random.default_rng(seed)
-    max_sz = int(rng.choice([1, 7, 100, 500, 3000, 9000]))
-    spread, numbered = SPREAD[list(SPREAD)[seed % 5]], seed % 2 == 0
-    memory, twin, fresh = ReplayMemory(max_sz, path=tmp_path/'m' if seed % 3 == 0 else None), Twin(max_sz), 0
-    for _ in range(12):
-        m = int(rng.choice([1, 2, 33, 150, 700, 6000]))
-        n_streams = int(rng.choice([1, 3, 40, 90, 400]))
-        if rng.random() < .5: fresh += n_streams
-        streams = fresh + rng.integers(n_streams, size=m)
-        if rng.random() < .5: streams = fresh + np.arange(m) % n_streams
-        streams = np.array([spread(int(k)) for k in streams])
-        if m <= 2 and numbered:
-            for s in streams.tolist(): memory.add(Numbered(0., s))
-        elif numbered: memory.extend(Numbered(np.zeros(m, np.float32), streams))
-        else: memory.extend(Plain(np.zeros(m, np.float32)), streams=streams)
-        for s in streams.tolist(): twin.add(s)
-        agree(memory, twin)
 
 
 # --- links that an earlier version lost ------------------------------------------------------------------------------

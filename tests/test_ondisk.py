@@ -61,27 +61,6 @@ def no_warning():
 
 
 # --- the same as in memory --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize('sampler', SAMPLERS)
-@pytest.mark.parametrize('kind', ['simple', 'transition'])
-def test_it_is_the_same_as_in_memory(sampler, kind, tmp_path):
-    "Random work on both, the one on disk reopened now and then: contents, links, priorities and batches are the same"
-    make = SAMPLERS[sampler]
-    ram, disk = ReplayMemory(30, make(), seed=5), ReplayMemory(30, make(), seed=5, path=tmp_path)
-    rngs, worlds = [np.random.default_rng(1) for _ in range(2)], [{}, {}]
-    for k in range(60):
-        for o, rng, world in zip((ram, disk), rngs, worlds): put_in_something(o, rng, world, kind)
-        assert disk.check_valid()
-        if k % 7==3:
-            disk.close()
-            disk = ReplayMemory(30, make(), seed=99, path=tmp_path)
-            assert disk.check_valid()
-        if not len(ram): continue
-        bs = min(5, len(ram))
-        assert seen(ram.sample(bs))==seen(disk.sample(bs)) and ram.n_stale==disk.n_stale
-        assert contents(ram)==contents(disk)
-        if hasattr(ram.sampler, 'priorities'): assert seen(priorities(ram))==seen(priorities(disk))
-    assert disk.n_added > 200
-    disk.close()
 
 
 def test_a_sampler_of_the_users_own_is_told_again(tmp_path):

@@ -133,6 +133,12 @@ def test_batches_that_are_held_in_turn_are_used_again(held, small, made):
 
 
 # --- what 'auto' shares -----------------------------------------------------------------------------------------------
+def test_more_kinds_than_are_kept(small):
+    for length in range(1, 200): small.sample(3, windows={'action': range(length)})
+    kept = small._shelf.storage._requests
+    assert len(kept._pools) <= kept.KINDS and len(kept._forms) <= 2*kept.KINDS + 1
+
+
 def shared(memory): return [str(t) for t in memory._shelf.storage.tables if t.references[0].dtype==np.int32 and 'strings' not in str(t)]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastrl_replay.all import (
-    GymStepper, NStep, ReplayMemory, Sequence, Transition)
+    NStep, ReplayMemory, Sequence)
 from fastrl_replay.batch import Batch
 from fastrl_replay.health import consecutive, newest, torn_streams
 from fastrl_replay.pipes.hindsight import HindsightReplay
@@ -113,12 +113,6 @@ def test_right_n_step_rows_are_not(n, gamma):
     assert said(mixed)==[]
 
 
-def test_unordered_rows_in_a_plain_memory_are_not_accused():
-    rng, memory = np.random.default_rng(0), ReplayMemory(2000)
-    memory.extend(Transition(*(rng.normal(size=s) for s in ((2000, 3), 2000, 2000, (2000, 3))), np.zeros(2000, bool), rng.random(2000) < .1), streams='one')
-    assert said(memory)==[] and memory.health()['torn_share'] > .9
-
-
 def test_hindsight_and_sequence_pipes_tell_it():
     class Goal(NamedTuple):
         state: Any
@@ -141,16 +135,6 @@ def test_hindsight_and_sequence_pipes_tell_it():
         replay = SequenceReplay(kind, bs=2, max_sz=1000, length=4)
         for _ in islice(replay, 100): pass
         assert len(said(replay.memory))==(not isinstance(kind[0], Batch))
-
-
-def test_steppers_are_told_apart():
-    "The copies of a stepper come in chunks, a row of each; its single steps without env_id are one stream, which is told"
-    for torn, pipe in enumerate((GymStepper(['CartPole-v1'], seed=0, n_envs=3, step_type=Transition), GymStepper(['CartPole-v1']*3, seed=0, step_type=Transition))):
-        memory = ReplayMemory(3000, sequence=Sequence(4))
-        with warnings.catch_warnings():
-            warnings.simplefilter('error', UserWarning)
-            for o in islice(pipe, 600): memory.add(o) if hasattr(o, '_fields') else memory.extend(o)
-        assert (memory.health()['torn_share'] > .1)==bool(torn)==bool(said(memory))
 
 
 # ---- chunks of other numbers of rows

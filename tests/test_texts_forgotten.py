@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fastrl_replay.all import MixedMemory, NStep, Proportional, ReplayMemory, Sequence
-from fastrl_replay.ray import RayMemory
+from fastrl_replay.all import Proportional, ReplayMemory
 from fastrl_replay.storage import texts
 from refusals import refused
 
@@ -107,26 +106,6 @@ def test_beside_a_naive_twin(seed, place, few, tmp_path):
     assert memory.health()['n_texts']==max(len({*twin.living()}), 1 if len(memory) else 0)
     if view is not None: view.close()
     memory.close()
-
-
-def test_sequences_windows_n_steps_mixtures_and_shards(few):
-    memories = [ReplayMemory(30, sequence=Sequence(4), seed=0), ReplayMemory(30, windows={'task': (-1, 0)}, seed=0), ReplayMemory(30, seed=0)]
-    n_step, shard = NStep(n=3, gamma=.9), RayMemory(0, 30, seed=0)
-    for k in range(300):
-        memories[0].add(told(k))
-        memories[1].add(told(k))
-        memories[2].extend(n_step.push([told(k)]))
-        shard.add(told(k))
-        if k < 60 or k % 7: continue
-        batch = memories[0].sample(3)
-        assert all(t==('' if i < 0 else f'task {i}') for row, ids in zip(batch.task, batch.ids.tolist()) for t, i in zip(row, ids))
-        batch = memories[1].sample(3)
-        assert [o[1] for o in batch.task]==[f'task {i}' for i in batch.ids.tolist()]
-        for o in (memories[2], shard): assert (b := o.sample(5)).task==[f'task {i}' for i in b.action.tolist()]
-    mixed = MixedMemory(memories[2:] + [ReplayMemory(9)], (1., 0.))
-    for k in range(300, 400): mixed.add(memories[2][0]._replace(task=f'other {k}'))
-    assert mixed.memories[0].recent(9).task==[f'other {k}' for k in range(391, 400)]
-    shard.close()
 
 
 def test_health_warns_before_it_is_too_much(few):

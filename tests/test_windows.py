@@ -8,104 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fastrl_replay.all import AgeWeighted, GymStepper, Proportional, RankBased, ReplayMemory, Sequence, SimpleStep, Transition, Uniform
+from fastrl_replay.all import GymStepper, ReplayMemory, Sequence, SimpleStep, Transition
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
 from refusals import refused
-
-
-class Own(NamedTuple):
-    state: Any
-    action: Any
-    terminated: Any
-    truncated: Any
-    env_id: Any = 0
-
-
-class Twin:
-    "All rows ever stored, in a list; a window is a walk; one that was dropped is not there"
-    def __init__(self, max_sz): self.max_sz, self.rows, self.dropped = max_sz, [], set()
-    @property
-    def first(self): return max(0, len(self.rows) - self.max_sz)
-
-    def beside(self, id, sign):
-        "The stored neighbour of a row in its episode, or None"
-        line = range(id + 1, len(self.rows)) if sign > 0 else range(id - 1, self.first - 1, -1)
-        there = next((k for k in line if self.rows[k][0]==self.rows[id][0]), None)
-        if there is None or there in self.dropped: return None
-        before = self.rows[min(id, there)][1]
-        return None if before.terminated or before.truncated else there
-
-    def window(self, id, by):
-        "The row `by` steps further, or the last before it, and whether it is that"
-        for _ in range(abs(by)):
-            there = self.beside(id, by)
-            if there is None: return id, True
-            id = there
-        return id, False
-
-    def check(self, batch, windows):
-        for i, id in enumerate(batch.ids.tolist()):
-            own = self.rows[id][1]
-            for f in batch.layout.fields:
-                there = [self.window(id, by) for by in windows[f]] if f in windows else None
-                value = getattr(own, f) if there is None else [getattr(self.rows[k][1], f) for k, _ in there]
-                assert np.array_equal(batch[f][i], np.asarray(value)), (id, f)
-                if there is not None: assert batch.is_pad[f][i].tolist()==[pad for _, pad in there]
-
-
-def world(rng, n_streams):
-    "Endless (stream, step): episodes of one to a dozen steps, streams by turns at random"
-    n = 0
-    while True:
-        n += 1
-        ends = rng.random(2) < (.08, .05)
-        stream = int(rng.integers(n_streams))
-        yield stream, Own(np.float32([n, stream, -n]), np.int64(n), *ends, stream)
-
-FIELDS = 'state', 'action', 'truncated'
-
-def some_windows(rng, most):
-    names = list(FIELDS)[int(rng.integers(2)):][:rng.integers(1, 4)]       # few combinations: each is a kernel
-    return {f: [range(-2, 1), rng.integers(-most, most + 1, int(rng.integers(1, 6))).tolist(), (0,), (-1, 0), np.arange(4)][rng.integers(5)] for f in names}
-
-
-DROPS = (0, 1, 2, 3)        # seeds: AgeWeighted refuses dropped rows
-SAMPLERS = [lambda: None, lambda: Uniform(replace=True), lambda: Proportional(.7), lambda: RankBased(), lambda: AgeWeighted(20)]
-
-@pytest.mark.parametrize('seed', range(4))
-def test_windows_are_those_of_a_list_of_all_rows(seed, tmp_path):
-    "Thousands of adds, chunks, draws with and without windows, updates; every other memory lies on disk"
-    rng = np.random.default_rng(seed)
-    max_sz, place = [8, 23, 60][seed % 3], tmp_path/'there' if seed % 2 else None
-    memory = ReplayMemory(max_sz, SAMPLERS[seed % 5](), seed=seed, path=place)
-    twin, steps, order = Twin(max_sz), world(rng, 1 + seed % 4), 0
-    for _ in range(200):
-        for _ in range(int(rng.integers(1, 9))):
-            twin.rows.append(next(steps))
-            if rng.random() < .5: memory.add(twin.rows[-1][1])
-            else: memory.extend([twin.rows[-1][1]])
-        if rng.random() < .2:
-            new = [next(steps) for _ in range(int(rng.integers(1, 2*max_sz)))]
-            twin.rows += new
-            memory.extend([o for _, o in new])
-        if seed in DROPS and rng.random() < .3:
-            gone = set(rng.choice(np.arange(memory.first_id, memory.n_added), 2).tolist())
-            if len(range(twin.first, len(twin.rows))) - len({o for o in twin.dropped | gone if o >= twin.first}) > 5:
-                memory.drop(sorted(gone))
-                twin.dropped |= gone
-        bs, windows = int(rng.integers(1, min(6, len(memory)) + 1)) if seed not in DROPS else 3, some_windows(rng, max_sz//2 - 1)
-        fields = ['action', 'env_id', 'truncated', 'state'] if rng.random() < .3 else None
-        batch = memory.sample(bs, fields, windows)
-        twin.check(batch, windows)
-        order += len(batch)
-        if batch.weights is not None and rng.random() < .3: memory.update_priorities(batch.ids, rng.random(bs))
-        plain = memory.sample(bs)
-        assert plain.is_pad is None and plain.layout is memory.layout
-        if rng.random() < .05: assert memory.check_valid()
-    assert memory.draws.n_rows >= order
-    memory.close()
 
 
 def played(n=200, length=9, **options):
