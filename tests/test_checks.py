@@ -1,7 +1,4 @@
 "What each check accepts, and what it says of anything else: the name, what was expected, what came, what to do"
-
-
-
 import numpy as np
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"What may be drawn: drop, clear, where and max_draws, beside a twin that writes the law out"
+"What may be drawn: drop, clear, where and max_draws (draws beside a law that is written out: test_kit.py)"
 import copy
 import pickle
 import re
@@ -47,42 +47,19 @@ class Own:
 
 
 SAMPLERS = dict(uniform=Uniform, repeating=lambda: Uniform(True), proportional=lambda: Proportional(alpha=.7, eps=.01, normalize='memory'),
-                zero=lambda: Proportional(alpha=0.), rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own,
-                aged=lambda: AgeWeighted(20), fading=lambda: AgeWeighted(15, 0.), floored=lambda: AgeWeighted(3.5, 1.))
+                rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own, aged=lambda: AgeWeighted(20))
 
 
 class Naive:
-    "Every priority ever given, which rows may not be drawn, and the law of the others written out"
-    def __init__(self, kind, max_sz=MAX_SZ):
-        self.kind, self.max_sz, self.p, self.dropped, self.cleared, self.largest, self.n_stale = kind, max_sz, [], set(), 0, 1., 0
+    "How many rows there were, and which of them may not be drawn"
+    def __init__(self): self.n, self.dropped, self.cleared = 0, set(), 0
     @property
-    def first(self): return max(self.cleared, len(self.p) - self.max_sz)
-    def living(self): return [i for i in range(self.first, len(self.p)) if i not in self.dropped]
-    def extend(self, priorities):
-        for p in priorities:
-            self.largest = max(self.largest, self.largest if p is None else p)
-            self.p.append(self.largest if p is None else p)
+    def first(self): return max(self.cleared, self.n - MAX_SZ)
     def drop(self, ids):
         new = set(ids) - self.dropped
         self.dropped |= new
         return len(new)
-    def clear(self): self.cleared = len(self.p)
-    def update(self, ids, errors):
-        last = {i: abs(e) for i, e in zip(ids, errors) if i >= self.first and i not in self.dropped}
-        self.n_stale += sum(i not in last for i in ids)
-        if self.kind in ('uniform', 'repeating', 'aged', 'fading', 'floored'): return 0
-        for i, e in last.items():
-            self.p[i] = max(e, 1.) if self.kind=='lap' else e + {'proportional': .01, 'zero': 1e-6}.get(self.kind, 0.)
-            self.largest = max(self.largest, self.p[i])
-        return len(last)
-    def probs(self):
-        ids = self.living()
-        ranked = sorted(ids, key=lambda i: (-self.p[i], i))
-        mass = dict(proportional=lambda i: self.p[i]**.7, lap=lambda i: self.p[i]**.4, rank=lambda i: (ranked.index(i) + 1)**-.8,
-                    aged=lambda i: max(.1, 1 - (len(self.p) - 1 - i)/20), fading=lambda i: max(0., 1 - (len(self.p) - 1 - i)/15)).get(self.kind, lambda i: 1.)
-        mass = {i: mass(i) for i in ids}
-        total = sum(mass.values())
-        return {i: m/total if total else 1/len(mass) for i, m in mass.items()}
+    def clear(self): self.cleared = self.n
 
 
 def filled(sampler=None, n=40, max_sz=50, **options):
@@ -111,15 +88,15 @@ def windows(twin, episodes, o):
 @pytest.mark.parametrize('base', [Uniform, Proportional])
 def test_sequences_that_hold_a_dropped_row_are_not_drawn(base, pad, disk, tmp_path):
     rng, o, folder = np.random.default_rng(3), Sequence(4, 1, 2, pad=pad), tmp_path/'memory'
-    memory, twin = ReplayMemory(MAX_SZ, base(), seed=0, sequence=o, path=folder if disk else None), Naive('uniform')
+    memory, twin = ReplayMemory(MAX_SZ, base(), seed=0, sequence=o, path=folder if disk else None), Naive()
     at, open_, episodes = [0, 0], [None, None], []
     for k in range(200 if disk else 600):
-        n, what = len(twin.p), rng.random()
+        n, what = twin.n, rng.random()
         if what < .6 or n==twin.first:
             e, end = int(rng.integers(2)), bool(rng.random() < .15)
             if open_[e] is None: episodes.append(open_.__setitem__(e, []) or open_[e])
             memory.add(step(n, e, at[e], end))
-            twin.extend([None])
+            twin.n += 1
             open_[e].append((n, at[e], end))
             at[e] = 0 if end else at[e] + 1
             if end: open_[e] = None
@@ -140,7 +117,7 @@ def test_sequences_that_hold_a_dropped_row_are_not_drawn(base, pad, disk, tmp_pa
             wanted = windows(twin, episodes, o)
             sampler = memory.sampler
             slots, spans = sampler.starts[:len(sampler)].T
-            ids = [next(i for i in range(twin.first, len(twin.p)) if i % MAX_SZ==s) for s in slots]
+            ids = [next(i for i in range(twin.first, twin.n) if i % MAX_SZ==s) for s in slots]
             assert dict(zip(ids, spans.tolist())) == wanted and memory.check_valid()
         if len(sampler := memory.sampler) >= 2:
             batch = memory.sample(2)

@@ -1,7 +1,4 @@
 "A memory that another process writes can be looked at: the same numbers as its own, where nobody writes; whole rows, where somebody does"
-
-
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest

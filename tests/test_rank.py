@@ -1,7 +1,4 @@
 "Sorted blocks and rank-based sampling beside `sorted()`, over thousands of random operations on blocks small and large"
-
-
-
 import numpy as np
 import pytest
 from draws import batch, filled

@@ -1,4 +1,4 @@
-"Windows around a row: what is drawn equals what a list of all rows ever stored gives, whatever the sampler, the streams and the storage"
+"Windows around a row: with frames, pipes, stacks and hindsight, and what is refused (beside a naive memory: test_kit.py)"
 import copy
 import pickle
 from typing import Any, NamedTuple
