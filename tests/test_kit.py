@@ -22,7 +22,7 @@ from fastrl_replay.testing import LACKS, LAWS, check_memory, check_pipe, check_s
 from naive_storage import NaiveStorage
 from test_sampler_faults import Own
 
-pytestmark = pytest.mark.filterwarnings('ignore:device. on a CPU', 'ignore:.*use of fork')
+pytestmark = [pytest.mark.filterwarnings('ignore:device. on a CPU', 'ignore:.*use of fork'), pytest.mark.usefixtures('quick')]
 
 # name → what differs; strict, so that what has been mended is noticed
 KNOWN: dict[str, str] = dict(ray_actors='it has no state_dict')
