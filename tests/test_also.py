@@ -62,10 +62,6 @@ def test_nothing_is_none_and_empty_is_empty(make, tmp_path):
         assert type(memory).load(tmp_path/'a').also==also
     assert memory.also is None                                    # it was not loaded
 
-def test_a_folder_from_before_has_nothing(root):
-    "It was written before anything could be saved beside a memory"
-    assert ReplayMemory.load(root/'tests'/'data'/'sequences_v3').also is None
-
 
 Point = namedtuple('Point', 'x y')
 class Kind(IntEnum): A = 1

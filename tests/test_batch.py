@@ -97,15 +97,6 @@ def test_a_batch_outlives_its_memory():
     with refused('update_priorities', RuntimeError): batch.update_priorities(np.ones(5))
 
 
-def test_a_batch_keeps_no_memory_alive():
-    import weakref
-    memory = filled()
-    batch, gone = memory.sample(5), weakref.ref(memory)
-    del memory
-    gc.collect()
-    assert gone() is None and len(batch)==5
-
-
 def test_a_storage_moved_elsewhere_by_torch_is_not_used_again():
     "`share_memory_` gives the storage other bytes"
     memory = filled()

@@ -75,20 +75,6 @@ def test_whole_episodes_wherever_rows_come_from(numbered, disk, tmp_path):
     memory.close()
 
 
-@pytest.mark.parametrize('numbered', [True, False], ids=['step_n', 'flags'])
-def test_the_newest_rows_of_another_memory(numbered):
-    "They begin in mid-episode, and only a number, or what came before, says where the next one begins"
-    world, memory = World(1, numbered), ReplayMemory(100)
-    memory.extend(world.chunk(90)[0])
-    for m in range(1, 90, 4):
-        other = ReplayMemory(100)
-        other.extend(list(memory.recent(m)))
-        check(other, numbered)
-        first = other.fetch([0]).state[0, 1]
-        ids = [int(o.ids[0]) for o in other.episodes()]
-        assert (0 in ids) <= (first==0 and numbered)
-
-
 def test_what_was_cleared_is_not_before_a_row():
     "In mid-episode: the rest of that episode is none"
     for numbered in (True, False):

@@ -13,7 +13,6 @@ import torch
 from data.make_checkpoint import steps as seven
 
 from fastrl_replay.memory import DeviceMemory, ReplayMemory
-from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
@@ -128,13 +127,6 @@ def test_the_option_is_written_where_it_matters_only(tmp_path):
     old.__setstate__({k: v for k, v in vars(Sequence(6, 3)).items() if k!='learn_first'})         # a pickle of before
     assert old==Sequence(6, 3, learn_first=False)
     with refused('learn_first', TypeError): Sequence(6, 3, learn_first='no')
-
-
-def test_the_pipe_has_the_option():
-    for learn_first in (True, False):
-        pipe = SequenceReplay([*episodes(5, 90)], bs=4, max_sz=60, length=8, burn_in=6, learn_first=learn_first, seed=0)
-        batch = list(pipe)[-1]
-        assert batch.learn.any()==learn_first and pipe.memory.sampler.sequence.learn_first is learn_first
 
 
 # ---- on a device

@@ -52,8 +52,6 @@ def test_a_memory_goes_on_exactly(sampler, by_files): check_resume(memory_of('si
 def test_a_memory_of_any_kind_of_step_goes_on_exactly(kind, by_files):
     check_resume(memory_of(kind, Proportional), use, steps=(9,), **by_files)
 
-def test_a_sampler_of_the_users_own_goes_on_exactly(by_files): check_resume(memory_of('only', Own), use, steps=(2, 5, 9), after=4, **by_files)
-
 
 @pytest.mark.parametrize('sampler', MORE)
 def test_load_makes_the_memory(sampler, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastrl_replay.checks import (
-    BITS, Words, array, differences, extra, plain_array, refuse, values_of, whole)
+    BITS, array, extra, plain_array, values_of)
 from words import words
 
 NAN, INF = float('nan'), float('inf')
@@ -15,26 +15,6 @@ def said(error, f, *args, **kw):
     with pytest.raises(error) as caught: f(*args, **kw)
     assert type(caught.value) is error
     return str(caught.value)
-
-
-def test_a_refusal_has_one_form():
-    assert said(ValueError, refuse, 'bs', 'a number', 'x') == "bs: expected a number, got 'x'"
-    assert said(KeyError, refuse, 'bs', 'a number', None, 'give one', KeyError) == repr('bs: expected a number, got None; give one')
-    assert said(TypeError, refuse, 'bs', 1, Words('two of them'), '', TypeError) == 'bs: expected 1, got two of them'
-
-
-@pytest.mark.parametrize('v', [3, np.int8(3), np.uint64(3), np.array(3), torch.tensor(3)])
-def test_whole_numbers_of_any_kind(v):
-    got = whole('n', v)
-    assert type(got) is int and got == 3
-
-
-@pytest.mark.parametrize('dtype', ['?', 'b', 'B', 'h', 'H', 'i', 'I', 'q', 'Q', 'e', 'f', 'd', 'F', 'D', '>i4', '>f8'])
-def test_arrays_lists_and_tensors_become_arrays(dtype):
-    a = np.array([[0, 1], [1, 1]], dtype)
-    found, bits = plain_array('x', a)
-    assert bits is None and found.dtype == a.dtype.newbyteorder('=') and (found == a).all() and (plain_array('x', a.tolist())[0] == a).all()
-    if a.dtype.isnative and a.dtype.char not in 'HIQ': assert (plain_array('x', torch.from_numpy(a).requires_grad_(dtype in 'efdFD'))[0] == a).all()
 
 
 @pytest.mark.parametrize('dtype', list(BITS))
@@ -54,12 +34,6 @@ def test_floats_that_numpy_lacks_come_as_their_bits(dtype):
 def test_what_is_no_array_of_numbers(v, error, what):
     assert what in said(error, plain_array, 'state.camera', v) and said(error, plain_array, 'x', v).startswith('x: expected ')
     if type(v) is not np.ndarray: assert said(error, array, 'x', v) == said(error, plain_array, 'x', v)       # what is one is not looked at twice
-
-
-def test_differences_of_nested_options():
-    there, mine = dict(a=1, b=dict(c=2, d=3), e=4), dict(a=1, b=dict(c=5, d=3), f=6)
-    assert list(differences(there, mine)) == [('b.c', 2, 5), ('e', 4, None), ('f', None, 6)]
-    assert list(differences(there, there)) == [] and list(differences(1, 2, ('k',))) == [('k', 1, 2)]
 
 
 def test_a_missing_package_names_the_extra():

@@ -474,15 +474,6 @@ def test_chunks_of_every_kind_are_the_same(device):
     assert loose.fetch([0]).reward.dtype==torch.float32
 
 
-def test_a_chunk_of_no_rows_changes_nothing(device):
-    step = World(4, device).step()
-    none, memory = tree_map(lambda v: v[:0], step), DeviceMemory(8, device=device)
-    for _ in range(2):
-        for chunk in none, none._asdict(), Batch.of(tree_map(lambda v: v.cpu(), none)): assert memory.extend(chunk).tolist()==[]
-        memory.extend(step)
-    assert memory.n_added==8 and DeviceMemory(8, device=device).extend([]).tolist()==[]
-
-
 def test_what_does_not_fit_is_refused_by_name_and_changes_nothing():
     world, memory = filled(4, 3, 16)
     step, state = world.step(), [o.clone() for o in memory._ring.columns if o is not None]

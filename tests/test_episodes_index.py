@@ -214,24 +214,6 @@ def test_an_interrupted_write_is_left_out():
     check(index, world)
 
 
-def test_a_slow_stream_goes_on_after_its_predecessor_is_gone():
-    "Known of an overwritten row: whether it was flagged, and how many came before it"
-    for flagged in (False, True):
-        memory = ReplayMemory(10)
-        def add(stream, end=False): memory.extend([Flagged(0, end, False)], streams=np.array([stream]))
-        for _ in range(3): add(1)
-        add(1, flagged)
-        index = EpisodeIndex(memory._shelf.storage)
-        index.catch_up()
-        for _ in range(8): add(0)
-        index.catch_up()
-        add(1)                                   # the row before is 9 back
-        for _ in range(3): add(0)                # and is overwritten before the index hears of both
-        index.catch_up()
-        assert index.tables.episodes[index.tables.rows[12 % 10].episode].length==(1 if flagged else 5) and index.counts(np.array([2]))[0].tolist()==[0]
-        assert index.check_valid()
-
-
 # ---- by a memory: rows that change under the index, and storages that keep no distances
 
 def play(memory, world, m, streams=3):

@@ -184,15 +184,6 @@ def test_every_row_is_what_it_was_by_next_states(world): Pair(world, 5, 40, dedu
 def test_frames_of_any_number_of_bytes():
     for shape in ((7, 7), (3, 5), (2, 9), (4, 4)): Pair(World(6, 3, shape), 6, 25, dedup='frames').run(30)
 
-def test_many_thousand_steps_wrap_again_and_again():
-    pair = Pair('stacks', 8, 50)
-    for _ in range(50):
-        steps = pair.world.steps(40)
-        assert extend(pair.storage, steps)==pair.twin.extend(steps)
-        pair.check()
-    [table] = pair.storage.tables
-    assert pair.storage.n_added==2000 and table.used <= 6*90
-
 
 # --- what is shared -----------------------------------------------------------------------------------------------------
 def held(storage): return storage.tables[0].sweep(storage.n_added - storage.first_id)

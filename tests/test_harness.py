@@ -68,20 +68,6 @@ def memory_of(kind, sampler, max_sz=20):
 def test_a_memory_of_any_kind_of_step(kind): check_resume(memory_of(kind, Proportional), use, steps=(9,), after=8)
 
 
-def test_a_state_is_a_copy_and_shares_nothing():
-    memory = memory_of('simple', Proportional)()
-    use(memory, 30)
-    state = memory.state_dict()
-    before = seen(state)
-    use(memory, 30)
-    assert seen(state)==before
-    a, b = (memory_of('simple', Proportional)() for _ in range(2))
-    for o in (a, b): o.load_state_dict(state)
-    loaded = seen(b.state_dict())
-    use(a, 20)
-    assert seen(b.state_dict())==loaded and seen(state)==before
-
-
 def test_what_a_loaded_memory_makes_of_the_step_type():
     "It knows our own types; another one comes back as an equal NamedTuple, and steps of the real type go in"
     for kind in ('simple', 'nested', 'brain', 'odd'):

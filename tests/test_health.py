@@ -166,20 +166,6 @@ def test_large_observations_are_read_in_small_parts(monkeypatch, dedup):
     assert peak < 3 << 20, f'{peak:,} bytes'
 
 
-def test_only_what_can_be_infinite_is_read():
-    images, floats = large(200), large(200, dtype=np.float32)
-    fetched = []
-    def spy(memory):
-        fetch = memory.fetch
-        def noting(ids, fields=None):
-            fetched.append((len(ids), tuple(fields)))
-            return fetch(ids, fields)
-        memory.fetch = noting
-    for o in (images, floats): spy(o)
-    assert not_finite(images)==({}, 200) and fetched==[(200, ('reward',))]
-    assert not_finite(floats)==({}, 200) and fetched[1:]==[(200, ('state', 'reward', 'next_state'))]
-
-
 # ---- mistakes: what is said of a memory, by name
 
 WORDS = dict(n_stored_resets='drop the row after', n_wrong_ends="info['final_obs']", n_reused='both are one array', n_torn='env_id')

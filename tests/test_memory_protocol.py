@@ -242,20 +242,6 @@ def test_draws_are_of_what_is_stored_and_are_counted(memory):
     assert memory.draws is None or memory.draws.n_rows==20*6
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_the_same_seed_draws_the_same(kind):
-    def draws(seed):
-        memory, world = KINDS[kind](seed), World()
-        found = [memory.sample(5).ids.tolist() for _ in range(12) if store(memory, world, {}, 6)]
-        if kind in ('naive', 'proportional', 'mixed'):      # shards have generators of their own
-            state = memory.rng.get_state()
-            again = memory.sample(5).ids.tolist()
-            memory.rng.set_state(state)
-            assert memory.sample(5).ids.tolist()==again
-        return found
-    assert draws(3)==draws(3)!=draws(4)
-
-
 def test_news_are_every_row_once(memory):
     world, twin, seen, found, rng = World(), {}, {}, [], np.random.default_rng(3)
     assert list(memory.news(seen))==[]

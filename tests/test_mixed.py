@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fastrl_replay.all import (
-    DQNLearner, ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional, RankBased, RankReplay,
+    ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional, RankBased, RankReplay,
     ReplayMemory, Sequence, SequenceReplay, SimpleStep, Transition,
     Uniform)
 from fastrl_replay.mixed import SHIFT, dealt
@@ -449,29 +448,6 @@ def loop(n, first=0):
     for i in range(first, n):
         state = rng.normal(size=4).astype(np.float32)
         yield SimpleStep(state, int(rng.integers(2)), state + 1, i % 10==9, False, 1., float(i % 10 + 1), env_id=0, step_n=i % 10, episode_n=i//10)
-
-def recorded(n=60, sampler=None):
-    memory = ReplayMemory(n, sampler, seed=4)
-    memory.extend([Transition(o.state, o.action, o.reward, o.next_state, o.terminated, o.truncated) for o in loop(n, 0)])
-    return memory
-
-def learner(n, sampler=None):
-    mixed = MixedMemory([ReplayMemory(200, None if sampler is None else sampler(), seed=1), recorded(sampler=sampler and sampler())], (.5, .5), seed=2)
-    replay = ExperienceReplay(loop(n), bs=8, memory=mixed, min_sz=20, steps_per_batch=4)
-    torch.manual_seed(0)
-    return DQNLearner(nn.Linear(4, 2), replay.loader()), replay, mixed
-
-def test_a_pipe_goes_on_from_its_short_state():
-    _, replay, mixed = learner(400)
-    batches = iter(replay)
-    for _ in range(5): next(batches)
-    state, twin = replay.state_dict(), copy.deepcopy(mixed)
-    ids = [mixed.sample(7).ids.tolist() for _ in range(5)]
-    _, other, _ = learner(400)
-    other.memory = twin
-    for _ in range(3): twin.sample(6)
-    other.load_state_dict(pickle.loads(pickle.dumps(state)))
-    assert [twin.sample(7).ids.tolist() for _ in range(5)]==ids
 
 def test_every_pipe_takes_one():
     def of(*samplers, **kw): return MixedMemory([ReplayMemory(60, o, seed=1, **kw) for o in samplers], seed=2)

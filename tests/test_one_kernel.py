@@ -152,13 +152,6 @@ def test_observations_below_4_kb_stay_in_their_records(width, wide):
     assert shared(again)==shared(memory) and np.array_equal(again.recent(5).state, memory.recent(5).state)
 
 
-def test_a_stack_is_shared_below_4_kb():
-    obs = np.zeros((4, 12, 12), np.uint8)
-    memory = ReplayMemory(20)
-    memory.add(Transition(obs, 0, 0., obs, False, False))
-    assert shared(memory)
-
-
 def test_folders_and_states_keep_what_they_were_made_with(tmp_path):
     "An earlier version's 'auto' shared what has more than 512 bytes"
     with ReplayMemory(20, dedup='large', path=tmp_path/'old', seed=0) as old:

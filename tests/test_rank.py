@@ -5,7 +5,7 @@ from draws import batch, filled
 
 from fastrl_replay.samplers.rng import Rng, unit
 from fastrl_replay.samplers.rank import (
-    BIRTH, BLOCK, BLOCKS, BORN, FIRST, HEAD, SIZE, START, WIDTH, RankBased, change, check_blocks, empty_blocks)
+    BIRTH, BLOCK, BORN, FIRST, HEAD, SIZE, START, WIDTH, RankBased)
 
 
 def rank_based(width=128, **kw):
@@ -85,20 +85,6 @@ def test_beside_sorted(max_sz, width, kind):
         assert sampler.check_valid() and sampler.largest == twin.largest
         assert np.argsort(sampler.ranks).tolist() == twin.order()
         assert sampler.priorities.tolist() == [twin.p[s] for s in range(len(twin.p))]
-
-
-def test_blocks_stay_within_bounds():
-    "Whatever comes, no more blocks than were allocated, and no neighbours that ought to be one"
-    chance, n = np.random.default_rng(0), 2000
-    arrays = empty_blocks(n, width=8)
-    directory, most = arrays[3], 0
-    for round in range(60):
-        slots = chance.permutation(n)[:chance.integers(1, n)] if round else np.arange(n)
-        keys = -np.sort(chance.integers(1, 10**chance.integers(1, 9), len(slots)))[::chance.choice([-1, 1])].copy()
-        change(*arrays, slots, keys, bool(chance.random() < .3) or not round)
-        check_blocks(*arrays, n)
-        most = max(most, directory[HEAD, BLOCKS])
-    assert most <= 4*n//8 + 1 < directory.shape[1]
 
 
 def test_filled_at_once_as_one_by_one():

@@ -192,24 +192,6 @@ def test_beside_the_twin(max_sz, alpha, eps, normalize):
         assert sampler.priorities.tolist() == twin.p and sampler.largest == twin.largest
 
 
-def test_the_largest_so_far():
-    sampler = filled(Proportional(eps=.5), 4)
-    sampler.update([0, 0, 1], [99., 1., -3.])                # 99 lost against 1: never seen
-    assert sampler.largest == 3.5
-    sampler.add_run(0, 2)
-    assert sampler.priorities.tolist() == [3.5, 3.5, 1, 1]
-    sampler.update([0, 1, 2, 3], [0.]*4)
-    sampler.add_run(2, 1)
-    assert sampler.priorities.tolist() == [.5, .5, 3.5, .5]       # never decays
-    sampler.on_add([3], [8.])
-    sampler.add_run(0, 1)
-    assert sampler.priorities.tolist() == [8, .5, 3.5, 8]         # what is given counts as seen, and has no eps added
-    small = filled(Proportional(), 2)
-    small.update([0, 1], [.1, .1])
-    small.add_run(0, 1)
-    assert small.priorities[0] == 1.
-
-
 def test_alpha_on_a_living_memory():
     sampler, rng = filled(Proportional(), 50), Rng(0)
     sampler.update(np.arange(50), np.linspace(0, 5, 50)**9)

@@ -95,18 +95,6 @@ def _equals(to, v):
 def _same(got, v): return _number(got[()])==_number(v)
 
 
-def test_python_floats_are_rounded_to_float32_but_not_beyond_its_range():
-    leaf = leaf_of(1.)
-    assert encode(leaf, .1)==np.float32(.1) and np.isnan(encode(leaf, float('nan'))) and encode(leaf, [.1][0])==np.float32(.1)
-    with refused('x', got='array(1.e+300), which overflows'): encode(leaf, 1e300)
-    with refused('x', (ValueError, TypeError)): encode(leaf, np.float64(.1))
-    with refused('x', (ValueError, TypeError)): encode(leaf, 2**24 + 1)
-    row = leaf_of([1., 2.])
-    assert encode(row, [.1, 2]).tolist()==[np.float32(.1), 2.]
-    with refused('x', (ValueError, TypeError)): encode(row, [2**24 + 1, 2])
-    with refused('x', (ValueError, TypeError), got='dtype float64, which would lose precision'): encode(row, np.array([.1, .2]))
-
-
 REFUSED = [None, b'a', object(), {1, 2}, np.datetime64('2020'), np.array(['a']), np.array([None]), lambda: 1, [[1, 2], [3]], [], np.zeros((0, 3)), {}, (), [None],
            np.zeros(2, [('a', 'f4')]), np.longdouble(1), np.ma.masked_array([1., 2.], [0, 1]), iter([1]), range(0), {'a': None}, ({'b': 'c'},), {1: 1., '1': 2.}, 10**30, 2**63]
 

@@ -95,21 +95,6 @@ def test_beside_cumulative_sums(n, with_lows):
         assert (before <= targets + 1e-12*total).all() and (targets <= cumulative[slots] + 1e-12*total).all()
 
 
-@pytest.mark.parametrize('n', SIZES)
-def test_zeros_are_never_found(n):
-    "Not at the borders, not beside them, not at the end, not beyond it"
-    rng = np.random.default_rng(n)
-    for _ in range(60 if n < 300 else 10):
-        weights = some_weights(rng, n)
-        weights[rng.integers(0, n)] = 10**rng.uniform(-12, 12)
-        if rng.random() < .5: weights[rng.integers(0, n):][1:] = 0.
-        if not weights.any(): continue
-        (tree, _), borders = grown(weights), np.append(0., weights.cumsum())
-        left, right = np.maximum(np.nextafter(borders, -np.inf), 0), np.nextafter(borders, np.inf)
-        targets = np.concatenate([borders, left, right, [tree[0, ROOT]*(1 + 1e-9), 2*tree[0, ROOT]]])
-        assert (weights[found(tree, targets)] > 0).all()
-
-
 def test_no_drift():
     "The tree after 10⁷ updates over 24 decades is the tree built afresh, bit for bit"
     rng, n = np.random.default_rng(0), 777

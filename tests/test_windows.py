@@ -26,14 +26,6 @@ def played(n=200, length=9, **options):
 
 WINDOWS = {'state': (-1, 0), 'action': range(8)}
 
-def test_the_same_rows_are_drawn_with_and_without_windows():
-    one, other = played(), played()
-    for _ in range(9):
-        a, b = one.sample(32), other.sample(32, windows=WINDOWS)
-        assert torch.equal(a.ids, b.ids) and torch.equal(a.probs, b.probs) and torch.equal(a.reward, b.reward)
-        assert torch.equal(a.state, b.state[:, 1]) and torch.equal(a.action, b.action[:, 0])
-        assert b.state.shape==(32, 2, 2) and b.action.shape==(32, 8) and list(b.is_pad)==['state', 'action']
-
 
 def test_nested_fields_and_frames_have_windows(tmp_path):
     "Of a dict, all parts; frames stored once form stacks when they are drawn"
