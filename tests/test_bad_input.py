@@ -77,56 +77,30 @@ BAD = (ValueError, TypeError)
 
 VALUES = {          # case: (field named, changed fields)
     'string': ('action', dict(action='left')),
-    'bytes': ('action', dict(action=b'left')),
     'None': ('action', dict(action=None)),
     'object': ('action', dict(action=object())),
-    'a set': ('action', dict(action={1})),
     'a date': ('action', dict(action=np.datetime64('2024-01-01'))),
     'int overflow': ('action', dict(action=2**63)),
-    'int far overflow': ('action', dict(action=10**30)),
-    'int as -2**63-1': ('action', dict(action=-2**63 - 1)),
     'uint64 overflow': ('action', dict(action=np.uint64(2**63))),
     'a fraction for an int': ('action', dict(action=1.5)),
     'NaN for an int': ('action', dict(action=float('nan'))),
-    'inf for an int': ('action', dict(action=float('inf'))),
     'an array for a number': ('action', dict(action=np.array([1]))),
-    'a dict for a number': ('action', dict(action={'a': 1})),
-    'a tuple for a number': ('action', dict(action=(1,))),
     'a list for a number': ('action', dict(action=[1, 2])),
-    'complex for an int': ('action', dict(action=1j)),
-    'reward None': ('reward', dict(reward=None)),
-    'reward string': ('reward', dict(reward='1.5')),
-    'reward complex': ('reward', dict(reward=1j)),
     'reward overflow': ('reward', dict(reward=1e300)),
-    'reward array': ('reward', dict(reward=np.array([1.]))),
     'reward tensor of one': ('reward', dict(reward=torch.ones(1))),
     'env_id fraction': ('env_id', dict(env_id=.5)),
-    'env_id string': ('env_id', dict(env_id='cart')),
     'env_id array': ('env_id', dict(env_id=np.array([1, 2]))),
-    'env_id None': ('env_id', dict(env_id=None)),
-    'env_id overflow': ('env_id', dict(env_id=2**64)),
     'shape': ('wide', dict(wide=np.zeros(4))),
-    'more dimensions': ('wide', dict(wide=np.zeros((1, 3)))),
-    'a number for an array': ('wide', dict(wide=1.)),
     'ragged': ('wide', dict(wide=[[1.], [1., 2.], []])),
     'array of objects': ('wide', dict(wide=np.array([1, None, 2], object))),
-    'array of strings': ('wide', dict(wide=np.array(['a', 'b', 'c']))),
-    'complex array': ('wide', dict(wide=np.ones(3, np.complex64))),
     'long double': ('wide', dict(wide=np.ones(3, np.longdouble))),
     'nested shape': ('obs.image', dict(obs=obs(image=np.zeros((3, 2), np.uint8)))),
     'nested dtype': ('obs.image', dict(obs=obs(image=np.zeros((2, 3), np.float32)))),
     'nested overflow': ('obs.image', dict(obs=obs(image=np.full((2, 3), 256)))),
-    'nested negative': ('obs.image', dict(obs=obs(image=np.full((2, 3), -1)))),
-    'nested negative of the same width': ('obs.image', dict(obs=obs(image=np.full((2, 3), -1, np.int8)))),
     'lossy array': ('obs.pose.0', dict(obs=obs(pose=(np.zeros(2), 0)))),
-    'lossy tensor': ('obs.pose.0', dict(obs=obs(pose=(torch.zeros(2, dtype=torch.float64), 0)))),
     'lossy ints in a list': ('obs.pose.0', dict(obs=obs(pose=([2**24 + 1, 0], 0)))),
-    'nested None': ('obs.pose.1', dict(obs=obs(n=None))),
     'a key missing': ('obs', dict(obs={'image': np.zeros((2, 3), np.uint8)})),
-    'a key more': ('obs', dict(obs=obs() | {'extra': 1})),
-    'another key': ('obs', dict(obs={'imagE': np.zeros((2, 3), np.uint8), 'pose': (np.zeros(2, np.float32), 0)})),
     'an array for a dict': ('obs', dict(obs=np.zeros(3))),
-    'None for a dict': ('obs', dict(obs=None)),
     'a longer tuple': ('obs.pose', dict(obs=obs(pose=(np.zeros(2, np.float32), 0, 0)))),
     'a list for a tuple': ('obs.pose', dict(obs=obs(pose=[np.zeros(2, np.float32), 0]))),
     'a sparse tensor': ('wide', dict(wide=torch.ones(3, dtype=torch.float64).to_sparse())),
@@ -148,17 +122,16 @@ def test_a_bad_value_in_each_form(memory, case):
     assert memory.add(step(99))==14 and memory.sample(5).reward.max() <= 99
 
 
-NOT_FIRST = {'shape', 'more dimensions', 'a number for an array', 'a fraction for an int', 'NaN for an int', 'inf for an int',     # fine at first
-             'an array for a number', 'a dict for a number', 'a tuple for a number', 'a list for a number', 'complex for an int', 'uint64 overflow',
-             'reward array', 'reward tensor of one', 'env_id fraction', 'env_id array', 'complex array', 'nested shape', 'nested dtype',
-             'nested overflow', 'nested negative', 'nested negative of the same width', 'lossy array', 'lossy tensor', 'lossy ints in a list', 'a key missing', 'a key more',
-             'another key', 'an array for a dict', 'a longer tuple', 'a list for a tuple'}
+NOT_FIRST = {       # fine at first
+    'shape', 'a fraction for an int', 'NaN for an int', 'an array for a number', 'a list for a number',
+    'uint64 overflow', 'reward tensor of one', 'env_id fraction', 'env_id array', 'nested shape', 'nested dtype',
+    'nested overflow', 'lossy array', 'lossy ints in a list', 'a key missing', 'an array for a dict',
+    'a longer tuple', 'a list for a tuple'}
 
 @pytest.mark.parametrize('case', [o for o in VALUES if o not in NOT_FIRST])
-@pytest.mark.parametrize('sampler', [Uniform, Proportional])
-def test_a_bad_first_step_opens_nothing(case, sampler):
+def test_a_bad_first_step_opens_nothing(case):
     field, changed = VALUES[case]
-    memory, bad = ReplayMemory(5, sampler(), seed=0), step(3, **changed)
+    memory, bad = ReplayMemory(5, Proportional(), seed=0), step(3, **changed)
     with unchanged(memory, BAD, field): memory.add(bad)
     for chunk in ([bad], [step(1), bad], [bad, step(1)]):
         with unchanged(memory, BAD, field): memory.extend(chunk)
@@ -301,10 +274,9 @@ FLAT = {
 }
 
 @pytest.mark.parametrize('case', FLAT)
-@pytest.mark.parametrize('sampler', [Uniform, Proportional])
-def test_a_bad_chunk_from_streams_never_seen(case, sampler):
+def test_a_bad_chunk_from_streams_never_seen(case):
     "Not even the names of its streams stay behind; what went in before, in the quickest way, changes nothing about it"
-    memory = ReplayMemory(10, sampler(), seed=0)
+    memory = ReplayMemory(10, Proportional(), seed=0)
     columns = SimpleStep(*(np.stack([np.asarray(v) for v in vs]) for vs in zip(*[flat(i) for i in range(50, 54)])))
     good = columns._replace(reward=columns.reward.astype(np.float32), total_reward=columns.total_reward.astype(np.float32))
     memory.extend([flat(i) for i in range(4)])
