@@ -62,7 +62,7 @@ def test_beside_a_naive_twin(seed, place, few, tmp_path):
     rng, max_sz = np.random.default_rng(seed), [30, 45, 200][seed % 3]
     memory, twin, n_refused = ReplayMemory(max_sz, [None, Proportional()][seed % 2], seed=seed, path=tmp_path/'there' if place=='disk' else None), Twin(max_sz), 0
     view = None
-    for turn in range(140):
+    for turn in range([140, 140, 300][seed]):
         m, k = int(rng.integers(1, 7)), len(twin.tasks)
         lasting = rng.random() < [.2, .2, .97][seed % 3]
         new = [f'lasting {rng.integers(5)}' if lasting else f'passing {seed} {k + i} ' + 'x'*int(rng.integers(40)) for i in range(m)]
