@@ -30,7 +30,7 @@ GROUPS = dict(
     chapters=Group('make test', 'the tests of the chapters, beside naive twins',
         '''test_checks.py test_lasting.py test_mixed.py test_also.py test_where.py test_drop.py test_memory_protocol.py test_batch.py test_episodes.py test_episodes_index.py test_hindsight.py test_links.py test_memory.py test_n_step.py test_own_loop.py test_options.py test_rank.py
         test_rate_limiter.py test_replay.py test_samplers.py test_age.py test_schedules.py test_sequences.py test_burn_in.py test_begins.py test_anywhere.py test_stepper.py test_steps.py
-        test_storage.py test_texts.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
+        test_texts.py test_device.py test_sum_tree.py test_windows.py test_frames.py test_framefiles.py test_mapped.py test_ondisk.py test_folders.py test_counters.py
         test_checkpoint.py test_saving.py test_saving_format.py test_offline.py test_learner.py test_masks.py test_health.py test_show.py test_cli.py
         test_prefetch.py test_ray.py test_ray_replay.py test_ray_save.py
         test_upstream.py test_n_step_joins.py test_next_fields.py test_far_streams.py
@@ -44,7 +44,7 @@ GROUPS = dict(
         test_gradient_step.py
         test_other_names.py test_disk_sizes.py test_drop_episodes.py test_peeked.py'''),
     hostile=Group('make test', 'bad input of every kind, and what every implementation of a protocol must pass',
-        'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py test_injector.py test_kit.py test_kit_finds.py'),
+        'test_bad_input.py test_faults.py test_flags.py test_harness.py test_sampler_faults.py test_edges.py test_kit.py test_kit_finds.py'),
     project=Group('make test', 'code, floors, groups, README and the notebooks\' own runner',
         'test_notebooks.py test_prose.py test_quality.py test_floors.py test_groups.py test_readme.py'),
     static=Group('make test-all', 'type checkers, linters, the files of the repository', 'test_types.py test_repository.py test_quality.py::test_ruff*'),

@@ -6,7 +6,6 @@ add, `check_valid`). Run it once before, so that kernels are compiled and module
 import base64
 import copy
 import faulthandler
-import json
 import os
 import pickle
 import resource
@@ -221,8 +220,3 @@ def setter(*path, value):
     "A change for `forge`: what lies at `path` becomes `value`"
     def change(manifest): value_at(manifest, path[:-1])[path[-1]] = value
     return change
-
-
-def as_json(text):
-    "The body of a manifest"
-    return json.loads(text[text.index(b'\n'):])

@@ -45,26 +45,14 @@ def drawn_by_age(n, max_sz, horizon, floor, k):
 
 
 @pytest.mark.parametrize('n,max_sz,horizon,floor', [
-    (1, 50, 10, .1), (2, 50, 1, .1), (7, 50, 10, .1), (10, 50, 10, .1), (11, 50, 10, .1), (40, 50, 10, .1), (50, 50, 30, .1), (77, 50, 30, .1),
-    (133, 50, 49, .25), (133, 50, 50, .25), (133, 50, 51, 0.), (133, 50, 500, 0.), (133, 50, 20, 0.), (133, 50, 20, 1.), (133, 50, 20.5, .1),
-    (133, 50, 19.999, .3), (133, 50, .5, .1), (133, 50, 1e-9, .5), (133, 50, 2**31 - 1, .1), (133, 50, 2**31 - 1, 0.), (90, 50, 10/3, .7),
-    (2000, 2000, 1000, .1), (3000, 2000, 1999.5, .001), (20, 30, 20, 1e-300)])
+    (1, 50, 10, .1), (11, 50, 10, .1), (77, 50, 30, .1), (133, 50, 50, .25), (133, 50, 51, 0.), (133, 50, 20, 0.), (133, 50, 20, 1.),
+    (133, 50, 19.999, .3), (133, 50, 1e-9, .5), (133, 50, 2**31 - 1, .1), (90, 50, 10/3, .7), (3000, 2000, 1999.5, .001)])
 def test_age_weighted_draws_what_the_twin_says(n, max_sz, horizon, floor):
-    "A million draws: chi-square of all slots that can be drawn, and none of the others"
-    counts, law = drawn_by_age(n, max_sz, horizon, floor, 1_000_000)
+    "Chi-square of all slots that can be drawn, and none of the others"
+    counts, law = drawn_by_age(n, max_sz, horizon, floor, 200_000)
     there = law > 1e-12
-    assert not counts[~there].any() and abs(counts[there].sum() - 1e6) < 1
-    assert chi2(counts[there], law[there]*1e6) < limit(there.sum() - 1 or 1)
-
-
-def test_age_weighted_at_the_corner_between_line_and_floor():
-    "The ages where the line meets the floor, and the newest: their frequencies are the law's, to four standard deviations"
-    for horizon, floor in ((10, .5), (10, .1), (100, .7), (7, .3), (33.3, .25)):
-        counts, law = drawn_by_age(200, 200, horizon, floor, 2_000_000)
-        corner = round(horizon*(1 - floor))
-        for age in (0, 1, corner - 1, corner, corner + 1, 198, 199):
-            p = law[199 - age]
-            assert abs(counts[199 - age] - 2e6*p) < 4*np.sqrt(2e6*p*(1 - p)), (horizon, floor, age)
+    assert not counts[~there].any() and abs(counts[there].sum() - 2e5) < 1
+    assert chi2(counts[there], law[there]*2e5) < limit(there.sum() - 1 or 1)
 
 
 def test_age_weighted_is_exact_where_digits_would_cancel():
@@ -135,8 +123,7 @@ def test_age_weighted_in_pipes_and_where_it_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize('horizon,floor,gone', [
-    (1500., .1, 'half'), (1500., .1, 'most'), (300., .1, 'newest'), (5000., 0., 'half'), (700.5, 0., 'newest'), (2000., 0., 'but the last on the line'), (1e6, .5, 'half'),
-    (900., 1., 'most'), (50., 0., 'newest')])
+    (1500., .1, 'half'), (300., .1, 'newest'), (700.5, 0., 'newest'), (2000., 0., 'but the last on the line'), (900., 1., 'most'), (50., 0., 'newest')])
 def test_age_weighted_draws_what_is_left_by_its_law(horizon, floor, gone):
     "Several blocks of slots, wrapped around; dropped, added to, dropped again: exact probabilities, and chi-square of many draws"
     n, max_sz, rng = 5000, 2000, np.random.default_rng(0)

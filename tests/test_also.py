@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from fastrl_replay.all import MixedMemory, Proportional, ReplayMemory, Transition
-from fastrl_replay.saving import SavedState
-from faults import small_files
 from test_saving_format import Calls, Injected, quiet_disk
 from refusals import refused
 
@@ -40,10 +38,9 @@ def same(a, b):
 
 def anything():
     model = torch.nn.Sequential(torch.nn.Linear(3, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
-    model(torch.randn(5, 3)).sum().backward()
-    optimizer.step()
-    return dict(model=dict(model.state_dict()), optimizer=optimizer.state_dict(), torch=torch.Generator().manual_seed(3).get_state(),
+    moments = {k: dict(step=torch.tensor(1.), exp_avg=torch.randn(o.shape)) for k, o in enumerate(model.parameters())}
+    optimizer = dict(state=moments, param_groups=[dict(lr=1e-3, betas=(.9, .999), foreach=None, params=[*moments])])
+    return dict(model=dict(model.state_dict()), optimizer=optimizer, torch=torch.Generator().manual_seed(3).get_state(),
                 numpy=np.random.default_rng(5).bit_generator.state, old=np.random.RandomState(2).get_state()[1:], python=random.Random(1).getstate(),
                 numbers=[0, -1, 2**200, 1.5, -0., math.inf, -math.inf, math.nan, 5e-324, True, False, None, '', 'é\n"', '!tuple'],
                 numpys=[np.float32(1.1), np.float64(1/3), np.int8(-3), np.uint64(2**64 - 1), np.bool_(True), np.complex64(1 + 2j), np.float16(7)],
@@ -57,17 +54,6 @@ def test_what_comes_back_is_what_was_saved(make, tmp_path):
     assert memory.also is None and memory.save(tmp_path/'a', also=state) > 0
     again = type(memory).load(tmp_path/'a')
     assert same(again.also, state) and again.sample(9).ids.tolist()==memory.sample(9).ids.tolist()
-    model, optimizer = (again.also[k] for k in ('model', 'optimizer'))
-    other = torch.nn.Sequential(torch.nn.Linear(3, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 2))
-    adam = torch.optim.AdamW(other.parameters())
-    other.load_state_dict(model)
-    adam.load_state_dict(optimizer)
-    assert same(dict(other.state_dict()), state['model']) and same(adam.state_dict(), state['optimizer'])
-    rng = np.random.default_rng(0)
-    rng.bit_generator.state = again.also['numpy']
-    assert rng.random()==np.random.default_rng(5).random()
-    random.Random().setstate(again.also['python'])
-    torch.Generator().set_state(again.also['torch'])
 
 def test_nothing_is_none_and_empty_is_empty(make, tmp_path):
     memory = make()
@@ -75,20 +61,6 @@ def test_nothing_is_none_and_empty_is_empty(make, tmp_path):
         memory.save(tmp_path/'a', also=also)
         assert type(memory).load(tmp_path/'a').also==also
     assert memory.also is None                                    # it was not loaded
-
-def test_rows_are_not_written_again(make, tmp_path):
-    memory = make(50)
-    first = memory.save(tmp_path/'a', also=dict(weights=np.zeros(9)))
-    names = {p.name for p in (tmp_path/'a').iterdir()}
-    memory = type(memory).load(tmp_path/'a')
-    memory.extend([step(9)])
-    memory.save(tmp_path/'a', also=dict(weights=np.ones(9)))
-    assert len(names & {p.name for p in (tmp_path/'a').iterdir()}) > 1 and first
-    assert type(memory).load(tmp_path/'a').also['weights'].tolist()==[1.]*9
-
-def test_a_folder_from_before_has_nothing(root):
-    "It was written before anything could be saved beside a memory"
-    assert ReplayMemory.load(root/'tests'/'data'/'sequences_v3').also is None
 
 
 Point = namedtuple('Point', 'x y')
@@ -108,23 +80,11 @@ def test_what_is_not_plain_is_named_by_its_path(make, path, tmp_path):
         memory.save(tmp_path/'a', also=REFUSED[path])
     assert not (tmp_path/'a').exists()
 
-@pytest.mark.parametrize('also', [1, [1], 'text', torch.ones(2)])
-def test_it_is_a_dict(make, also, tmp_path):
-    with refused('also', TypeError): make().save(tmp_path/'a', also=also)
-    assert not (tmp_path/'a').exists()
-
 def test_a_model_state_is_an_ordered_dict_and_taken(tmp_path):
     model = torch.nn.Linear(2, 3)
     one().save(tmp_path/'a', also=dict(model=model.state_dict()))
     found = ReplayMemory.load(tmp_path/'a').also['model']
     assert found==OrderedDict(found) and model.load_state_dict(found)
-
-def test_no_code_runs_when_it_is_read(tmp_path):
-    "Nothing in the folder is a pickle"
-    one().save(tmp_path/'a', also=anything())
-    for p in (tmp_path/'a').iterdir():
-        if p.suffix=='.npy': assert np.load(p, allow_pickle=False) is not None
-    with SavedState(tmp_path/'a') as saved: assert set(saved.state())=={'memory', 'also'}
 
 @pytest.mark.parametrize('after', [False, True])
 def test_every_call_to_the_system_fails_in_turn(tmp_path, monkeypatch, after):
@@ -144,9 +104,3 @@ def test_every_call_to_the_system_fails_in_turn(tmp_path, monkeypatch, after):
         assert found.n_added==found.also['n']==found.also['weights'][0]==found.also['weights'][-1]
         olds, news = olds + (found.n_added==20), news + (found.n_added==29)
     assert olds > 15 and news > 3
-
-def test_a_full_disk_leaves_what_was_there(tmp_path):
-    memory = one()
-    memory.save(tmp_path/'a', also=dict(n=1))
-    with small_files(20_000), pytest.raises(OSError): memory.save(tmp_path/'a', also=dict(n=2, large=np.zeros(10_000)))
-    assert ReplayMemory.load(tmp_path/'a').also==dict(n=1)

@@ -7,14 +7,11 @@ import torch
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from twins import named
 from refusals import named as argument_of
-from refusals import refused
-from words import WORDS
 
 
 class Step(NamedTuple):
@@ -80,56 +77,30 @@ BAD = (ValueError, TypeError)
 
 VALUES = {          # case: (field named, changed fields)
     'string': ('action', dict(action='left')),
-    'bytes': ('action', dict(action=b'left')),
     'None': ('action', dict(action=None)),
     'object': ('action', dict(action=object())),
-    'a set': ('action', dict(action={1})),
     'a date': ('action', dict(action=np.datetime64('2024-01-01'))),
     'int overflow': ('action', dict(action=2**63)),
-    'int far overflow': ('action', dict(action=10**30)),
-    'int as -2**63-1': ('action', dict(action=-2**63 - 1)),
     'uint64 overflow': ('action', dict(action=np.uint64(2**63))),
     'a fraction for an int': ('action', dict(action=1.5)),
     'NaN for an int': ('action', dict(action=float('nan'))),
-    'inf for an int': ('action', dict(action=float('inf'))),
     'an array for a number': ('action', dict(action=np.array([1]))),
-    'a dict for a number': ('action', dict(action={'a': 1})),
-    'a tuple for a number': ('action', dict(action=(1,))),
     'a list for a number': ('action', dict(action=[1, 2])),
-    'complex for an int': ('action', dict(action=1j)),
-    'reward None': ('reward', dict(reward=None)),
-    'reward string': ('reward', dict(reward='1.5')),
-    'reward complex': ('reward', dict(reward=1j)),
     'reward overflow': ('reward', dict(reward=1e300)),
-    'reward array': ('reward', dict(reward=np.array([1.]))),
     'reward tensor of one': ('reward', dict(reward=torch.ones(1))),
     'env_id fraction': ('env_id', dict(env_id=.5)),
-    'env_id string': ('env_id', dict(env_id='cart')),
     'env_id array': ('env_id', dict(env_id=np.array([1, 2]))),
-    'env_id None': ('env_id', dict(env_id=None)),
-    'env_id overflow': ('env_id', dict(env_id=2**64)),
     'shape': ('wide', dict(wide=np.zeros(4))),
-    'more dimensions': ('wide', dict(wide=np.zeros((1, 3)))),
-    'a number for an array': ('wide', dict(wide=1.)),
     'ragged': ('wide', dict(wide=[[1.], [1., 2.], []])),
     'array of objects': ('wide', dict(wide=np.array([1, None, 2], object))),
-    'array of strings': ('wide', dict(wide=np.array(['a', 'b', 'c']))),
-    'complex array': ('wide', dict(wide=np.ones(3, np.complex64))),
     'long double': ('wide', dict(wide=np.ones(3, np.longdouble))),
     'nested shape': ('obs.image', dict(obs=obs(image=np.zeros((3, 2), np.uint8)))),
     'nested dtype': ('obs.image', dict(obs=obs(image=np.zeros((2, 3), np.float32)))),
     'nested overflow': ('obs.image', dict(obs=obs(image=np.full((2, 3), 256)))),
-    'nested negative': ('obs.image', dict(obs=obs(image=np.full((2, 3), -1)))),
-    'nested negative of the same width': ('obs.image', dict(obs=obs(image=np.full((2, 3), -1, np.int8)))),
     'lossy array': ('obs.pose.0', dict(obs=obs(pose=(np.zeros(2), 0)))),
-    'lossy tensor': ('obs.pose.0', dict(obs=obs(pose=(torch.zeros(2, dtype=torch.float64), 0)))),
     'lossy ints in a list': ('obs.pose.0', dict(obs=obs(pose=([2**24 + 1, 0], 0)))),
-    'nested None': ('obs.pose.1', dict(obs=obs(n=None))),
     'a key missing': ('obs', dict(obs={'image': np.zeros((2, 3), np.uint8)})),
-    'a key more': ('obs', dict(obs=obs() | {'extra': 1})),
-    'another key': ('obs', dict(obs={'imagE': np.zeros((2, 3), np.uint8), 'pose': (np.zeros(2, np.float32), 0)})),
     'an array for a dict': ('obs', dict(obs=np.zeros(3))),
-    'None for a dict': ('obs', dict(obs=None)),
     'a longer tuple': ('obs.pose', dict(obs=obs(pose=(np.zeros(2, np.float32), 0, 0)))),
     'a list for a tuple': ('obs.pose', dict(obs=obs(pose=[np.zeros(2, np.float32), 0]))),
     'a sparse tensor': ('wide', dict(wide=torch.ones(3, dtype=torch.float64).to_sparse())),
@@ -151,28 +122,21 @@ def test_a_bad_value_in_each_form(memory, case):
     assert memory.add(step(99))==14 and memory.sample(5).reward.max() <= 99
 
 
-NOT_FIRST = {'shape', 'more dimensions', 'a number for an array', 'a fraction for an int', 'NaN for an int', 'inf for an int',     # fine at first
-             'an array for a number', 'a dict for a number', 'a tuple for a number', 'a list for a number', 'complex for an int', 'uint64 overflow',
-             'reward array', 'reward tensor of one', 'env_id fraction', 'env_id array', 'complex array', 'nested shape', 'nested dtype',
-             'nested overflow', 'nested negative', 'nested negative of the same width', 'lossy array', 'lossy tensor', 'lossy ints in a list', 'a key missing', 'a key more',
-             'another key', 'an array for a dict', 'a longer tuple', 'a list for a tuple'}
+NOT_FIRST = {       # fine at first
+    'shape', 'a fraction for an int', 'NaN for an int', 'an array for a number', 'a list for a number',
+    'uint64 overflow', 'reward tensor of one', 'env_id fraction', 'env_id array', 'nested shape', 'nested dtype',
+    'nested overflow', 'lossy array', 'lossy ints in a list', 'a key missing', 'an array for a dict',
+    'a longer tuple', 'a list for a tuple'}
 
 @pytest.mark.parametrize('case', [o for o in VALUES if o not in NOT_FIRST])
-@pytest.mark.parametrize('sampler', [Uniform, Proportional])
-def test_a_bad_first_step_opens_nothing(case, sampler):
+def test_a_bad_first_step_opens_nothing(case):
     field, changed = VALUES[case]
-    memory, bad = ReplayMemory(5, sampler(), seed=0), step(3, **changed)
+    memory, bad = ReplayMemory(5, Proportional(), seed=0), step(3, **changed)
     with unchanged(memory, BAD, field): memory.add(bad)
     for chunk in ([bad], [step(1), bad], [bad, step(1)]):
         with unchanged(memory, BAD, field): memory.extend(chunk)
     simple = Transition(np.zeros(4, np.float32), 0, 0., np.zeros(4, np.float32), False, False)
     assert memory.nbytes==0 and memory.add(simple)==0           # steps of another kind may still come
-
-
-def test_an_error_is_one_line(memory):
-    for bad in (step(wide=np.zeros((5, 3))), step(obs=obs(image=np.full((2, 3), 256))), step(obs={'image': np.zeros((2, 3))}), Other(*step())):
-        with pytest.raises(BAD) as e: memory.add(bad)
-        assert '\n' not in str(e.value)
 
 
 @pytest.mark.parametrize('what', [(1, 2, 3), [1, 2], None, 'step', 7, np.zeros(3), dict(obs=1), object(), Other(*step()), SimpleStep(1, 2, 3),
@@ -190,12 +154,6 @@ def test_what_is_no_step_or_another_step_type(memory, what):
 def test_what_is_no_chunk(memory, what):
     for m in (memory, ReplayMemory(4, seed=0)):
         with unchanged(m, TypeError, 'step|chunk'): m.extend(what)
-
-
-def test_chunks_of_another_step_type(memory):
-    other = Other(*stacked())
-    for chunk in (other, Batch.of(other), [Other(*step())]):
-        with unchanged(memory, TypeError, 'step'): memory.extend(chunk)
 
 
 CHUNKS = {
@@ -232,14 +190,6 @@ def test_a_bad_chunk_of_stacked_arrays(memory, case):
         with unchanged(memory, BAD, field): memory.extend(batch)
 
 
-@pytest.mark.parametrize('case', ['rows missing', 'rows too many', 'a single value', 'half bad', 'ragged', 'strings', 'None', 'overflow', 'nested rows missing'])
-def test_a_bad_first_chunk_opens_nothing(case):
-    field, changed = CHUNKS[case]
-    memory = ReplayMemory(5, seed=0)
-    with unchanged(memory, BAD, field): memory.extend(stacked()._replace(**changed))
-    assert memory.extend(stacked()).tolist()==[0, 1, 2, 3]
-
-
 def test_a_replaced_column_of_a_batch_is_checked_like_any_other(memory):
     batch = memory.recent(4)
     with unchanged(memory, BAD, 'wide'): memory.extend(batch.replace(wide=torch.zeros(4, 7)))
@@ -259,13 +209,6 @@ def test_bad_priorities(memory, bad):
         with unchanged(memory, BAD, 'priorit'): memory.extend([step()]*3, given)
     fresh = ReplayMemory(4, Proportional(), seed=0)
     with unchanged(fresh, BAD, 'priorit'): fresh.extend([step()]*3, [1., bad, 2.])
-
-
-@pytest.mark.parametrize('n', [0, 2, 4])
-def test_priorities_of_a_wrong_length(memory, n):
-    for given in (np.ones(n), [1.]*n, torch.ones(n), np.ones((3, 2))):
-        with unchanged(memory, ValueError, 'priorit'): memory.extend([step()]*3, given)
-    with unchanged(memory, ValueError, 'priorit'): memory.extend([step()]*3, 1.)
 
 
 @pytest.mark.parametrize('td', [float('nan'), float('inf'), -float('inf')])
@@ -290,115 +233,10 @@ def test_ids_never_given_out(memory, ids):
     with unchanged(memory, ValueError, 'ids'): memory.episode(ids[-1])
 
 
-@pytest.mark.parametrize('ids', [5, 5., [5.], ['5'], None, [None], [[5]], [[5], [6, 7]], [True], object(), 'abc', torch.tensor(5), torch.tensor([5.])], ids=named)
-def test_ids_that_are_no_whole_numbers(memory, ids):
-    with unchanged(memory, BAD, 'ids'): memory.update_priorities(ids, [1.])
-    with unchanged(memory, BAD, 'ids'): memory.fetch(ids)
-
-
-def test_what_is_gone_or_more_than_there_is(memory):
-    for id in (0, 3):
-        with unchanged(memory, ValueError, 'ids'): memory.fetch([5, id])
-        with unchanged(memory, ValueError, 'ids'): memory.episode(id)
-    with unchanged(memory, ValueError, 'k'): memory.recent(11)
-    for k in (0, -1, 1.5, None, 'all', 2**40):
-        with unchanged(memory, BAD, 'k'): memory.recent(k)
-    for k in (10, -11, 10**9):
-        with pytest.raises(IndexError): memory[k]
-    for k in ('obs', 1.5, None):
-        with pytest.raises((TypeError, IndexError)): memory[k]
-    with unchanged(memory, ValueError, 'episode'): memory.episode(6)           # steps that don't say where theirs ends
-
-
-@pytest.mark.parametrize('bs', [0, -1, 1.5, None, '4', [3], 2**40, np.float64(3), float('nan')], ids=named)
-def test_bad_batch_sizes(memory, bs):
-    with unchanged(memory, BAD, 'bs'): memory.sample(bs)
-
-
-def test_more_than_there_is_without_replacement(memory):
-    if memory.sampler.prioritized: return
-    with unchanged(memory, ValueError, '11'): memory.sample(11)
-    assert len(memory.sample(10))==10
-
-
-def test_unknown_fields(memory):
-    for fields in (['obs', 'rewards'], ['ids'], ('obs', 3), [], ['reward', 'reward'], 5):
-        with unchanged(memory, BAD, 'field'): memory.sample(3, fields)
-
-
-@pytest.mark.parametrize('sampler', [Uniform, lambda: Uniform(True), Proportional])
-def test_an_empty_memory(sampler):
-    for memory in (ReplayMemory(4, sampler(), seed=0), ReplayMemory(4, sampler(), step=step(), seed=0)):
-        with unchanged(memory, ValueError, 'empty|nothing to draw from'): memory.sample(1)
-        for ids in ([0], [-1]):
-            with unchanged(memory, ValueError, 'ids'): memory.fetch(ids)
-            with unchanged(memory, ValueError, 'ids'): memory.update_priorities(ids, [1.])
-        with unchanged(memory, ValueError, 'k|ids'): memory.recent(1)
-        with pytest.raises(IndexError): memory[0]
-
-
-@pytest.mark.parametrize('max_sz', [0, -1, 1.5, 10., None, '10', [5], float('inf'), 2**31, 2**70], ids=named)
-def test_bad_max_sz(max_sz):
-    for make in (lambda: ReplayMemory(max_sz), lambda: ExperienceReplay([], max_sz=max_sz), lambda: PrioritizedReplay([], max_sz=max_sz)):
-        with refused('max_sz', BAD): make()
-
-
-@pytest.mark.parametrize('name,values', [('alpha', [-1, float('nan'), float('inf'), 'x', None, [1]]),
-                                         ('beta', [-.1, 1.1, float('nan'), 'x', [1]]),
-                                         ('eps', [-1e-9, float('nan'), float('inf'), 'x', None]),
-                                         ('normalize', ['both', None, 3, ''])])
-def test_bad_options_of_prioritized_sampling(name, values):
-    for v in values:
-        with refused(name, BAD): Proportional(**{name: v})
-        with refused(name, BAD): PrioritizedReplay([], **{name: v})
-        memory = ReplayMemory(4, Proportional(), seed=0)
-        memory.extend([step(k) for k in range(3)])
-        if name in ('alpha', 'beta'):
-            with unchanged(memory, BAD, name): setattr(memory.sampler, name, v)
-
-
 def test_a_schedule_that_leaves_its_range():
     memory = ReplayMemory(4, Proportional(beta=lambda n: 2 - n), seed=0)
     memory.add(step())
     with unchanged(memory, ValueError, 'beta'): memory.sample(2)
-
-
-@pytest.mark.parametrize('sampler', [Uniform, 'uniform', 5, object(), {}, type('Four', (), {k: lambda *a: 0 for k in ('on_add', 'draw', 'update', 'get_state')})()],
-                         ids=named)
-def test_what_is_no_sampler(sampler):
-    with refused('sampler', TypeError): ReplayMemory(4, sampler)
-
-
-def test_a_sampler_serves_one_memory():
-    sampler = Proportional()
-    ReplayMemory(4, sampler)
-    with pytest.raises(ValueError, match=WORDS['it serves a memory']): ReplayMemory(4, sampler)
-
-
-def test_an_example_step_that_can_not_be_one():
-    for bad in (step(action=None), step(wide=[[1], [1, 2]]), (1, 2), 5):
-        with pytest.raises(BAD): ReplayMemory(4, step=bad)
-    for bad in ('f4', np.dtype('f4')):
-        with refused('dtype', BAD, got="dtype('float32')"): ReplayMemory(4, dtype=bad)
-    memory = ReplayMemory(4, dtype=np.dtype([('obs', 'f4'), ('action', 'i4')]), seed=0)
-    with unchanged(memory, BAD, 'dtype'): memory.add(step())
-
-
-class TestAnOwnSamplerThatIsWrong:
-    class Own:
-        def __init__(self, slots, probs): self.slots, self.probs = slots, probs
-        def on_add(self, slots, priorities): pass
-        def draw(self, bs, rng): return self.slots, self.probs
-        def update(self, slots, td_errors): pass
-        def get_state(self): return {}
-        def set_state(self, state): pass
-
-    @pytest.mark.parametrize('slots,probs', [([0, 1], [.5, .5]), ([0, 1, 4], [.3]*3), ([0, 1, -1], [.3]*3), ([0., 1., 2.], [.3]*3),
-                                             ([[0, 1, 2]], [.3]*3), ([0, 1, 3], [.3]*3)], ids=named)
-    def test_slots(self, slots, probs):
-        memory = ReplayMemory(4, self.Own(slots, probs), seed=0)
-        memory.extend([step(k) for k in range(3)])          # slot 3 is still empty
-        with unchanged(memory, BAD, 'Own'): memory.sample(3)
 
 
 def in_memory(**changed): return lambda s: s | dict(memory=s['memory'] | changed)
@@ -421,38 +259,6 @@ def test_a_state_that_does_not_fit_changes_nothing(memory, case):
     assert memory.n_added==17 and memory.check_valid()
 
 
-class TestReplay:
-    @pytest.mark.parametrize('kw,name', [(dict(bs=0), 'bs'), (dict(bs=1.5), 'bs'), (dict(bs=None), 'bs'), (dict(min_sz=0), 'min_sz'), (dict(min_sz=2.5), 'min_sz'),
-                                         (dict(steps_per_batch=0), 'steps_per_batch'), (dict(steps_per_batch=-1), 'steps_per_batch'),
-                                         (dict(steps_per_batch=float('nan')), 'steps_per_batch'), (dict(steps_per_batch=float('inf')), 'steps_per_batch'),
-                                         (dict(steps_per_batch=None), 'steps_per_batch'), (dict(steps_per_batch='often'), 'steps_per_batch'),
-                                         (dict(bs=101), 'bs'), (dict(bs=20, min_sz=10), 'bs'), (dict(sampler='x'), 'sampler'),
-                                         (dict(maxsz=3), 'maxsz')], ids=named)
-    def test_options(self, kw, name):
-        with refused(name, BAD): ExperienceReplay([], **kw)
-
-    def test_no_replace_where_draws_always_replace(self):
-        with refused('replace', TypeError): PrioritizedReplay([], replace=True)
-
-    @pytest.mark.parametrize('item', [None, 5, 'step', np.zeros(3), [1, 2], [step(), 3], step(4, action='x'), [step(), step(4, action='x')], Other(*step())], ids=named)
-    def test_a_bad_item_of_the_source(self, item):
-        replay = ExperienceReplay([step(0), step(1), item, step(2)], bs=2, seed=0)
-        it = iter(replay)
-        next(it)
-        with unchanged(replay.memory, BAD, ''): next(it)
-
-    def test_a_frozen_memory_takes_no_steps(self):
-        replay = ExperienceReplay([], bs=2, seed=0, freeze_memory=True)
-        with unchanged(replay.memory, RuntimeError, 'frozen'): replay.add(step())
-        with unchanged(replay.memory, RuntimeError, 'frozen'): replay.extend([step()])
-        with unchanged(replay.memory, ValueError, 'empty|nothing to draw from'): next(iter(replay))
-
-    def test_loader_options_that_can_not_be(self):
-        replay = ExperienceReplay([], bs=2, seed=0)
-        for kw in (dict(num_workers=1), dict(batch_size=4), dict(shuffle=True), dict(drop_last=True)):
-            with refused(next(iter(kw))): replay.loader(**kw)
-
-
 def flat(i, **changed):
     made = SimpleStep(np.full(2, i, np.float32), i, np.full(2, i, np.float32), False, False, float(i), 0., i % 3, 0, i, 0)
     return made._replace(**changed)
@@ -468,10 +274,9 @@ FLAT = {
 }
 
 @pytest.mark.parametrize('case', FLAT)
-@pytest.mark.parametrize('sampler', [Uniform, Proportional])
-def test_a_bad_chunk_from_streams_never_seen(case, sampler):
+def test_a_bad_chunk_from_streams_never_seen(case):
     "Not even the names of its streams stay behind; what went in before, in the quickest way, changes nothing about it"
-    memory = ReplayMemory(10, sampler(), seed=0)
+    memory = ReplayMemory(10, Proportional(), seed=0)
     columns = SimpleStep(*(np.stack([np.asarray(v) for v in vs]) for vs in zip(*[flat(i) for i in range(50, 54)])))
     good = columns._replace(reward=columns.reward.astype(np.float32), total_reward=columns.total_reward.astype(np.float32))
     memory.extend([flat(i) for i in range(4)])

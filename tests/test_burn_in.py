@@ -12,16 +12,11 @@ import pytest
 import torch
 from data.make_checkpoint import steps as seven
 
-from fastrl_replay.batch import Batch
 from fastrl_replay.memory import DeviceMemory, ReplayMemory
-from fastrl_replay.mixed import MixedMemory
-from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.steps import SimpleStep, Transition
 from fastrl_replay.storage.sequence_sampler import Sequence
 from refusals import refused
-from words import WORDS
 
 
 def episodes(length, n, streams=1, numbered=True):
@@ -43,32 +38,6 @@ def every(memory):
     "Start → which steps count, of every window that can be drawn"
     batch = memory.sample(len(memory.sampler)) if not memory.sampler.prioritized else memory.sample(500)
     return {ids[0]: (np.array(ids), learn) for ids, learn in zip(batch.ids.tolist(), batch.learn.tolist())}
-
-
-@pytest.mark.parametrize('numbered', [True, False])
-def test_short_episodes_count_from_their_first_step(numbered):
-    "All windows of episodes within the burn-in would have no step that counts"
-    found = every(of(Sequence(8, burn_in=6), numbered=numbered))
-    assert sorted(found)==[*range(30, 90, 5)]
-    assert all(learn==[True]*5 + [False]*3 for _, learn in found.values())
-    before = every(of(Sequence(8, burn_in=6, learn_first=False), numbered=numbered))
-    assert len(before) > len(found) and not any(any(learn) for _, learn in before.values())
-
-
-def test_only_the_first_window_has_no_burn_in():
-    "And a last window that is not longer than its burn-in is no start: the window before it holds all of its steps"
-    found = every(of(Sequence(6, burn_in=3), length=12))
-    assert all(learn==[True]*6 if id % 12==0 else learn==[False]*3 + [True]*3 for id, (_, learn) in found.items())
-    assert {id % 12 for id in found}=={0, 3, 6} and {id % 12 for id in every(of(Sequence(6, 3, learn_first=False), 12))}=={0, 3, 6, 9}
-    counted = {int(id) for ids, learn in found.values() for id in ids[learn]}
-    assert counted==set(range(33, 90))                                # the start whose window held 30 … 32 was overwritten
-
-
-def test_across_episodes_steps_count_from_a_beginning_inside_a_window():
-    found = every(of(Sequence(8, 5, across_episodes=True), length=7))
-    for ids, learn in found.values(): assert learn==[k >= 5 or any(ids[:k + 1] % 7==0) for k in range(8)]
-    assert len({tuple(learn) for _, learn in found.values()}) > 3
-    assert all(learn==[False]*5 + [True]*3 for _, learn in every(of(Sequence(8, 5, across_episodes=True, learn_first=False), 7)).values())
 
 
 @pytest.mark.parametrize('numbered', [True, False])
@@ -121,17 +90,6 @@ def test_learn_is_a_column():
     assert torch.equal(plain.learn, plain.mask) and memory.sample_sequences(2, 3).learn.all()
 
 
-def test_a_batch_pickled_by_a_version_without_learn():
-    "Its header has a column less, the last"
-    batch = of(Sequence(6, 3)).sample(4)
-    make, (kind, layout, n, shapes, raw, *rest) = batch.__reduce__()
-    assert shapes[-1]==(4, 6)
-    plain = of(Sequence(6, 3)).fetch([40, 41])
-    make, (kind, layout, n, shapes, raw, *rest) = plain.__reduce__()
-    old = make(kind, layout, n, shapes[:-1], raw, *rest)
-    assert type(old).__mro__[1] is Batch and torch.equal(old.state, plain.state) and torch.equal(old.ids, plain.ids)
-
-
 def test_streams_that_begin_in_mid_episode_are_not_taken_for_beginnings():
     "Without numbers nothing tells it; with them, they do"
     for numbered in (True, False):
@@ -169,35 +127,6 @@ def test_the_option_is_written_where_it_matters_only(tmp_path):
     old.__setstate__({k: v for k, v in vars(Sequence(6, 3)).items() if k!='learn_first'})         # a pickle of before
     assert old==Sequence(6, 3, learn_first=False)
     with refused('learn_first', TypeError): Sequence(6, 3, learn_first='no')
-
-
-def test_another_option_is_refused_by_name(tmp_path):
-    memory = of(Sequence(6, 3, learn_first=False), path=tmp_path/'m')
-    state = memory.state_dict()
-    memory.close()
-    with pytest.raises(ValueError, match=WORDS['a wrong sequence']): ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3))
-    other = of(Sequence(6, 3))
-    before = every(other).keys()
-    with refused('sampler.options.sequence.learn_first', got='None'): other.load_state_dict(state)
-    assert every(other).keys()==before
-    with ReplayMemory(60, path=tmp_path/'m', sequence=Sequence(6, 3, learn_first=False)) as again: assert again.check_valid()
-
-
-def test_the_pipe_has_the_option():
-    for learn_first in (True, False):
-        pipe = SequenceReplay([*episodes(5, 90)], bs=4, max_sz=60, length=8, burn_in=6, learn_first=learn_first, seed=0)
-        batch = list(pipe)[-1]
-        assert batch.learn.any()==learn_first and pipe.memory.sampler.sequence.learn_first is learn_first
-
-
-def test_several_memories():
-    mixed = MixedMemory([of(Sequence(6, 3), 8), of(Sequence(6, 3), 4, sampler=Proportional())], seed=0)
-    for _ in range(20):
-        batch = mixed.sample(8)
-        ids, length = batch.idxs[:, 0], torch.where(batch.source==0, 8, 4)
-        assert batch.learn.shape==(8, 6) and torch.equal(batch.learn[:, 0], (batch.ids[:, 0] & (1 << 56) - 1) % length==0) and len(ids)==8
-        assert (batch.learn <= batch.mask).all() and (batch.learn | ~batch.mask)[:, 3:].all()
-        batch.update_priorities(np.ones((8, 6)))
 
 
 # ---- on a device
@@ -264,24 +193,6 @@ def test_shares_are_those_of_a_loop(o):
     assert health['idle_windows_share']==np.mean([not any(learn) for _, learn in found.values()])
     memory.drop(ids[20:22])
     assert memory.health()['unlearned_share'] > health['unlearned_share']
-
-
-def test_steps_of_an_open_episode_may_yet_count():
-    memory = ReplayMemory(100, sequence=Sequence(20, 10), seed=0)
-    for step in episodes(1000, 15): memory.add(step)
-    assert memory.health()['unlearned_share']==0 and np.isnan(memory.health()['idle_windows_share'])
-
-
-def test_health_of_a_device():
-    for learn_first in (True, False):
-        with pytest.warns(UserWarning):
-            memory = DeviceMemory(400, Uniform(True), device='cpu', n_envs=2, sequence=Sequence(12, 8, learn_first=learn_first), seed=0, next_of=None)
-        for a in range(0, 600, 2):
-            rows = [*itertools.islice(episodes(6, 600, 2), a, a + 2)]
-            memory.extend(SimpleStep(*(torch.from_numpy(np.stack([np.asarray(getattr(r, f)) for r in rows])) for f in SimpleStep._fields)))
-        health = memory.health()
-        assert (health['unlearned_share'] < .1 and health['idle_windows_share']==0)==learn_first
-        assert any('no step that counts' in o for o in health['warnings'])!=learn_first
 
 
 @pytest.mark.parametrize('name,turned', [('batch_sequences', False), ('batch_time_first', True)])

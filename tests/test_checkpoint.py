@@ -16,12 +16,12 @@ from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import SimpleStep
 from harness import check_resume, seen
 from hostile import attack, forge, no_pickle, setter
-from test_harness import SAMPLERS, Own, memory_of, use
+from test_harness import Own, memory_of, use
 from twins import KINDS, stacked
 from refusals import refused
 from words import WORDS, words
 
-MORE = SAMPLERS | dict(rank=RankBased, lap=LAP, combined=Combined, ere=lambda: ERE(c_min=5, period=7), aged=lambda: AgeWeighted(9, .2),
+MORE = dict(replacing=lambda: Uniform(True), scheduled=lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'), rank=RankBased, lap=LAP, combined=Combined, ere=lambda: ERE(c_min=5, period=7), aged=lambda: AgeWeighted(9, .2),
                        falling=lambda: RankBased(.5, LinearSchedule(1., 0., 9)))
 
 
@@ -52,8 +52,6 @@ def test_a_memory_goes_on_exactly(sampler, by_files): check_resume(memory_of('si
 def test_a_memory_of_any_kind_of_step_goes_on_exactly(kind, by_files):
     check_resume(memory_of(kind, Proportional), use, steps=(9,), **by_files)
 
-def test_a_sampler_of_the_users_own_goes_on_exactly(by_files): check_resume(memory_of('only', Own), use, steps=(2, 5, 9), after=4, **by_files)
-
 
 @pytest.mark.parametrize('sampler', MORE)
 def test_load_makes_the_memory(sampler, tmp_path):
@@ -65,14 +63,6 @@ def test_load_makes_the_memory(sampler, tmp_path):
     assert repr(again)==repr(memory) and again.recent(1).step_type is SimpleStep and again.check_valid()
     again.make = memory.make
     assert seen(use(again, 9))==seen(use(memory, 9))
-
-
-def test_a_memory_that_has_seen_no_step(tmp_path):
-    ReplayMemory(7, Proportional(.3), seed=2).save(tmp_path)
-    memory = ReplayMemory.load(tmp_path)
-    assert (len(memory), memory.max_sz, memory.sampler.alpha)==(0, 7, .3)
-    memory.add(KINDS['only'](np.random.default_rng(0), {}))
-    assert len(memory)==1 and memory.check_valid()
 
 
 def test_what_is_of_the_users_own_is_handed_in(tmp_path):
@@ -122,18 +112,6 @@ def test_options_of_a_sampler_that_differ_are_refused_by_name(saved, given, name
 class Other(Own): "Not the class that was saved"
 
 
-def test_many_streams_come_back(tmp_path):
-    "More than the table of streams holds at first"
-    memory, rng = ReplayMemory(500, seed=0), np.random.default_rng(0)
-    for k in range(4): memory.extend([KINDS['transition'](rng, {}) for _ in range(100)], streams=np.arange(100) + k*30)
-    memory.save(tmp_path)
-    again = ReplayMemory.load(tmp_path)
-    for o in (memory, again): o.extend([KINDS['transition'](np.random.default_rng(5), {}) for _ in range(100)], streams=np.arange(100))
-    assert again.check_valid()
-    ids = np.arange(memory.first_id, memory.n_added)
-    assert again.previous(ids).tolist()==memory.previous(ids).tolist() and again.next(ids).tolist()==memory.next(ids).tolist()
-
-
 # --- what is new ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize('sampler', [Uniform, Proportional, RankBased])
 def test_a_second_save_writes_what_is_new(sampler, tmp_path):
@@ -152,20 +130,6 @@ def test_a_second_save_writes_what_is_new(sampler, tmp_path):
     again.extend(chunk)
     assert again.save(tmp_path) < first/60 + rest, 'one that was loaded goes on where the other stopped'
     assert seen(ReplayMemory.load(tmp_path).state_dict())==seen(again.state_dict())
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_many_saves_and_loads_of_a_memory(kind, tmp_path):
-    "Steps of every kind, that wrap round between saves; at times the one that was loaded goes on"
-    memory, rng = memory_of(kind, Proportional, 50)(), np.random.default_rng(0)
-    for k in range(12):
-        use(memory, int(rng.choice([0, 1, 3, 20])))
-        memory.save(tmp_path)
-        again = ReplayMemory.load(tmp_path)
-        assert again.check_valid() and seen(again.state_dict())==seen(memory.state_dict())
-        if k % 3==2:
-            again.make = memory.make
-            memory = again
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
@@ -252,14 +216,6 @@ def test_a_strangers_ranks_are_refused_or_made_anew(field, wrong, match, tmp_pat
     assert again.check_valid() and (again.sampler.ranks==memory.sampler.ranks).all()
 
 
-def test_a_newest_slot_out_of_bounds_is_refused(tmp_path):
-    memory = memory_of('only', Combined)()
-    use(memory, 5)
-    memory.save(tmp_path)
-    forge(tmp_path, setter(*MEMORY, 'sampler', 'newest', value=10**9))
-    with pytest.raises(ValueError, match=words('it is named', name='newest')): ReplayMemory.load(tmp_path)
-
-
 class Stacks(NamedTuple):
     state: Any
     action: int
@@ -300,6 +256,3 @@ def test_mutants_of_a_memory(kind, sampler, tmp_path, request):
     n = -(-request.config.getoption('--mutants')//3)
     counts = attack(origin, load, n, work, (CheckpointError, ValueError))
     assert counts['refused'] > n//2, f'hardly a mutant was one: {counts}'
-
-
-# --- frozen -----------------------------------------------------------------------------------------------------------

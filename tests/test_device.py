@@ -11,11 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fastrl_replay.all import (
-    Batch, CheckpointError, ExperienceReplay, ExponentialSchedule, GymStepper, IterDataPipe, LAP, Learner, LinearSchedule, Proportional, RankBased, ReplayMemory, Sequence, SimpleStep,
+    Batch, CheckpointError, ExponentialSchedule, GymStepper, IterDataPipe, LAP, Learner, LinearSchedule, Proportional, RankBased, ReplayMemory, Sequence, SimpleStep,
     Transition, Uniform)
 from fastrl_replay.memory import DeviceMemory
-from fastrl_replay.memory.device_draws import DeviceRng, law_of, uniforms
-from fastrl_replay.protocol import Lasting, Memory, as_memory
+from fastrl_replay.memory.device_draws import DeviceRng, law_of
 from fastrl_replay.samplers.age import AgeWeighted
 from refusals import about, refused
 from words import WORDS, words
@@ -77,19 +76,6 @@ def counted(memory, draws, bs):
 
 # ---- who is drawn
 
-def test_random_numbers_are_those_of_the_formula(device):
-    key = torch.tensor(-12345678901234567, device=device)
-    def signed(x): return (x + 2**63) % 2**64 - 2**63
-    def one(x):
-        x = signed((x ^ x >> 27)*0x3C79AC492BA7B653)
-        x = signed((x ^ x >> 33)*0x1C69B3F74AC4AE35)
-        return ((x ^ x >> 27) & (1 << 53) - 1)*2.**-53
-    assert uniforms(key, 100).tolist()==[one(int(key) + i) for i in range(100)]
-    x = uniforms(key, 400_000).cpu()
-    assert likely(torch.bincount((x*1000).long(), minlength=1000).double(), torch.ones(1000))
-    assert likely(torch.bincount((x[:-1]*30).long()*30 + (x[1:]*30).long(), minlength=900).double(), torch.ones(900))
-    assert abs(torch.corrcoef(torch.stack([x[:-64], x[64:]]))[0, 1]) < .01
-
 
 @pytest.mark.parametrize('steps', [9, 40])
 @pytest.mark.parametrize('next_of', [None, {'next_state': 'state'}])
@@ -101,7 +87,7 @@ def test_uniform_draws_are_all_alike(device, steps, next_of):
     same_rows(batch, world, batch.ids.tolist())
 
 
-@pytest.mark.parametrize('bs,steps', [(1, 20), (12, 20), (40, 20), (41, 20), (120, 20), (160, 20), (30, 5), (40, 5), (8, 1)])
+@pytest.mark.parametrize('bs,steps', [(1, 20), (40, 20), (41, 20), (160, 20), (30, 5), (8, 1)])
 def test_without_replacement_no_row_comes_twice(device, bs, steps):
     _, memory = filled(steps=steps, device=device, sampler=Uniform(), next_of=None)
     n, found, pairs = len(memory), torch.zeros(len(memory)), 0
@@ -158,13 +144,6 @@ def test_deterministic_algorithms_draw_alike_and_without_sums_of_floats(device):
     wanted = plain.sample(500)
     plain.update_priorities(wanted.ids, wanted.reward)
     assert torch.equal(batch.ids, wanted.ids) and torch.equal(batch.probs, wanted.probs) and torch.equal(again.ids, plain.sample(500).ids)
-
-
-def test_large_batches_without_replacement_are_whole(device):
-    law = law_of(Uniform(), 10_000_000, DeviceRng(0, torch.empty(0, device=device).device))
-    for bs in (64, 1000, 32_768):
-        first, n = (torch.tensor(v, device=device) for v in (500, 500 + 4*bs + 1))
-        for _ in range(3): assert len(law.draw(bs, first, n)[0].unique())==bs
 
 
 @pytest.mark.parametrize('horizon,floor', [(50, .1), (1000, .2), (30.5, 0.), (20, 1.), (1, .5)])
@@ -277,14 +256,14 @@ def first_of(world, memory, n_ends):
     return max(first, ends[-n_ends - 1] + 1) if len(ends) > n_ends else first
 
 
-@pytest.mark.parametrize('max_ends,p,chunk', [(None, .02, 1), (None, .3, 1), (8, .1, 1), (40, .1, 1), (160, .5, 1), (16, .1, 2), (24, .2, 3), (40, .05, 7), (160, .1, 20)])
+@pytest.mark.parametrize('max_ends,p,chunk', [(None, .3, 1), (8, .1, 1), (24, .2, 3), (160, .1, 20)])
 def test_next_observations_are_found_or_not_drawn(device, max_ends, p, chunk):
     world, memory = World(8, device, p=p), DeviceMemory(160, device=device, n_envs=8, seed=0, max_ends=max_ends)
     for _ in range(60//chunk):
         steps = [world.step() for _ in range(chunk)]
         memory.extend(tree_map(lambda *v: torch.cat(v), *steps))
         assert memory.first_id==first_of(world, memory, max_ends or 10)
-        same_rows(batch := memory.sample(24), world, batch.ids.tolist())
+        same_rows(batch := memory.sample(8), world, batch.ids.tolist())
         assert batch.ids.min() >= memory.first_id and batch.ids.max() < memory.n_added
     everything = np.arange(memory.first_id, memory.n_added)
     same_rows(memory.fetch(everything), world, everything.tolist())
@@ -309,25 +288,8 @@ def test_rows_of_lost_ends_have_no_part_in_prioritized_draws(device):
     assert memory.usage()['n_lost'] > 0
 
 
-def test_next_observations_that_do_not_follow_are_kept_and_counted(device):
-    world, memory, wrong = World(8, device), DeviceMemory(160, device=device, max_ends=160), []
-    rng = torch.Generator().manual_seed(0)
-    for k in range(40):
-        step = world.step()
-        unlike = torch.rand(8, generator=rng).to(device) < .1
-        who = step.next_state['who'] + unlike[:, None]
-        step = step._replace(next_state=step.next_state | dict(who=who))
-        world.log[k] = tree_map(lambda v: v.cpu(), step)
-        wrong += (unlike & ~(step.terminated | step.truncated)).tolist()
-        memory.extend(step)
-    same_rows(memory.fetch(range(160, 320)), world, range(160, 320))
-    n_unlike = sum(wrong[160:312])                        # of the newest it is not known
-    assert memory.usage()['n_unlike']==n_unlike > 5
-    assert any('next observation' in o for o in memory.health()['warnings'])==(n_unlike > 16)
-
-
 HOW = ['follows', 'resets', 'wanders', 'nan', 'swaps', 'equal']
-@pytest.mark.parametrize('seed', range(40))
+@pytest.mark.parametrize('seed', range(18))
 def test_every_next_observation_is_the_one_given_whatever_comes_next(device, seed):
     "A loop that flags some ends, resets without one, changes the order of streams, or shows NaN and −0"
     rng = random.Random(seed)
@@ -359,25 +321,6 @@ def test_every_next_observation_is_the_one_given_whatever_comes_next(device, see
             for a, b in zip(there.astuple(), rows[id], strict=True): assert a[i].cpu().numpy().tobytes()==b.numpy().tobytes(), (id, a[i], b)
         flagged = {id for id, row in enumerate(rows) if row[4] | row[5]}
         assert memory.usage()['n_unlike']==len([id for id in others if id >= first and id not in flagged])
-
-
-@pytest.mark.parametrize('ends,cuts', [(torch.int64, torch.bool), (torch.float32, torch.float32), (torch.uint8, torch.uint8), (torch.bool, torch.int64)])
-def test_a_loop_as_fasttd3_writes_it_stores_every_row_as_it_was(device, ends, cuts):
-    "Flags of the dtypes that its environments give, truncations that are dones as well, and a reset after each evaluation"
-    memory, rows, draw = DeviceMemory(8*20, device=device, n_envs=8, max_ends=160, seed=0), [], torch.Generator().manual_seed(0)
-    obs = torch.rand(8, 3, generator=draw)
-    for t in range(50):
-        next_obs, rewards, over = torch.rand(8, 3, generator=draw), torch.rand(8, generator=draw).double(), torch.rand(8, generator=draw) < .2
-        dones, truncations = over.to(ends), (over & (torch.rand(8, generator=draw) < .5)).to(cuts)
-        true_next_obs = torch.where(dones[:, None] > 0, torch.rand(8, 3, generator=draw), next_obs)
-        cut = truncations.bool()
-        step = Transition(obs, torch.zeros(8, 1), rewards.float(), true_next_obs, terminated=dones.bool() & ~cut, truncated=cut)
-        rows.append(step)
-        memory.extend(tree_map(lambda v: v.to(device), step))
-        obs = torch.rand(8, 3, generator=draw) if t % 9==8 else next_obs
-    found = memory.fetch(range(240, 400)).astuple()
-    for a, b in zip(found, tree_map(lambda *v: torch.cat(v), *rows[30:]), strict=True): assert torch.equal(a.cpu(), b)
-    assert not (found[4] & found[5]).any() and memory.usage()['n_unlike'] > 8
 
 
 def test_returns_do_not_cross_a_reset_that_was_not_flagged(device):
@@ -412,9 +355,8 @@ def test_several_fields_come_next():
     assert memory.nbytes < in_full.nbytes + 10*30
 
 
-N_STEP = [(8, 33, 96), (8, 9, 96), (1, 50, 20)]
-@pytest.mark.parametrize('n_envs,steps,max_sz', N_STEP)
-@pytest.mark.parametrize('next_of', [None, {'next_state': 'state'}])
+NEXT = {'next_state': 'state'}
+@pytest.mark.parametrize('n_envs,steps,max_sz,next_of', [(8, 33, 96, None), (8, 9, 96, NEXT), (1, 50, 20, NEXT)])
 def test_n_step_rows_are_those_of_a_loop(device, n_envs, steps, max_sz, next_of):
     world, memory = filled(n_envs, steps, max_sz, device, n_step=4, gamma=.9, next_of=next_of, max_ends=max_sz if next_of else None)
     short = 0
@@ -440,8 +382,8 @@ def test_n_step_rows_are_those_of_a_loop(device, n_envs, steps, max_sz, next_of)
 WINDOWS = [dict(), dict(pad=False), dict(stride=1), dict(stride=3, burn_in=2), dict(across_episodes=True), dict(across_episodes=True, stride=2),
            dict(across_episodes=True, burn_in=4), dict(burn_in=4, learn_first=False), dict(burn_in=5, stride=2)]
 @pytest.mark.parametrize('kw', WINDOWS, ids=str)
-@pytest.mark.parametrize('next_of', [None, {'next_state': 'state'}])
-def test_windows_are_the_starts_that_a_loop_finds(device, kw, next_of):
+def test_windows_are_the_starts_that_a_loop_finds(device, kw):
+    next_of = [None, {'next_state': 'state'}][WINDOWS.index(kw) % 2]
     o, n = Sequence(6, **kw), 8
     world, memory = filled(n, 70, n*40, device, sequence=o, next_of=next_of, max_ends=n*40 if next_of else None)
     found, born = {}, [0]*n
@@ -474,14 +416,6 @@ def test_windows_are_the_starts_that_a_loop_finds(device, kw, next_of):
             else: same_rows(batch.__class__.of_tensors(memory.layout, [v[i, j:j + 1] for v in tree_leaves(batch.astuple())]), world, [id])
 
 
-def test_windows_begin_where_step_n_says(device):
-    memory = DeviceMemory(60, device=device, n_envs=1, sequence=Sequence(4, stride=4, pad=False), seed=0)
-    for t in range(50):                                   # the memory sees the episode from its third step on
-        row = SimpleStep(*(torch.tensor([v]) for v in (float(t), 0, t + 1., False, False, 0., 0., 0, 0, t + 2, 0)))
-        memory.extend(tree_map(lambda v: v.to(device), row))
-    assert {int(i) for i in memory.sample(64).step_n[:, 0]}=={*range(4, 49, 4)}
-
-
 def test_priorities_of_windows_mix_the_largest_and_the_mean(device):
     _, memory = filled(8, 70, 320, device, sampler=Proportional(.6), sequence=Sequence(6, burn_in=1))
     for td in torch.rand(64, 6, device=device), torch.rand(64, 5, device=device), torch.rand(64, device=device):
@@ -497,11 +431,6 @@ def test_priorities_of_windows_mix_the_largest_and_the_mean(device):
 
 
 # ---- the protocol, and what is refused
-
-def test_it_has_what_every_memory_has():
-    memory = DeviceMemory(10, device='cpu')
-    assert as_memory(memory, Memory) is memory and as_memory(memory, Lasting) and len(memory)==0 and memory
-    with pytest.raises(ValueError, match=WORDS['it is empty']): memory.sample(1)
 
 
 @pytest.mark.parametrize('next_of', [None, {'next_state': 'state'}])
@@ -543,15 +472,6 @@ def test_chunks_of_every_kind_are_the_same(device):
     loose = DeviceMemory(8, device=device)
     loose.extend(step._replace(reward=step.reward.double()))
     assert loose.fetch([0]).reward.dtype==torch.float32
-
-
-def test_a_chunk_of_no_rows_changes_nothing(device):
-    step = World(4, device).step()
-    none, memory = tree_map(lambda v: v[:0], step), DeviceMemory(8, device=device)
-    for _ in range(2):
-        for chunk in none, none._asdict(), Batch.of(tree_map(lambda v: v.cpu(), none)): assert memory.extend(chunk).tolist()==[]
-        memory.extend(step)
-    assert memory.n_added==8 and DeviceMemory(8, device=device).extend([]).tolist()==[]
 
 
 def test_what_does_not_fit_is_refused_by_name_and_changes_nothing():
@@ -605,10 +525,6 @@ def test_text_copies_and_unknown_names_are_refused_by_name():
     with refused('drop', AttributeError): memory.drop([0])
 
 
-def test_on_a_cpu_it_warns():
-    with pytest.warns(UserWarning, match=WORDS['a slow device']): DeviceMemory(8, device='cpu')
-
-
 # ---- bytes
 
 def test_next_observations_cost_a_little_more_than_half():
@@ -650,16 +566,6 @@ def test_what_became_infinite_is_told(device):
     wide = DeviceMemory(16, device=device, dtypes={'state': torch.bfloat16, 'next_state': torch.bfloat16})
     wide.extend(Transition(state.to(device)*1e5, flags.float(), flags.float(), state.to(device), flags, flags))
     assert wide.usage()['n_too_large']==0 and '65,504' not in repr(wide)
-
-
-def test_narrow_dtypes_round_and_come_back_wide(device):
-    memory = DeviceMemory(16, device=device, dtypes={'state': torch.bfloat16, 'next_state': torch.bfloat16})
-    state = torch.rand(4, 3, device=device)
-    flags = torch.zeros(4, dtype=torch.bool, device=device)
-    memory.extend(Transition(state, torch.zeros(4, device=device), torch.rand(4, device=device), state + 1, flags, flags))
-    batch = memory.fetch(range(4))
-    assert batch.state.dtype==torch.float32 and torch.equal(batch.state, state.bfloat16().float()) and torch.equal(batch.next_state, (state + 1).bfloat16().float())
-    assert 'rounded' in repr(memory) and '0.39 %' in repr(memory)
 
 
 def test_what_comes_next_has_the_dtype_of_where_it_is_found(device):
@@ -716,7 +622,7 @@ def made(kind, device='cpu', **more):
 def test_no_call_waits_and_shapes_stay(kind):
     world, memory = made(kind)
     shapes = []
-    for _ in range(40):
+    for _ in range(12):
         step, watches = world.step(), [Watch() for _ in range(4)]
         with watches[0]: memory.extend(step)
         with watches[1]: batch = memory.sample(64)
@@ -794,7 +700,9 @@ def alike(kind, backend, device='cpu', turns=7):
     return n
 
 
-@pytest.mark.parametrize('kind', KINDS)
+MOST_KINDS = ['uniform', 'distinct', 'scheduled', 'in_full_proportional', 'age', 'n_step', 'prioritized_windows']
+
+@pytest.mark.parametrize('kind', MOST_KINDS)
 def test_draw_loss_and_update_are_one_graph_for_ever(kind, device): assert alike(kind, 'eager', device)==2
 
 
@@ -811,11 +719,11 @@ def test_the_first_batch_may_be_drawn_in_a_compiled_function(kw, draw):
     assert (torch.compile(draw, fullgraph=True, backend='eager')(memory) >= 1).all()
 
 
-@pytest.mark.parametrize('kind', ['uniform', 'prioritized_windows', 'in_full_proportional', 'distinct'])
+@pytest.mark.parametrize('kind', ['prioritized_windows', 'in_full_proportional', 'distinct'])
 def test_compiled_code_does_the_same(kind, device): assert alike(kind, 'inductor', device)==2
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', ['uniform', 'distinct', 'in_full_proportional', 'prioritized_windows'])
 def test_what_a_compiled_function_changes_stays_where_it_is(kind):
     "What is changed and may move keeps CUDA graphs from mode='reduce-overhead'"
     from functorch.compile import make_boxed_func
@@ -996,13 +904,6 @@ def test_streams_that_do_not_take_turns_are_refused(tmp_path):
     with pytest.raises(CheckpointError): DeviceMemory.load(tmp_path/'nowhere', device='cpu')
 
 
-def test_health_and_pictures_look_at_a_copy():
-    _, memory = filled(8, 37, 160, sampler=Proportional(), max_ends=160)
-    state, health = memory.rng.get_state(), memory.health()
-    assert health['n']==160 and health['n_read']==160 and health['n_unlike']==0
-    assert memory.show().axes and 'DeviceMemory' in memory._repr_html_() and memory.rng.get_state()==state
-
-
 def test_lost_rows_are_told_by_health():
     _, memory = filled(8, 37, 160, max_ends=8, p=.3)
     [found] = [o for o in memory.health()['warnings'] if 'max_ends' in o]
@@ -1058,14 +959,6 @@ def test_a_stepper_keeps_tensors_on_their_device_and_finds_last_observations(dev
     assert env.resets==1 and stepper.state_dict()['episodes']==[[(40//n) + (40 % n > 0) for n in range(3, 9)]]
 
 
-def test_a_stepper_of_tensors_does_not_wait():
-    stepper = iter(GymStepper([Clocks(AutoresetMode.SAME_STEP)], agent=lambda states: torch.zeros(6, 2)))
-    for _ in range(3): next(stepper)
-    with Watch() as watch:
-        for _ in range(20): next(stepper)
-    assert not watch.waits
-
-
 def test_tensor_environments_that_hide_last_observations_are_refused():
     with pytest.raises(ValueError, match=WORDS['no final observation']):
         for _ in zip(range(9), GymStepper([Clocks(AutoresetMode.SAME_STEP, tells=False)])): pass
@@ -1112,14 +1005,6 @@ def test_a_pipe_with_a_device_drives_a_learner(device, prioritized):
     assert replay.health()['n_unlike']==0 and len(replay)==len(replay.memory)
 
 
-def test_tensors_are_chunks_in_a_pipe_with_a_device():
-    world = World(4)
-    replay = Items([world.step() for _ in range(12)]).experience_replay(bs=8, max_sz=64, min_sz=16, steps_per_batch=4, seed=0, replace=True, device='cpu')
-    assert sum(1 for _ in replay)==9 and replay.memory.n_envs==4 and replay.memory.n_added==48
-    given = ExperienceReplay([World(4).step()]*4, bs=8, memory=DeviceMemory(64, device='cpu'), min_sz=8)
-    assert sum(1 for _ in given)==9 and given.memory.n_added==16
-
-
 def test_a_pipe_is_saved_with_its_memory(tmp_path):
     def pipe(world): return Items([world.step() for _ in range(30)]).prioritized_replay(bs=8, max_sz=64, min_sz=16, steps_per_batch=4, seed=0, device='cpu')
     a, b = pipe(World(4)), pipe(World(4))
@@ -1136,16 +1021,6 @@ def test_a_pipe_is_saved_with_its_memory(tmp_path):
 @pytest.mark.parametrize('pipe,kw', [('rank_replay', {}), ('experience_replay', dict(path='x')), ('experience_replay', dict(dedup=None)), ('experience_replay', dict(codec='lz4'))])
 def test_pipes_refuse_what_no_device_has(pipe, kw):
     with refused(next(iter(kw), 'sampler'), TypeError): getattr(Items([]), pipe)(bs=1, device='cpu', **kw)
-
-
-def test_hindsight_on_a_device_is_refused():
-    with refused('memory', TypeError): Items([]).hindsight_replay(lambda a, b, i: 0., bs=1, device='cpu')
-
-
-def test_host_environments_fill_a_device_memory():
-    replay = GymStepper([lambda: gym.make('CartPole-v1')], n_envs=4, seed=0).experience_replay(bs=8, max_sz=64, min_sz=16, steps_per_batch=4, seed=0, replace=True, device='cpu', max_ends=32)
-    for batch, _ in zip(replay, range(30)): assert batch.state.shape==(8, 4)
-    assert replay.memory.n_envs==4 and replay.health()['n_unlike']==0
 
 
 def test_torchrl_gets_the_columns_without_a_copy(device):

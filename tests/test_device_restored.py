@@ -96,10 +96,6 @@ def test_dropped_rows_never_come_back_on_a_device(tmp_path):
     host.save(tmp_path)
     with pytest.raises(ValueError, match=WORDS['dropped rows for a device']): DeviceMemory.load(tmp_path, device='cpu')
 
-def test_windows_are_refused_where_a_device_loads_a_folder(tmp_path):
-    on_host(windows={'reward': (-1, 0)}).save(tmp_path)
-    with pytest.raises(ValueError, match=WORDS['windows for a device']): DeviceMemory.load(tmp_path, device='cpu')
-
 
 @pytest.mark.parametrize('form', FORMS)
 def test_alpha_and_beta_go_on_as_they_were_saved(form, tmp_path):
@@ -136,16 +132,3 @@ def test_windows_are_drawn_with_the_alpha_that_was_saved(tmp_path):
     assert torch.equal(a.ids, b.ids)
     for o in (saved, here): o.update_priorities(a.ids, a.reward*2)
     assert torch.equal(saved.sampler.leaves, here.sampler.leaves)
-
-def test_a_beta_that_was_set_is_saved(tmp_path):
-    memory = filled(sampler=Proportional(beta=.4))
-    memory.sampler.beta = .9
-    memory.save(tmp_path)
-    assert DeviceMemory.load(tmp_path, device='cpu').sampler.beta==.9
-    assert memory.snapshot().sampler.beta==.9
-
-def test_what_is_loaded_may_be_told_otherwise(tmp_path):
-    "`load` makes a new memory: its options take the place of those saved"
-    filled(n_step=3).save(tmp_path)
-    assert DeviceMemory.load(tmp_path, device='cpu').n_step==3
-    assert DeviceMemory.load(tmp_path, device='cpu', n_step=2, gamma=.5).n_step==2

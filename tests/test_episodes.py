@@ -43,31 +43,11 @@ def test_whole_episodes_are_found(seed, on_disk, tmp_path):
         for o in found: assert o.reward.tolist() == o.ids.tolist() and o.episode_n.unique().numel() == 1
 
 
-def test_steps_without_numbers():
-    "Where no step says which episode it belongs to, flags and streams do"
-    memory = ReplayMemory(7, Uniform())
-    for k in range(12): memory.add(Transition(k, 0, 1., k + 1, k % 4 == 3, False))
-    assert [o.ids.tolist() for o in memory.episodes()] == [[8, 9, 10, 11]]        # of 4 to 7 the first is gone
-    one = ReplayMemory(7, Uniform())
-    for k in range(6): one.add(Transition(k, 0, 1., k + 1, k % 3 == 2, False))
-    assert [o.state.tolist() for o in one.episodes()] == [[3, 4, 5]]              # what came before id 0 is not known
-
-
 def test_an_episode_of_n_step_transitions_is_one():
     steps = [SimpleStep(np.float32([k]), 0, np.float32([k + 1]), k % 5 == 4, False, 1., 0., 0, 0, k % 5, k // 5) for k in range(15)]
     memory = ReplayMemory(100, Uniform())
     for item in NStep(steps, n=3, gamma=.9): memory.add(item)
     assert [len(o) for o in memory.episodes()] == [5, 5, 5]
-
-
-def test_what_is_overwritten_meanwhile_is_left_out():
-    memory = ReplayMemory(6, Uniform())
-    def add(k): memory.add(Transition(k, 0, 1., k + 1, k % 2 == 1, False))
-    for k in range(6): add(k)
-    found = memory.episodes()
-    assert next(found).ids.tolist() == [2, 3]
-    for k in range(6, 9): add(k)
-    assert [o.ids.tolist() for o in found] == [[4, 5]]
 
 
 @pytest.mark.parametrize('numbered', [True, False])

@@ -154,17 +154,18 @@ def test_choices_among_few_that_are_left_are_uniform():
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('pattern', PATTERNS)
 def test_the_index_knows_what_the_twin_knows(kind, pattern):
-    for seed, max_sz in enumerate((1, 7, 64, 300)):
-        rng, world, memory = np.random.default_rng(seed), World(seed, kind, 8. if seed % 2 else 60.), ReplayMemory(max_sz)
-        index = along = None
-        for _ in range(25):
-            m = int(rng.choice([1, 2, 30, max_sz, 2*max_sz + 3]))
-            streams = PATTERNS[pattern](m, rng)
-            memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
-            if index is None: index, along = EpisodeIndex(memory._shelf.storage), EpisodeIndex(memory._shelf.storage, across_episodes=True)
-            if rng.random() < .4: continue                   # the index lags behind, also by more than the memory holds
-            check(index, world)
-            check(along, world, across=True)
+    seed = (KINDS.index(kind) + [*PATTERNS].index(pattern)) % 4
+    rng, max_sz = np.random.default_rng(seed), (1, 7, 64, 300)[seed]
+    world, memory = World(seed, kind, 8. if seed % 2 else 60.), ReplayMemory(max_sz)
+    index = along = None
+    for _ in range(25):
+        m = int(rng.choice([1, 2, 30, max_sz, 2*max_sz + 3]))
+        streams = PATTERNS[pattern](m, rng)
+        memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
+        if index is None: index, along = EpisodeIndex(memory._shelf.storage), EpisodeIndex(memory._shelf.storage, across_episodes=True)
+        if rng.random() < .4: continue                   # the index lags behind, also by more than the memory holds
+        check(index, world)
+        check(along, world, across=True)
 
 
 def test_streams_that_grow_shrink_and_vanish():
@@ -182,19 +183,6 @@ def test_streams_that_grow_shrink_and_vanish():
         assert used <= len(index.tables.places)
         if k % 9==0: check(index, world)
     assert laid_out > 0
-
-
-def test_a_ring_that_doubles_moves_one_place_a_row():
-    "Between two doublings, the old ring is still read, and released in time"
-    memory, world = ReplayMemory(2000), World(0, Flagged, 1e9)
-    memory.add(world.row(0))
-    index = EpisodeIndex(memory._shelf.storage)
-    for k in range(1, 300):
-        memory.add(world.row(0))
-        slots = np.arange(k + 1)
-        assert index.window(slots[-1:], -slots)[0].tolist()==slots[::-1].tolist()
-    free = index.tables.counts[0].free_rings
-    assert (free[:9] > 0).tolist()==[False, False] + [True]*6 + [False]     # of 4 to 128; 256 is just being moved
 
 
 def test_rows_that_come_after_billions_of_steps():
@@ -224,24 +212,6 @@ def test_an_interrupted_write_is_left_out():
     assert min(np.concatenate([index.ids_of(s) for s in slots]))==33
     memory.extend([world.row(0) for _ in range(30)])
     check(index, world)
-
-
-def test_a_slow_stream_goes_on_after_its_predecessor_is_gone():
-    "Known of an overwritten row: whether it was flagged, and how many came before it"
-    for flagged in (False, True):
-        memory = ReplayMemory(10)
-        def add(stream, end=False): memory.extend([Flagged(0, end, False)], streams=np.array([stream]))
-        for _ in range(3): add(1)
-        add(1, flagged)
-        index = EpisodeIndex(memory._shelf.storage)
-        index.catch_up()
-        for _ in range(8): add(0)
-        index.catch_up()
-        add(1)                                   # the row before is 9 back
-        for _ in range(3): add(0)                # and is overwritten before the index hears of both
-        index.catch_up()
-        assert index.tables.episodes[index.tables.rows[12 % 10].episode].length==(1 if flagged else 5) and index.counts(np.array([2]))[0].tolist()==[0]
-        assert index.check_valid()
 
 
 # ---- by a memory: rows that change under the index, and storages that keep no distances
@@ -290,13 +260,6 @@ def test_a_flag_that_is_corrected_is_seen_or_refused():
         with pytest.raises(ValueError, match=WORDS['sequences were formed']): formed.correct([2], field, 1)
 
 
-def test_a_memory_checks_its_index():
-    memory, world = ReplayMemory(30), World(3, Flagged)
-    play(memory, world, 50)
-    memory.episode_index().catch_up()[0][:] = 1
-    with pytest.raises(AssertionError, match=WORDS['a wrong previous step']): memory.check_valid()
-
-
 class Plain:
     "A storage that keeps no distances: the members that the index uses, and no more"
     def __init__(self, storage): self.kept, self.layout, self.max_sz = storage, storage.layout, storage.max_sz
@@ -309,8 +272,8 @@ class Plain:
 
 
 @pytest.mark.parametrize('pattern', PATTERNS)
-@pytest.mark.parametrize('kind', KINDS)
-def test_a_storage_without_distances_is_asked_for_them(kind, pattern):
+def test_a_storage_without_distances_is_asked_for_them(pattern):
+    kind = KINDS[[*PATTERNS].index(pattern) % 4]
     rng, world, memory = np.random.default_rng(0), World(5, kind), ReplayMemory(90)
     index = None
     for _ in range(12):
@@ -318,13 +281,3 @@ def test_a_storage_without_distances_is_asked_for_them(kind, pattern):
         memory.extend([world.row(s) for s in streams.tolist()], streams=streams)
         index = index or EpisodeIndex(Plain(memory._shelf.storage))
         if rng.random() < .7: check(index, world)
-
-
-def test_whole_episodes_of_a_storage_without_distances():
-    "An episode begins with its first stored row where the row before it in the stream is stored, and ended one"
-    memory, found = ReplayMemory(10), []
-    for k in range(14):
-        memory.add(Flagged(k, k % 4==3, False))
-        if k in (3, 13): found.append([EpisodeIndex(o).begins(s) for o in (memory._shelf.storage, Plain(memory._shelf.storage)) for s in (0, 4, 8)])
-    assert found[1][2] and found[1][5]
-    assert not any(found[0]) and not found[1][1] and not found[1][4]   # nothing before id 0 is known; the row before id 4 is gone

@@ -7,11 +7,8 @@ import pytest
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.pipes.actors import Actors, apart
-from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.n_step import NStep
-from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.steps import SimpleStep, Transition
-from fastrl_replay.storage.sequence_sampler import Sequence
 from refusals import refused
 
 LEAST, MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
@@ -55,8 +52,7 @@ def n_step_twin(steps, n, gamma):
     return out
 
 
-@pytest.mark.parametrize('form', ['steps', 'lists', 'chunks', 'streams', 'turns'])
-@pytest.mark.parametrize('name', STREAMS)
+@pytest.mark.parametrize('form,name', [*zip(['steps', 'lists', 'chunks', 'streams', 'turns'], [*STREAMS]*2)])
 def test_n_step(name, form):
     steps = steps_of(STREAMS[name])
     parts, numbered = [steps[a:a + 16] for a in range(0, len(steps), 16)], form!='streams'
@@ -97,8 +93,7 @@ def checked(memory, steps, max_sz):
     memory.check_valid()
 
 
-@pytest.mark.parametrize('folder', [False, True])
-@pytest.mark.parametrize('name', STREAMS)
+@pytest.mark.parametrize('folder,name', [*zip([False, True]*2, STREAMS)])
 def test_links_and_episodes(name, folder, tmp_path):
     steps = steps_of(STREAMS[name])
     for how in ('add', 'list', 'batch', 'streams'):
@@ -115,37 +110,6 @@ def test_links_and_episodes(name, folder, tmp_path):
         again.load_state_dict(memory.state_dict())
         checked(again, steps, 120)
         if folder: memory.close()
-
-
-@pytest.mark.parametrize('name', STREAMS)
-def test_sequences(name):
-    steps = steps_of(STREAMS[name], 600)
-    for sampler in (None, Proportional()):
-        memory = ReplayMemory(400, sampler, sequence=Sequence(4, stride=2), seed=0)
-        for a in range(0, len(steps), 50): memory.extend(Batch.of_steps(steps[a:a + 50]))
-        batch = memory.sample(20)
-        for ids, mask in zip(batch.ids.tolist(), batch.mask.tolist()):
-            rows = [steps[i] for i, m in zip(ids, mask) if m]
-            assert len({(s.env_id, s.episode_n) for s in rows})==1 and [s.step_n for s in rows]==list(range(rows[0].step_n, rows[0].step_n + len(rows)))
-    plain = ReplayMemory(400, seed=0)
-    plain.extend(steps)
-    for ids in plain.sample_sequences(30, 2).ids.tolist():
-        a, b = (steps[i] for i in ids)
-        assert (a.env_id, a.episode_n, a.step_n + 1)==(b.env_id, b.episode_n, b.step_n)
-
-
-@pytest.mark.parametrize('name', STREAMS)
-def test_hindsight(name):
-    steps = steps_of(STREAMS[name], 400, goals=True)
-    replay = HindsightReplay(steps, lambda a, d, info: -(a!=d).any(-1).astype(np.float32), bs=50, max_sz=300, min_sz=300, seed=0)
-    seen = 0
-    for batch in replay:
-        goals, now = batch.state['desired_goal'].numpy(), batch.state['observation'].numpy()
-        for goal, state, other in zip(goals, now, batch.relabelled.tolist()):
-            if not other: continue
-            assert goal[:2].tolist()==state[:2].tolist() and goal[2] > state[2]       # of the same episode, later
-            seen += 1
-    assert seen > 100
 
 
 class Source:

@@ -16,7 +16,6 @@ from fastrl_replay.saving import CheckpointError, read_manifest
 from fastrl_replay.steps import SimpleStep
 from fastrl_replay.storage import mapped
 from fastrl_replay.storage.mapped import Checksums
-from fastrl_replay.storage.records import Records
 from faults import Calls, kill
 from killing import is_whole, make_step
 from test_ondisk import SAMPLERS, filled, no_warning, step_of
@@ -62,16 +61,6 @@ def test_a_memory_without_its_description_is_refused_not_emptied(tmp_path):
     assert files_in(tmp_path)==before
     (tmp_path/'memory.json').write_bytes(description)
     assert ReplayMemory(20, path=tmp_path).n_added==30
-
-
-def test_what_an_earlier_version_left_of_an_opening_is_refused_in_words(tmp_path):
-    "It wrote no marker, so whose files they are is not known; a lock file alone is in nobody's way"
-    (tmp_path/'lock').write_bytes(b'process 99')
-    assert filled(tmp_path/'..'/tmp_path.name).n_added==30
-    other = tmp_path.with_name('other')
-    other.mkdir()
-    for name in ('lock', 'records.map', 'counts.map'): (other/name).write_bytes(b'process 99' if name=='lock' else bytes(64))
-    with pytest.raises(CheckpointError, match=WORDS['no description, and what to do']): ReplayMemory(20, path=other)
 
 
 def test_files_that_appear_between_the_opening_and_the_first_step_stay(tmp_path):
@@ -223,24 +212,6 @@ def test_a_folder_that_is_no_longer_there_is_not_flushed_into(done, tmp_path):
     assert ReplayMemory.load(tmp_path/'saved').n_added==32 and memory.check_valid()
 
 
-def test_a_folder_that_is_put_back_goes_on(tmp_path):
-    memory = filled(tmp_path/'m')
-    moved(tmp_path/'m')
-    with pytest.raises(OSError, match=WORDS['it is gone']): memory.close()
-    (tmp_path/'elsewhere').rename(tmp_path/'m')
-    memory.close()
-    assert ReplayMemory.open(tmp_path/'m').n_added==30
-
-
-def test_a_folder_that_is_moved_before_the_first_step(tmp_path):
-    memory = ReplayMemory(20, path=tmp_path/'m')
-    another(tmp_path/'m')
-    before = files_in(tmp_path/'m')
-    with pytest.raises(OSError, match=WORDS['it was moved']): memory.add(step_of(0))
-    memory.close()
-    assert files_in(tmp_path/'m')==before
-
-
 def test_frames_do_not_grow_in_another_folder(tmp_path):
     "The file of frames is opened again when it grows"
     memory = ReplayMemory(3000, path=tmp_path/'m', dedup='next_state')
@@ -310,26 +281,6 @@ def test_checksums_notice_every_row_that_changed_since(max_sz, parts, monkeypatc
         sums = Checksums()
         sums.update(rows)
     assert noticed > 20
-
-
-def test_a_flush_reads_what_is_new(tmp_path, monkeypatch):
-    memory, read = ReplayMemory(4000, path=tmp_path), Counter()
-    memory.extend([step_of(k) for k in range(4000)])
-    real = Records.checksum
-    def checksum(self, a, b):
-        read['rows'] += b - a
-        return real(self, a, b)
-    monkeypatch.setattr(Records, 'checksum', checksum)
-    memory.flush()
-    assert read['rows']==4000
-    for m in (0, 1, 100, 1000):
-        read.clear()
-        memory.extend([step_of(k) for k in range(m)])
-        memory.flush()
-        assert m <= read['rows'] <= m + 20
-        read.clear()
-        assert memory.check_valid() and read['rows']==4000
-    memory.close()
 
 
 def test_links_that_change_later_are_no_damage(tmp_path, quick):

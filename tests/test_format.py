@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.mixed import MixedMemory
-from fastrl_replay.pipes.replay import ExperienceReplay
-from fastrl_replay.ray import RayMemory
 from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.saving import FEATURES, CheckpointError, manifest_bytes, read_manifest
-from data.make_pickles import plain, simple, spoken
+from data.make_pickles import plain, spoken
 from refusals import refused
 from words import words
 
@@ -84,19 +81,6 @@ def test_what_needs_nothing_has_number_3(kind, tmp_path):
     assert all(number_of(o)==3 for o in (tmp_path/'folder').rglob('*.json'))
 
 
-def test_a_mixture_a_pipe_and_shards_need_what_their_memories_need(tmp_path):
-    MixedMemory([filled(), dropped()], seed=0).save(tmp_path/'mixed')
-    MixedMemory([filled(), filled()], seed=0).save(tmp_path/'plain')
-    ExperienceReplay([], bs=3, memory=filled(windows={'reward': (0, 1)})).save(tmp_path/'pipe')
-    shards = RayMemory(0, 20)
-    shards.extend([spoken(k) for k in range(10)])
-    shards.save(tmp_path/'ray')
-    assert read_manifest(tmp_path/'mixed'/'manifest.json')['needs']==['dropped rows'] and number_of(tmp_path/'plain'/'manifest.json')==3
-    assert read_manifest(tmp_path/'pipe'/'manifest.json')['needs']==['windows']
-    assert read_manifest(next((tmp_path/'ray').glob('shard-*'))/'manifest.json')['needs']==['strings']
-    assert len(MixedMemory.load(tmp_path/'mixed'))==20
-
-
 @pytest.mark.parametrize('kind', ['dropped', 'rows'])
 def test_a_need_that_nobody_knows_is_refused_by_name(kind, tmp_path):
     make = USING[kind][0] if kind in USING else PLAIN[kind]
@@ -137,15 +121,6 @@ def test_a_folder_needs_more_from_the_moment_that_it_uses_more(tmp_path):
         memory.flush()
         assert read_manifest(description)['needs']==['dropped rows', 'windows']
     with ReplayMemory.open(tmp_path) as again: assert again.windows=={'reward': (0, 1)} and again.usage()['n_dropped']==1
-
-
-def test_sequences_that_begin_without_burn_in_say_so():
-    "One key in their options is enough"
-    from fastrl_replay.memory.options import Options
-    sequence = dict(length=4, burn_in=1, stride=3, across_episodes=False, pad=True, eta=.9)
-    def needs(more): return Options(20, dict(kind='SequenceSampler', options=dict(sequence=sequence | more))).needs()
-    assert needs({})==[] and needs(dict(learn_first=True))==['episode_burn_in'] and 'episode_burn_in' in FEATURES
-    assert filled(simple).state_dict()['format']==3
 
 
 def test_nothing_else_in_a_save_has_changed(root):

@@ -8,20 +8,17 @@ import pytest
 
 
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.saving import CheckpointError
-from fastrl_replay.steps import Layout, Transition
-from fastrl_replay.storage import mapped
+from fastrl_replay.steps import Layout
 from fastrl_replay.storage.choice import storage_for
 from fastrl_replay.storage.records import Records
 from fastrl_replay.storage.mapped import MappedFolder
 from harness import seen
-from test_frames import Pair, World, digest, fetched, held, ids_in
+from test_frames import Pair, World, fetched, held, ids_in
 from lasting import small_disk
 from twins import Twin, column_bytes, stacked
 from faults import moments, torn
-from words import WORDS, words
+from words import words
 
 
 pytestmark = pytest.mark.usefixtures('quick')
@@ -68,46 +65,6 @@ def test_every_row_is_what_it_was(tmp_path):
         pair = OnDisk(tmp_path/str(seed), World(seed), seed, max_sz)
         pair.run(n)
         released(pair.storage)
-
-
-def test_a_memory_of_rows_without_streams_of_their_own(tmp_path):
-    "The rows of a chunk are streams; which row was which is remembered"
-    rng = np.random.default_rng(0)
-    ram, disk = ReplayMemory(40, dedup='frames', seed=1), ReplayMemory(40, dedup='frames', seed=1, path=tmp_path)
-    def new(): return rng.integers(9, size=(4, 1, 30, 30)).astype(np.uint8)
-    now = np.concatenate([new() for _ in range(4)], 1)
-    for k in range(30):
-        following = np.concatenate([now[:, 1:], new()], 1)
-        flags = np.zeros(4, bool)
-        for o in (ram, disk): o.extend(Transition(now, np.arange(4), np.full(4, k, np.float32), following, flags, flags))
-        now = following
-        if k % 9==5:
-            disk.close()
-            disk = ReplayMemory(40, path=tmp_path, seed=1)
-        assert disk.check_valid() and seen(ram.recent(len(ram)))==seen(disk.recent(len(disk)))
-        for id in (ram.first_id, ram.n_added - 1): assert seen(ram.episode(id))==seen(disk.episode(id))
-    with ReplayMemory.peek(tmp_path) as view: assert seen(view.recent(9))[1]==seen(ram.recent(9))[1]
-    disk.close()
-
-
-@pytest.mark.parametrize('sampler', [Proportional, RankBased])
-def test_it_is_drawn_from_as_in_memory(sampler, tmp_path):
-    "Batches, priorities and what `auto` chooses are the same; a step is drawn with its frames"
-    def world(): return World(3, 4, (20, 9), True, np.float32, end=.05)
-    ram, disk, rng = ReplayMemory(50, sampler(), seed=4), ReplayMemory(50, sampler(), seed=4, path=tmp_path), np.random.default_rng(0)
-    worlds = world(), world()
-    for k in range(60):
-        m = int(rng.choice([1, 4]))
-        for o, w in zip((ram, disk), worlds): o.extend(w.steps(m)) if m > 1 else o.add(w.step())
-        ids, td = rng.integers(max(0, ram.first_id), ram.n_added, size=5), rng.random(5)
-        assert ram.update_priorities(ids, td)==disk.update_priorities(ids, td)
-        if k % 13==5:
-            disk.close()
-            disk = ReplayMemory.open(tmp_path)
-        a, b = ram.sample(4), disk.sample(4)
-        assert seen(a)==seen(b)
-    assert 'frames of stacks of 4' in repr(disk) and disk.check_valid()
-    disk.close()
 
 
 # --- cut short --------------------------------------------------------------------------------------------------------
@@ -200,20 +157,6 @@ def test_a_small_disk(tmp_path):
         assert not blocks(tmp_path/'b')
 
 
-def test_a_chunk_in_pieces_for_which_there_is_no_room_is_not_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(MappedFolder, 'JOURNAL', 1)
-    monkeypatch.setattr(MappedFolder, 'LEAST', 16)
-    pair = OnDisk(tmp_path, wild(), 0, 300)
-    for _ in range(5): pair.add()
-    def full(*args): raise OSError(28, 'No space left on device')
-    before, chunk = digest(pair.storage), pair.storage.accept(pair.world.steps(250))
-    with monkeypatch.context() as patch:
-        patch.setattr(mapped, '_allocate_blocks', full)
-        with pytest.raises(OSError): pair.storage.put(chunk)
-    assert digest(pair.storage)==before and pair.storage.n_added==5 and pair.storage.check_valid()
-    released(pair.storage)
-
-
 def test_a_chunk_longer_than_the_journal(tmp_path, monkeypatch):
     "It goes in piece by piece, once there is room for all of it"
     monkeypatch.setattr(MappedFolder, 'JOURNAL', 1)
@@ -250,18 +193,6 @@ def test_a_record_that_refers_to_no_frame_is_damage(tmp_path):
     with ReplayMemory.open(tmp_path/'m') as memory: assert memory.check_valid()
 
 
-def test_a_frame_that_changed_since_the_flush_is_noticed_by_the_checksums(tmp_path):
-    "Even if its fingerprint is not known yet"
-    memory = filled(tmp_path, 45)
-    memory.flush()
-    [table] = memory._shelf.storage.tables
-    records = memory._shelf.storage.records
-    table.frames[np.setdiff1d(records['next_state'], records['state'])[0] - 1] ^= 1      # a frame that is in no state
-    table.prints[:] = 0
-    with pytest.raises(AssertionError, match=WORDS['damaged rows']): memory.check_valid()
-    memory.close()
-
-
 # --- looking, loading -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize('late', ['records', 'frames'])
 def test_frames_that_are_used_again_while_they_are_read(late, tmp_path, monkeypatch):
@@ -283,10 +214,3 @@ def test_frames_that_are_used_again_while_they_are_read(late, tmp_path, monkeypa
     for row, id in enumerate(got.ids.tolist()): assert column_bytes(got)[row]==column_bytes(want[id])[0]
     view.close()
     memory.close()
-
-
-def test_names_that_look_alike_have_files_of_their_own(tmp_path):
-    obs = {'a.b': np.zeros(600, np.uint8), 'a': {'b': np.zeros(600, np.uint8)}, 'c/d': np.zeros(600, np.uint8)}
-    storage = opened(tmp_path, Layout.of(Transition(obs, 0, 0., obs, False, False)), 70, 'large')
-    assert len(storage.tables)==3 and len({o.leaf.name for o in storage.tables})==2 and len(list(tmp_path.glob('frames.*.map')))==3
-    released(storage)

@@ -1,6 +1,5 @@
 """Storages that keep each frame once, beside a naive twin that stores everything: every row equal, byte for byte."""
 import copy
-import pickle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,13 +8,12 @@ import torch
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.steps import Layout, SimpleStep, Transition
 from fastrl_replay.storage import choice, rooms
-from fastrl_replay.storage.choice import bytes_each, check_fits, check_storage_options, kept_how, storage_for, tables_for
-from fastrl_replay.storage.frames import interned, stack_axis
-from harness import seen, through_torch
+from fastrl_replay.storage.choice import check_fits, check_storage_options, storage_for, tables_for
+from fastrl_replay.storage.frames import interned
+from harness import seen
 from twins import Twin, column_bytes, read, stacked
 from refusals import refused
 from words import WORDS, words
@@ -173,38 +171,18 @@ def digest(storage):
 @pytest.mark.parametrize('codec', [None, 'lz4'])
 @pytest.mark.parametrize('world', WORLDS)
 def test_every_row_is_what_it_was(world, codec):
-    for seed, max_sz in ((0, 30), (1, 7), (2, 1), (3, 100)): Pair(world, seed, max_sz, codec=codec).run(60)
+    for seed, max_sz in ((0, 30), (1, 7), (2, 1), (3, 100)): Pair(world, seed, max_sz, codec=codec).run(25)
 
-@pytest.mark.parametrize('dtype,stack', [(np.uint8, 4), (np.uint8, 2), (np.uint8, 3), (np.int16, 4), (np.float32, 2), (np.float64, 2), (np.complex128, 2)])
+@pytest.mark.parametrize('dtype,stack', [(np.uint8, 4), (np.uint8, 3), (np.float32, 2), (np.complex128, 2)])
 def test_frames_stacked_along_the_last_axis(dtype, stack):
     "Pixels that are one word, and others"
     Pair(World(4, stack, (20, 21), True, dtype), 4, 25).run(30)
 
 @pytest.mark.parametrize('world', ['stacks', 'vectors'])
-def test_every_row_is_what_it_was_by_next_states(world): Pair(world, 5, 40, dedup='next_state').run(150)
+def test_every_row_is_what_it_was_by_next_states(world): Pair(world, 5, 40, dedup='next_state').run(60)
 
 def test_frames_of_any_number_of_bytes():
     for shape in ((7, 7), (3, 5), (2, 9), (4, 4)): Pair(World(6, 3, shape), 6, 25, dedup='frames').run(30)
-
-def test_many_thousand_steps_wrap_again_and_again():
-    pair = Pair('stacks', 8, 50)
-    for _ in range(150):
-        steps = pair.world.steps(40)
-        assert extend(pair.storage, steps)==pair.twin.extend(steps)
-        pair.check()
-    [table] = pair.storage.tables
-    assert pair.storage.n_added==6000 and table.used <= 6*90
-
-def test_pieces_of_a_chunk_share_frames(monkeypatch):
-    "A chunk that is stored in pieces of 16 rows takes as many frames as one that is stored at once"
-    steps, taken = World(0).steps(400), []
-    for piece in (16, 4096):
-        monkeypatch.setattr('fastrl_replay.storage.records.PIECE', piece)
-        storage = storage_for(Layout.of(steps[0]), 1000, 'frames')
-        extend(storage, steps)
-        assert storage.piece==min(piece, 1000) and storage.check_valid()
-        taken.append(held(storage))
-    assert taken[0]==taken[1]
 
 
 # --- what is shared -----------------------------------------------------------------------------------------------------
@@ -229,97 +207,8 @@ def test_a_frame_a_step():
     ends = int((batch.terminated | batch.truncated).sum())
     assert ends > 40 and held(storage) <= 301 + ends
 
-def test_a_frame_a_step_in_chunks():
-    "Rows of one chunk share as steps do that come one by one"
-    steps = calm(end=.1).steps(300)
-    one, many = (storage_for(Layout.of(steps[0]), 1000) for _ in range(2))
-    for o in steps: one.add(o)
-    extend(many, steps[:200])
-    extend(many, Batch.of(stacked(steps[200:])))
-    assert held(one)==held(many)
-
-@pytest.mark.parametrize('n', [1, 3, 7, 12])
-def test_n_step_windows_share_too(n):
-    "The state is the next state of n records ago; beyond the stack's size only the last frame of a stack is new"
-    made = windows(calm().step, n)
-    storage = storage_for(Layout.of(calm().step()), 1000, 'frames')
-    for _ in range(300 - n): storage.add(next(made))
-    assert storage.check_valid() and held(storage) <= 301 + 2*n, held(storage)
-
-def test_float_vectors_share_the_next_state():
-    assert held(filled(Vectors(0, 2, (8, 10), end=0., odd=0., speeds=(1.,)), 300, dedup='large')) <= 302
-
-def test_a_still_picture_is_one_frame():
-    picture = np.full((4, 30, 30), 7, np.uint8)
-    step = Transition(picture, 0, 0., picture, False, False)
-    storage = storage_for(Layout.of(step), 50)
-    for _ in range(500): storage.add(step)
-    assert held(storage)==1 and storage.check_valid()
-
 
 # --- pitfalls -----------------------------------------------------------------------------------------------------------
-def test_episodes_of_one_step():
-    "They need more frames than steps, and more room than was expected"
-    for pad in ('zeros', 'copies'):
-        pair = Pair(World(0, end=3., odd=0., speeds=(1.,), pad=pad, shape=(30, 30)), 0, 200, dedup='frames')
-        ready = pair.storage.tables[0].ready
-        for _ in range(500): pair.add()
-        pair.check()
-        batch = recent(pair.storage, 200)
-        assert int((batch.terminated | batch.truncated).sum()) > 180
-        assert held(pair.storage) > 350 > ready
-
-def test_a_slow_stream_among_fast_ones():
-    "When it moves at last, its frames of before are gone: or they live on, where a record still holds them"
-    pair = Pair(World(0, end=0., odd=0., speeds=(1.,), shape=(30, 30)), 0, 20, dedup='frames')
-    slow, fast = World(1, end=0., odd=0., speeds=(1.,), shape=(30, 30)), pair.world
-    for gap in (0, 5, 18, 19, 20, 21, 100):
-        step = slow.step()._replace(env_id=7)
-        assert pair.storage.add(step)==pair.twin.add(step)
-        for _ in range(gap): pair.add()
-        pair.check()
-    assert fast.now and held(pair.storage) <= 20 + 2*3 + 2
-
-@pytest.mark.parametrize('form', [list, stacked, lambda steps: Batch.of(stacked(steps))])
-def test_a_chunk_longer_than_the_storage(form):
-    for before in (0, 3, 25):
-        pair = Pair('stacks', before, 10)
-        for steps in (pair.world.steps(before), pair.world.steps(37)):
-            if steps: extend(pair.storage, form(steps))
-            pair.twin.extend(steps)
-        pair.check()
-        pair.run(20)
-
-@pytest.mark.parametrize('pad', ['zeros', 'copies'])
-def test_stacks_padded_on_reset(pad):
-    pair = Pair(World(3, end=.3, odd=0., pad=pad), 3, 40, dedup='frames')
-    pair.run(80)
-    firsts = [o for o in recent(pair.storage, 40) if o.step_n==0]
-    assert len(firsts) > 5
-    for o in firsts: assert (o.state[0]==(0 if pad=='zeros' else o.state[-1])).all()
-
-def test_an_environment_that_writes_over_its_observations():
-    "What is stored is what the arrays held then"
-    rng, pair = np.random.default_rng(0), Pair('stacks', 0, 20)
-    state, following = np.zeros((3, 4, 5), np.uint8), np.zeros((3, 4, 5), np.uint8)
-    for k in range(60):
-        state[:] = following
-        following[:] = rng.integers(3, size=following.shape)
-        step = SimpleStep(state, k, following)
-        pair.twin.add(copy.deepcopy(step))
-        pair.storage.add(step) if k % 3 else extend(pair.storage, [step])
-        pair.check()
-
-def test_a_bad_step_changes_nothing():
-    pair = Pair('stacks', 0, 20)
-    pair.run(30)
-    before, good = digest(pair.storage), pair.world.step()
-    for bad in (good._replace(state=good.state[:2]), good._replace(next_state=good.next_state.astype(np.float32) + .5), good._replace(reward='x'),
-                good._replace(env_id=None), good._replace(env_id=2**80), good._replace(action=1.5), good._replace(action=2**80),
-                Transition(*range(6)), good._replace(next_state=None)):
-        with pytest.raises((ValueError, TypeError)): pair.storage.add(bad)
-        assert digest(pair.storage)==before
-    pair.run(10)
 
 class Interrupt(BaseException): pass
 
@@ -396,48 +285,10 @@ def test_a_damaged_record_is_noticed_and_nothing_crashes():
     with refused('state'): recent(storage, 40)
 
 
-# --- batches ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize('codec', [None, 'lz4'])
-def test_columns_are_contiguous_and_independent(codec):
-    batch = recent(filled(calm(), 60, dedup='frames', codec=codec), 16)
-    assert batch.state.is_contiguous() and batch.next_state.is_contiguous()
-    before = batch.next_state.clone()
-    batch.state.zero_()
-    assert torch.equal(batch.next_state, before)
-
-def test_a_batch_that_is_held_stays_as_it_is():
-    storage, rng = filled(calm(end=.05), 200, 100, dedup='frames'), np.random.default_rng(0)
-    def draw(): return fetched(storage, rng.integers(storage.first_id, storage.n_added, size=8))
-    kept = [draw() for _ in range(3)]
-    part = draw().next_state[2:3]
-    before = [(o.state.clone(), o.next_state.clone()) for o in kept], part.clone()
-    for step in calm(7).steps(150):
-        storage.add(step)
-        draw()
-    for o, (a, b) in zip(kept, before[0]): assert torch.equal(o.state, a) and torch.equal(o.next_state, b)
-    assert torch.equal(part, before[1])
-
-
 # --- what is chosen -----------------------------------------------------------------------------------------------------
 def example(shape, dtype=np.uint8):
     s = np.zeros(shape, dtype)
     return Transition(s, 0, 0., s, False, False)
-
-def test_small_observations_stay_in_plain_records():
-    layout = Layout.of(example(4, np.float32))
-    assert not storage_for(layout, 10).tables and kept_how(storage_for(layout, 10))=='plain records'
-    assert len(storage_for(layout, 10, 'next_state').tables)==1
-
-def test_what_auto_chooses_is_said():
-    def said(shape, dtype=np.uint8, **options): return kept_how(storage_for(Layout.of(example(shape, dtype)), 10, **options))
-    assert 'state by frames of stacks of 4' in said((4, 30, 30))
-    assert 'state by states, each stored once' in said((40, 40, 3)) and 'state by states' in said((600,), dedup='large')
-    assert 'state by states' in said((4096,)) and 'plain records' in said((4095,)) and 'state by states' in said((600,), codec='lz4')
-    assert 'lz4' in said((4, 30, 30), codec='lz4') and 'plain records' in said((4, 30, 30), dedup=None)
-
-def test_what_a_stack_looks_like():
-    want = {(4, 84, 84): 0, (84, 84, 4): -1, (4, 84, 84, 3): 0, (84, 84): None, (84, 84, 1): None, (17,): None, (4, 10): 0, (1, 84, 84): None, (64, 64): None}
-    assert {o: stack_axis(o) for o in want}==want
 
 class Only(NamedTuple):
     x: Any
@@ -466,11 +317,6 @@ def test_an_estimate_is_what_is_allocated():
                 assert storage_for(Layout.of(step), max_sz, dedup).nbytes==want
     s = np.zeros((4, 84, 84), np.uint8)
     assert '56.5 GB as plain' in str(ReplayMemory.estimate(SimpleStep(s, 0, s), 1_000_000))
-
-def test_packed_frames_count_for_the_rows_that_there_are():
-    storage = filled(calm(), 60, 1000, dedup='frames', codec='lz4')
-    assert bytes_each(storage)==storage.size + storage.tables[0].nbytes/60 and storage.tables[0].nbytes > 60*20
-    assert bytes_each(filled(calm(), 60, 1000, dedup='frames')) > storage.size + 900
 
 def test_an_estimate_from_spaces():
     import gymnasium as gym
@@ -547,13 +393,6 @@ def test_a_piece_that_is_missing_is_noticed():
     fresh.set_state(pieces)
     assert digest(fresh)==digest(storage)
 
-def test_a_piece_holds_no_more_than_is_new():
-    storage, world = filled(calm(), 500, 1000), calm(1)
-    whole = storage.get_state()['frames']['0']['frames'].nbytes
-    for step in world.steps(10): storage.add(step)
-    part = storage.get_state(500)
-    assert part['records'].shape[0]==10 and part['frames']['0']['frames'].nbytes < whole/30
-
 def test_a_state_of_another_kind_is_refused():
     kinds = [dict(dedup='frames'), dict(dedup='next_state'), dict(dedup=None), dict(dedup='frames', codec='lz4')]
     storages = [filled(World(0), 30, 20, **o) for o in kinds]
@@ -593,48 +432,6 @@ def test_a_damaged_state_is_refused_and_nothing_crashes(codec):
 
 
 # --- memories -----------------------------------------------------------------------------------------------------------
-def test_wrong_options_are_refused_before_the_first_step():
-    for options in (dict(dedup='x'), dict(codec='zip'), dict(codec='lz4', dedup=None), dict(codec='lz4', path='nowhere')):
-        with refused(next(iter(options))): ReplayMemory(10, **options)
-    step = example(4, np.float32)
-    for options, said in ((dict(dedup='frames'), 'dedup'), (dict(codec='lz4'), 'codec')):
-        with refused(said): ReplayMemory(10, step=step, **options)
-        memory = ReplayMemory(10, **options)
-        with refused(said): memory.add(step)
-        assert memory.layout is None and len(memory)==0
-
-def use(memory, k):
-    world, rng, out = memory.world(memory.n_added), np.random.default_rng(memory.n_added), []      # depends on the memory alone
-    for _ in range(k):
-        steps = world.steps(int(rng.integers(1, 5)))
-        out.append(memory.extend(steps) if len(steps) > 1 else memory.add(steps[0]))
-        out.append(memory.sample(int(rng.integers(1, min(5, len(memory) + 1)))))
-    assert memory.check_valid()
-    return out
-
-@pytest.mark.parametrize('world,options', [('stacks', {}), ('stacks', dict(codec='lz4')), ('rooms', {}), ('vectors', dict(codec='lz4'))])
-def test_a_memory_goes_on_where_it_was_saved(world, options):
-    def make():
-        memory = ReplayMemory(20, seed=3, **{**OPTIONS[world], **options})
-        memory.world = WORLDS[world]
-        return memory
-    for k in (0, 1, 9):
-        undisturbed, original, loaded = make(), make(), make()
-        use(undisturbed, k), use(original, k), use(loaded, k + 3)
-        loaded.load_state_dict(through_torch(original.state_dict()))
-        assert seen(use(undisturbed, 8))==seen(use(original, 8))==seen(use(loaded, 8))
-
-@pytest.mark.parametrize('codec', [None, 'lz4'])
-def test_a_memory_pickles_copies_and_is_saved_in_a_folder(codec, tmp_path):
-    memory, world = ReplayMemory(30, dedup='frames', codec=codec, seed=0), World(0)
-    for step in world.steps(70): memory.add(step)
-    whole = memory.save(tmp_path/'here')
-    memory.add(world.step())
-    assert memory.save(tmp_path/'here') < whole
-    for other in (pickle.loads(pickle.dumps(memory)), copy.deepcopy(memory), ReplayMemory.load(tmp_path/'here')):
-        assert other.check_valid() and seen(other.recent(30))==seen(memory.recent(30))
-        assert repr(other).split('; ')[1:]==repr(memory).split('; ')[1:]       # room for frames is made as they come
-        assert other.add(world.step())==71 and other.check_valid()
 
 def test_saves_in_which_old_rows_are_dropped(tmp_path):
     "A still picture is held by new rows and was stored by one that is long gone: each save can be loaded"
@@ -647,26 +444,6 @@ def test_saves_in_which_old_rows_are_dropped(tmp_path):
             loaded = ReplayMemory.load(tmp_path)
             assert loaded.check_valid() and seen(loaded.recent(len(memory)))==seen(memory.recent(len(memory)))
         if k % 10==9: memory, loaded = loaded if k % 3==0 else ReplayMemory.load(tmp_path), None
-
-def test_episodes_and_neighbours():
-    memory, twin, world = ReplayMemory(60, seed=0), Twin(60), World(2, shape=(30, 30))
-    for _ in range(40):
-        steps = world.steps(5)
-        memory.extend(steps)
-        twin.extend(steps)
-    for id in list(twin.ids)[::7]:
-        ids = twin.episode(id)
-        batch = memory.episode(id)
-        assert batch.ids.tolist()==ids and column_bytes(batch)==[twin.bytes[i] for i in ids]
-
-@pytest.mark.parametrize('pipe', [ExperienceReplay, PrioritizedReplay, RankReplay])
-def test_pipes_pass_the_options_on(pipe):
-    steps = calm().steps(60)
-    replay = pipe(steps, bs=8, max_sz=40, seed=0, dedup='frames', codec='lz4')
-    batches = list(replay)
-    assert 'frames of stacks of 3, lz4' in repr(replay) and replay.memory.check_valid()
-    for batch in batches[-3:]:
-        for i, state in zip(batch.ids.tolist(), batch.state.numpy()): assert (state==steps[i].state).all()
 
 
 # --- real Atari ---------------------------------------------------------------------------------------------------------

@@ -10,10 +10,8 @@ from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay
 from fastrl_replay.pipes.stepper import GymStepper
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
-from fastrl_replay.steps import SimpleStep
 from harness import check_constant_size, check_resume, seen, through_json, through_torch
 from twins import KINDS, Only, stacked
 from refusals import refused
@@ -32,9 +30,6 @@ class Stream:
 
 def stacked_batch(source): return Batch.of(stacked([source.step() for _ in range(source.chunk)]))
 
-
-SAMPLERS = dict(uniform=Uniform, replacing=lambda: Uniform(True), proportional=Proportional, ranked=RankBased,
-                scheduled=lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory'))
 
 class Own:
     "A user's sampler: the newest, and one in three any"
@@ -69,27 +64,8 @@ def memory_of(kind, sampler, max_sz=20):
     return make
 
 
-@pytest.mark.parametrize('sampler', SAMPLERS)
-def test_a_memory(sampler): check_resume(memory_of('simple', SAMPLERS[sampler]), use)
-
 @pytest.mark.parametrize('kind', [o for o in KINDS if o!='simple'])
 def test_a_memory_of_any_kind_of_step(kind): check_resume(memory_of(kind, Proportional), use, steps=(9,), after=8)
-
-def test_a_memory_with_a_sampler_of_the_users_own(): check_resume(memory_of('only', Own), use, steps=(2, 5, 7, 8, 9), after=4)
-
-
-def test_a_state_is_a_copy_and_shares_nothing():
-    memory = memory_of('simple', Proportional)()
-    use(memory, 30)
-    state = memory.state_dict()
-    before = seen(state)
-    use(memory, 30)
-    assert seen(state)==before
-    a, b = (memory_of('simple', Proportional)() for _ in range(2))
-    for o in (a, b): o.load_state_dict(state)
-    loaded = seen(b.state_dict())
-    use(a, 20)
-    assert seen(b.state_dict())==loaded and seen(state)==before
 
 
 def test_what_a_loaded_memory_makes_of_the_step_type():
@@ -119,20 +95,9 @@ def draw(replay, k):
 
 def save_both(replay): return dict(memory=replay.memory.state_dict(), pipe=through_json(replay.state_dict()))
 
-def load_both(replay, state):
-    replay.memory.load_state_dict(state['memory'])
-    replay.load_state_dict(state['pipe'])
-
 REPLAYS = dict(uniform=lambda s: ExperienceReplay(s, bs=4, max_sz=30, min_sz=9, steps_per_batch=3, seed=1),
                often=lambda s: ExperienceReplay(s, bs=4, max_sz=30, steps_per_batch=.4, seed=1, replace=True),
                prioritized=lambda s: PrioritizedReplay(s, bs=4, max_sz=30, min_sz=9, steps_per_batch=2.5, seed=1, beta=LinearSchedule(.4, 1., 20)))
-
-@pytest.mark.parametrize('replay', REPLAYS)
-@pytest.mark.parametrize('chunk', [0, 5])
-def test_a_replay(replay, chunk):
-    def make(): return REPLAYS[replay](Stream(chunk=chunk))
-    check_resume(make, draw, save=save_both, load=load_both)
-    check_constant_size(make, draw)
 
 
 def test_a_replay_loads_its_state_only_over_the_memory_it_belongs_to():
@@ -144,15 +109,6 @@ def test_a_replay_loads_its_state_only_over_the_memory_it_belongs_to():
     b.memory.load_state_dict(a.memory.state_dict())
     b.load_state_dict(through_json(a.state_dict()))
     assert seen(draw(a, 10))==seen(draw(b, 10))
-
-
-def test_what_is_owed_survives_a_save():
-    "A chunk of 50 owes many batches; 7 were taken"
-    def make(): return ExperienceReplay(Stream(chunk=50), bs=4, max_sz=200, min_sz=10, steps_per_batch=2, seed=1)
-    def run(o, k):
-        it = iter(o)
-        return [next(it) for _ in range(k)]
-    check_resume(make, run, steps=(1, 7, 21, 22), after=30, save=save_both, load=load_both)
 
 
 def test_an_n_step_pipe_goes_on_with_closed_windows():
@@ -167,27 +123,6 @@ def test_an_n_step_pipe_goes_on_with_closed_windows():
         for wrong in (dict(n=4, gamma=.9), dict(n=3, gamma=.99)):
             with refused('n_step', expected='a state of n={n}, gamma={gamma}'.format(**wrong), got='n=3, gamma=0.9'): NStep(Stream(), **wrong).load_state_dict(state)
     check_constant_size(lambda: NStep(Stream(), n=3, gamma=.9), lambda o, k: [x for x, _ in zip(o, range(k))])
-
-
-def test_an_n_step_pipe_without_open_windows_is_exact():
-    class Ended(Stream):
-        "Every second step ends its episode"
-        def step(self):
-            self.n += 1
-            return SimpleStep(np.full(2, self.n, np.float32), 0, np.full(2, self.n + 1, np.float32), self.n % 2==0, False, float(self.n), 0., 0, 0, (self.n - 1) % 2, (self.n - 1)//2)
-    def make(): return NStep(Ended(), n=3, gamma=.9)
-    def run(pipe, k):
-        it = iter(pipe)
-        return [next(it) for _ in range(2*k)]
-    def save(pipe): return dict(pipe=pipe.state_dict(), source=pipe.source_datapipe.state_dict())
-    def load(pipe, state):
-        pipe.source_datapipe.load_state_dict(state['source'])
-        pipe.load_state_dict(state['pipe'])
-    for k in (0, 5):
-        a, b = make(), make()
-        run(a, k)
-        load(b, through_json(save(a)))
-        assert seen(run(a, 6))==seen(run(b, 6))
 
 
 @pytest.mark.parametrize('vector', [False, True])
@@ -215,29 +150,3 @@ def test_a_stepper_begins_new_episodes_and_is_the_same_each_time(vector):
         assert after[0].env_id==before[0].env_id and seen(after[0].state)!=seen(before[0].state)
         assert a.agent.n_steps >= old.agent.n_steps + len(after)
     check_constant_size(make, run)
-
-
-def test_a_whole_pipeline():
-    "Stepper, n-step, replay: saved in the middle, loaded twice, the two go on alike to the bit"
-    def make():
-        return (GymStepper(['CartPole-v1'], seed=0).n_step(n=3, gamma=.99)
-                .prioritized_replay(bs=8, max_sz=100, min_sz=20, steps_per_batch=2, seed=0))
-    old = make()
-    draw(old, 60)
-    state = through_torch(save_both(old))
-    a, b = make(), make()
-    for o in (a, b): load_both(o, state)
-    assert seen(draw(a, 60))==seen(draw(b, 60))
-    for o in (a, b): assert o.memory.check_valid() and o.memory.n_added > old.memory.n_added
-
-
-def test_a_save_after_no_step_at_all():
-    memory = ReplayMemory(5, Proportional(), seed=0)
-    fresh = ReplayMemory(5, Proportional(), seed=9)
-    fresh.load_state_dict(through_torch(memory.state_dict()))
-    for o in (memory, fresh): o.extend([Only(np.full(3, i, np.int32)) for i in range(5)])
-    assert seen(memory.sample(5))==seen(fresh.sample(5))
-    used = ReplayMemory(5, Proportional(), seed=9)
-    used.extend([Only(np.full(3, i, np.int32)) for i in range(5)])
-    used.load_state_dict(through_torch(ReplayMemory(5, Proportional(), seed=0).state_dict()))
-    assert len(used)==0 and used.check_valid()

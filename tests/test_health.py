@@ -57,9 +57,8 @@ def right(n, mode, env_id='CartPole-v1', n_envs=4, **kw):
 def said(memory): return [o for o in memory.health()['warnings'] if 'reset' in o]
 
 
-@pytest.mark.parametrize('how', [{}, dict(singly=True), dict(Vector=AsyncVectorEnv), dict(env_id='Acrobot-v1', max_episode_steps=40),
-                                 dict(env_id='MountainCar-v0', max_episode_steps=40), dict(env_id='Pendulum-v1', max_episode_steps=40),
-                                 dict(env_id='Taxi-v4', max_episode_steps=30), dict(env_id='FrozenLake-v1')], ids=str)
+@pytest.mark.parametrize('how', [{}, dict(singly=True), dict(Vector=AsyncVectorEnv), dict(env_id='Pendulum-v1', max_episode_steps=40),
+                                 dict(env_id='FrozenLake-v1')], ids=str)
 def test_rows_stored_at_resets_are_found(how):
     memory, n_wrong = wrong(300, **how)
     health = memory.health()
@@ -68,22 +67,13 @@ def test_rows_stored_at_resets_are_found(how):
     assert f'{health["n_stored_resets"]:,} of 1,200 rows' in warning and 'drop the row' in warning and 'GymStepper' in warning
 
 
-def test_they_are_found_when_the_memory_has_gone_round():
-    memory, _ = wrong(500, max_sz=700)
-    health = memory.health()
-    ends = health['n_terminated'] + health['n_truncated']
-    assert ends - 4 <= health['n_stored_resets'] <= ends + 4 and 'of 700 rows' in said(memory)[0]
-
-
-@pytest.mark.parametrize('env_id', ['CartPole-v1', 'Acrobot-v1', 'Taxi-v4', 'FrozenLake-v1'])
-@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('mode,env_id', [*zip(MODES, ['CartPole-v1', 'Taxi-v4', 'FrozenLake-v1'])])
 def test_a_right_loop_is_not_accused(mode, env_id):
     memory = right(300, mode, env_id, max_episode_steps=30)
     assert memory.health()['n_stored_resets']==0 and not said(memory)
 
 
-@pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize('n', [1, 3])
+@pytest.mark.parametrize('mode,n', [*zip(MODES, [1, 3, 3])])
 def test_nor_is_the_stepper(mode, n):
     def envs(): return SyncVectorEnv([make('CartPole-v1')]*4, autoreset_mode=mode)
     memory, pipe = ReplayMemory(5000), GymStepper([envs()], seed=0)
@@ -118,11 +108,6 @@ WALKS = dict(
 def test_what_begins_where_it_ends_is_not_accused(name):
     memory = WALKS[name]()
     assert memory.health()['n_stored_resets']==0
-
-
-def test_few_ends_are_no_evidence():
-    memory, n_wrong = wrong(20, max_sz=100)
-    assert n_wrong < 5 and not said(memory)
 
 
 class Seen(NamedTuple):
@@ -181,20 +166,6 @@ def test_large_observations_are_read_in_small_parts(monkeypatch, dedup):
     assert peak < 3 << 20, f'{peak:,} bytes'
 
 
-def test_only_what_can_be_infinite_is_read():
-    images, floats = large(200), large(200, dtype=np.float32)
-    fetched = []
-    def spy(memory):
-        fetch = memory.fetch
-        def noting(ids, fields=None):
-            fetched.append((len(ids), tuple(fields)))
-            return fetch(ids, fields)
-        memory.fetch = noting
-    for o in (images, floats): spy(o)
-    assert not_finite(images)==({}, 200) and fetched==[(200, ('reward',))]
-    assert not_finite(floats)==({}, 200) and fetched[1:]==[(200, ('state', 'reward', 'next_state'))]
-
-
 # ---- mistakes: what is said of a memory, by name
 
 WORDS = dict(n_stored_resets='drop the row after', n_wrong_ends="info['final_obs']", n_reused='both are one array', n_torn='env_id')
@@ -249,8 +220,7 @@ def same_step(n, make_env, naive, n_envs=4, Vector=SyncVectorEnv, max_sz=10_000)
     return memory, n_ends
 
 
-VECTORS = {'CartPole': make('CartPole-v1'), 'Acrobot': make('Acrobot-v1', max_episode_steps=40), 'Pendulum': make('Pendulum-v1', max_episode_steps=40),
-           'MountainCar': make('MountainCar-v0', max_episode_steps=40), 'Taxi': make('Taxi-v4', max_episode_steps=30), 'pictures': Rooms, 'dict': lambda: Rooms(True)}
+VECTORS = {'CartPole': make('CartPole-v1'), 'Pendulum': make('Pendulum-v1', max_episode_steps=40), 'Taxi': make('Taxi-v4', max_episode_steps=30), 'pictures': Rooms, 'dict': lambda: Rooms(True)}
 
 @pytest.mark.parametrize('name', VECTORS)
 def test_first_observations_taken_for_last_ones_are_found(name):
@@ -326,18 +296,12 @@ def singly(env, n, step=Transition, collected=0, keep=lambda: True, fresh_reset=
 
 ARRAYS = {'CartPole': VECTORS['CartPole'], 'Pendulum': VECTORS['Pendulum'], 'pictures': Rooms, 'dict': lambda: Rooms(True)}
 
-@pytest.mark.parametrize('name', ARRAYS)
-@pytest.mark.parametrize('how', [{}, dict(step=SimpleStep), dict(collected=5), dict(step=SimpleStep, collected=63)], ids=str)
+@pytest.mark.parametrize('name,how', [*zip(ARRAYS, [{}, dict(step=SimpleStep), dict(collected=5), dict(step=SimpleStep, collected=63)])])
 def test_arrays_that_are_used_again_are_found(name, how):
     memory = singly(InPlace(ARRAYS[name]()), 1500, **how)
     found = mistakes(memory)
     assert list(found)==['n_reused'] and found['n_reused']==len(memory)
     assert mistakes(singly(ARRAYS[name](), 1500, **how))=={}
-
-
-def test_arrays_are_found_where_reset_makes_a_new_one():
-    found = mistakes(singly(InPlace(gym.make('CartPole-v1')), 1500, fresh_reset=True))
-    assert list(found)==['n_reused'] and found['n_reused'] > 1300
 
 
 @pytest.mark.parametrize('dedup', ['next_state', 'frames'])
@@ -361,15 +325,14 @@ def test_arrays_of_a_vector_environment_are_found(mode):
     assert list(mistakes(memory))==['n_reused']
 
 
-@pytest.mark.parametrize('name', ['FrozenLake-v1', 'Blackjack-v1', 'CliffWalking-v1', 'Taxi-v4'])
-@pytest.mark.parametrize('kept,step', [(1, Transition), (.1, SimpleStep)])
+@pytest.mark.parametrize('name,kept,step', [('FrozenLake-v1', 1, SimpleStep), ('Blackjack-v1', .5, Transition), ('CliffWalking-v1', .1, SimpleStep), ('Taxi-v4', .5, Transition)])
 def test_states_that_rarely_change_are_not_accused(name, kept, step):
     rng = np.random.default_rng(0)
     memory = singly(gym.make(name), 3000, step, keep=lambda: rng.random() < kept)
     assert len(memory) > 200 and mistakes(memory)=={}
 
 
-@pytest.mark.parametrize('kept,step', [(.9, SimpleStep), (.1, Transition)])
+@pytest.mark.parametrize('kept,step', [(.9, Transition), (.5, SimpleStep), (.1, Transition)])
 def test_nor_are_those_that_change_once_in_a_while(kept, step):
     "A state of which one in a hundred steps changes anything, with some of the rows"
     class Slow(gym.Env):
@@ -400,7 +363,7 @@ def filled_by(pipes, n, max_sz=100_000, keep=lambda: True, **options):
     return memory
 
 
-@pytest.mark.parametrize('n,max_sz,n_envs', [(2, 100_000, 1), (2, 500, 3), (8, 100_000, 3)])
+@pytest.mark.parametrize('n,max_sz,n_envs', [(2, 100_000, 1), (3, 500, 3), (8, 500, 1)])
 def test_two_steppers_of_one_number_are_found(n, max_sz, n_envs):
     "Also after a while, when they are in different episodes"
     memory = filled_by([stepper(k, n_envs=n_envs) for k in range(n)], 1500, max_sz)
@@ -460,19 +423,11 @@ RIGHT = {
     **{f'{mode.name}': lambda keep, mode=mode: filled_by([GymStepper([SyncVectorEnv([make('CartPole-v1')]*4, autoreset_mode=mode)], seed=0)], 400, keep=keep)
        for mode in MODES}}
 
-@pytest.mark.parametrize('kept', [1, .1])
-@pytest.mark.parametrize('name', RIGHT)
+@pytest.mark.parametrize('name,kept', [(o, (1, .7, .1)[k % 3]) for k, o in enumerate(RIGHT)])
 def test_right_pipelines_are_not_accused(name, kept):
     "Whole, and with some of their items only"
     rng = np.random.default_rng(0)
     assert mistakes(RIGHT[name](lambda: rng.random() < kept))=={}
-
-
-def test_rows_copied_from_another_memory_are_not_accused():
-    first = filled_by([stepper(0, n_envs=4)], 500)
-    copy = ReplayMemory(5000)
-    for _ in range(30): copy.extend(first.sample(64))
-    assert mistakes(copy)=={}
 
 
 def test_steps_numbered_by_hand_are_not_accused():
@@ -492,21 +447,6 @@ def test_what_is_found_is_asked_for_by_functions():
     bare = ReplayMemory(100)
     bare.extend([Flags(k % 7==6, False, 0.) for k in range(100)])
     assert not any(f(bare, newest(bare)) for f in (torn_streams, wrong_ends, reused_arrays))
-
-
-@pytest.mark.parametrize('dedup', [None, 'next_state'])
-def test_all_mistakes_are_looked_for_in_small_parts(monkeypatch, dedup):
-    "600 rows of 20 kB, 12 MB in all, with a budget of 1 MB"
-    from fastrl_replay import health
-    memory, pictures = ReplayMemory(600, dedup=dedup), np.random.default_rng(0).integers(0, 255, (60, 100, 100)).astype(np.uint8)
-    for k in range(600): memory.add(SimpleStep(pictures[k % 60], 0, pictures[(k + 1) % 60], step_n=k % 60, episode_n=k//60, truncated=k % 60==59))
-    memory.health()
-    monkeypatch.setattr(health, '_BYTES', 1 << 20)
-    tracemalloc.start()
-    found = mistakes(memory)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert found=={} and peak < 4 << 20, f'{peak:,} bytes'
 
 
 class Floats(NamedTuple):

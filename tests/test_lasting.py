@@ -36,6 +36,7 @@ from words import WORDS, words
 
 pytestmark = pytest.mark.usefixtures('quick')
 every_kind = pytest.mark.parametrize('kind', KINDS)
+some_kinds = pytest.mark.parametrize('kind', ['own', 'prioritized_sequences', 'frames'])
 
 
 def lay(folder, files):
@@ -84,7 +85,7 @@ def test_a_second_writer_is_told_who_is_writing(kind, tmp_path, elsewhere):
     assert [elsewhere(kind, o) for o in (path, tmp_path/'copy')]==['31', '30']
 
 
-@every_kind
+@some_kinds
 def test_a_memory_that_was_dropped_can_be_opened(kind, tmp_path):
     memory = remember(kind, tmp_path)
     want, memory.itself = contents(memory), memory         # only the garbage collector finds it
@@ -111,7 +112,7 @@ def fork_beside(memory, kind):
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
-@every_kind
+@some_kinds
 def test_a_forked_child_neither_uses_it_nor_holds_its_lock(kind, tmp_path):
     memory = remember(kind, tmp_path)
     child, said = fork_beside(memory, kind)
@@ -152,7 +153,7 @@ def test_the_child_of_a_killed_writer_does_not_hold_its_lock(kind, tmp_path):
 
 # --- after close ------------------------------------------------------------------------------------------------------
 @needs_proc
-@every_kind
+@some_kinds
 def test_after_close_nothing_is_held(kind, tmp_path):
     "Neither by the memory nor by its sampler, batches, and views that are still there"
     memory = remember(kind, tmp_path)
@@ -262,13 +263,13 @@ def is_no_room(kind, path, max_sz):
     return e.value.errno
 
 
-@every_kind
+@some_kinds
 def test_a_full_disk_is_an_error_at_the_opening(kind, tmp_path):
     with small_files(100_000): assert is_no_room(kind, tmp_path/'m', 1_000_000)==errno.EFBIG
     with remember(kind, tmp_path/'m') as memory: assert memory.n_added==30
 
 
-@every_kind
+@some_kinds
 def test_a_small_disk(kind, tmp_path):
     "A file system of four megabytes: too small for a memory, room enough for another"
     with small_disk(tmp_path, '4m'):
@@ -279,7 +280,7 @@ def test_a_small_disk(kind, tmp_path):
 
 def blocks(path): return {o.name: o.stat().st_blocks for o in path.glob('*.map')}
 
-@every_kind
+@some_kinds
 def test_the_disk_is_full_while_it_is_open(kind, tmp_path, monkeypatch):
     "Only frames grow later. An `OSError` changes nothing and leaves nothing behind, and when there is room it goes on"
     ram, disk = (remember(kind, path, 30, 200) for path in (None, tmp_path))
@@ -319,7 +320,7 @@ def go_on(memory, kind):
 
 
 @pytest.mark.parametrize('n', [0, 9])
-@every_kind
+@some_kinds
 def test_a_state_is_loaded_into_a_memory_on_disk_and_saved_from_it(kind, n, tmp_path):
     "A reopened one draws the same, but from sequences, whose starts it orders anew; an object of the user's own isn't told of old errors"
     ram = remember(kind, n=47, seed=0)
@@ -339,18 +340,10 @@ def test_a_state_is_loaded_into_a_memory_on_disk_and_saved_from_it(kind, n, tmp_
         assert go_on(again, kind)==then and (then==drawn or kind in ('own', 'sequences', 'prioritized_sequences'))
 
 
-@pytest.mark.parametrize('kind', ['proportional', 'ranked', 'frames', 'next_states'])
-def test_the_largest_priority_that_a_shard_was_told_of_is_remembered(kind, tmp_path):
-    with remember(kind, tmp_path) as memory: memory.sampler.note_largest(50.)
-    with reopen(kind, tmp_path) as memory:
-        memory.add(step_of(kind, 30))
-        assert memory.sampler.largest==50 and memory.sampler.priorities[30 % 20]==50
-
-
 # --- options ----------------------------------------------------------------------------------------------------------
 def is_like(a, b): return (a.kind, a.options())==(b.kind, b.options())
 
-@every_kind
+@some_kinds
 def test_options_that_differ_are_named_and_nothing_changes(kind, tmp_path):
     "`open` asks for none of those that lie with the files"
     steps, sampler, options = KINDS[kind]
@@ -387,7 +380,7 @@ def test_options_that_differ_are_named_and_nothing_changes(kind, tmp_path):
 def is_same(a, b): return seen(a.astuple())==seen(b.astuple()) and (a.ids==b.ids).all()
 
 @needs_proc
-@every_kind
+@some_kinds
 def test_a_look_beside_the_writer(kind, tmp_path):
     memory = remember(kind, tmp_path)
     if 'sequences' not in kind: memory.update_priorities([17, 19], [5., 6.])
@@ -415,7 +408,7 @@ def test_a_look_beside_the_writer(kind, tmp_path):
     assert not (tmp_path/'nothing').exists()
 
 
-@every_kind
+@some_kinds
 def test_rows_that_are_overwritten_while_they_are_read_are_left_out(kind, tmp_path, monkeypatch):
     "Between the look at the counters and the reading"
     memory = remember(kind, tmp_path, 26)
@@ -463,6 +456,8 @@ SAVERS = {kind: memory_saver(kind) for kind in KINDS} | dict(
                   lambda o: seen(everything(o))))
 
 every_saver = pytest.mark.parametrize('saver', SAVERS.values(), ids=SAVERS)
+SOME = ['own', 'packed', 'ring', 'learner']
+some_savers = pytest.mark.parametrize('saver', [SAVERS[o] for o in SOME], ids=SOME)
 
 @pytest.fixture
 def saved(saver, tmp_path):
@@ -500,7 +495,7 @@ def test_a_spoilt_file_is_named_and_what_was_to_load_it_is_as_it_was(saver, how,
     with pytest.raises(CheckpointError, match=words('no folder of this name', name='nothing')): saver.load(folder.with_name('nothing'))
 
 
-@every_saver
+@some_savers
 def test_what_was_saved_comes_back_also_into_a_damaged_folder(saver, saved):
     "The run goes on: a save writes again what it can't trust"
     thing, folder, files = saved
@@ -512,8 +507,8 @@ def test_what_was_saved_comes_back_also_into_a_damaged_folder(saver, saved):
         assert saver.holds(saver.load(folder))==saver.holds(thing) and is_tidy(folder)
 
 
-@pytest.mark.parametrize('limit', [0, 100, None])
-@every_saver
+@pytest.mark.parametrize('limit', [100, None])
+@some_savers
 def test_a_full_disk_leaves_what_was_saved_before(saver, limit, saved):
     "Full at once, after some bytes, or only for the manifest, which comes last"
     thing, folder, files = saved
@@ -525,7 +520,7 @@ def test_a_full_disk_leaves_what_was_saved_before(saver, limit, saved):
     assert saver.holds(saver.load(folder))==before
 
 
-@every_saver
+@some_savers
 def test_a_save_waits_for_those_who_load_but_not_for_ever(saver, saved, monkeypatch):
     "A save within a load would wait for itself"
     thing, folder, _ = saved
@@ -534,7 +529,7 @@ def test_a_save_waits_for_those_who_load_but_not_for_ever(saver, saved, monkeypa
     thing.save(folder)
 
 
-@every_saver
+@some_savers
 def test_a_child_forked_during_a_save_does_not_hold_its_lock(saver, saved, monkeypatch):
     (thing, folder, _), children = saved, []
     def fork(_):

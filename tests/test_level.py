@@ -1,7 +1,6 @@
 """What a call costs stays level as memories grow: counted, not timed. How many rows, slots and blocks are looked at, how often the
 system is asked, what is allocated, and how many kernels are compiled, for a memory and for one of sixteen times its size."""
 import sys
-import tracemalloc
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,15 +8,14 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.samplers.age import AgeWeighted, mass_left
 from fastrl_replay.samplers.eligible import Eligible, last_before
 from fastrl_replay.samplers.more import ERE, Combined, draw_recent
 from fastrl_replay.samplers.rng import Rng
 from fastrl_replay.steps import Transition
-from fastrl_replay.storage import base, episodes, rooms
-from fastrl_replay.storage.base import Accepted, Streams
-from fastrl_replay.storage.choice import strings_in, tables_of
+from fastrl_replay.storage import episodes, rooms
+from fastrl_replay.storage.base import Streams
+from fastrl_replay.storage.choice import strings_in
 
 pytestmark = pytest.mark.filterwarnings('ignore:overflow')        # of random numbers, which kernels make modulo 2^64
 SMALL, LARGE = 2_000, 32_000
@@ -134,26 +132,6 @@ def test_ages_after_a_drop():
 
 # ---- rows that are each a stream of their own
 
-def test_a_part_of_a_chunk_allocates_what_it_has():
-    "A part of 64 rows of a chunk, whose streams are its numbers, made numbers for the whole chunk"
-    def count(n):
-        rows = Accepted([np.zeros(n, np.float32)], n)
-        tracemalloc.start()
-        part = rows[n - 64:]
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert part.streams.tolist()==[*range(n - 64, n)]
-        return peak
-    is_level(count)
-
-
-def test_streams_that_are_positions_need_no_table():
-    memory = filled(LARGE)
-    table = memory._shelf.storage.streams.table
-    for _ in range(3): memory.extend(steps(LARGE))
-    assert memory._shelf.storage.streams.table is table and len(table)==128 and memory.check_valid()
-
-
 def test_a_table_is_moved_once_for_each_doubling(monkeypatch):
     moved = []
     monkeypatch.setattr(Streams, 'make_room', lambda self, first_id, make=Streams.make_room: (moved.append(len(self.table)), make(self, first_id)))
@@ -161,17 +139,6 @@ def test_a_table_is_moved_once_for_each_doubling(monkeypatch):
     memory = ReplayMemory(LARGE)
     memory.extend(steps(LARGE), streams=whose)
     assert len(moved)==len(set(moved)) <= np.log2(LARGE) and len(memory._shelf.storage.streams.table) < 20*LARGE
-
-
-def test_a_search_in_the_table_looks_at_few_places():
-    def count(n):
-        streams = Streams()
-        whose = np.random.default_rng(6).integers(-2**60, 2**60, n)
-        streams.link(whose, np.zeros((n, 2), np.int32), 0, np.zeros((n, 2), np.int32), 0, n)
-        table = Looks(streams.table)
-        for o in whose[:200].tolist(): base.find_place(table, streams.shift, o)
-        return table.n
-    is_level(count)
 
 
 # ---- strings
@@ -197,25 +164,6 @@ def test_a_question_about_strings_is_one_about_distinct_ones():
         assert strings[at].tolist()==memory.recent(n).task
         return len(strings)
     is_level(count)
-
-
-# ---- what is packed
-
-def test_usage_of_packed_frames_looks_at_none():
-    pytest.importorskip('lz4')
-    class Counted(list):
-        def __iter__(self): raise AssertionError('all frames were looked at')
-    rng, memory = np.random.default_rng(7), ReplayMemory(40, seed=0, dedup='frames', codec='lz4')
-    planes = rng.integers(0, 9, (200, 20, 20), np.uint8)
-    for k in range(150):
-        memory.add(Transition(planes[k:k + 4], 0, 0., planes[k + 1:k + 5], False, False))
-        [table] = tables_of(memory._shelf.storage)
-        assert table.n_packed==sum(map(len, list.copy(table.packed)))
-    memory.load_state_dict(memory.state_dict())
-    [table] = tables_of(memory._shelf.storage)
-    assert table.n_packed==sum(map(len, table.packed))
-    table.packed = Counted(table.packed)
-    assert memory.usage()['nbytes'] > table.n_packed > 0
 
 
 # ---- kernels
@@ -252,24 +200,6 @@ def test_no_size_and_no_share_compiles_a_kernel_again():
     before = compiled()
     for n, m, bs in ((40, 1, 4), (700, 64, 32), (5000, 4500, 256)): use(n, m, bs)
     assert compiled()==before and sum(before.values()) > 20
-
-
-# ---- hindsight, as a whole
-
-def test_hindsight_draws_as_many_numbers_after_a_drop(monkeypatch):
-    "The pipe, not the kernel: no episode is listed"
-    monkeypatch.setattr(episodes.EpisodeIndex, 'ids_of', lambda *o: pytest.fail('an episode was listed'))
-    def state(i): return dict(observation=i[:, None], achieved_goal=i[:, None], desired_goal=0*i[:, None])
-    i = np.arange(3000, dtype=np.float32)
-    chunk = Transition(state(i), np.zeros(3000, int), i, state(i + 1), np.zeros(3000, bool), np.zeros(3000, bool))
-    replay = HindsightReplay([], lambda a, d, info: np.zeros(len(a)), bs=64, max_sz=3000, seed=0)
-    replay.extend(chunk, streams='one')
-    dropped = np.random.default_rng(0).permutation(3000)[:1500]
-    replay.memory.drop(dropped)
-    for _ in range(5):
-        batch = replay.sample()
-        goals = batch.state['desired_goal'][batch.relabelled, 0].numpy() - 1
-        assert not np.isin(goals, dropped).any() and (goals >= batch.ids[batch.relabelled].numpy()).all()
 
 
 def test_a_drop_after_clear_looks_at_what_is_dropped(monkeypatch):

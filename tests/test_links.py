@@ -5,20 +5,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fastrl_replay.batch import Batch
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.steps import Transition
 from fastrl_replay.storage.base import Streams, find_place
-from refusals import refused
 from words import WORDS
 
 
 class Numbered(NamedTuple):
     state: Any
     env_id: Any
-
-class Plain(NamedTuple):
-    state: Any
 
 
 class Twin:
@@ -42,77 +36,6 @@ def agree(memory, twin):
     np.testing.assert_array_equal(memory.previous(ids), before)
     np.testing.assert_array_equal(memory.next(ids), after)
     assert memory.check_valid()
-
-
-SPREAD = dict(small=lambda k: k, below=lambda k: -1 - k, far=lambda k: k << 32, farther=lambda k: k << 48,
-              both=lambda k: (k << 32) + k)
-
-
-def test_an_array_of_streams_may_be_used_again():
-    memory, chunk = ReplayMemory(9), Batch.of(Plain(np.zeros((2, 3), np.float32)))
-    chunk.streams = np.array([0, 1])
-    streams = chunk.streams
-    for _ in range(3):
-        memory.extend(chunk)
-        streams[:] = streams[::-1].copy()
-    assert memory.previous(np.arange(6)).tolist()==[-1, -1, 1, 0, 3, 2] and memory.check_valid()
-
-
-def test_a_chunk_with_more_new_streams_than_the_table_has_room_for():
-    memory, x = ReplayMemory(1000), np.zeros((128, 4), np.float32)
-    flags = np.zeros(128, bool)
-    memory.extend(Transition(x, np.zeros(128, int), np.zeros(128), x, flags, flags), streams=np.arange(128) % 64)
-    assert memory.next([0, 31, 32, 63]).tolist() == [64, 95, 96, 127]
-    assert memory.previous([64, 127]).tolist() == [0, 63] and memory.episode_ids(0).tolist() == [0, 64]
-    assert memory.check_valid()
-
-
-@pytest.mark.parametrize('seed', range(12))
-def test_links_beside_a_twin(seed, tmp_path):
-    "Chunks and steps of few and of many streams, old and new, in rings that wrap, in RAM and on disk"
-    rng = np.random.default_rng(seed)
-    max_sz = int(rng.choice([1, 7, 100, 500, 3000, 9000]))
-    spread, numbered = SPREAD[list(SPREAD)[seed % 5]], seed % 2 == 0
-    memory, twin, fresh = ReplayMemory(max_sz, path=tmp_path/'m' if seed % 3 == 0 else None), Twin(max_sz), 0
-    for _ in range(12):
-        m = int(rng.choice([1, 2, 33, 150, 700, 6000]))
-        n_streams = int(rng.choice([1, 3, 40, 90, 400]))
-        if rng.random() < .5: fresh += n_streams
-        streams = fresh + rng.integers(n_streams, size=m)
-        if rng.random() < .5: streams = fresh + np.arange(m) % n_streams
-        streams = np.array([spread(int(k)) for k in streams])
-        if m <= 2 and numbered:
-            for s in streams.tolist(): memory.add(Numbered(0., s))
-        elif numbered: memory.extend(Numbered(np.zeros(m, np.float32), streams))
-        else: memory.extend(Plain(np.zeros(m, np.float32)), streams=streams)
-        for s in streams.tolist(): twin.add(s)
-        agree(memory, twin)
-
-
-@pytest.mark.parametrize('spread', SPREAD)
-def test_single_steps_of_many_streams(spread):
-    "Steps by turns, streams that come back late, and stream −1, which is also how an empty place is marked"
-    rng, memory, twin = np.random.default_rng(1), ReplayMemory(300), Twin(300)
-    for k in range(1500):
-        stream = -1 if rng.random() < .1 else SPREAD[spread](int(rng.integers(k//10 + 1)))
-        memory.add(Numbered(0., stream))
-        twin.add(stream)
-        if k % 211 == 0: memory.load_state_dict(memory.state_dict())
-        if k % 97 == 0: agree(memory, twin)
-    agree(memory, twin)
-
-
-def test_a_step_that_is_refused_leaves_the_table_as_it_was():
-    "The place that its stream would have had is free for another one"
-    memory, twin, some = ReplayMemory(500, step=Numbered(0., 0)), Twin(500), Streams()
-    places = {k: find_place(some.table, some.shift, k) for k in range(500, 2500)}         # those before are near
-    one = [k for k, place in places.items() if place == places[507]][:20]
-    for a, b in zip(one[::2], one[1::2]):
-        with refused('state', got='array(1.e+300), which overflows'): memory.add(Numbered(1e300, b))        # found when it is packed
-        for stream in (a, b, a, b, -1):
-            memory.add(Numbered(0., stream))
-            twin.add(stream)
-    agree(memory, twin)
 
 
 # --- links that an earlier version lost ------------------------------------------------------------------------------
@@ -183,13 +106,3 @@ def test_streams_are_found_at_once_whatever_their_numbers_have_in_common(name):
     table = Counting(some.table.tolist())
     for k, s in enumerate(streams): assert table[find_place(table, some.shift, s) + 1] == k + 1
     assert table.looks < 1.6*len(streams)
-
-
-def test_python_and_the_kernel_find_the_same_place():
-    rng, edges = np.random.default_rng(0), [0, -1, 2**63 - 1, -2**63, 2**62 + 1]
-    for bits in range(1, 64):
-        some = np.unique([*rng.integers(-2**bits, 2**bits, 300, dtype=np.int64), *edges[:bits % 6]])
-        streams = Streams()
-        streams.link(some, np.zeros((len(some), 2), np.int32), 0, np.zeros((400, 2), np.int32), 0, 400)
-        assert [streams.newest(s) for s in some.tolist()] == list(range(len(some)))
-        for s in edges: assert (streams.newest(s) >= 0) == (s in some)

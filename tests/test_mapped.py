@@ -151,28 +151,10 @@ def test_after_a_power_cut_the_opening_says_what_is_certain(tmp_path, boots):
     assert opened(tmp_path)[0]==cut            # and nothing was flushed since
 
 
-def test_after_a_flush_at_the_end_there_is_nothing_to_say(tmp_path, boots):
-    folder, arrays = made(tmp_path)
-    arrays['counts'].view(np.int64)[0] = 5
-    folder.flush(closing=True)
-    folder.close()
-    boots()
-    assert opened(tmp_path)==(None, [])
-    boots()
-    assert opened(tmp_path)[0].n_added==5      # it was opened since, and may have been written to
-
-
 def test_a_power_cut_before_any_flush(tmp_path, boots):
     made(tmp_path)[0].close()
     boots()
     assert opened(tmp_path)[0][:2]==(0, 0)
-
-
-def test_where_boots_have_no_name_nothing_is_said(tmp_path, boots, monkeypatch):
-    made(tmp_path)[0].close()
-    monkeypatch.setattr(mapped, 'boot_id', lambda: None)
-    assert opened(tmp_path)==(None, [])
-    assert opened(tmp_path)==(None, [])
 
 
 @pytest.mark.parametrize('change', [dict(n_added='many'), dict(time=None), dict(boot=[]), dict(closed=3)])

@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fastrl_replay.all import (
-    DQNLearner, ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional, RankBased, RankReplay,
+    ExperienceReplay, HindsightReplay, LinearSchedule, MixedMemory, PrioritizedReplay, Proportional, RankBased, RankReplay,
     ReplayMemory, Sequence, SequenceReplay, SimpleStep, Transition,
     Uniform)
 from fastrl_replay.mixed import SHIFT, dealt
@@ -55,15 +54,7 @@ def mixture(shares=(.25, .75), n=30, seed=0, **kw):
 
 # ---- shares
 
-def test_a_quarter_of_ten_is_a_quarter():
-    mixed = mixture()
-    for turn in range(1, 41):
-        batch = mixed.sample(10)
-        assert batch.source.sum() in (7, 8) and batch.source.dtype==torch.int64 and batch.source.shape==(10,)
-        assert abs(sum(mixed.n_drawn[:1]) - 2.5*turn) < 1
-    assert mixed.n_drawn==[100, 300]
-
-@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize('seed', range(8))
 def test_shares_of_any_numbers_hold_in_the_long_run(seed):
     rng = np.random.default_rng(seed)
     m = int(rng.integers(1, 7))
@@ -105,23 +96,6 @@ def test_every_order_is_equally_likely():
     found = Counter(tuple(mixed.sample(6).source.tolist()) for _ in range(15_000))
     assert len(found)==15 and sum((n - 1000)**2/1000 for n in found.values()) < 36.1          # 14 degrees, one in a thousand
 
-def test_the_rows_are_those_of_the_memories():
-    "Each row of a memory is drawn as often as the memory alone draws it, with its weight"
-    mixed = MixedMemory([filled(0, 20, sampler=Uniform(replace=True)), filled(1, 20, sampler=Proportional(beta=1.))], (.5, .5), 3)
-    p = np.arange(1., 21)
-    mixed.memories[1].update_priorities(np.arange(20), p)
-    batches = [mixed.sample(64) for _ in range(1000)]
-    rows = np.concatenate([o.state.numpy() for o in batches]).astype(int)
-    drawn = np.bincount(rows[rows[:, 1]==0, 0], minlength=20)
-    assert drawn.sum()==32_000 and ((drawn - 1600)**2/1600).sum() < 43.8                      # 19 degrees
-    prioritized, wanted = np.bincount(rows[rows[:, 1]==1, 0], minlength=20), 32_000*p**.6/(p**.6).sum()
-    assert ((prioritized - wanted)**2/wanted).sum() < 43.8
-    for batch in batches[:9]:
-        mine = batch.source==0
-        assert (batch.weights[mine]==1).all() and torch.allclose(batch.probs[mine], torch.tensor(1/20))
-        w = 1/(20*batch.probs[~mine])
-        assert torch.allclose(batch.weights[~mine], w/w.max(), rtol=1e-4)
-
 
 # ---- beside a twin
 
@@ -155,7 +129,7 @@ class Twin:
         assert mixed.check_valid()
 
 
-@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('seed', range(2))
 def test_thousands_of_operations_beside_a_twin(seed, tmp_path):
     rng, sizes = np.random.default_rng(seed), [30, 50, 7]
     memories = [ReplayMemory(n, Proportional(alpha), seed=seed) for n, alpha in zip(sizes, (.6, 1., .3))]
@@ -163,7 +137,7 @@ def test_thousands_of_operations_beside_a_twin(seed, tmp_path):
     for k, kind in enumerate((Named, Wider, Named)):
         memories[k].extend([step(k, i, kind) for i in range(5)])
         twin.store(k, range(5))
-    for turn in range(1200):
+    for turn in range(700):
         what = rng.choice(['add', 'extend', 'other', 'sample', 'update', 'fetch', 'shares', 'copy', 'save'],
                           p=[.2, .1, .1, .25, .2, .1, .03, .01, .01])
         number += 10
@@ -201,8 +175,7 @@ def test_thousands_of_operations_beside_a_twin(seed, tmp_path):
     twin.check_all(mixed)
 
 
-@pytest.mark.parametrize('seed', range(3))
-def test_rows_that_memories_copy_are_those_of_joined_batches(seed):
+def test_rows_that_memories_copy_are_those_of_joined_batches(seed=0):
     "Drawn straight into a batch, or as batches that are joined: the same to the bit, whatever is stored, dropped or asked for"
     rng = np.random.default_rng(seed)
     samplers = Uniform(), Proportional(beta=.4), Uniform(replace=True)
@@ -247,31 +220,6 @@ def test_the_columns_are_those_that_all_have():
     assert some.layout.fields==('reward', 'state') and some.reward.tolist()==some.state[:, 0].tolist()
     with refused('fields'): mixed.sample(8, ['extra'])
     with refused('fields', TypeError, got="str 'state'"): mixed.sample(8, 'state')
-
-def test_nested_fields_and_small_ones_are_joined():
-    class Nest(NamedTuple):
-        state: dict
-        flag: bool
-        half: np.float16
-        bits: torch.Tensor
-    def rows(k): return [Nest(dict(a=np.full((3, 2), n, np.uint8), b=(np.float64(n), np.int16(k))), bool(n % 2), np.float16(n),
-                              torch.tensor(n, dtype=torch.bfloat16)) for n in range(20)]
-    memories = [ReplayMemory(20, seed=k) for k in range(2)]
-    for k, o in enumerate(memories): o.extend(rows(k))
-    batch = MixedMemory(memories, seed=0).sample(20)
-    n = batch.state['b'][0]
-    assert batch.state['b'][1].tolist()==batch.source.tolist() and (batch.state['a'].double()==n[:, None, None]).all()
-    assert (batch.half.double()==n).all() and (batch.bits.double()==n).all() and batch.flag.tolist()==(n % 2==1).tolist()
-
-def test_batches_can_be_kept_sliced_pickled_and_moved():
-    mixed = mixture()
-    kept = [mixed.sample(10) for _ in range(20)]
-    for o in kept: assert o.state[:, 1].long().tolist()==o.source.tolist()
-    o = kept[0]
-    for again in (pickle.loads(pickle.dumps(o)), o.to('cpu'), o[:], o.replace(reward=o.reward), copy.copy(o)):
-        assert again.source.tolist()==o.source.tolist() and again.idxs.tolist()==o.idxs.tolist() and again.ids.tolist()==o.ids.tolist()
-    assert o.columns('source', 'idxs')[0] is o.source and 'source' in o.as_tensordict().keys()
-    assert o[2:5].source.tolist()==o.source[2:5].tolist()
 
 def test_a_field_called_source_stays_the_users():
     class Sourced(NamedTuple):
@@ -342,6 +290,9 @@ def test_an_empty_memory_is_named_unless_it_has_no_share():
     with pytest.raises(ValueError, match=words('too few of a memory', k=1, bs=4, n=3)): mixed.sample(5)
     assert mixed.rng.get_state()==state                                              # whoever may refuse is asked first
 
+
+# ---- sequences, shards
+
 def test_bad_input_is_refused_and_changes_nothing():
     mixed = mixture()
     batch, before = mixed.sample(9), mixed.memories[1].sampler.priorities
@@ -359,8 +310,6 @@ def test_bad_input_is_refused_and_changes_nothing():
     assert (mixed.memories[1].sampler.priorities==before).all()
     assert batch.update_priorities(torch.ones(9))==len({*batch.ids[batch.source==1].tolist()})
 
-
-# ---- sequences, shards
 
 def sequences(k, n=60, burn_in=1, **kw):
     memory = ReplayMemory(80, seed=k, sequence=Sequence(6, burn_in), **kw)
@@ -401,19 +350,6 @@ def everything(mixed):
     "All that two equal mixtures have in common"
     rows = [list(map(repr, o.fetch(np.arange(o.first_id, o.n_added)).astuple())) for o in mixed.memories]
     return rows, mixed.rng.get_state(), [o.sampler.get_state()['n_batches'] for o in mixed.memories], mixed.n_drawn, mixed.sampler.shares_now
-
-def test_a_second_save_writes_what_is_new(tmp_path):
-    def big(k): return filled(k, 5000, 6000, kind=Wider if k else Named)
-    mixed = MixedMemory([big(0), big(1)], (.3, .7), seed=0)
-    first = mixed.save(tmp_path/'a', also=dict(a=1))
-    mixed.sample(10)
-    mixed.extend([step(0, n) for n in range(20)])
-    mixed.memories[1].extend([step(1, n, Wider) for n in range(30)])
-    assert mixed.save(tmp_path/'a') < first/20
-    again = MixedMemory.load(tmp_path/'a')
-    assert everything(again)==everything(mixed) and again.also is None
-    again.extend([step(0, n) for n in range(20)])
-    assert again.save(tmp_path/'a') < first/20 and everything(MixedMemory.load(tmp_path/'a'))==everything(again)
 
 def test_shares_and_what_is_owed_are_saved(tmp_path):
     schedule = (LinearSchedule(.2, .6, 50), LinearSchedule(.8, .4, 50))
@@ -456,6 +392,7 @@ def test_it_has_members_on_disk(tmp_path):
         mixed.flush()
         mixed.save(tmp_path/'saved')
         assert everything(MixedMemory.load(tmp_path/'saved'))==everything(mixed)
+
 
 def saved_and_changed(folder):
     "A mixture with rows that its save in this folder lacks, and all that was saved"
@@ -511,52 +448,6 @@ def loop(n, first=0):
     for i in range(first, n):
         state = rng.normal(size=4).astype(np.float32)
         yield SimpleStep(state, int(rng.integers(2)), state + 1, i % 10==9, False, 1., float(i % 10 + 1), env_id=0, step_n=i % 10, episode_n=i//10)
-
-def recorded(n=60, sampler=None):
-    memory = ReplayMemory(n, sampler, seed=4)
-    memory.extend([Transition(o.state, o.action, o.reward, o.next_state, o.terminated, o.truncated) for o in loop(n, 0)])
-    return memory
-
-def learner(n, sampler=None):
-    mixed = MixedMemory([ReplayMemory(200, None if sampler is None else sampler(), seed=1), recorded(sampler=sampler and sampler())], (.5, .5), seed=2)
-    replay = ExperienceReplay(loop(n), bs=8, memory=mixed, min_sz=20, steps_per_batch=4)
-    torch.manual_seed(0)
-    return DQNLearner(nn.Linear(4, 2), replay.loader()), replay, mixed
-
-@pytest.mark.parametrize('sampler', [None, Proportional])
-def test_a_learner_learns_from_it_and_goes_on(tmp_path, sampler):
-    learn, replay, mixed = learner(400, sampler)
-    learn.fit(30)
-    learn.save(tmp_path/'whole')
-    assert learn.returns==[10.]*13 and mixed.n_drawn==[120, 120] and learn.progress()['samples_per_insert']==240/136
-    other, its_replay, its_mixed = learner(400, sampler)
-    other.load(tmp_path/'whole')
-    assert everything(its_mixed)==everything(mixed) and its_replay.n_batches==30
-    its_replay.source_datapipe = loop(400, 136)
-    replay.source_datapipe = loop(400, 136)
-    for o in (learn, other): o.fit(20)
-    assert learn.losses==other.losses and torch.equal(learn.model.weight, other.model.weight)
-    assert learn.save(tmp_path/'whole') and everything(mixed)==everything(its_mixed)
-
-def test_a_pipe_goes_on_from_its_short_state():
-    _, replay, mixed = learner(400)
-    batches = iter(replay)
-    for _ in range(5): next(batches)
-    state, twin = replay.state_dict(), copy.deepcopy(mixed)
-    ids = [mixed.sample(7).ids.tolist() for _ in range(5)]
-    _, other, _ = learner(400)
-    other.memory = twin
-    for _ in range(3): twin.sample(6)
-    other.load_state_dict(pickle.loads(pickle.dumps(state)))
-    assert [twin.sample(7).ids.tolist() for _ in range(5)]==ids
-
-def test_loaders_prefetch_and_return_slots():
-    _, replay, mixed = learner(400)
-    replay.return_idxs = True
-    for batch, slots in zip(replay.loader(prefetch=2), range(5)):
-        batch, slots = batch
-        assert torch.equal(slots, batch.idxs) and len(batch)==8
-    assert 'memory 0' in repr(mixed.health()) and '0.5 of ReplayMemory' in repr(replay) and 'MixedMemory' in replay._repr_html_()
 
 def test_every_pipe_takes_one():
     def of(*samplers, **kw): return MixedMemory([ReplayMemory(60, o, seed=1, **kw) for o in samplers], seed=2)

@@ -3,12 +3,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from fastrl_replay.batch import Batch
 from fastrl_replay.memory import DeviceMemory
 from fastrl_replay.pipes.n_step import NStep
-from fastrl_replay.steps import last_fields
 
 
 class Critic(NamedTuple):
@@ -79,11 +77,6 @@ def compared(made, wanted, steps_only=True):
     return seen
 
 
-def test_which_fields_are_those_of_the_last_step():
-    assert set(last_fields(Critic._fields))==set(LAST)
-    assert last_fields(('obs', 'next_obs', 'next_action', 'reward', 'next_', 'next_state'))==('next_obs', 'next_state')
-
-
 FORMS = dict(
     steps=lambda rows: [step for row in rows for step in row],
     lists=lambda rows: rows,
@@ -114,18 +107,3 @@ def test_memories_on_a_device(next_of, max_sz):
     seen, wanted = 0, twin(rows)
     for _ in range(20): seen += compared(list(memory.sample(64)), wanted)
     assert seen > 500
-
-
-@pytest.mark.filterwarnings('ignore:device')
-def test_a_field_in_next_of_is_that_of_the_last_step_whatever_it_is_called():
-    class Successor(NamedTuple):
-        state: Any
-        reward: Any
-        successor: Any
-        terminated: Any
-        truncated: Any
-    memory = DeviceMemory(64, device='cpu', n_envs=1, n_step=3, next_of={'successor': 'state'}, seed=0)
-    for k in range(40): memory.extend([Successor(float(k), 1., k + 1., k % 10==9, False)])
-    batch = memory.sample(100)
-    ends = torch.minimum(batch.state + 3, (batch.state//10 + 1)*10)
-    assert (batch.successor==ends).all()

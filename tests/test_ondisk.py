@@ -1,6 +1,5 @@
 """A memory on disk: the same as one in memory, whole at every line, for one writer, refused where it doesn't fit."""
 import os
-import pickle
 import subprocess
 import sys
 import warnings
@@ -15,14 +14,13 @@ from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.saving import CheckpointError
 from fastrl_replay.schedules import LinearSchedule
-from fastrl_replay.storage import mapped
 from harness import seen
 from hostile import rewrite
 from test_harness import Own
 from lasting import Teller
-from twins import CHUNKS, KINDS, Only, stacked
+from twins import CHUNKS, KINDS, Only
 from refusals import refused
-from words import WORDS, words
+from words import words
 
 pytestmark = pytest.mark.usefixtures('quick')
 
@@ -63,57 +61,6 @@ def no_warning():
 
 
 # --- the same as in memory --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize('sampler', SAMPLERS)
-@pytest.mark.parametrize('kind', ['simple', 'transition'])
-def test_it_is_the_same_as_in_memory(sampler, kind, tmp_path):
-    "Random work on both, the one on disk reopened now and then: contents, links, priorities and batches are the same"
-    make = SAMPLERS[sampler]
-    ram, disk = ReplayMemory(30, make(), seed=5), ReplayMemory(30, make(), seed=5, path=tmp_path)
-    rngs, worlds = [np.random.default_rng(1) for _ in range(2)], [{}, {}]
-    for k in range(60):
-        for o, rng, world in zip((ram, disk), rngs, worlds): put_in_something(o, rng, world, kind)
-        assert disk.check_valid()
-        if k % 7==3:
-            disk.close()
-            disk = ReplayMemory(30, make(), seed=99, path=tmp_path)
-            assert disk.check_valid()
-        if not len(ram): continue
-        bs = min(5, len(ram))
-        assert seen(ram.sample(bs))==seen(disk.sample(bs)) and ram.n_stale==disk.n_stale
-        assert contents(ram)==contents(disk)
-        if hasattr(ram.sampler, 'priorities'): assert seen(priorities(ram))==seen(priorities(disk))
-    assert disk.n_added > 200
-    disk.close()
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_every_kind_of_step(kind, tmp_path):
-    rng, world = np.random.default_rng(0), {}
-    ram, disk = ReplayMemory(20, seed=0), ReplayMemory(20, seed=0, path=tmp_path)
-    for k in range(3):
-        steps = [KINDS[kind](rng, world) for _ in range(13)]
-        for o in (ram, disk):
-            for step in steps[:4]: o.add(step)
-            o.extend(stacked(steps[4:]))
-        if k!=1: continue
-        disk.close()
-        disk = ReplayMemory(20, seed=0, path=tmp_path, step=steps[0])
-    assert disk.recent(20).step_type is type(steps[0]) and disk.check_valid()
-    assert seen(ram.recent(20))==seen(disk.recent(20)) and seen(ram.sample(5))==seen(disk.sample(5))
-
-
-def test_streams_without_env_id_are_known_after_a_reopening(tmp_path):
-    "Which stream a row belongs to is kept beside the rows"
-    ram, disk, rng = ReplayMemory(30), ReplayMemory(30, path=tmp_path), np.random.default_rng(0)
-    for k in range(40):
-        m = int(rng.choice([1, 4, 40]))
-        steps, streams = [step_of(100*k + i) for i in range(m)], rng.integers(3, size=m)
-        for o in (ram, disk): o.extend(stacked(steps), streams=streams)
-        if k % 3==0:
-            disk.close()
-            disk = ReplayMemory.open(tmp_path)
-        assert contents(ram)==contents(disk)
-    disk.close()
 
 
 def test_a_sampler_of_the_users_own_is_told_again(tmp_path):
@@ -198,11 +145,6 @@ def test_an_update_cut_short_leaves_old_and_new_priorities(tmp_path):
         assert ((got==old) | (got==new)).all() and again.check_valid() and again.sampler.largest >= got.max()
 
 
-# --- one writer -------------------------------------------------------------------------------------------------------
-def test_a_memory_on_disk_is_not_pickled(tmp_path):
-    with pytest.raises(RuntimeError, match=WORDS['no copy']): pickle.dumps(filled(tmp_path))
-
-
 # --- what doesn't fit -------------------------------------------------------------------------------------------------
 OPTIONS = [Uniform, lambda: Uniform(replace=True), lambda: Proportional(alpha=0.), RankBased, lambda: RankBased(.5, .3),
            lambda: Proportional(.9, LinearSchedule(.4, 1., 30), .01, 'memory')]
@@ -249,13 +191,6 @@ def test_a_description_that_cannot_be_is_refused(change, tmp_path):
     rewrite(tmp_path/'memory.json', change)
     for look in (ReplayMemory.open, ReplayMemory.peek):
         with pytest.raises(CheckpointError, match=words('it is named', name='memory.json')): look(tmp_path)
-
-
-# --- the power goes ---------------------------------------------------------------------------------------------------
-def test_a_memory_that_was_closed_survives_a_restart(tmp_path, monkeypatch):
-    filled(tmp_path).close()
-    monkeypatch.setattr(mapped, 'boot_id', lambda: 'the next boot')
-    with no_warning(): assert ReplayMemory.open(tmp_path).power_cut is None
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -308,27 +243,3 @@ def test_a_load_that_was_killed_half_way_is_noticed(tmp_path):
     env = dict(os.environ, NUMBA_DISABLE_JIT='1', PYTHONPATH=os.pathsep.join(sys.path))
     ran = subprocess.run([sys.executable, '-c', code, str(tmp_path)], env=env, capture_output=True, text=True)
     assert ran.returncode==0, ran.stderr[-3000:]
-
-
-def test_what_close_keeps(tmp_path):
-    "Random numbers and counters travel too"
-    memory = filled(tmp_path, sampler=Proportional)
-    for _ in range(3): memory.update_priorities(memory.sample(4).ids, np.ones(4))
-    memory.update_priorities([2, 12], [1., 1.])
-    assert (tmp_path/'lock').read_text()==f'process {os.getpid()}' and memory.n_stale==1
-    memory.flush()
-    words, n = memory.rng.get_state(), memory.sampler.n_batches
-    del memory
-    again = ReplayMemory(20, Proportional(), path=tmp_path, seed=8)
-    assert (again.n_stale, again.sampler.n_batches, seen(again.rng.get_state()))==(1, n, seen(words)) and n==3
-
-
-def test_a_chunk_larger_than_the_journal_is_stored_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped.MappedFolder, 'JOURNAL', 1600)
-    monkeypatch.setattr(mapped.MappedFolder, 'LEAST', 1)
-    memory = ReplayMemory(2000, path=tmp_path, step=step_of(0))
-    ids = memory.extend(stacked([step_of(k) for k in range(5000)]))
-    assert ids.tolist()==list(range(5000)) and (memory.n_added, memory.first_id)==(5000, 3000) and memory.check_valid()
-    assert memory.recent(2000).x[:, 0].tolist()==list(range(3000, 5000))
-    memory.close()
-    assert ReplayMemory.open(tmp_path).recent(1).x.tolist()==[[4999]*3]

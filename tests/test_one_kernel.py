@@ -1,14 +1,11 @@
 "One kernel reads rows of every layout, by a plan: beside NumPy's indexing, whatever the leaves; and the requests that it fills"
 import collections
-import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numba.core import event
 
-import fastrl_replay
 from fastrl_replay.all import ReplayMemory, Sequence, Transition
 from fastrl_replay.batch import FETCHED
 from fastrl_replay.saving import manifest_bytes, read_manifest
@@ -105,12 +102,6 @@ def test_the_first_batch_of_any_layout_compiles_nothing():
     assert not heard.names
 
 
-def test_no_code_is_generated():
-    sources = {p: p.read_text() for p in Path(fastrl_replay.__file__).parent.rglob('*.py')}
-    found = [p.name for p, text in sources.items() if re.search(r'(?<![.\w])(exec|eval|compile)\(|exec_module|fetch_source', text)]
-    assert not found
-
-
 # --- requests ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def small():
@@ -141,39 +132,13 @@ def test_batches_that_are_held_in_turn_are_used_again(held, small, made):
     assert len({b.reward.data_ptr() for b in some})==held
 
 
-def test_batches_beside_others_that_are_kept(small, made):
-    kept = [small.sample(8) for _ in range(300)]
-    for _ in range(20): batch = small.sample(8)
-    before = made['made']
-    for _ in range(200): batch = small.sample(8)      # noqa: F841   (one is held while the next is drawn)
-    assert made['made']==before
-    assert [b.ids.tolist() for b in kept]==[b.reward.long().tolist() for b in kept]
-
-
-def test_fetches_of_many_sizes_keep_few_bytes(small):
-    held = None
-    for n in [*range(1, 3001, 7), *range(2990, 0, -13)]:
-        rows = small.fetch(np.arange(n))
-        assert len(rows)==n and rows.action.tolist()==list(range(n))
-        if held is not None: assert held.action.tolist()==list(range(len(held)))
-        held = rows
-    kept = small._shelf.storage._requests
-    assert kept.nbytes < 8e6 and len(kept._pools) <= kept.KINDS
-
-
+# --- what 'auto' shares -----------------------------------------------------------------------------------------------
 def test_more_kinds_than_are_kept(small):
     for length in range(1, 200): small.sample(3, windows={'action': range(length)})
     kept = small._shelf.storage._requests
     assert len(kept._pools) <= kept.KINDS and len(kept._forms) <= 2*kept.KINDS + 1
 
 
-def test_two_sizes_by_turns_do_not_cut_columns_again(small, monkeypatch):
-    for _ in range(20): batches = [small.sample(21), small.sample(22)]
-    monkeypatch.setattr(requests.Request, 'fit', lambda *_: pytest.fail('cut again'))
-    for _ in range(20): batches = [small.sample(21), small.sample(22)]      # noqa: F841
-
-
-# --- what 'auto' shares -----------------------------------------------------------------------------------------------
 def shared(memory): return [str(t) for t in memory._shelf.storage.tables if t.references[0].dtype==np.int32 and 'strings' not in str(t)]
 
 
@@ -185,13 +150,6 @@ def test_observations_below_4_kb_stay_in_their_records(width, wide):
     again = ReplayMemory(20)
     again.load_state_dict(memory.state_dict())
     assert shared(again)==shared(memory) and np.array_equal(again.recent(5).state, memory.recent(5).state)
-
-
-def test_a_stack_is_shared_below_4_kb():
-    obs = np.zeros((4, 12, 12), np.uint8)
-    memory = ReplayMemory(20)
-    memory.add(Transition(obs, 0, 0., obs, False, False))
-    assert shared(memory)
 
 
 def test_folders_and_states_keep_what_they_were_made_with(tmp_path):
@@ -218,20 +176,3 @@ def test_folders_and_states_keep_what_they_were_made_with(tmp_path):
         new.extend(told(25, 200))
         assert not shared(new)
     with ReplayMemory(20, path=tmp_path/'new') as new: assert not shared(new) and len(new)==20
-
-
-# --- layouts ----------------------------------------------------------------------------------------------------------
-def test_layouts_are_renumbered(monkeypatch):
-    "Fields that are chosen, in any order, have the layout that a step of them has; no example is made for it"
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        step = random_layout(rng)
-        layout = Layout.as_is(step)
-        fields = tuple(rng.permutation(step._fields)[:rng.integers(1, len(step._fields) + 1)].tolist())
-        want = Layout.as_is(collections.namedtuple('Own', fields)(*(getattr(step, f) for f in fields)))
-        with monkeypatch.context() as m:
-            m.setattr('fastrl_replay.steps.leaf_of', lambda *_: pytest.fail('an example'))
-            assert layout.select(fields)==want
-        f, other = fields[0], np.zeros((2, 3), np.int16)
-        assert layout.with_field(f, other)==Layout.as_is(step._replace(**{f: other}))
-        assert layout.with_field(f, getattr(step, f))==layout

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.pipes.base import upstream
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.n_step import NStep
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
@@ -18,7 +17,6 @@ from fastrl_replay.samplers.proportional import Proportional
 from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.storage.sequence_sampler import Sequence
 from fastrl_replay.samplers.uniform import Uniform
-from fastrl_replay.steps import Transition
 from refusals import refused
 from words import words
 
@@ -92,17 +90,3 @@ def test_options_that_do_not_go_together_are_refused_by_name(pair, tmp_path, mon
     name = dict(experience='experience_replay', ray='ray_replay').get(pair.make.__name__, pair.make.__name__)
     if pair.make is not memory and 'option' in pair.instead: assert name.rstrip('s') in said and '__init__' not in said, said
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize('make', [experience, prioritized, rank, sequences, hindsight])
-def test_what_does_go_together_still_does(make):
-    "Options of the pipe and of its memory; None where an option is None unless given"
-    example = Transition(dict(desired_goal=0., achieved_goal=0.), 0, 0., dict(desired_goal=0., achieved_goal=0.), False, False)
-    replay = make(min_sz=3, steps_per_batch=.5, return_idxs=True, seed=1, step=example, dedup=None, codec=None, sampler=None, memory=None,
-                  **({} if make in (sequences, hindsight) else dict(sequence=None)))
-    assert replay.memory.layout is not None and replay.memory.max_sz==50 and replay.min_sz==3 and len(upstream(replay))==2
-
-
-def test_hindsight_may_be_prioritized():
-    assert hindsight(sampler=Proportional(alpha=.9)).memory.sampler.alpha==.9
-    assert hindsight(memory=a_memory(sampler=Proportional())).memory.sampler.prioritized

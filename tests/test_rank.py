@@ -1,17 +1,11 @@
 "Sorted blocks and rank-based sampling beside `sorted()`, over thousands of random operations on blocks small and large"
-import json
-from functools import partial
-
 import numpy as np
 import pytest
 from draws import batch, filled
 
 from fastrl_replay.samplers.rng import Rng, unit
 from fastrl_replay.samplers.rank import (
-    BIRTH, BLOCK, BLOCKS, BORN, FIRST, HEAD, SIZE, START, WIDTH, RankBased, change, check_blocks, empty_blocks,
-    entries_of, keys_of, slots_at)
-from refusals import about, refused
-from words import WORDS
+    BIRTH, BLOCK, BORN, FIRST, HEAD, SIZE, START, WIDTH, RankBased)
 
 
 def rank_based(width=128, **kw):
@@ -21,12 +15,6 @@ def rank_based(width=128, **kw):
 
 
 def same(a, b): return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
-
-
-def unchanged(sampler, f, what, rng=None, error=ValueError):
-    before, words = sampler.get_state(), rng and rng.get_state()
-    with about(what, error): f()
-    assert same(sampler.get_state(), before) and (rng and rng.get_state()) == words and sampler.check_valid()
 
 
 class Twin:
@@ -99,155 +87,6 @@ def test_beside_sorted(max_sz, width, kind):
         assert sampler.priorities.tolist() == [twin.p[s] for s in range(len(twin.p))]
 
 
-def test_scattered_slots():
-    "Slots may come in any order"
-    sampler, twin, chance = rank_based(8), Twin(None), np.random.default_rng(0)
-    sampler.attach(400)
-    for k in range(0, 400, 20):
-        slots = chance.permutation(np.arange(k, k + 20)) if chance.random() < .5 else np.arange(k, k + 20)
-        given = chance.integers(0, 4, 20).astype(float)
-        sampler.on_add(slots, given); twin.add(slots, given)
-        assert sampler.check_valid() and np.argsort(sampler.ranks).tolist() == twin.order()
-
-
-def test_blocks_stay_within_bounds():
-    "Whatever comes, no more blocks than were allocated, and no neighbours that ought to be one"
-    chance, n = np.random.default_rng(0), 2000
-    arrays = empty_blocks(n, width=8)
-    directory, most = arrays[3], 0
-    for round in range(60):
-        slots = chance.permutation(n)[:chance.integers(1, n)] if round else np.arange(n)
-        keys = -np.sort(chance.integers(1, 10**chance.integers(1, 9), len(slots)))[::chance.choice([-1, 1])].copy()
-        change(*arrays, slots, keys, bool(chance.random() < .3) or not round)
-        check_blocks(*arrays, n)
-        most = max(most, directory[HEAD, BLOCKS])
-    assert most <= 4*n//8 + 1 < directory.shape[1]
-
-
-def test_the_first_fill_leaves_full_blocks():
-    "Equal priorities, one after the other: every block but the last is full"
-    sampler = filled(rank_based(16), 1000)
-    sizes = sampler.directory[SIZE, :sampler.directory[HEAD, BLOCKS]]
-    assert (sizes[:-1] == 16).all()
-
-
-def test_all_slots_at_all_ranks():
-    chance = np.random.default_rng(0)
-    arrays = empty_blocks(500, width=8)
-    change(*arrays, np.arange(500), -chance.integers(1, 50, 500), True)
-    found = np.empty(500, np.int64)
-    slots_at(arrays[1], arrays[3], np.arange(1, 501), found)
-    assert (found == arrays[1][entries_of(arrays[3])]).all() and sorted(found) == list(range(500))
-
-
-def test_births_are_wide():
-    "Past 2³² insertions, and far past, the older still come first"
-    for born in (2**32 - 5, 2**33 - 5, 2**62):
-        sampler = filled(rank_based(4), 20)
-        sampler.directory[HEAD, BORN] = born
-        for k in range(30): sampler.add_run(k % 20, 1)
-        assert (np.argsort(sampler.ranks) == (np.arange(20) + 10) % 20).all() and sampler.check_valid()
-        again = rank_based(4)
-        again.attach(20)
-        again.set_state(sampler.get_state())
-        assert (again.ranks == sampler.ranks).all()
-
-
-@pytest.mark.parametrize('a,b', [(0., 5e-324), (1., np.nextafter(1., 2)), (1e-300, 1e300), (np.nextafter(3., 0), 3.), (0., 1.)])
-def test_keys_resolve_every_double(a, b):
-    above, below, minus = keys_of([a, b, -b]).tolist()
-    assert above > below == minus < 0
-    sampler = filled(RankBased(), 2)
-    sampler.update([0, 1], [a, b])
-    assert sampler.ranks.tolist() == [2, 1] and sampler.priorities.tolist() == [a, b]
-
-
-@pytest.mark.parametrize('alpha', [0., .3, .7, .99, 1., 1 + 1e-9, 1.5, 2.5])
-@pytest.mark.parametrize('n', [1, 2, 10, 3000])
-def test_ranks_by_the_formula_are_exact(n, alpha):
-    "Every border of the mass table, from both sides"
-    from fastrl_replay.samplers.rank import ranks_at
-    sampler, rng = filled(RankBased(alpha=alpha), n), Rng(0)
-    sampler.draw(1, rng)
-    mass, ranks = sampler.cumulated, np.empty(2*n - 1, np.int64)
-    inner = mass[1:n]
-    targets = np.sort(np.concatenate([inner, np.nextafter(inner, 0), [0.]]))
-    ranks_at(targets, mass, n, alpha, ranks)
-    assert (ranks == np.minimum(np.searchsorted(mass[1:n+1], targets, 'right') + 1, n)).all()
-    assert sampler.check_valid()
-
-
-def test_rows_come_in_random_order():
-    sampler, rng = filled(RankBased(alpha=0.), 6), Rng(2)
-    counts = np.zeros((6, 6))
-    for _ in range(6000): counts[np.arange(6), sampler.draw(6, rng)[0]] += 1
-    assert ((counts - 1000)**2/1000).sum() < 25 + 4*np.sqrt(50) + 8
-
-
-def test_alpha_on_a_living_memory():
-    sampler, twin, rng = filled(RankBased(), 50), Twin(50), Rng(0)
-    twin.add(np.arange(50), None)
-    for alpha in (.7, 0., 2., .7):
-        sampler.alpha = alpha
-        compare(sampler, twin, rng, 30, alpha, .5)
-        assert sampler.check_valid()
-
-
-def test_beta_schedule_counts_batches():
-    seen, rng = [], Rng(0)
-    sampler = filled(RankBased(beta=lambda n: seen.append(n) or 1.), 9)
-    for _ in range(3): weights = batch(sampler, 30, rng)[2]
-    assert seen == [0, 1, 2] and weights.max() == 1 and sampler.n_batches == 3
-    bad = filled(RankBased(beta=lambda n: -1.), 3)
-    unchanged(bad, lambda: bad.draw(1, rng), 'beta', rng)
-
-
-def test_refusals():
-    sampler, rng = filled(RankBased(), 7, 9), Rng(0)
-    sampler.update(np.arange(7), np.arange(7.))
-    for slots, td, says in (([0, 1], [1., np.nan], ('td_errors', 'finite numbers', 'nan at 1')),
-                            ([0, 1], [np.inf, 1.], ('td_errors', 'finite numbers', 'inf at 0')), ([0, 1], [1.], ('td_errors', 'one for each of 2 transitions', 'shape (1,)')), ([0], [1., 2.], ('td_errors', 'one for each of 1 transitions', 'shape (2,)')),
-                            ([0, 7], [1., 2.], ('slots', 'numbers from 0 to 6', '7')), ([0, -1], [1., 2.], ('slots', 'numbers from 0 to 6', '-1')), ([0, .5], [1., 2.], 'whole slots')):
-        unchanged(sampler, partial(sampler.update, slots, td), says)
-    for given in ([1., np.nan], [1., -1.], [np.inf, 1.], [1.]): unchanged(sampler, partial(sampler.on_add, [7, 8], given), 'priorities')
-    unchanged(sampler, lambda: sampler.on_add([9]), 'beyond 9 slots')
-    unchanged(sampler, lambda: sampler.draw(0, rng), 'at least one', rng)
-    unchanged(sampler, lambda: sampler.attach(9), 'it serves a memory')
-    for bad in (-.1, np.nan, np.inf, 'a'):
-        with refused('alpha'): RankBased(alpha=bad)
-        unchanged(sampler, partial(setattr, sampler, 'alpha', bad), 'alpha')
-    with refused('beta', got='1.5'): RankBased(beta=1.5)
-    with pytest.raises(ValueError, match=WORDS['it is empty']): RankBased().draw(1, rng)
-    with refused('max_sz'): RankBased().attach(2**31)
-    sampler.update([], [])
-
-
-def test_a_state_goes_on_elsewhere():
-    a, b, rng, twin = filled(rank_based(4), 30, 40), rank_based(4, alpha=.1, beta=.1), Rng(1), Rng(1)
-    a.update(np.arange(30), np.arange(30.)**3 % 7)
-    state = a.get_state()
-    json.dumps({k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in state.items()})
-    b.attach(40)
-    b.add_run(0, 40)
-    b.set_state(state)
-    assert same(b.get_state(), state) and b.check_valid() and repr(a) == repr(b)
-    for k in range(30):
-        for o in a, b:
-            o.add_run((30 + 3*k) % 40, 3)
-            o.update(np.arange(k, k + 3) % 30, np.full(3, k + .5))
-        assert all((x == y).all() for x, y in zip(batch(a, 9, rng), batch(b, 9, twin)))
-    assert same(a.get_state(), b.get_state())
-    unchanged(a, lambda: a.set_state({**state, 'births': [1]}), '30 births')
-    unchanged(a, lambda: a.set_state({**state, 'births': np.zeros(30, int), 'priorities': np.ones(30)}), 'one insertion number')
-    for births in (state['births'] - 1, state['births'] + 1): unchanged(a, partial(a.set_state, {**state, 'births': births}), 'births in range')
-    for bad in (np.nan, -1., np.inf): unchanged(a, partial(a.set_state, {**state, 'largest': bad}), 'state: largest')
-    unchanged(a, lambda: a.set_state({**state, 'kind': 'Uniform'}), 'that of a Uniform')
-    empty = RankBased()
-    empty.attach(3)
-    empty.set_state(RankBased().get_state())
-    assert empty.check_valid() and empty.ranks.tolist() == []
-
-
 def test_filled_at_once_as_one_by_one():
     "From a state, with ties or without, the ranks are those that `sorted` gives"
     chance = np.random.default_rng(0)
@@ -278,15 +117,3 @@ def test_the_checks_can_fail(row, at, by):
     assert sampler.check_valid()
     sampler.directory[row, at] += by
     with pytest.raises((AssertionError, IndexError)): sampler.check_valid()
-
-
-def test_a_wrong_place_is_noticed():
-    for array in 'keys', 'slots', 'table', 'mass':
-        sampler, rng = filled(rank_based(8), 100), Rng(0)
-        sampler.draw(5, rng)
-        sampler.cumulated[50] += 1e-3 if array == 'mass' else 0
-        keys, slots, table = sampler.keys, sampler.slots, sampler.table
-        if array == 'keys': keys[5] -= 1
-        if array == 'slots': slots[[3, 4]] = slots[[4, 3]]
-        if array == 'table': table[7, 0] -= 1
-        with pytest.raises(AssertionError): sampler.check_valid()

@@ -1,7 +1,6 @@
 """What was saved with one set of options is restored by a memory with another: in every form, by one rule.
 
 Refused by name, before anything changes: what the memory is. Restored as it was saved, with one warning: what may be set at any time."""
-import copy
 import warnings
 
 import numpy as np
@@ -10,16 +9,13 @@ import pytest
 import restoring
 
 from fastrl_replay.memory import ReplayMemory
-from fastrl_replay.memory.options import Options, described
+from fastrl_replay.memory.options import Options
 from fastrl_replay.mixed import MixedMemory
-from fastrl_replay.pipes.replay import ExperienceReplay
 from fastrl_replay.ray import RayMemory
 from fastrl_replay.ray.replay import RayReplay
 from fastrl_replay.samplers.age import AgeWeighted
 from fastrl_replay.samplers.more import ERE
-from fastrl_replay.samplers.own import KINDS
 from fastrl_replay.samplers.proportional import Proportional
-from fastrl_replay.samplers.rank import RankBased
 from fastrl_replay.samplers.uniform import Uniform
 from fastrl_replay.schedules import LinearSchedule
 from fastrl_replay.steps import Transition
@@ -102,13 +98,6 @@ def test_a_memory_that_was_told_nothing_takes_what_was_saved(form, tmp_path):
     assert here.windows is None
 
 
-def test_a_load_and_a_copy_have_the_options_that_were_saved(tmp_path):
-    memory = filled(sampler=Proportional(alpha=.9), windows={'reward': (-1, 0)}, max_draws=4)
-    memory.save(tmp_path)
-    for made in (ReplayMemory.load(tmp_path), copy.deepcopy(memory)): assert made._parts.options()==memory._parts.options()
-    with pytest.raises(ValueError, match=words('another option', name='alpha', values='0.9, got 0.8')): ReplayMemory.load(tmp_path, sampler=Proportional(alpha=.8))
-
-
 # --- a folder ---------------------------------------------------------------------------------------------------------
 def test_a_folder_keeps_what_was_set(tmp_path):
     "None means the folder's own, as they were set last"
@@ -125,16 +114,6 @@ def test_a_folder_keeps_what_was_set(tmp_path):
         assert again.windows=={'action': (0, 1)} and len(found)==1
 
 
-def test_the_script_that_made_a_folder_opens_it_again_after_it_has_set_something(tmp_path):
-    "What it says is what it said; what was set since goes on, with a word"
-    def make(): return filled(0, sampler=Proportional(alpha=.7, beta=LinearSchedule(.4, 1., 9)), path=tmp_path/'m')
-    with make() as memory:
-        memory.extend([step(k) for k in range(5)])
-        memory.sampler.alpha = .9
-    with pytest.warns(UserWarning, match=words('it goes on', name='sampler.options.alpha', saved=.9, here=.7)) as found, make() as again:
-        assert again.sampler.alpha==.9 and again.sampler.beta==LinearSchedule(.4, 1., 9) and len(found)==1 and again.check_valid()
-
-
 @pytest.mark.parametrize('other', ['size', 'kind', 'draws', 'other_draws', 'told', 'dedup'])
 def test_a_folder_refuses_another_state_and_stays_as_it_was(other, tmp_path):
     saved, here, named = OTHERS[other]
@@ -147,16 +126,6 @@ def test_a_folder_refuses_another_state_and_stays_as_it_was(other, tmp_path):
 
 
 # --- pipes and shards -------------------------------------------------------------------------------------------------
-def test_the_bs_of_a_pipe_is_restored(tmp_path):
-    ExperienceReplay([], bs=4, memory=filled()).save(tmp_path)
-    here = ExperienceReplay([], bs=7, memory=filled())
-    with pytest.warns(UserWarning, match=words('another bs', saved=4, here=7)) as found: here.load(tmp_path)
-    assert here.bs==4 and len(here.sample())==4 and len(found)==1
-    state = ExperienceReplay([], bs=5, memory=filled()).state_dict()
-    with pytest.warns(UserWarning, match=words('another bs', saved=5, here=4)): here.load_state_dict(state)
-    assert here.bs==5
-    here.load_state_dict({k: v for k, v in state.items() if k!='bs'})       # of an earlier version
-    assert here.bs==5
 
 def sharded(sampler=None, n=30, max_sz=20, shards=2, **options):
     memory = RayMemory(shards, max_sz, sampler, seed=1, place='here', **options)
@@ -174,16 +143,6 @@ def test_shards_refuse_another_memory_before_one_of_them_changes(other, shards, 
     named = r'sampler\.kind|sampler\.options\.eps|dedup'
     with pytest.raises(ValueError, match=named): here.restore(tmp_path)
     assert held(here)==before and here.check_valid()
-    for o in saved, here: o.close()
-
-
-@pytest.mark.parametrize('shards', [0, 2])
-def test_shards_go_on_with_the_options_that_were_saved(shards, tmp_path):
-    saved, here = sharded(Proportional(.9, .7), shards=shards), sharded(Proportional(.2, .3), 25, shards=shards)
-    saved.save(tmp_path)
-    with pytest.warns(UserWarning, match=words('it goes on', name='sampler.options.alpha', saved=.9, here=.2)): here.restore(tmp_path)
-    assert [(o.handle.shard.memory.sampler.alpha, o.handle.shard.memory.sampler.beta) for o in here.shards.places]==[(.9, .7)]*max(1, shards)
-    assert (here.sampler.alpha, here.sampler.beta)==(.9, .7) and here.sample(4).ids.tolist()==saved.sample(4).ids.tolist()
     for o in saved, here: o.close()
 
 
@@ -208,14 +167,7 @@ def test_a_ray_replay_compares_before_it_replaces(tmp_path):
 
 
 # --- the part itself --------------------------------------------------------------------------------------------------
-def test_options_are_plain_and_come_back():
-    for memory in (filled(), filled(sampler=RankBased(beta=LinearSchedule(0., 1., 5))), filled(sequence=Sequence(4, 1), sampler=Proportional()),
-                   filled(windows={'reward': range(3)}, max_draws=2, dedup='next_state')):
-        mine = memory._parts.options()
-        for plain in (mine.to_plain(), memory.saved()[0]):
-            again = Options.from_plain(plain)
-            assert [*mine.differences(again)]==[] and again.max_draws==mine.max_draws and again.dedup==mine.dedup
-    assert filled(sequence=Sequence(4, 1))._parts.options().sequence['length']==4 and filled()._parts.options().sequence=={}
+
 
 @pytest.mark.parametrize('forged, argument, got', [
     (dict(windows=3), 'windows', 'int 3'), (dict(windows={'reward': 'x'}), "windows['reward']", "str 'x'"), (dict(windows={'reward': []}), "windows['reward']", '[]'),
@@ -223,19 +175,3 @@ def test_options_are_plain_and_come_back():
     (dict(sampler=dict(kind='Uniform')), 'state', None), (dict(sampler=dict(kind='Uniform', options=[])), 'state', 'list []')])
 def test_forged_options_are_named(forged, argument, got):
     with refused(argument, (TypeError, ValueError), got=got): Options.from_plain(filled()._parts.options().to_plain() | forged)
-
-def test_every_option_of_every_sampler_is_one_or_the_other():
-    "Told explicitly, it is refused; with its default, the saved one is taken"
-    other = dict(alpha=.31, beta=.32, eps=.33, normalize='memory', replace=True, eta=.5, c_min=3, period=7, horizon=9., floor=.4)
-    needed = dict(AgeWeighted=dict(horizon=40.), LAP=dict(alpha=.4))
-    for kind, made in KINDS.items():
-        if kind=='SequenceSampler': continue
-        plain = made(**needed.get(kind, {}))
-        for name in plain.options():
-            changed = made(**needed.get(kind, {}) | {name: other[name]})
-            def own(sampler): return Options(20, described(sampler))
-            own(plain).check(own(plain))
-            if name in ('alpha', 'beta'): own(changed).check(own(plain))
-            else:
-                with refused(f'sampler.options.{name}'): own(changed).check(own(plain))
-            if name not in needed.get(kind, {}): own(plain).check(own(changed))

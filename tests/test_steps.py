@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastrl_replay.steps import Layout, SimpleStep, Transition, derived_type, encode
-from twins import KINDS, Odd, named, stored
+from twins import KINDS, named, stored
 from refusals import refused
 
 
@@ -95,18 +95,6 @@ def _equals(to, v):
 def _same(got, v): return _number(got[()])==_number(v)
 
 
-def test_python_floats_are_rounded_to_float32_but_not_beyond_its_range():
-    leaf = leaf_of(1.)
-    assert encode(leaf, .1)==np.float32(.1) and np.isnan(encode(leaf, float('nan'))) and encode(leaf, [.1][0])==np.float32(.1)
-    with refused('x', got='array(1.e+300), which overflows'): encode(leaf, 1e300)
-    with refused('x', (ValueError, TypeError)): encode(leaf, np.float64(.1))
-    with refused('x', (ValueError, TypeError)): encode(leaf, 2**24 + 1)
-    row = leaf_of([1., 2.])
-    assert encode(row, [.1, 2]).tolist()==[np.float32(.1), 2.]
-    with refused('x', (ValueError, TypeError)): encode(row, [2**24 + 1, 2])
-    with refused('x', (ValueError, TypeError), got='dtype float64, which would lose precision'): encode(row, np.array([.1, .2]))
-
-
 REFUSED = [None, b'a', object(), {1, 2}, np.datetime64('2020'), np.array(['a']), np.array([None]), lambda: 1, [[1, 2], [3]], [], np.zeros((0, 3)), {}, (), [None],
            np.zeros(2, [('a', 'f4')]), np.longdouble(1), np.ma.masked_array([1., 2.], [0, 1]), iter([1]), range(0), {'a': None}, ({'b': 'c'},), {1: 1., '1': 2.}, 10**30, 2**63]
 
@@ -123,11 +111,6 @@ def test_tensors_of_all_sorts_are_stored_as_they_are_or_refused(tensor):
     try: layout = Layout.of(Only(tensor))
     except (ValueError, TypeError) as e: assert e.argument=='x' and (tensor.is_sparse or tensor.is_meta)
     else: np.testing.assert_array_equal(encode(layout.leaves[0], tensor), tensor.detach().resolve_conj().resolve_neg().numpy())
-
-
-@pytest.mark.parametrize('what', [None, 1, 'step', (1, 2), [1], {'a': 1}, np.zeros(3), object, Transition, lambda: 0], ids=named)
-def test_what_is_no_step(what):
-    with refused('step', TypeError): Layout.of(what)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -156,15 +139,6 @@ def test_record_sizes_of_the_contract():
     assert Layout.of(SimpleStep(state, 0, state)).record.itemsize==128
 
 
-def test_defaults_and_field_names():
-    step = SimpleStep(1, 2, 3)
-    assert step[3:]==(False, False, 0., 0., 0, 0, 0, 0)
-    assert SimpleStep._fields==('state', 'action', 'next_state', 'terminated', 'truncated', 'reward', 'total_reward', 'env_id', 'proc_id', 'step_n', 'episode_n')
-    assert Transition._fields==('state', 'action', 'reward', 'next_state', 'terminated', 'truncated')
-    for bad in (1, 2):
-        with pytest.raises(TypeError): Transition(*[0]*bad)
-
-
 def test_a_dict_subclass_and_a_nested_namedtuple():
     class Pair(NamedTuple):
         a: Any
@@ -180,10 +154,3 @@ def test_types_made_at_run_time_are_one_and_pickle():
     a = derived_type('Made', ('x', 'y'), (1,))
     assert a is derived_type('Made', ['x', 'y'], [1]) and a is not derived_type('Made', ('x', 'y'))
     assert pickle.loads(pickle.dumps(a)) is a and pickle.loads(pickle.dumps(a(3)))==a(3, 1) and type(pickle.loads(pickle.dumps(a(3)))) is a
-
-
-def test_select():
-    layout = Layout.of(KINDS['odd'](np.random.default_rng(0), {}))
-    part = layout.select(('weights', 'ids'))
-    assert part.fields==('weights', 'ids') and part.step_type.__name__==Odd.__name__ and layout.select(Odd._fields) is layout
-    with refused('fields', got="'nonsense'"): layout.select(('ids', 'nonsense'))

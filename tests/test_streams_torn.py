@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from fastrl_replay.all import (
-    DeviceMemory, GymStepper, MixedMemory, NStep, ReplayMemory, Sequence, Transition)
+    NStep, ReplayMemory, Sequence)
 from fastrl_replay.batch import Batch
 from fastrl_replay.health import consecutive, newest, torn_streams
 from fastrl_replay.pipes.hindsight import HindsightReplay
@@ -51,12 +50,10 @@ def said(memory): return [o for o in memory.health()['warnings'] if 'env_id' in 
 def singly(memory, world):
     for o in world.rows(): memory.add(o)
 def as_list(memory, world): memory.extend(world.rows())
-def whole_stack(memory, world): memory.extend(world.step())
 
 USES = dict(sequence=dict(sequence=Sequence(4)), windows=dict(windows={'action': range(4)}))
 
-@pytest.mark.parametrize('nan', [False, True])
-@pytest.mark.parametrize('fill', [singly, as_list])
+@pytest.mark.parametrize('nan,fill', [(False, singly), (True, as_list)])
 @pytest.mark.parametrize('use', USES)
 def test_eight_environments_in_one_stream_are_told(use, fill, nan):
     memory, world = ReplayMemory(3000, seed=0, **USES[use]), Worlds(nan=nan)
@@ -90,16 +87,6 @@ def test_a_plain_memory_tells_the_share_and_warns_only_once_it_is_used_in_order(
         assert len(said(used))==1
 
 
-@pytest.mark.parametrize('share', [.05, .3])
-def test_a_tenth_is_the_border(share):
-    rng, memory, state = np.random.default_rng(0), ReplayMemory(3000, sequence=Sequence(4)), np.zeros(3)
-    for k in range(3000):
-        after = state + rng.normal(size=3)
-        memory.add(Step(state, 0, 0., after, False, k % 100==99))
-        state = rng.normal(size=3) if k % 100==99 or rng.random() < share else after
-    assert abs(memory.health()['torn_share'] - share) < .02 and len(said(memory))==(share > .1)
-
-
 @pytest.mark.parametrize('n', [2, 3, 5])
 def test_n_step_rows_of_a_list_of_environments_are_told(n):
     "In a plain memory, too: each is an impossible transition"
@@ -126,25 +113,6 @@ def test_right_n_step_rows_are_not(n, gamma):
     assert said(mixed)==[]
 
 
-def test_unordered_rows_in_a_plain_memory_are_not_accused():
-    rng, memory = np.random.default_rng(0), ReplayMemory(2000)
-    memory.extend(Transition(*(rng.normal(size=s) for s in ((2000, 3), 2000, 2000, (2000, 3))), np.zeros(2000, bool), rng.random(2000) < .1), streams='one')
-    assert said(memory)==[] and memory.health()['torn_share'] > .9
-
-
-def test_filters_that_keep_whole_episodes_are_not_accused():
-    rng, memory, world = np.random.default_rng(0), ReplayMemory(3000, sequence=Sequence(4)), Worlds(1)
-    episode: list = []
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        for _ in range(2500):
-            episode += world.rows()
-            if not episode[-1].truncated: continue
-            if rng.random() < .5: memory.extend(episode)
-            episode = []
-    assert len(memory) > 800 and said(memory)==[] and memory.health()['torn_share']==0
-
-
 def test_hindsight_and_sequence_pipes_tell_it():
     class Goal(NamedTuple):
         state: Any
@@ -167,33 +135,6 @@ def test_hindsight_and_sequence_pipes_tell_it():
         replay = SequenceReplay(kind, bs=2, max_sz=1000, length=4)
         for _ in islice(replay, 100): pass
         assert len(said(replay.memory))==(not isinstance(kind[0], Batch))
-
-
-def test_members_and_devices():
-    torn, world = ReplayMemory(3000, sequence=Sequence(4)), Worlds()
-    for _ in range(60): as_list(torn, world)
-    fine, world = ReplayMemory(3000, sequence=Sequence(4)), Worlds()
-    for _ in range(60): whole_stack(fine, world)
-    warning, = said(MixedMemory([fine, torn]))
-    assert warning.startswith('memory 1: ')
-    with pytest.warns(UserWarning): device = DeviceMemory(480, device='cpu', n_step=3, next_of=None)
-    world = Worlds()
-    for _ in range(60): device.extend(Step(*(torch.as_tensor(o) for o in world.step())))
-    assert said(device)==[] and device.health()['torn_share']==0
-    with pytest.warns(UserWarning): wrong = DeviceMemory(480, device='cpu', n_envs=1, n_step=3, next_of=None)
-    world = Worlds()
-    for _ in range(60): wrong.extend(Step(*(torch.as_tensor(o) for o in world.step())))
-    assert len(said(wrong))==1
-
-
-def test_steppers_are_told_apart():
-    "The copies of a stepper come in chunks, a row of each; its single steps without env_id are one stream, which is told"
-    for torn, pipe in enumerate((GymStepper(['CartPole-v1'], seed=0, n_envs=3, step_type=Transition), GymStepper(['CartPole-v1']*3, seed=0, step_type=Transition))):
-        memory = ReplayMemory(3000, sequence=Sequence(4))
-        with warnings.catch_warnings():
-            warnings.simplefilter('error', UserWarning)
-            for o in islice(pipe, 600): memory.add(o) if hasattr(o, '_fields') else memory.extend(o)
-        assert (memory.health()['torn_share'] > .1)==bool(torn)==bool(said(memory))
 
 
 # ---- chunks of other numbers of rows
@@ -220,17 +161,6 @@ def test_stacked_rows_of_those_that_are_alive_are_warned_of_once(use, form):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         alive(memory)
-
-
-def test_a_memory_that_is_used_in_order_later_warns_then():
-    memory = ReplayMemory(3000, seed=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        alive(memory)
-        memory.sample_sequences(2, 2)
-    with pytest.warns(UserWarning, match=WORDS['name the streams']): alive(memory, 1)
-    mixed = MixedMemory([ReplayMemory(99, sequence=Sequence(4)), ReplayMemory(99, sequence=Sequence(4))])
-    with pytest.warns(UserWarning, match=WORDS['name the streams']): alive(mixed)
 
 
 class Seen(NamedTuple):

@@ -1,4 +1,4 @@
-"Windows around a row: what is drawn equals what a list of all rows ever stored gives, whatever the sampler, the streams and the storage"
+"Windows around a row: with frames, pipes, stacks and hindsight, and what is refused (beside a naive memory: test_kit.py)"
 import copy
 import pickle
 from typing import Any, NamedTuple
@@ -8,106 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fastrl_replay.all import AgeWeighted, GymStepper, Proportional, RankBased, ReplayMemory, Sequence, SimpleStep, Transition, Uniform
-from fastrl_replay.batch import Batch
-from fastrl_replay.mixed import MixedMemory
+from fastrl_replay.all import GymStepper, ReplayMemory, Sequence, SimpleStep, Transition
 from fastrl_replay.pipes.hindsight import HindsightReplay
 from fastrl_replay.pipes.replay import ExperienceReplay, PrioritizedReplay, RankReplay
 from fastrl_replay.pipes.sequences import SequenceReplay
 from refusals import refused
-
-
-class Own(NamedTuple):
-    state: Any
-    action: Any
-    terminated: Any
-    truncated: Any
-    env_id: Any = 0
-
-
-class Twin:
-    "All rows ever stored, in a list; a window is a walk; one that was dropped is not there"
-    def __init__(self, max_sz): self.max_sz, self.rows, self.dropped = max_sz, [], set()
-    @property
-    def first(self): return max(0, len(self.rows) - self.max_sz)
-
-    def beside(self, id, sign):
-        "The stored neighbour of a row in its episode, or None"
-        line = range(id + 1, len(self.rows)) if sign > 0 else range(id - 1, self.first - 1, -1)
-        there = next((k for k in line if self.rows[k][0]==self.rows[id][0]), None)
-        if there is None or there in self.dropped: return None
-        before = self.rows[min(id, there)][1]
-        return None if before.terminated or before.truncated else there
-
-    def window(self, id, by):
-        "The row `by` steps further, or the last before it, and whether it is that"
-        for _ in range(abs(by)):
-            there = self.beside(id, by)
-            if there is None: return id, True
-            id = there
-        return id, False
-
-    def check(self, batch, windows):
-        for i, id in enumerate(batch.ids.tolist()):
-            own = self.rows[id][1]
-            for f in batch.layout.fields:
-                there = [self.window(id, by) for by in windows[f]] if f in windows else None
-                value = getattr(own, f) if there is None else [getattr(self.rows[k][1], f) for k, _ in there]
-                assert np.array_equal(batch[f][i], np.asarray(value)), (id, f)
-                if there is not None: assert batch.is_pad[f][i].tolist()==[pad for _, pad in there]
-
-
-def world(rng, n_streams):
-    "Endless (stream, step): episodes of one to a dozen steps, streams by turns at random"
-    n = 0
-    while True:
-        n += 1
-        ends = rng.random(2) < (.08, .05)
-        stream = int(rng.integers(n_streams))
-        yield stream, Own(np.float32([n, stream, -n]), np.int64(n), *ends, stream)
-
-FIELDS = 'state', 'action', 'truncated'
-
-def some_windows(rng, most):
-    names = list(FIELDS)[int(rng.integers(2)):][:rng.integers(1, 4)]       # few combinations: each is a kernel
-    return {f: [range(-2, 1), rng.integers(-most, most + 1, int(rng.integers(1, 6))).tolist(), (0,), (-1, 0), np.arange(4)][rng.integers(5)] for f in names}
-
-
-DROPS = (0, 1, 2, 3)        # seeds: AgeWeighted refuses dropped rows
-SAMPLERS = [lambda: None, lambda: Uniform(replace=True), lambda: Proportional(.7), lambda: RankBased(), lambda: AgeWeighted(20)]
-
-@pytest.mark.parametrize('seed', range(4))
-def test_windows_are_those_of_a_list_of_all_rows(seed, tmp_path):
-    "Thousands of adds, chunks, draws with and without windows, updates; every other memory lies on disk"
-    rng = np.random.default_rng(seed)
-    max_sz, place = [8, 23, 60][seed % 3], tmp_path/'there' if seed % 2 else None
-    memory = ReplayMemory(max_sz, SAMPLERS[seed % 5](), seed=seed, path=place)
-    twin, steps, order = Twin(max_sz), world(rng, 1 + seed % 4), 0
-    for _ in range(200):
-        for _ in range(int(rng.integers(1, 9))):
-            twin.rows.append(next(steps))
-            if rng.random() < .5: memory.add(twin.rows[-1][1])
-            else: memory.extend([twin.rows[-1][1]])
-        if rng.random() < .2:
-            new = [next(steps) for _ in range(int(rng.integers(1, 2*max_sz)))]
-            twin.rows += new
-            memory.extend([o for _, o in new])
-        if seed in DROPS and rng.random() < .3:
-            gone = set(rng.choice(np.arange(memory.first_id, memory.n_added), 2).tolist())
-            if len(range(twin.first, len(twin.rows))) - len({o for o in twin.dropped | gone if o >= twin.first}) > 5:
-                memory.drop(sorted(gone))
-                twin.dropped |= gone
-        bs, windows = int(rng.integers(1, min(6, len(memory)) + 1)) if seed not in DROPS else 3, some_windows(rng, max_sz//2 - 1)
-        fields = ['action', 'env_id', 'truncated', 'state'] if rng.random() < .3 else None
-        batch = memory.sample(bs, fields, windows)
-        twin.check(batch, windows)
-        order += len(batch)
-        if batch.weights is not None and rng.random() < .3: memory.update_priorities(batch.ids, rng.random(bs))
-        plain = memory.sample(bs)
-        assert plain.is_pad is None and plain.layout is memory.layout
-        if rng.random() < .05: assert memory.check_valid()
-    assert memory.draws.n_rows >= order
-    memory.close()
 
 
 def played(n=200, length=9, **options):
@@ -120,56 +25,6 @@ def played(n=200, length=9, **options):
 
 
 WINDOWS = {'state': (-1, 0), 'action': range(8)}
-
-def test_the_same_rows_are_drawn_with_and_without_windows():
-    one, other = played(), played()
-    for _ in range(9):
-        a, b = one.sample(32), other.sample(32, windows=WINDOWS)
-        assert torch.equal(a.ids, b.ids) and torch.equal(a.probs, b.probs) and torch.equal(a.reward, b.reward)
-        assert torch.equal(a.state, b.state[:, 1]) and torch.equal(a.action, b.action[:, 0])
-        assert b.state.shape==(32, 2, 2) and b.action.shape==(32, 8) and list(b.is_pad)==['state', 'action']
-
-
-def test_windows_of_a_memory_are_those_of_all_its_draws_unless_others_are_asked_for():
-    memory = played(windows=WINDOWS)
-    assert memory.windows=={'state': (-1, 0), 'action': tuple(range(8))}
-    assert memory.sample(4).action.shape==(4, 8) and memory.sample(4, ['reward', 'state']).state.shape==(4, 2, 2)
-    assert memory.sample(4, ['reward']).is_pad is None and memory.sample(4, windows={}).is_pad is None
-    assert memory.sample(4, windows={'reward': [0, 1]}).is_pad.keys()=={'reward'}
-    for rows in (memory.fetch([1, 2]), memory.recent(3), memory.episode(5)): assert rows.is_pad is None and rows.state.ndim==2
-
-
-def test_a_batch_with_windows_is_moved_copied_and_pickled_like_any_other():
-    batch = played().sample(16, windows=WINDOWS)
-    batch.streams = np.arange(16)
-    for made in (copy.deepcopy(batch), copy.copy(batch), pickle.loads(pickle.dumps(batch)), batch.to('cpu'), batch.moved(torch.clone), batch[:]):
-        assert all(torch.equal(a, b) for a, b in zip(made.astuple(), batch.astuple())) and made.is_pad.keys()==batch.is_pad.keys()
-        assert all(torch.equal(made.is_pad[f], batch.is_pad[f]) for f in WINDOWS)
-    assert batch.to('meta').is_pad['action'].shape==(16, 8) and batch.to('meta').is_pad['action'].device.type=='meta'
-    assert batch[3:5].is_pad['state'].tolist()==batch.is_pad['state'][3:5].tolist() and batch[2].action.tolist()==batch.action[2].tolist()
-    changed = batch.replace(action=batch.action.float())
-    assert changed.action.dtype==torch.float32 and torch.equal(changed.is_pad['action'], batch.is_pad['action'])
-    assert batch.numpy().action.shape==(16, 8) and batch.unsqueezed().reward.shape==(16, 1)
-    assert batch.columns('is_pad', 'action')[0]['action'].shape==(16, 8)
-    with refused('is_pad', AttributeError): batch.is_pad = {}
-    with refused('next_state', got='float32[2]'): ReplayMemory(9).extend(batch)
-
-
-def test_a_batch_with_windows_becomes_a_tensordict():
-    pytest.importorskip('tensordict')
-    batch = played().sample(5, windows=WINDOWS)
-    made = batch.as_tensordict()
-    assert made['action'].shape==(5, 8) and torch.equal(made['is_pad', 'action'], batch.is_pad['action'])
-
-
-def test_a_held_batch_with_windows_stays_as_it_was():
-    memory, held = played(windows=WINDOWS), []
-    for k in range(30):
-        batch = memory.sample(6)
-        held.append((batch.is_pad if k % 2 else batch, batch.action.clone(), batch.is_pad['action'].clone()))
-        for kept, action, pads in held[-9:]:
-            assert torch.equal((kept if isinstance(kept, dict) else kept.is_pad)['action'], pads)
-            if isinstance(kept, Batch): assert torch.equal(kept.action, action)
 
 
 def test_nested_fields_and_frames_have_windows(tmp_path):
@@ -247,18 +102,6 @@ def test_stacks_formed_at_the_draw_are_those_of_gymnasium():
     a, b = plain.sample(200, windows={'state': range(-3, 1)}), stacked.sample(200)
     assert torch.equal(a.ids, b.ids) and torch.equal(a.action, b.action) and torch.equal(a.state, b.state)
     assert torch.equal(torch.cat([a.state[:, 1:], a.next_state[:, None]], 1), b.next_state)
-
-
-def test_a_mixture_passes_windows_through():
-    mixed = MixedMemory([played(), played(100)], seed=0)
-    batch = mixed.sample(12, windows=WINDOWS)
-    assert batch.action.shape==(12, 8) and batch.is_pad['action'].shape==(12, 8)
-    for i, (k, source) in enumerate(zip(batch.action[:, 0].tolist(), batch.source.tolist())):
-        last = min(k - k % 9 + 8, len(mixed.memories[source]) - 1)
-        assert batch.action[i].tolist()==[min(last, k + o) for o in range(8)] and batch.is_pad['action'][i].tolist()==[k + o > last for o in range(8)]
-    assert batch.to('meta').is_pad['state'].shape==(12, 2) and pickle.loads(pickle.dumps(batch)).is_pad['state'].shape==(12, 2)
-    assert mixed.sample(12).is_pad is None
-    with refused('windows', got="'goal'"): mixed.sample(3, windows={'goal': [1]})
 
 
 def test_hindsight_takes_windows_of_actions_and_refuses_those_of_what_depends_on_the_goal():
