@@ -183,13 +183,7 @@ def _compiled(both: _Both) -> Callable[..., Any]:
         return slopes, found
     # torch keeps eight graphs for each code object, so each learner gets a code object of its own
     own = FunctionType(gradients.__code__.replace(), gradients.__globals__, closure=gradients.__closure__)
-    filtered = hasattr(torch.compiler, 'skip_guard_on_globals_unsafe')     # since torch 2.8
-    options: Any = dict(guard_filter_fn=_guarded) if filtered else None
-    return torch.compile(own, fullgraph=True, options=options)
-
-def _guarded(guards: Iterable[Any]) -> list[bool]:
-    "Which of these conditions of a graph are asked before each call: all but that torch's own code is still the same"
-    return [not (o.is_global and o.name.startswith("G['__import_torch")) for o in guards]
+    return torch.compile(own, fullgraph=True)
 
 class CompiledStep(EagerStep):
     "`EagerStep`, whose loss and gradients are one graph"

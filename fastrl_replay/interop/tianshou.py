@@ -87,7 +87,9 @@ class StoredRows(ReplayBufferManager):
         "Draw `batch_size` indices; 0 or None: all, by environment and time; a negative number: none"
         n = batch_size or 0
         if n < 0 or not len(self): return np.empty(0, int)
-        if n: return self.memory.sample(n, ('env_id',)).idxs.numpy()
+        if n:
+            drawn: Any = self.memory.sample(n, ('env_id',))
+            return drawn.idxs.numpy()
         slots = np.arange(self.memory.first_id, self.memory.n_added) % self.maxsize
         envs = self.memory.column('env_id')[slots]
         return slots[np.argsort(envs, kind='stable')]
@@ -269,7 +271,7 @@ class VectorReplayBuffer(StoredRows):
         if batch_size is None or batch_size < 1:
             indices = self.sample_indices(batch_size)
             return self[indices], indices
-        drawn = self.memory.sample(batch_size)
+        drawn: Any = self.memory.sample(batch_size)
         return self._rows(drawn), drawn.idxs.numpy()
 
     def __repr__(self) -> str: return f'{type(self).__name__}({self.memory!r}, buffer_num={self.buffer_num})'
