@@ -445,8 +445,8 @@ class Learner(Training):
         state: dict[str, Any] = {k: dict(getattr(self, k).state_dict()) for k in _NETWORKS}
         if self.reward_scale is not None: state['reward_scale'] = self.reward_scale.state_dict()
         return state | dict(
-            n_batches=self.n_batches, losses=np.array(self.losses), n_seen=self.episodes.n_seen, seen=seen.reshape(-1, 2),
-            history={k: np.array(v, float) for k, v in self.history.items()},
+            n_batches=self.n_batches, losses=np.array(self.losses), n_seen=self.episodes.n_seen,
+            seen=seen.reshape(-1, 2), history={k: np.array(v, float) for k, v in self.history.items()},
             returns=np.array([r for _, r in found.values()], float), episodes=episodes.reshape(-1, 3))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
