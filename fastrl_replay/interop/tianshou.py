@@ -44,12 +44,14 @@ def _step(batch: Batch, envs: np.ndarray, keep: list[list[str]]) -> Any:
     "Return a `Batch` of one row of each of the environments `envs` as a step of stacked arrays"
     missing = [k for k in _FIELDS if k not in batch.get_keys()]
     if missing: refuse('batch', f'the keys {(*_FIELDS,)}', Words(f'no {missing[0]}'))
-    values: dict[str, Any] = {field: _arrays(batch[key]) for key, field in _FIELDS.items()}
-    for flag in ('terminated', 'truncated'): values[flag] = values[flag].astype(bool)
-    values['rew'] = values['reward'] = rew = values['rew'].astype(float)
+    rew = np.asarray(batch.rew, float)
     if rew.shape!=envs.shape:
         refuse('rew', f'one number for each of {len(envs)} environments', Words(f'shape {rew.shape}'))
-    values['env_id'] = envs.astype(np.int16)
+    terminated = np.asarray(batch.terminated).astype(bool)
+    truncated = np.asarray(batch.truncated).astype(bool)
+    values: dict[str, Any] = dict(                     # in the order of memories on disk
+        env_id=envs.astype(np.int16), state=_arrays(batch.obs), action=_arrays(batch.act), reward=rew, rew=rew,
+        next_state=_arrays(batch.obs_next), terminated=terminated, truncated=truncated)
     for part, key in keep:
         if key not in batch.get(part, ()): raise ValueError(f'keep: {part}.{key} is missing in a batch')
         values.setdefault(part, {})[key] = _arrays(batch[part][key])
