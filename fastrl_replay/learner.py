@@ -43,53 +43,40 @@ def q_targets(batch: Batch, model: nn.Module, target: nn.Module, gamma: float = 
     batch's column of that name (n-step returns bring γᵐ), else `gamma`. Truncated transitions
     are bootstrapped. Where the next states are a dict with an 'action_mask', a′ is legal; a
     `ValueError` if none is and the task goes on."""
-    after = _as_input(batch.next_state, next(target.parameters(), None))
-    return _targets(batch, after, model, target, gamma, double)
-
-def _targets(batch: Batch, after: object, model: nn.Module, target: nn.Module, gamma: float,
-             double: bool) -> torch.Tensor:
-    legal = _legal_next(batch.next_state, batch)
+    legal = _legal_next(batch)
     with torch.no_grad():
+        after = _as_input(batch.next_state, target)
         values = target(after)
         rated = model(after) if double else values
         if legal is not None: rated = masked(rated, legal)
-        if double:
-            best = rated.argmax(1, keepdim=True)
-            future = values.gather(1, best).squeeze(1)
-        else: future = rated.amax(1)
+        best = rated.argmax(1, keepdim=True)
+        future = values.gather(1, best).squeeze(1)
         future = future.masked_fill(batch.terminated.bool(), 0.)
-        return batch.reward + _discount(batch, gamma)*future
-
-def _discount(batch: Batch, gamma: float) -> Any:
-    "The batch's column `discount`, else `gamma`; to ask a `Batch` for what it lacks takes longer than to ask its class"
-    if isinstance(batch, Batch) and not hasattr(type(batch), 'discount'): return gamma
-    return getattr(batch, 'discount', gamma)
+        return batch.reward + getattr(batch, 'discount', gamma)*future
 
 def dqn_loss(batch: Batch, model: nn.Module, target: nn.Module, gamma: float = .99,
              double: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smooth L1 loss of each row and its TD error, target − Q(s, a); both float (bs,).
 
     See `q_targets`. The gradient is that of errors clipped at ±1 (Mnih et al. 2015, Methods)."""
-    first = next(model.parameters(), None)
-    after = _as_input(batch.next_state, first)
-    wanted = _targets(batch, after, model, target, gamma, double)
-    values = model(_as_input(batch.state, first))
+    wanted = q_targets(batch, model, target, gamma, double)
+    values = model(_as_input(batch.state, model))
     chosen = batch.action.long().unsqueeze(1)
     q = values.gather(1, chosen).squeeze(1)
     losses = nn.functional.smooth_l1_loss(q, wanted, reduction='none')
     return losses, wanted - q.detach()
 
-def _legal_next(states: object, batch: Batch) -> Any:
+def _legal_next(batch: Batch) -> Any:
     "The legal actions of the next states, or None; without a look in compiled code, which can't raise"
-    legal = legal_in(states)
+    legal = legal_in(batch.next_state)
     if legal is not None and not torch.compiler.is_compiling(): check_legal(legal, batch.terminated.bool())
     return legal
 
-def _as_input(states: object, parameter: torch.Tensor | None) -> Any:
-    "States in the dtype of a model's first `parameter`, if it has any"
-    if parameter is None: return states
-    if isinstance(states, torch.Tensor): return states.to(parameter.dtype)
-    return tree_map(lambda s: s.to(parameter.dtype), states)
+def _as_input(states: object, module: nn.Module) -> Any:
+    "States in the dtype of a module's first parameter, if it has any"
+    first = next(module.parameters(), None)
+    if first is None: return states
+    return tree_map(lambda s: s.to(first.dtype), states)
 
 # %% ../nbs/2_learning/08_learner.ipynb #765ceada
 _FIELDS = 'total_reward', 'env_id', 'episode_n', 'terminated', 'truncated'
@@ -122,24 +109,24 @@ class EndedEpisodes:
         self.found[env_id, episode_n] = n_stored, float(rows.total_reward[i])
 
 # %% ../nbs/2_learning/08_learner.ipynb #15d7ec44
+def _has_bar() -> bool:
+    "Is this a terminal or a notebook, which show a progress bar? Elsewhere there is a log"
+    return in_ipython() or sys.stdout.isatty()
+
 def _progress(n: int) -> tqdm:
-    "Return a progress bar for `n` batches, on a terminal or in a notebook; elsewhere it shows nothing"
-    seen = in_ipython() or sys.stdout.isatty()
+    "Return a progress bar for `n` batches, which may show nothing"
     form = '{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{remaining}{postfix}]'
-    return tqdm(total=n, bar_format=form, file=sys.stdout, dynamic_ncols=True, disable=not seen)
+    return tqdm(total=n, bar_format=form, file=sys.stdout, dynamic_ncols=True, disable=not _has_bar())
 
 def _log_every(n: int, watch: Any) -> int:
     "How many batches there are to a line of the log; 0 where there is no log, but a bar"
-    if in_ipython() or sys.stdout.isatty(): return 0
-    return watch.every if hasattr(watch, 'history') else max(250, n//20)
+    if _has_bar(): return 0
+    return getattr(watch, 'every', max(250, n//20))
 
 def _in_words(known: dict[str, Any], watch: Any, names: str) -> list[str]:
     "Of what is `known`, and of the last and the best evaluation of `watch`, the numbers of these `names`"
-    if getattr(watch, 'history', ()):
-        _, newest = watch.history[-1]
-        known = known | dict(greedy=newest, best=watch.score)
-    chosen = [k for k in names.split() if k in known]
-    return [f'{_spaced(k)} {known[k]:.4g}' for k in chosen]
+    if getattr(watch, 'history', ()): known = known | dict(greedy=watch.history[-1][1], best=watch.score)
+    return [f'{_spaced(k)} {known[k]:.4g}' for k in names.split() if k in known]
 
 def _spaced(name: str) -> str: return name.replace('_', ' ')
 
@@ -205,23 +192,21 @@ def _first_layers(space: gym.Space) -> tuple[list[nn.Module], int]:
     shape = space.shape
     if len(shape)==3:
         last = shape[2] <= shape[0]
-        c, h, w = shape
-        if last: h, w, c = shape
-        if min(h, w) >= 8: return _convolutions(Pixels(255 if space.dtype==np.uint8 else 1, last), c, h, w)
+        c, *sides = (shape[2], *shape[:2]) if last else shape
+        first = Pixels(255 if space.dtype==np.uint8 else 1, last)
+        if min(sides) >= 8: return _convolutions(first, _LARGE if min(sides) >= 36 else _SMALL, c, shape)
     layers: list[nn.Module] = [] if len(shape)==1 else [nn.Flatten()]
     return layers, int(np.prod(shape))
 
-def _convolutions(first: nn.Module, c: int, h: int, w: int) -> tuple[list[nn.Module], int]:
-    "Layers that follow `first`, which gives images of `c` channels, and how many numbers come of them"
-    layers: list[nn.Module] = [first]
-    filters = _LARGE if min(h, w) >= 36 else _SMALL
+def _convolutions(first: nn.Module, filters: tuple, c: int, shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
+    "Layers for images of this `shape`, of which `first` makes `c` channels, and how many numbers come of them"
+    layers = [first]
     for n, size, stride in filters:
         layers += [nn.Conv2d(c, n, size, stride), nn.ReLU()]
         c = n
-        h = (h - size)//stride + 1
-        w = (w - size)//stride + 1
     layers.append(nn.Flatten())
-    return layers, c*h*w
+    image = torch.zeros(1, *shape)
+    return layers, nn.Sequential(*layers)(image).shape[1]
 
 def q_network(
     observation_space: gym.Space,  # a `Box` or a `Discrete`; a `Dict` of 'observation' and 'action_mask'
@@ -247,16 +232,13 @@ def q_network(
 # %% ../nbs/2_learning/08_learner.ipynb #5405d53b
 def _of_memory(memory: Memory, probs: deque[torch.Tensor]) -> dict[str, Any]:
     "How the memory is used (see `Learner.progress`); `probs`: the mean probability of each of the last batches"
-    sampler = memory.sampler
     used = memory.usage()
-    beta = value_at(sampler.beta, sampler.n_batches)
+    beta = value_at(memory.sampler.beta, memory.sampler.n_batches)
     found = dict(samples_per_insert=used['samples_per_insert'])
     if beta is not None:
         found['beta'] = beta
         found['stale_share'] = used['n_stale']/max(1, used['n_drawn'])
-        if probs:
-            mean = torch.stack([*probs]).mean()
-            found['effective'] = 1/mean.item()
+        if probs: found['effective'] = 1/torch.stack([*probs]).mean().item()
     if memory.draws is None: return found                                   # shards count their own
     with memory.lock: undrawn = memory.draws.evicted_undrawn(memory.n_added)
     if not np.isnan(undrawn): found['evicted_undrawn'] = undrawn
@@ -320,14 +302,14 @@ class Training:
         environment's"""
         stepper = self.stepper
         spec = getattr(stepper, 'spec', None)
-        if title is None: title = self._title(spec, getattr(stepper, 'seed', None))
+        if title is None:
+            seed = getattr(stepper, 'seed', None)
+            known: list[Any] = [spec and spec.id, self.replay and type(self.replay).__name__]
+            if seed is not None: known.append(f'environment seed {seed}')
+            title = ', '.join(filter(None, known))
         if threshold is None: threshold = getattr(spec, 'reward_threshold', None)
         return plot_training(self.return_steps, self.returns, self.losses, evaluations, smooth, self.history, title,
                              threshold)
-    def _title(self, spec: gym.envs.registration.EnvSpec | None, seed: int | None) -> str:
-        seeded = None if seed is None else f'environment seed {seed}'
-        known: list[Any] = [spec and spec.id, self.replay and type(self.replay).__name__, seeded]
-        return ', '.join(filter(None, known))
 
     def progress(self) -> dict[str, float]:
         """Return what is known of: `return` (mean of the last 20 episodes), `loss` (of the last 100
@@ -350,8 +332,7 @@ class Training:
         source = type(self.dl).__name__ if self.replay is None else f'{self.replay!r} → loader'
         return f'{source} → {type(self).__name__}({self.n_batches:,} batches)'
     def _repr_html_(self) -> str:
-        known = self.progress().items()
-        rows = [f'<tr><td>{_spaced(k)}</td><td>{v:.4g}</td></tr>' for k, v in known]
+        rows = [f'<tr><td>{_spaced(k)}</td><td>{v:.4g}</td></tr>' for k, v in self.progress().items()]
         return f'<p><b>{html.escape(repr(self))}</b></p><table>{"".join(rows)}</table>'
 
 # %% ../nbs/2_learning/08_learner.ipynb #e56df356
@@ -366,11 +347,11 @@ class Learner(Training):
     target is a copy of the model that moves by `tau` every `target_sync` batches (None: 250, or 1
     if `tau` is below 1). Weights are published when a fit begins too.
 
-    `compile`: a gradient step, the loss included, is one graph made by `torch.compile`: the first
-    batch takes half a minute and a C++ compiler, the others a fraction of the time. Needs Adam or
-    AdamW, a `Batch`, and a loss that traces; gradients are not kept. `history`: pairs of
-    transitions stored and value, from every 100th batch, for each number in `progress()` and for
-    `n_batches`. A `TypeError` or `RuntimeError` says what stands in the way of `compile`."""
+    `compile`: the loss and its gradients are one graph made by `torch.compile`: the first batch
+    takes half a minute and a C++ compiler, the others a fraction of the time. Needs a `Batch`, and
+    a loss that traces. `history`: pairs of transitions stored and value, from every 100th batch,
+    for each number in `progress()` and for `n_batches`. A `ValueError` or `RuntimeError` says what
+    stands in the way of `compile`."""
     def __init__(
         self, model: nn.Module,        # is trained, in place
         dl: Iterable[object],          # the batches: a replay's `loader()`, or any iterable
@@ -384,20 +365,19 @@ class Learner(Training):
         device: torch.device | str | None = None,  # where to move the model (None: it stays)
         shared: Any = None,            # a `SharedParams` to publish the weights to
         publish_every: int = 4,        # batches between two publications
-        compile: bool = False,         # is a gradient step one graph?
+        compile: bool = False,         # are loss and gradients one graph?
         reward_scale: Any = None,      # a `RewardScale`, which divides rewards (None: as they are)
     ) -> None:
         super().__init__(dl)
         number('tau', tau, 0, 1, above=True)
         if device is not None: model.to(device)
-        wanted = torch.device(device or 'cpu')
-        self.device = next((p.device for p in model.parameters()), wanted)
+        self.device = next((p.device for p in model.parameters()), torch.device(device or 'cpu'))
         self.model = model
         self.target = copy.deepcopy(model).requires_grad_(False)
         self.loss = loss
         self.lr = None if lr is None else check_schedule('lr', lr)
-        if target_sync is None: target_sync = 250 if tau==1 else 1
-        self.target_sync = whole('target_sync', target_sync, 1)
+        by_tau = 250 if tau==1 else 1
+        self.target_sync = by_tau if target_sync is None else whole('target_sync', target_sync, 1)
         self.gradient_steps = whole('gradient_steps', gradient_steps, 1)
         self.tau = tau
         self.max_norm = max_norm
@@ -406,8 +386,7 @@ class Learner(Training):
         self.reward_scale = reward_scale
         if optimizer is None: optimizer = partial(FusedAdam, fused=self.device.type in ('cpu', 'cuda'))
         self.optimizer = optimizer(model.parameters())
-        kind = CompiledStep if compile else EagerStep
-        self._step = kind(self)
+        self._step = CompiledStep(self) if compile else EagerStep(self)
 
     def fit(self, n_batches: int, watch: Callable[[Any], Any] | None = None) -> Self:
         """Learn from the next `n_batches` batches, or until `watch(learner)` returns True after
@@ -449,9 +428,8 @@ class Learner(Training):
             lr = value_at(self.lr, self.n_batches)
             for group in self.optimizer.param_groups: group['lr'] = lr
         due = (self.n_batches + 1) % self.target_sync==0
-        for left in reversed(range(self.gradient_steps)):
-            last = not left
-            loss, td_errors = self._step(self, batch, due and last)
+        for k in range(1, self.gradient_steps + 1):
+            loss, td_errors = self._step(self, batch, due and k==self.gradient_steps)
         if prioritized and td_errors is not None: batch.update_priorities(td_errors)
         if memory is not None: self.episodes.memory = memory
         self._unread.append(loss)
@@ -462,18 +440,14 @@ class Learner(Training):
     def state_dict(self) -> dict[str, Any]:
         "Return weights, optimizer, and what has been learned from, without the replay"
         found = self.episodes.found
+        seen = np.array([*self.episodes.seen.items()], np.int64)
+        episodes = np.array([(*k, n) for k, (n, _) in found.items()], np.int64)
         state: dict[str, Any] = {k: dict(getattr(self, k).state_dict()) for k in _NETWORKS}
         if self.reward_scale is not None: state['reward_scale'] = self.reward_scale.state_dict()
-        state['n_batches'] = self.n_batches
-        state['losses'] = np.array(self.losses)
-        state['n_seen'] = self.episodes.n_seen
-        seen = np.array([*self.episodes.seen.items()], np.int64)
-        state['seen'] = seen.reshape(-1, 2)
-        state['history'] = {k: np.array(v, float) for k, v in self.history.items()}
-        state['returns'] = np.array([r for _, r in found.values()], float)
-        episodes = [(*k, n) for k, (n, _) in found.items()]
-        state['episodes'] = np.array(episodes, np.int64).reshape(-1, 3)
-        return state
+        return state | dict(
+            n_batches=self.n_batches, losses=np.array(self.losses), n_seen=self.episodes.n_seen,
+            seen=seen.reshape(-1, 2), history={k: np.array(v, float) for k, v in self.history.items()},
+            returns=np.array([r for _, r in found.values()], float), episodes=episodes.reshape(-1, 3))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from what `state_dict` gave"
@@ -484,14 +458,13 @@ class Learner(Training):
         self.n_batches = int(state['n_batches'])
         self._losses = state['losses'].tolist()
         self._unread.clear()
-        history = state.get('history', {})
-        self.history = {}
-        for k, pairs in history.items(): self.history[k] = [(int(n), v) for n, v in pairs.tolist()]
-        self.episodes.n_seen = int(state['n_seen'])
-        self.episodes.seen = {0: self.episodes.n_seen}
-        if 'seen' in state: self.episodes.seen = dict(state['seen'].tolist())
+        saved = state.get('history', {}).items()
+        self.history = {k: [(int(n), v) for n, v in pairs.tolist()] for k, pairs in saved}
+        episodes = self.episodes
+        episodes.n_seen = int(state['n_seen'])
+        episodes.seen = dict(state['seen'].tolist()) if 'seen' in state else {0: episodes.n_seen}
         found = zip(state['episodes'].tolist(), state['returns'].tolist())
-        self.episodes.found = {(env, k): (n, r) for (env, k, n), r in found}
+        episodes.found = {(env, k): (n, r) for (env, k, n), r in found}
 
     def save(self, folder: str | Path, watch: Any = None, **notes: object) -> int:
         """Save the learner in `folder`, with its replay and its callback `watch` (a
@@ -551,7 +524,7 @@ class DQNLearner(Learner):
         if loss is None: loss = partial(dqn_loss, gamma=gamma, double=double)
         super().__init__(model, dl, loss, lr, target_sync, device=device, **options)
     def update(self, batch: Batch) -> None:
-        if isinstance(self._step, CompiledStep): _legal_next(batch.next_state, batch)   # its loss can't look at masks
+        if isinstance(self._step, CompiledStep): _legal_next(batch)   # its loss can't look at masks
         super().update(batch)
     def evaluate(self, env_id: object, episodes: int = 20, seed: int = 0) -> np.ndarray:
         "Return the greedy policy's returns, float64 (episodes,): see the function `evaluate`"

@@ -70,19 +70,14 @@ def _columns(episode: Any, k: int, n: int) -> dict[str, Any]:
     rewards = np.asarray(episode.rewards, float)
     zeros = np.zeros(n, np.int64)
     found = dict(env_id=zeros, proc_id=zeros, step_n=np.arange(n), episode_n=zeros + k)
-    found['state'] = tree_map(lambda a: a[:-1], seen)
-    found['next_state'] = tree_map(lambda a: a[1:], seen)
-    found['action'] = tree_map(np.asarray, episode.actions)
-    found['reward'] = rewards
-    found['total_reward'] = np.cumsum(rewards)
-    found['terminated'] = np.asarray(episode.terminations, bool)
-    found['truncated'] = np.asarray(episode.truncations, bool)
-    return found
+    return found | dict(
+        state=tree_map(lambda a: a[:-1], seen), next_state=tree_map(lambda a: a[1:], seen),
+        action=tree_map(np.asarray, episode.actions), reward=rewards, total_reward=np.cumsum(rewards),
+        terminated=np.asarray(episode.terminations, bool), truncated=np.asarray(episode.truncations, bool))
 
 def _ends(steps: Any) -> bool:
     "Does a flag of the last of these steps say that their episode ends?"
-    flags = [f for f in FLAGS if f in steps._fields]
-    return any(getattr(steps, f)[-1] for f in flags)
+    return any(getattr(steps, f)[-1] for f in FLAGS if f in steps._fields)
 
 def load_minari(make: Callable[..., Any], dataset: object, step_type: type, path: str | Path | None = None,
                 **options: object) -> Any:

@@ -69,10 +69,9 @@ class BestWeights:
     def _evaluated(self, learn: Any) -> bool:
         model = self._averaged(learn.model)
         if learn.n_batches % self.every: return False
-        mean = evaluate(model, self.env_id, self.episodes, self.seed).mean()
-        if self.confirm and mean > self.score and mean >= self.goal:
-            mean = evaluate(model, self.env_id, self.episodes + self.confirm, self.seed).mean()
-        score = float(mean)
+        score = float(evaluate(model, self.env_id, self.episodes, self.seed).mean())
+        if self.confirm and score > self.score and score >= self.goal:
+            score = float(evaluate(model, self.env_id, self.episodes + self.confirm, self.seed).mean())
         self.history.append((learn.n_steps, score))
         self.since += 1
         if score > self.score:
@@ -99,8 +98,8 @@ class BestWeights:
     def state_dict(self) -> dict[str, Any]:
         "Return score, history and weights, as plain data and tensors"
         mean = self.mean.state_dict() if isinstance(self.mean, torch.nn.Module) else self.mean
-        return dict(score=self.score, since=self.since, history=self.history, mean=_plain(mean),
-                    weights=_plain(self.weights))
+        return dict(score=self.score, since=self.since, history=self.history, mean=mean and dict(mean),
+                    weights=self.weights and dict(self.weights))
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Continue from a state that `state_dict` returned"
         self.score = state['score']
@@ -108,8 +107,6 @@ class BestWeights:
         self.history = list(map(tuple, state['history']))
         self.weights = state['weights']
         self.mean = state['mean']
-
-def _plain(weights: dict[str, Any] | None) -> dict[str, Any] | None: return None if weights is None else dict(weights)
 
 # %% ../nbs/5_looking/03_runs.ipynb #04546cde
 _ROWS = 4096
@@ -213,16 +210,13 @@ def _sizes(folder: Path, memory: ReplayMemory | None) -> _Lines:
     taken = sum(512*o.st_blocks if hasattr(o, 'st_blocks') else o.st_size for o in files)
     lines = [('bytes', f'{readable(taken)} of the disk {words}: a memory on disk reserves its whole size')]
     if memory is None or not len(memory): return lines
-    n = len(memory)
-    filled = readable(n*memory.usage()['bytes_each'])
-    return [*lines, ('', f'{filled} of them are filled so far, by {n:,} transitions')]
+    filled = readable(len(memory)*memory.usage()['bytes_each'])
+    return [*lines, ('', f'{filled} of them are filled so far, by {len(memory):,} transitions')]
 
 def summary(folder: str | Path, found: FolderContents | None = None) -> list[tuple[str, str]]:
     "Return lines about `folder`, as pairs of heading and text. `found`: the result of `look`"
     found = found or look(folder)
-    lines = [('holds', found.what)]
-    for note in found.notes: lines.append(('', note))
-    lines += _sizes(Path(folder), found.memory)
+    lines = [('holds', found.what), *[('', note) for note in found.notes], *_sizes(Path(folder), found.memory)]
     if found.memory is None or not len(found.memory): return lines
     return [*lines, *_described(found.memory, found.shift)]
 
@@ -238,10 +232,8 @@ def _described(memory: Memory, shift: int) -> _Lines:
     if len(priorities): lines.append(('priorities', _range(priorities)))
     _, returns = episode_returns(newest(memory, shift=shift))
     episodes = f'{len(returns):,} episodes, {_range(returns)}' if len(returns) else 'no whole episode'
-    lines.append(('returns', episodes))
-    warnings = memory_health(memory)['warnings'] or ['nothing that looks wrong']
-    for k, warning in enumerate(warnings): lines.append(('' if k else 'health', warning))
-    return lines
+    first, *others = memory_health(memory)['warnings'] or ['nothing that looks wrong']
+    return [*lines, ('returns', episodes), ('health', first), *[('', warning) for warning in others]]
 
 def picture(folder: str | Path, found: FolderContents | None = None) -> Any:
     "Return a figure of the memory in `folder`; a `ValueError` if there is none, or it is empty"

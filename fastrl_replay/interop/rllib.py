@@ -76,9 +76,9 @@ class EpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         for o in episodes:
             if len(o): self._add(o)
         self.metrics.log_value(NUM_ENV_STEPS_STORED, len(self.memory), reduce='mean', window=1)
-        new = {NUM_ENV_STEPS_ADDED_LIFETIME: sum(map(len, episodes)),
-               NUM_EPISODES_ADDED_LIFETIME: self.n_episodes - known}
-        for name, n in new.items(): self.metrics.log_value(name, n, reduce='lifetime_sum')
+        n_steps = sum(map(len, episodes))
+        self.metrics.log_value(NUM_ENV_STEPS_ADDED_LIFETIME, n_steps, reduce='lifetime_sum')
+        self.metrics.log_value(NUM_EPISODES_ADDED_LIFETIME, self.n_episodes - known, reduce='lifetime_sum')
 
     def _add(self, episode: SingleAgentEpisode) -> None:
         stream = self.running.get(episode.id_, self.n_episodes)

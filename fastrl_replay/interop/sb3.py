@@ -55,20 +55,11 @@ def below(low: int | np.ndarray, high: int | np.ndarray, n: int) -> np.ndarray:
 class Flags(np.ndarray):
     """A flag of all rows (buffer_size, n_envs): a copy, in which assigning to an index corrects the
     memory too. SB3 assigns to `dones` before it continues learning"""
-    slots: Any = None                     # whose flags these are
-    correct: Any = None                   # (slots, values): corrects the memory
-    def __getitem__(self, k: Any) -> Any:
-        found = super().__getitem__(k)
-        if self.correct is not None and isinstance(found, Flags):
-            found.slots = self.slots[k]
-            found.correct = self.correct
-        return found
+    correct: Any = None                   # corrects the memory; views of these flags share it
+    def __array_finalize__(self, source: Any) -> None: self.correct = getattr(source, 'correct', None)
     def __setitem__(self, k: Any, value: Any) -> None:
         super().__setitem__(k, value)
-        if self.correct is None: return
-        slots = self.slots[k]
-        values = np.broadcast_to(value, np.shape(slots))
-        self.correct(np.ravel(slots), np.ravel(values)!=0)
+        if self.correct is not None: self.correct()
 
 _CPU = torch.device('cpu')
 _Nested = np.ndarray | dict[str, np.ndarray]
@@ -166,35 +157,37 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def stored(self, field: str) -> Any:
         "Return a copy of a field of all rows, (buffer_size, n_envs, …), zeros where not stored"
+        rows = self.memory[:].numpy()
+        missing = self.memory.max_sz - len(self.memory)
         def whole(a: np.ndarray) -> np.ndarray:
-            rows = np.zeros((self.buffer_size*self.n_envs, *a.shape[1:]), a.dtype)
-            rows[:len(a)] = a
-            rows.flags.writeable = False                          # a change would be lost
-            return rows.reshape(self.buffer_size, self.n_envs, *a.shape[1:])
-        return tree_map(whole, getattr(self.memory[:].numpy(), field))
+            padded = np.pad(a, [(0, missing), *[(0, 0)]*(a.ndim - 1)])
+            padded.flags.writeable = False                        # a change would be lost
+            return padded.reshape(self.buffer_size, self.n_envs, *a.shape[1:])
+        return tree_map(whole, getattr(rows, field))
 
     @property
     def timeouts(self) -> Flags:           # type: ignore[override]
         "Whether a time limit ended each step (buffer_size, n_envs), bool: see `Flags`"
-        return self._flags('truncated', self.memory.column('truncated'))
+        return self._flags('truncated', self.memory.column('truncated').copy())
     @property
     def dones(self) -> Flags:              # type: ignore[override]
         "Whether each step ended its episode (buffer_size, n_envs), float32: see `Flags`"
         ended = self.memory.column('terminated') | self.memory.column('truncated')
         return self._flags('terminated', ended.astype(np.float32))
     def _flags(self, field: str, values: np.ndarray) -> Flags:
-        slots = np.arange(len(values))
-        made: Any = values.copy().reshape(self.buffer_size, self.n_envs).view(Flags)
-        made.slots = slots.reshape(made.shape)
-        made.correct = partial(self._correct, field)
+        before = values.copy()
+        def correct() -> None:
+            n = len(self.memory)
+            slots = np.flatnonzero(values[:n]!=before[:n])
+            self.memory.correct(self._ids(slots), field, values[slots]!=0)
+            before[slots] = values[slots]
+        made = values.reshape(self.buffer_size, self.n_envs).view(Flags)
+        made.correct = correct
         return made
 
     def _ids(self, slots: np.ndarray) -> np.ndarray:
         "The ids of the rows in these slots: time·n_envs + environment"
         return ids_in(slots, self.memory.n_added, self.memory.max_sz)
-    def _correct(self, field: str, slots: np.ndarray, values: np.ndarray) -> None:
-        stored = slots < len(self.memory)
-        self.memory.correct(self._ids(slots[stored]), field, values[stored])
 
     def add(self, obs: _Nested, next_obs: _Nested, action: np.ndarray, reward: np.ndarray, done: np.ndarray,
             infos: list[dict[str, Any]]) -> None:
@@ -260,9 +253,9 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):     # type: ignore
         **options: Any) -> None:
         DictReplayBuffer.__init__(self, buffer_size, observation_space, action_space, *args, **options)
         if self.n_steps > 1: refuse('n_steps', 1, self.n_steps, 'hindsight relabels single steps')
-        strategy: Any = goal_selection_strategy
-        if isinstance(strategy, str): strategy = her.KEY_TO_GOAL_STRATEGY[strategy.lower()]
-        self.goal_selection_strategy = her.GoalSelectionStrategy(strategy)
+        if isinstance(goal_selection_strategy, str):
+            goal_selection_strategy = her.KEY_TO_GOAL_STRATEGY[goal_selection_strategy.lower()]
+        self.goal_selection_strategy = her.GoalSelectionStrategy(goal_selection_strategy)
         self.env = env
         self.copy_info_dict = copy_info_dict
         self.n_sampled_goal = n_sampled_goal

@@ -49,7 +49,7 @@ def _step(batch: Batch, envs: np.ndarray, keep: list[list[str]]) -> Any:
         refuse('rew', f'one number for each of {len(envs)} environments', Words(f'shape {rew.shape}'))
     terminated = np.asarray(batch.terminated).astype(bool)
     truncated = np.asarray(batch.truncated).astype(bool)
-    values: dict[str, Any] = dict(
+    values: dict[str, Any] = dict(                     # in the order of memories on disk
         env_id=envs.astype(np.int16), state=_arrays(batch.obs), action=_arrays(batch.act), reward=rew, rew=rew,
         next_state=_arrays(batch.obs_next), terminated=terminated, truncated=truncated)
     for part, key in keep:
@@ -129,18 +129,16 @@ class StoredRows(ReplayBufferManager):
         return rows[key] if key in rows.get_keys() or default_value is None else default_value
 
     def __getattr__(self, key: str) -> Any:
+        """A column of all rows, (maxsize, …): of `rew` and flags a view, else a copy, with zeros
+        where nothing is stored"""
         layout = None if key[0]=='_' or key=='memory' else self.memory.layout
-        if layout is not None and _FIELDS.get(key, key) in layout.fields: return self.stored(key)
-        raise AttributeError(f'{type(self).__name__} has no attribute {key!r}; its rows are in its .memory')
-    def stored(self, key: str) -> Any:
-        """Return a column of all rows, (maxsize, …): of `rew` and flags a view, else a copy,
-        with zeros where nothing is stored"""
+        field = _FIELDS.get(key, key)
+        if layout is None or field not in layout.fields:
+            raise AttributeError(f'{type(self).__name__} has no attribute {key!r}; its rows are in its .memory')
         if key in ('rew', 'terminated', 'truncated'): return self.memory.column(key)
-        def whole(a: np.ndarray) -> np.ndarray:
-            rows = np.zeros((self.maxsize, *a.shape[1:]), a.dtype)
-            rows[:len(a)] = a
-            return rows
-        found = tree_map(whole, getattr(self.memory[:].numpy(), _FIELDS.get(key, key)))
+        missing = 0, self.maxsize - len(self)
+        def whole(a: np.ndarray) -> np.ndarray: return np.pad(a, [missing, *[(0, 0)]*(a.ndim - 1)])
+        found = tree_map(whole, getattr(self.memory[:].numpy(), field))
         return _batch(found) if isinstance(found, dict) else found
     @property
     def done(self) -> np.ndarray:
@@ -173,11 +171,6 @@ class StoredRows(ReplayBufferManager):
         if start not in slots: refuse('start', f'a row up to {stop - 1} in the same episode', start)
         return slots[slots.tolist().index(start):]
 
-    @property
-    def subbuffer_edges(self) -> np.ndarray:
-        "The ends of the ring: 0 and `maxsize`"
-        return np.array([0, self.maxsize])
-
 # %% ../../nbs/6_elsewhere/04_tianshou.ipynb #47547938
 class VectorReplayBuffer(StoredRows):
     """Tianshou's `VectorReplayBuffer` over one `ReplayMemory`, its `.memory`: each environment
@@ -195,6 +188,7 @@ class VectorReplayBuffer(StoredRows):
         sampler: Sampler | None = None, **options: Any) -> None:
         n = self.buffer_num = whole('buffer_num', buffer_num, 1, 2**15 - 1)
         self.maxsize = -(-whole('total_size', total_size, 1) // n)*n
+        self._extend_offset = np.array([0, self.maxsize])    # one ring: Tianshou's `subbuffer_edges`
         self.stack_num = 1
         self.buffers = np.empty(0, object)
         self.options = _of_memory(options)
@@ -203,6 +197,9 @@ class VectorReplayBuffer(StoredRows):
             if part not in ('info', 'policy') or not key:
                 refuse('keep', "names such as 'info.key' or 'policy.key'", name)
         self.new_sampler = Uniform(replace=True) if sampler is None else sampler
+        prefix = '' if self.weighted else 'Prioritized'
+        require(self.new_sampler.prioritized==self.weighted,
+                f'sampler: a {type(self.new_sampler).__name__} needs a {prefix}VectorReplayBuffer')
         self.seeds = np.random.default_rng(random_seed)
         self.memory = self._new_memory()
         self._begin()
@@ -210,20 +207,17 @@ class VectorReplayBuffer(StoredRows):
 
     def _new_memory(self) -> ReplayMemory:
         seed = int(self.seeds.integers(2**31))
-        memory = ReplayMemory(self.maxsize, copy.deepcopy(self.new_sampler), seed=seed, **self.options)
-        if memory.sampler.prioritized==self.weighted: return memory
-        memory.close()
-        prefix = '' if self.weighted else 'Prioritized'
-        raise ValueError(f'sampler: a {type(self.new_sampler).__name__} needs a {prefix}VectorReplayBuffer')
+        return ReplayMemory(self.maxsize, copy.deepcopy(self.new_sampler), seed=seed, **self.options)
 
-    def _begin(self) -> None:
+    def _begin(self, keep_statistics: bool = False) -> None:
         "Forget all episodes"
         n = self.buffer_num
         self._newest = np.full(n, -1)                    # ids of each environment's newest row; −1: none
         self._starts = np.full(n, -1)                    # of the first rows of running episodes
+        self._ended = np.zeros(self.maxsize, bool)
+        if keep_statistics: return
         self._returns = np.zeros(n)                      # of running episodes
         self._lengths = np.zeros(n, int)
-        self._ended = np.zeros(self.maxsize, bool)
 
     def _continue(self) -> None:
         "Truncate the episodes in a reopened memory that are running: environments begin new ones"
@@ -241,17 +235,12 @@ class VectorReplayBuffer(StoredRows):
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty the buffer; `keep_statistics`: continue to count running episodes. A
         `ValueError` if there are rows on disk"""
-        returns = self._returns
-        lengths = self._lengths
         if len(self):
             where = self.memory.path
             require(where is None, f'reset: there are rows in {where}; delete the folder first, or pass '
                                    "reset_buffer=False to the collector's reset")
             self.memory = self._new_memory()
-        self._begin()
-        if keep_statistics:
-            self._returns = returns
-            self._lengths = lengths
+        self._begin(keep_statistics)
 
     def add(self, batch: Batch, buffer_ids: np.ndarray | list[int] | None = None) -> tuple:
         """Store one row of each of the environments `buffer_ids` (None: all).
@@ -301,8 +290,8 @@ class PrioritizedVectorReplayBuffer(VectorReplayBuffer):
         weight_norm: bool = True,  # divide weights by the largest of the batch; False: the memory
         *, sampler: Sampler | None = None,    # in place of these three, such as `RankBased()`
         **options: Any) -> None:
-        eps = float(np.finfo(np.float32).eps)
-        if sampler is None: sampler = Proportional(alpha, beta, eps, 'batch' if weight_norm else 'memory')
+        normalize = 'batch' if weight_norm else 'memory'
+        if sampler is None: sampler = Proportional(alpha, beta, float(np.finfo(np.float32).eps), normalize)
         super().__init__(total_size, buffer_num, sampler=sampler, **options)
 
     def _rows(self, batch: Rows) -> Batch:

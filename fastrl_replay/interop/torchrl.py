@@ -42,13 +42,13 @@ def _path(field: str) -> tuple[tuple[str, ...], str]:
     return tuple(above), key
 
 @cache
-def _field(above: tuple[str, ...], key: str) -> tuple[str, bool]:
-    "Return an entry's field, and whether it is a number; a `ValueError` if the field is ambiguous"
+def _field(above: tuple[str, ...], key: str) -> str:
+    "Return an entry's field; a `ValueError` if the field is ambiguous"
     keys = (*above, key)
     name = '__'.join(keys)
     if above[:1]==('next',): name = name.replace('__', '_', 1)
     field = f'before__{name}' if keys[0].startswith('next_') else _FIELDS.get(name, name)
-    if _path(field)==(above, key) and field.isidentifier() and field[0]!='_': return field, field in _NUMBERS
+    if _path(field)==(above, key) and field.isidentifier() and field[0]!='_': return field
     raise ValueError(f"{keys}: expected keys that are names without '__', and none in 'before' that is an "
                      "entry of the row; rename the entry")
 
@@ -63,23 +63,20 @@ def _columns(data: TensorDictBase, found: dict[str, Any], above: tuple[str, ...]
         if v.__class__ is not torch.Tensor and isinstance(v, TensorDictBase):
             _columns(v, found, (*above, key))
             continue
-        field, is_number = _field(above, key)
+        field = _field(above, key)
         try: v = v.numpy()
         except (TypeError, RuntimeError): pass    # the memory converts or refuses it
-        found[field] = v[:, 0] if is_number and v.shape[1:]==(1,) else v
+        found[field] = v[:, 0] if field in _NUMBERS and v.shape[1:]==(1,) else v
     return found
 
 # %% ../../nbs/6_elsewhere/02_torchrl.ipynb #4b7feaf5
-@cache
-def _paths(fields: tuple[str, ...]) -> list[tuple[tuple[str, ...], str, bool]]:
-    return [(*_path(o), o in _NUMBERS) for o in fields]
-
 def as_tensordict(batch: Batch, **more: Any) -> TensorDict:
     "Return the rows of a `ReplayBuffer`'s memory in TorchRL's layout, of batch size (n,), with `more` top entries"
-    for (above, key, is_number), v in zip(_paths(batch.layout.fields), batch.astuple()):
+    for field, v in zip(batch.layout.fields, batch.astuple()):
+        above, key = _path(field)
         into = more
         for o in above: into = into.setdefault(o, {})
-        into[key] = v[:, None] if is_number and v.ndim==1 else v
+        into[key] = v[:, None] if field in _NUMBERS and v.ndim==1 else v
     return TensorDict(more, torch.Size([len(batch)]))
 
 _DRAWN = {'index', 'drawn__weight', 'priority_weight'}       # entries that `sample` adds are not stored again
