@@ -22,7 +22,7 @@ PACKAGE = 'fastrl_replay'
 
 def things(folder):
     "What functions are called with"
-    from fastrl_replay.memory import ReplayMemory
+    from fastrl_replay.memory import ReplayMemory, several
     from fastrl_replay.pipes.replay import ExperienceReplay
     from fastrl_replay.samplers import age, proportional, rank, rng, sum_tree
     from fastrl_replay.steps import SimpleStep
@@ -42,6 +42,7 @@ def things(folder):
     o.opened = rank.blocks_in(*(a.copy() for a in o.blocks))
     o.law = age.law_of(16, 20., .1)
     o.slots, o.probs, o.weights = np.zeros(4, np.int64), np.zeros(4), np.zeros(4)
+    o.memories = lambda arrays: several.listed(None, *arrays)
     o.model, o.pipe = torch.nn.Linear(2, 2), ExperienceReplay(o.steps, bs=4)
     windows = ReplayMemory(50, proportional.Proportional(), seed=0, sequence=Sequence(4))
     windows.extend(o.steps)
@@ -55,6 +56,9 @@ def things(folder):
 
 
 PLAN = np.array([[3, 2, 0, 16, 0, 0, 0, 0], [1] + 7*[0], [8, 0, 2, 2, 0, 0, 0, 0]])       # two rows of two words behind their numbers
+# Two rows of a word each, of four slots of 16 bytes; the words that a memory draws by, no marks, counts of draws, counters, records
+COPY = np.array([[2, 0, 2, 4, 1, 1, 0, 16], [0, 16, 24, 8, 1, 0, 0, 0], [1] + 7*[0], [8, 1, 1, 16, 2, 0, 0, 0]])
+LISTED = np.arange(4, dtype=u64), np.zeros(0, u64), np.zeros(600, np.int64), np.array([4] + 7*[0]), np.zeros(64, np.uint8)
 
 CALLS = {
     'kernels': dict(
@@ -137,10 +141,12 @@ CALLS = {
     'samplers.more': dict(
         draw_recent=lambda o: (o.slots, o.words, 15, 9, 16, np.arange(8), np.r_[np.arange(8), np.full(8, -1)], np.array([[8], [28]]))),
     'mixed': dict(
-        dealt=lambda o: (8, np.array([.5, .5]), np.zeros(2)), scattered=lambda o: (o.words, np.array([2, 3]), np.zeros(5, np.int64)), common_fields=lambda o: ([o.layout],)),
+        dealt=lambda o: (8, np.array([.5, .5]), np.zeros(2)), common_fields=lambda o: ([o.layout],)),
     'ray.memory': dict(by_place=lambda o: (np.arange(3),)),
     'memory.several': dict(
-        fetch_to=lambda o: (np.zeros(64, np.uint8), np.zeros(256, np.uint8), np.array([[0, -1, -1, -1, 1, 1], [3, 2, 0, 16, 0, 0], [1, 0, 0, 0, 0, 0], [8, 0, 1, 8, 16, 0]]), np.array([1, 2, 0, 1, 0, 0]), 0, 2, 4, 4, 0),
+        scatter=lambda o: (o.words, np.array([2, 5]), np.zeros(5, np.int64)), listed=lambda o: (None, *LISTED),
+        draw_rows=lambda o: (o.memories(LISTED), COPY[None], np.zeros(6, np.int64), o.words, np.zeros(256, np.uint8)),
+        put_rows=lambda o: (np.zeros(64, np.uint8), np.zeros(256, np.uint8), COPY, np.arange(2)),
         numbered=lambda o: (np.arange(4), 1, 44), by_memory=lambda o: (np.arange(4), 44), serial=lambda o: (o.memory,)),
 }
 

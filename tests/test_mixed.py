@@ -94,7 +94,7 @@ def test_new_shares_forget_what_was_owed():
     mixed = mixture((.5, .5))
     mixed.sample(1)
     mixed.set_shares((.25, .75))
-    assert mixed.sampler.shares_now==(.25, .75) and mixed.sampler.owed==[0., 0.]
+    assert mixed.sampler.shares_now==(.25, .75) and mixed.sampler.owed==(0., 0.)
     assert int((mixed.sample(4).source==0).sum())==1
     with refused('shares', got='(1, 1)'): mixed.set_shares((1, 1))
     assert mixed.sampler.shares_now==(.25, .75)

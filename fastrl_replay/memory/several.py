@@ -92,15 +92,15 @@ class Locks:
 
 # %% ../../nbs/3_lasting/29_several.ipynb #5e000013
 _u = np.uint64
-_BLOCK = 256                             # rows that are looked for before the first of them is copied
-# The first lines of a plan. How the slots of a memory are chosen, which rows of the batch it gives, its slots, the
-# distance between those that are counted, its number, the bits of this number in an id, and the bytes of a row; …
+_ONE, _TWO = _u(1), _u(2)
+# The first lines of a plan. How a memory chooses slots, which rows of the batch it gives, how many slots it has, the distance
+# between those that are counted, its number, the bits of this number in an id, and the bytes of a row; …
 _HOW, _BEGIN, _END, _MAX_SZ, _STRIDE, _NUMBER, _MARK, _ROW = range(8)
 _CHOSEN, _DISTINCT, _REPEATING = range(3)
 # … where these columns begin in the batch, in words (−1: there is none), and ids in a row; then what to prefetch
 _IDS, _PROBS, _WEIGHTS, _SOURCE, _WIDTH = range(5)
 _LEAVES = 3                              # from this line on, of each leaf:
-_WORD, _FIRST, _WORDS, _TO, _SIZE = range(5)     # the last: bytes from row to row
+_WORD, _FIRST, _WORDS, _TO, _SIZE = range(5)     # the last: words from row to row
 
 @kernel
 def scatter(words: np.ndarray, ends: np.ndarray, places: np.ndarray) -> None:
@@ -112,88 +112,106 @@ def scatter(words: np.ndarray, ends: np.ndarray, places: np.ndarray) -> None:
     left = ends.copy()                       # how many of it and of those before are without a place
     at = np.zeros_like(ends)
     at[1:] = ends[:-1]
+    others = _u(len(ends) - 1)
     for i in range(n):
         found, state = below_of(state, _u(n - i))
-        k = 0
-        for j in range(len(left)):           # without a branch, which could not be predicted
-            is_later = np.int64(found) >= left[j]
-            left[j] -= not is_later
-            k += is_later
-        places[at[k]] = i
+        k = _u(0)
+        for j in range(others):              # without a branch, which could not be predicted
+            is_before = np.int64(found) < left[j]
+            left[j] -= is_before
+            k += _u(not is_before)
+        places[_u(at[k])] = i
         at[k] += 1
     store(words, state)
 
 @inlined(forceinline=True)
-def _copy_rows(source: np.ndarray, out: np.ndarray, leaf: np.ndarray, rows: np.ndarray, places: np.ndarray, a: int,
-               b: int) -> None:
-    "Copy a leaf of the rows from `a` to `b` to their places"
-    first, n, to = _u(leaf[_FIRST]), _u(leaf[_WORDS]), _u(leaf[_TO])
-    each = _u(leaf[_SIZE]//leaf[_WORD])
+def _look_ahead(records: np.ndarray, plan: np.ndarray, slots: np.ndarray, a: int, b: int) -> bool:
+    "Prefetch the records in the slots from `a` to `b`; return whether all are there"
+    words = records[:len(records)//8*8].view(np.int64)
+    size, max_sz, lines = plan[0, _ROW], plan[0, _MAX_SZ], plan[2, 0]
+    for i in range(a, b):
+        if not 0 <= slots[i] < max_sz: return False
+        for k in range(1, lines + 1): prefetch(words, (slots[i]*size + plan[2, k]) >> 3)
+    return True
+
+@inlined(forceinline=True)
+def _copy_leaf(source: np.ndarray, out: np.ndarray, plan: np.ndarray, line: int, rows: np.ndarray, places: np.ndarray,
+               a: int, b: int) -> None:
+    "Copy the leaf in a `line` of the `rows` from `a` to `b` to their places"
+    first, n, to = _u(plan[line, _FIRST]), _u(plan[line, _WORDS]), _u(plan[line, _TO])
+    each = _u(plan[line, _SIZE])
+    if n==_ONE:
+        for i in range(_u(a), _u(b)): out[to + _u(places[i])] = source[_u(rows[i])*each + first]
+        return
     for i in range(_u(a), _u(b)):
         begin = _u(rows[i])*each + first
         place = to + _u(places[i])*n
-        out[place] = source[begin]
-        for j in range(_u(1), n): out[place + j] = source[begin + j]
+        one, two = source[begin], source[begin + _ONE]
+        out[place], out[place + _ONE] = one, two
+        for j in range(_TWO, n): out[place + j] = source[begin + j]
 
-@inlined
-def _copy_all(source: np.ndarray, out: np.ndarray, plan: np.ndarray, rows: np.ndarray, places: np.ndarray,
-              n_rows: int) -> bool:
-    "Copy all leaves of these `rows` of a source of `n_rows`; return whether all are there"
+@inlined(forceinline=True)
+def _copy_leaves(source: np.ndarray, outs: tuple, plan: np.ndarray, rows: np.ndarray, places: np.ndarray, a: int,
+                 b: int) -> None:
+    "Copy all leaves of the `rows` from `a` to `b` to their places in `outs`, by words of 8, 4 bytes and 1"
     source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
-    out8, out4 = out.view(np.int64), out.view(np.uint32)
-    ahead = plan[_LEAVES - 1]
-    for a in range(0, len(rows), _BLOCK):
-        b = min(a + _BLOCK, len(rows))
-        for row in rows[a:b]:
-            if not 0 <= row < n_rows: return False
-            for k in range(1, ahead[0] + 1): prefetch(source8, (row*plan[0, _ROW] + ahead[k]) >> 3)
-        for leaf in plan[_LEAVES:]:
-            if leaf[_WORD]==8: _copy_rows(source8, out8, leaf, rows, places, a, b)
-            elif leaf[_WORD]==4: _copy_rows(source4, out4, leaf, rows, places, a, b)
-            else: _copy_rows(source, out, leaf, rows, places, a, b)
-    return True
+    out8, out4, out = outs
+    for line in range(_LEAVES, len(plan)):
+        word = plan[line, _WORD]
+        if word==8: _copy_leaf(source8, out8, plan, line, rows, places, a, b)
+        elif word==4: _copy_leaf(source4, out4, plan, line, rows, places, a, b)
+        else: _copy_leaf(source, out, plan, line, rows, places, a, b)
 
 @kernel
 def draw_rows(members: Any, plans: np.ndarray, drawn: np.ndarray, words: np.ndarray, out: np.ndarray) -> bool:
     """Draw the rows of a batch of several memories, count them, and copy them to random places in its
     buffer `out` (uint8); return whether all are there.
 
-    `members`: what is listed of each memory. `plans` (int64[k, lines, 8]): see above. `drawn`
+    `members`: what is `listed` of each memory. `plans` (int64[k, lines, 8]): see above. `drawn`
     (int64[3n]): the slots of n rows, those of the first memory first, their places, and as float32
-    their probabilities and weights; filled in, or filled here. `words`: of the `Rng` for the places"""
+    their probabilities and weights; what samplers have not filled in is filled here. `words`
+    (uint64[4]): the state of the `Rng` for the places"""
     n = len(drawn)//3
     slots, places, floats = drawn[:n], drawn[n:2*n], drawn[2*n:].view(np.float32)
     probs, weights = floats[:n], floats[n:]
     numbers, singles = out.view(np.int64), out.view(np.float32)
+    outs = numbers, out.view(np.uint32), out
+    for k in range(len(plans)):
+        plan = plans[k]
+        own_words, marks, _, counters, records = members[k]
+        how, a, b = plan[0, _HOW], plan[0, _BEGIN], plan[0, _END]
+        size = min(counters[N_ADDED], plan[0, _MAX_SZ])
+        if how==_DISTINCT: draw_distinct(slots[a:b], probs[a:b], weights[a:b], own_words, size, marks)
+        if how==_REPEATING: draw_repeating(slots[a:b], probs[a:b], weights[a:b], own_words, size)
+        if not _look_ahead(records, plan, slots, a, b): return False
     scatter(words, plans[:, 0, _END], places)
     for k in range(len(plans)):
         plan = plans[k]
-        own_words, marks, counts, counters, records = members[k]
-        how, a, b, max_sz = plan[0, _HOW], plan[0, _BEGIN], plan[0, _END], plan[0, _MAX_SZ]
+        _, _, counts, counters, records = members[k]
+        a, b, max_sz = plan[0, _BEGIN], plan[0, _END], plan[0, _MAX_SZ]
         n_added = counters[N_ADDED]
-        if how==_DISTINCT: draw_distinct(slots[a:b], probs[a:b], weights[a:b], own_words, min(n_added, max_sz), marks)
-        if how==_REPEATING: draw_repeating(slots[a:b], probs[a:b], weights[a:b], own_words, min(n_added, max_sz))
         count_drawn(counts, slots[a:b], n_added, plan[0, _STRIDE], max_sz)
-        if not _copy_all(records, out, plan, slots[a:b], places[a:b], max_sz): return False
+        _copy_leaves(records, outs, plan, slots, places, a, b)
         newest = n_added % max_sz
-        oldest = n_added - newest | plan[0, _MARK]
+        oldest = (n_added - newest) | plan[0, _MARK]
+        ids, sources, number = plan[1, _IDS], plan[1, _SOURCE], plan[0, _NUMBER]
         for i in range(a, b):
-            place = places[i]
-            numbers[plan[1, _IDS] + place] = oldest + slots[i] - (0 if slots[i] < newest else max_sz)
-            singles[plan[1, _PROBS] + place] = probs[i]
-            singles[plan[1, _WEIGHTS] + place] = weights[i]
-            numbers[plan[1, _SOURCE] + place] = plan[0, _NUMBER]
+            numbers[_u(ids + places[i])] = oldest + slots[i] - (0 if slots[i] < newest else max_sz)
+            numbers[_u(sources + places[i])] = number
+            singles[_u(plan[1, _PROBS] + places[i])] = probs[i]
+            singles[_u(plan[1, _WEIGHTS] + places[i])] = weights[i]
     return True
 
 @kernel
 def put_rows(source: np.ndarray, out: np.ndarray, plan: np.ndarray, places: np.ndarray) -> None:
-    "Copy the columns of a batch `source` (uint8) of one memory to these `places` in a batch of several, its ids first"
+    "Copy the columns of a batch `source` (uint8) of one memory to these `places` (int64[n]) in a batch of several"
     n = len(places)
-    _copy_all(source, out, plan, np.arange(n), places, n)
     numbers = out.view(np.int64)
-    source_at, width = plan[1, _SOURCE], plan[1, _WIDTH]
+    outs = numbers, out.view(np.uint32), out
+    _copy_leaves(source, outs, plan, np.arange(n), places, 0, n)
+    width = plan[1, _WIDTH]
     for place in places:
-        if source_at >= 0: numbers[source_at + place] = plan[0, _NUMBER]
+        if plan[1, _SOURCE] >= 0: numbers[plan[1, _SOURCE] + place] = plan[0, _NUMBER]
         first = plan[1, _IDS] + place*width
         for at in range(first, first + width):
             if numbers[at] >= 0: numbers[at] |= plan[0, _MARK]
@@ -215,29 +233,29 @@ class Part:
     def __init__(self, parts: Parts) -> None:
         self.shelf, self.chooser, self.around = parts.shelf, parts.chooser, parts.around
         self.storage: Any = parts.shelf.storage
-        self.rng = self.chooser.rng
-        self.draws = self.chooser.limit.draws
-        self.how = self._how()
-    def _how(self) -> int:
-        sampler: Any = self.chooser.sampler
-        if type(sampler) is not Uniform or sampler.eligible.places is not None: return _CHOSEN
-        return _REPEATING if sampler.replace else _DISTINCT
+        self.sampler: Any = parts.chooser.sampler
+        self.rng = parts.chooser.rng
+        self.draws = parts.chooser.limit.draws
+        self.how = _CHOSEN
+        if type(self.sampler) is not Uniform or not self.sampler.eligible.all: return
+        self.how = _REPEATING if self.sampler.replace else _DISTINCT
     @property
     def is_plain(self) -> bool:
         "Does the memory draw rows that lie whole in its records?"
-        rows = self.around.windows is None and self.chooser.sampler.sequence is None
+        rows = self.around.windows is None and self.sampler.sequence is None
         return rows and self.storage is not None and self.storage.plain is not None
     def can_give(self, n: int) -> bool:
         "Is all as it was, and are there `n` rows or more? What was stored since enters"
-        chooser = self.chooser
-        storage = self.storage
-        if self.shelf.storage is not storage or chooser.rng is not self.rng or chooser.limit.draws is not self.draws:
-            return False
-        if chooser.late.waiting or chooser.is_behind(storage): chooser.prepare(storage)
-        return self.around.windows is None and self._how()==self.how and len(chooser.sampler) >= n
+        chooser, storage, sampler = self.chooser, self.storage, self.sampler
+        if self.shelf.storage is not storage or chooser.rng is not self.rng: return False
+        if chooser.limit.draws is not self.draws or self.around.windows is not None: return False
+        behind = sampler.n_entered!=storage.n_added or sampler.eligible.leaving is not None
+        if behind or chooser.late.waiting: chooser.prepare(storage)
+        if self.how==_CHOSEN: return len(sampler) >= n
+        return sampler.eligible.places is None and sampler.size >= n
     def listed(self, members: Any) -> Any:
         "Return the list of `members` with what a kernel needs of this one"
-        marks = self.chooser.sampler.marks if self.how else np.empty(0, np.uint64)
+        marks = self.sampler.marks if self.how==_DISTINCT else np.empty(0, np.uint64)
         return listed(members, self.rng.words, marks, self.draws.counts, self.storage.counts, self.storage.rows.reshape(-1))
 
 class Deal:
@@ -303,7 +321,7 @@ class Joint:
             max_sz = part.storage.max_sz
             head = part.how, b - n, b, max_sz, part.draws.stride, k, k << self.shift, form.plan[0, 3]
             plan = np.vstack([head, self._header(form.columns), form.plan[1:]])
-            plan[_LEAVES:, _SIZE] = form.plan[0, 3]
+            plan[_LEAVES:, _SIZE] = form.plan[0, 3]//plan[_LEAVES:, _WORD]
             plans.append(plan)
         return Deal(self.requests(layout), self.header, parts, np.array(plans))
     def _header(self, columns: Plan) -> list[int]:
@@ -334,5 +352,5 @@ class Joint:
                 refuse(name, expected, Words(f'{dtype}{list(shape[1:])}'))
             each = size//plan.n
             word = next(o for o in (8, 4, 1) if each % o==0)
-            if each: lines.append([word, begin//word, each//word, to//word, each, 0, 0, 0])
+            if each: lines.append([word, begin//word, each//word, to//word, each//word, 0, 0, 0])
         return np.array(lines, np.int64)
