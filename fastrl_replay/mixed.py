@@ -10,7 +10,7 @@ __all__ = ['SHIFT', 'dealt', 'Shares', 'Mixture', 'MixedRng', 'MixedBatch', 'Mix
 import copy, dataclasses, math, weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from operator import add
+from operator import add, is_
 from pathlib import Path
 from typing import Any, Self
 import numpy as np
@@ -21,7 +21,7 @@ from .health import Health, scale_of, unlike_members
 from .memory.base import also_state
 from .memory.persistent import memory_like, parts_of
 from .memory.replay_memory import ReplayMemory
-from .memory.several import Deal, Joint, Locks, Part, SeveralMemories, by_memory, scatter
+from .memory.several import Deal, Joint, Locks, SeveralMemories, by_memory, is_plain, scatter
 from .protocol import Lasting, Memory, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible
@@ -33,24 +33,18 @@ from .storage.request import Request, Requests
 from .storage.sequences import WINDOWED, SequenceBatch
 
 # %% ../nbs/3_lasting/30_mixed.ipynb #e1000009
-def dealt(bs: int, shares: Sequence[float], owed: Sequence[float]) -> tuple[list[int], list[float]]:
+@lru_cache(64)
+def dealt(bs: int, shares: tuple[float, ...], owed: tuple[float, ...]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Return how many of `bs` rows each memory gives, and how many each is owed afterwards (below
     0: it gave too many). `owed`: from before; a memory whose share is 0 gives none, and is owed
-    none"""
+    none. With shares that stay, few cases come again and again"""
     due = [o + bs*s if s > 0 else 0. for s, o in zip(shares, owed)]
     rows = [max(0, math.floor(d)) for d in due]
     some = [k for k, s in enumerate(shares) if s > 0]
     def left(k: int) -> float: return due[k] - rows[k]
     while sum(rows) < bs: rows[max(some, key=left)] += 1
     while sum(rows) > bs: rows[min((k for k in some if rows[k]), key=left)] -= 1
-    return rows, [left(k) for k in range(len(due))]
-
-@lru_cache(64)
-def _dealt_before(bs: int, shares: tuple[float, ...], owed: tuple[float, ...]
-                  ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    "The same as tuples: with shares that stay, few cases come again and again"
-    rows, later = dealt(bs, shares, owed)
-    return tuple(rows), tuple(later)
+    return tuple(rows), tuple(map(left, range(len(due))))
 
 # %% ../nbs/3_lasting/30_mixed.ipynb #e100000c
 class Shares:
@@ -137,12 +131,12 @@ class Mixture:
         return self.shares.at(self.n_batches)
     def plan(self, bs: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         "Return how many of `bs` rows each memory gives next, and what each is owed afterwards"
-        return _dealt_before(bs, self.shares.at(self.n_batches), self.owed)
+        return dealt(bs, self.shares.at(self.n_batches), self.owed)
     def note(self, rows: tuple[int, ...], owed: tuple[float, ...]) -> None:
         "Note a batch that was drawn as `plan` said"
         self.owed = owed
         self.n_batches += 1
-        self.n_drawn = [*map(add, self.n_drawn, rows)]
+        self.n_drawn[:] = map(add, self.n_drawn, rows)
     def room(self, rows: Iterable[int]) -> dict[int, float]:
         """Of each memory that is to give some of `rows`: its choices for each of these; infinite,
         where they lie elsewhere"""
@@ -270,23 +264,28 @@ class Blend:
         self.joint = Joint(SHIFT, MixedBatch, _memory=memory, _max_sz=sizes, _extra={})
         self.here = all(isinstance(o, ReplayMemory) and type(o).sample is ReplayMemory.sample for o in memories)
         self._layouts: list[Layout | None] = [None]*len(memories)
-        self._names: tuple[str, ...] = ()
-        self._on_cpu = [False]*len(memories)     # which of them have shown that their batches are there
+        self._is_open = True                     # is one of them not known yet?
+        self._names: tuple[str, ...] = ()        # the fields that all have
+        self._on_cpu: set[int] = set()           # which of them have shown that their batches are there
         self._deals: dict[tuple, Deal] = {}
         self._likes: dict[tuple, tuple[Requests, tuple]] = {}
 
+    def look(self) -> None:
+        "Find out which fields all memories have, if one of them has another layout by now"
+        layouts = [o.layout for o in self.memories]
+        if all(map(is_, layouts, self._layouts)): return
+        self._names = common_fields(layouts)
+        self._layouts = layouts
+        self._is_open = any(o is None for o in layouts)
+        self._deals.clear()
     def fields(self, k: int, fields: Iterable[str] | None) -> Iterable[str] | None:
         "Return what to ask memory `k` for: None for all its fields"
-        if any(o.layout is not known for o, known in zip(self.memories, self._layouts)):
-            layouts = [o.layout for o in self.memories]
-            self._names = common_fields(layouts)
-            self._layouts = layouts
+        self.look()
         known = self._layouts[k]
-        if fields is None and known is not None and known.fields==self._names: return None
-        if fields is None: return self._names or None
-        for o in fields:
-            there = o in self._names
-            require(there, f'fields: no field {o!r:.60}; all have {self._names}')
+        if fields is None:
+            is_whole = known is not None and known.fields==self._names
+            return None if is_whole else self._names or None
+        for o in fields: require(o in self._names, f'fields: no field {o!r:.60}; all have {self._names}')
         return fields
 
     def draw(self, bs: int, fields: tuple[str, ...] | None, options: dict[str, Any]) -> Batch:
@@ -305,21 +304,19 @@ class Blend:
 
     def _deal(self, rows: tuple[int, ...], fields: tuple[str, ...] | None) -> Deal | None:
         "How such batches are drawn with each row copied once, if all that give some have plain records; else None"
+        if self._is_open: self.look()
         known = self._deals.get((rows, fields))
-        if known is not None and None not in self._layouts: return known
-        given = {k: n for k, n in enumerate(rows) if n}
-        parts = [Part(parts_of(self.memories[k])) for k in given]
-        if not all(o.is_plain for o in parts): return None
-        layout = self._layout(given, fields)
-        if len(self._deals) > 31: self._deals.clear()
-        deal = self._deals[rows, fields] = self.joint.deal(layout, given, parts)
-        return deal
-    def _layout(self, numbers: Iterable[int], fields: tuple[str, ...] | None) -> Layout:
-        "The layout of batches of rows of these memories"
-        asked = {k: self.fields(k, fields) for k in numbers}
+        if known is not None: return known
+        giving = {k: n for k, n in enumerate(rows) if n}
+        parts = [parts_of(self.memories[k]) for k in giving]
+        if not all(map(is_plain, parts)): return None
+        asked = {k: self.fields(k, fields) for k in giving}
         like = next((k for k, o in asked.items() if o is None), min(asked))
         layout: Any = self._layouts[like]
-        return layout if asked[like] is None else layout.select(asked[like])
+        if asked[like] is not None: layout = layout.select(asked[like])
+        if len(self._deals) > 31: self._deals.clear()
+        deal = self._deals[rows, fields] = self.joint.deal(layout, giving, parts)
+        return deal
 
     def _draw_batches(self, rows: tuple[int, ...], fields: tuple[str, ...] | None, options: dict[str, Any]
                       ) -> dict[int, Batch]:
@@ -336,12 +333,12 @@ class Blend:
                                  'steps in it, or set its share to 0')
             try: found[k] = self.memories[k].sample(rows[k], self.fields(k, fields), **options)
             except ValueError as e: raise placed(e, f'memory {k}') from None
-            if not self._on_cpu[k]: self._check_device(k, found[k])
+            if k not in self._on_cpu: self._check_device(k, found[k])
         return found
     def _check_device(self, k: int, batch: Batch) -> None:
         device = next((o.device for o in batch.astuple() if isinstance(o, torch.Tensor)), _CPU)
         if device!=_CPU: refuse(f'memory {k}', 'batches on the CPU', Words(f'on {device}'), 'draw from it alone')
-        self._on_cpu[k] = True
+        self._on_cpu.add(k)
 
     def join(self, parts: dict[int, Batch], places: np.ndarray) -> Batch:
         """Return one batch of the rows of all `parts` (by memory), those of the first at the first of
@@ -399,14 +396,11 @@ class Routed(SeveralMemories):
     def _begin(self, memories: list[Memory], shares: Shares, seed: int | None) -> None:
         self.memories: list[Any] = memories
         self.sampler = Mixture(memories, shares)
+        self.n_drawn = self.sampler.n_drawn      # rows that were drawn from each memory
         self.rng = MixedRng(seed, self.sampler)
         self.also: Any = None                    # of one that was loaded: what was saved with it
         self.lock = Locks(memories)
         self._blend = Blend(memories, self.sampler, self.rng, weakref.ref(self))
-    @property
-    def n_drawn(self) -> list[int]:
-        "How many rows were drawn from each memory"
-        return self.sampler.n_drawn
     def set_shares(self, shares: object) -> None:
         "Draw by other `shares` from now on; what a memory was owed is forgotten"
         with self.lock:
@@ -443,7 +437,6 @@ class Routed(SeveralMemories):
         "Priority updates that came too late, in all memories"
         return sum(int(o.n_stale) for o in self.memories)
     def __len__(self) -> int: return len(self.memories[0])
-    def __bool__(self) -> bool: return True
 
     def _check_first(self, example: Callable[[], object]) -> None:
         "Refuse a first step that has other columns than the other memories"
@@ -587,7 +580,7 @@ class MixedMemory(Routed):
                     n_restored += 1
                 self.sampler.shares.set_state(state['shares'])
                 self.rng.set_state(state['rng'])
-                self.sampler.n_drawn = [int(n) for n in state['n_drawn']]
+                self.n_drawn[:] = map(int, state['n_drawn'])
             except BaseException:
                 for o, (its_state, rows) in zip(memories[:n_restored], before):
                     o.restore(its_state, rows.pieces())
@@ -639,7 +632,7 @@ class MixedMemory(Routed):
         Rng.set_state(self.rng, state['rng'])
         self.sampler.owed = tuple(state['owed'])
         self.sampler.n_batches = state['n_batches']
-        self.sampler.n_drawn = state['n_drawn']
+        self.n_drawn[:] = state['n_drawn']
         self.also = state.get('also')
 
     def check_valid(self) -> bool:

@@ -141,7 +141,7 @@ CALLS = {
     'samplers.more': dict(
         draw_recent=lambda o: (o.slots, o.words, 15, 9, 16, np.arange(8), np.r_[np.arange(8), np.full(8, -1)], np.array([[8], [28]]))),
     'mixed': dict(
-        dealt=lambda o: (8, np.array([.5, .5]), np.zeros(2)), common_fields=lambda o: ([o.layout],)),
+        dealt=lambda o: (8, (.5, .5), (0., 0.)), common_fields=lambda o: ([o.layout],)),
     'ray.memory': dict(by_place=lambda o: (np.arange(3),)),
     'memory.several': dict(
         scatter=lambda o: (o.words, np.array([2, 5]), np.zeros(5, np.int64)), listed=lambda o: (None, *LISTED),

@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['numbered', 'by_memory', 'SeveralMemories', 'serial', 'Locks', 'scatter', 'draw_rows', 'put_rows', 'listed', 'Part',
-           'Deal', 'Joint']
+           'Deal', 'is_plain', 'Joint']
 
 # %% ../../nbs/3_lasting/29_several.ipynb #5e000004
 import itertools, math, weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Self
 import numpy as np
 from numba.typed import List
 from ..batch import DRAWN, HEADER, N_HEADER, Batch, Plan, packed
-from ..checks import Words, ids_of, refuse
+from ..checks import Words, ids_of, refuse, require
 from ..kernels import inlined, kernel, prefetch
 from ..protocol import Memory
 from ..samplers.rng import Rng, below_of, load, store
@@ -228,9 +229,12 @@ def listed(members: Any, *arrays: np.ndarray) -> Any:
 
 # %% ../../nbs/3_lasting/29_several.ipynb #5e000016
 class Part:
-    """What batches of several memories use of one, and for how long: until it has another storage,
-    generator or counter of draws, or its sampler draws in another way"""
-    def __init__(self, parts: Parts) -> None:
+    """The rows of one memory in batches of several, `a` to `b` of those `drawn`. It serves until the memory
+    has another storage, generator or counter of draws, or its sampler draws in another way"""
+    def __init__(self, parts: Parts, drawn: np.ndarray, a: int, b: int) -> None:
+        n = len(drawn)//3
+        floats = drawn[2*n:].view(np.float32)
+        self.slots, self.probs, self.weights = drawn[a:b], floats[a:b], floats[n + a:n + b]
         self.shelf, self.chooser, self.around = parts.shelf, parts.chooser, parts.around
         self.storage: Any = parts.shelf.storage
         self.sampler: Any = parts.chooser.sampler
@@ -239,58 +243,73 @@ class Part:
         self.how = _CHOSEN
         if type(self.sampler) is not Uniform or not self.sampler.eligible.all: return
         self.how = _REPEATING if self.sampler.replace else _DISTINCT
-    @property
-    def is_plain(self) -> bool:
-        "Does the memory draw rows that lie whole in its records?"
-        rows = self.around.windows is None and self.sampler.sequence is None
-        return rows and self.storage is not None and self.storage.plain is not None
-    def can_give(self, n: int) -> bool:
-        "Is all as it was, and are there `n` rows or more? What was stored since enters"
+    def is_ready(self) -> bool:
+        "Is all as it was, and are there rows enough? What was stored since enters"
         chooser, storage, sampler = self.chooser, self.storage, self.sampler
         if self.shelf.storage is not storage or chooser.rng is not self.rng: return False
         if chooser.limit.draws is not self.draws or self.around.windows is not None: return False
         behind = sampler.n_entered!=storage.n_added or sampler.eligible.leaving is not None
         if behind or chooser.late.waiting: chooser.prepare(storage)
-        if self.how==_CHOSEN: return len(sampler) >= n
-        return sampler.eligible.places is None and sampler.size >= n
+        if self.how==_CHOSEN: return len(sampler) >= len(self.slots)
+        return sampler.eligible.places is None and sampler.size >= len(self.slots)
     def listed(self, members: Any) -> Any:
-        "Return the list of `members` with what a kernel needs of this one"
+        "Return the list of `members` with the arrays of this one"
         marks = self.sampler.marks if self.how==_DISTINCT else np.empty(0, np.uint64)
         return listed(members, self.rng.words, marks, self.draws.counts, self.storage.counts, self.storage.rows.reshape(-1))
 
 class Deal:
-    """Batches of several memories of which each gives the same number of rows every time: `parts` that
-    give so many `rows`, and their `plans`"""
-    def __init__(self, requests: Requests, header: tuple[str, ...], parts: list[Part], plans: np.ndarray) -> None:
+    """Batches of several memories of which each gives the same number of rows every time. `plans`, `drawn`:
+    see `draw_rows`; `parts`: of each memory"""
+    def __init__(self, requests: Requests, header: tuple[str, ...], parts: list[Part], plans: np.ndarray,
+                 drawn: np.ndarray) -> None:
         self.requests = requests
-        self.header = header
+        self.how = len(drawn)//3, None, header
+        self.parts = parts
         self.plans = plans
-        self.n = int(plans[-1, 0, _END])
-        self.drawn = np.zeros(3*self.n, np.int64)
-        floats = self.drawn[2*self.n:].view(np.float32)
-        self.giving: list[tuple[Part, int]] = []
-        self.chosen, self.given, self.limited = [], [], []
+        self.drawn = drawn
         self.members = None
-        for part, plan in zip(parts, plans):
-            a, b = plan[0, _BEGIN:_END + 1].tolist()
-            slots = self.drawn[a:b]
-            chooser = part.chooser
-            self.giving.append((part, b - a))
-            if part.how: self.given.append(chooser.sampler)
-            else: self.chosen.append((chooser, slots, floats[a:b], floats[self.n + a:self.n + b]))
-            if chooser.limit.max_draws is not None: self.limited.append((chooser, slots))
-            self.members = part.listed(self.members)
+        for part in parts: self.members = part.listed(self.members)
     def draw(self, rng: Rng) -> Batch | None:
-        "Return a batch, with the places by `rng`; None, before anything was drawn, if this deal is over, or rows are lacking"
-        for part, n in self.giving:
-            if not part.can_give(n): return None
-        for chooser, *columns in self.chosen: chooser.sampler.draw_into(*columns, chooser.rng)
-        request = self.requests.get(self.n, None, self.header)
-        if not draw_rows(self.members, self.plans, self.drawn, rng.words, request.out):
-            raise IndexError('slots: a sampler chose one beyond the last')
-        for sampler in self.given: sampler.n_batches += 1
-        for chooser, slots in self.limited: chooser.drop_spent(slots)
+        "Return a batch, its places by `rng`; None, before anything is drawn, if the deal is over or rows are lacking"
+        for part in self.parts:
+            if not part.is_ready(): return None
+        for part in self.parts:
+            if part.how: part.sampler.n_batches += 1
+            else: part.sampler.draw_into(part.slots, part.probs, part.weights, part.rng)
+        request = self.requests.get(*self.how)
+        there = draw_rows(self.members, self.plans, self.drawn, rng.words, request.out)
+        require(there, 'slots: a sampler chose one beyond the last', IndexError)
+        for part in self.parts:
+            if part.chooser.limit.max_draws is not None: part.chooser.drop_spent(part.slots)
         return request.batch()
+
+def is_plain(parts: Parts) -> bool:
+    "Does a memory draw rows that lie whole in its records?"
+    storage = parts.shelf.storage
+    rows = parts.around.windows is None and parts.chooser.sequence is None
+    return rows and storage is not None and storage.plain is not None
+
+@lru_cache(99)
+def _moves(plan: Plan, other: Plan, *head: int) -> np.ndarray:
+    "The plan for `put_rows` from one batch to another"
+    lines = [head, _header_of(other), [0]*8]
+    names = *HEADER, *(o.name for o in plan.layout.leaves)
+    for name, column, wanted in zip(names, plan.columns, other.columns, strict=True):
+        if column is None or column[2].hasobject: continue                # strings lie elsewhere
+        begin, size, dtype, shape = column
+        to, _, other_dtype, other_shape = wanted
+        if (dtype, shape[1:])!=(other_dtype, other_shape[1:]):
+            expected = f'{other_dtype}{list(other_shape[1:])}, as in another memory'
+            refuse(name, expected, Words(f'{dtype}{list(shape[1:])}'))
+        each = size//plan.n
+        word = next(o for o in (8, 4, 1) if each % o==0)
+        if each: lines.append([word, begin//word, each//word, to//word, each//word, 0, 0, 0])
+    return np.array(lines, np.int64)
+
+def _header_of(columns: Plan) -> list[int]:
+    known = dict(zip(HEADER, columns.columns))
+    begins = [-1 if known[k] is None else known[k][0]//known[k][2].itemsize for k in (*DRAWN, 'source')]
+    return [*begins, math.prod(known['ids'][3][1:]), 0, 0, 0]
 
 class Joint:
     """Batches of rows of several memories, of the class `kind`. Ids are `number << shift | id in the
@@ -301,56 +320,35 @@ class Joint:
         self.known = known
         self.header = (*DRAWN, *(o for o in ('source',) if o in kind._header))
         self._requests: dict[tuple, Requests] = {}
-        self._moves: dict[tuple, np.ndarray] = {}
 
     def requests(self, layout: Layout, kind: type[Batch] | None = None, **extra: object) -> Requests:
         "Return the requests for batches of this layout and `kind`, the same for all numbers of rows: buffers are large"
-        known = self._requests.get((layout, kind))
-        if known is None or any(known.known[k]!=v for k, v in extra.items()):
+        key = layout, kind, repr(extra)
+        if key not in self._requests:
             if len(self._requests) > 9: self._requests.clear()
-            known = Requests(layout, kind=kind or self.kind, **self.known | extra)
-            self._requests[layout, kind] = known
-        return known
+            self._requests[key] = Requests(layout, kind=kind or self.kind, **self.known | extra)
+        return self._requests[key]
 
-    def deal(self, layout: Layout, rows: dict[int, int], parts: list[Part]) -> Deal:
-        "Return how batches of `layout` are drawn of which memory `k` gives `rows[k]` rows, one of the `parts`"
-        ends = np.cumsum([*rows.values()])
-        plans = []
-        for (k, n), b, part in zip(rows.items(), ends.tolist(), parts):
-            form = Form(layout, ends[-1].item(), self.header, stored=part.storage.layout, kind=self.kind, **self.known)
-            max_sz = part.storage.max_sz
-            head = part.how, b - n, b, max_sz, part.draws.stride, k, k << self.shift, form.plan[0, 3]
-            plan = np.vstack([head, self._header(form.columns), form.plan[1:]])
-            plan[_LEAVES:, _SIZE] = form.plan[0, 3]//plan[_LEAVES:, _WORD]
+    def deal(self, layout: Layout, rows: dict[int, int], memories: list[Parts]) -> Deal:
+        "Return how batches of `layout` are drawn of which memory `k` gives `rows[k]` rows: one of the `memories`"
+        n = sum(rows.values())
+        drawn = np.zeros(3*n, np.int64)
+        parts, plans = [], []
+        a = 0
+        for (k, m), its_parts in zip(rows.items(), memories):
+            part = Part(its_parts, drawn, a, a + m)
+            form = Form(layout, n, self.header, stored=part.storage.layout, kind=self.kind, **self.known)
+            size = form.plan[0, 3]
+            head = part.how, a, a + m, part.storage.max_sz, part.draws.stride, k, k << self.shift, size
+            plan = np.vstack([head, _header_of(form.columns), form.plan[1:]])
+            plan[_LEAVES:, _SIZE] = size//plan[_LEAVES:, _WORD]
+            parts.append(part)
             plans.append(plan)
-        return Deal(self.requests(layout), self.header, parts, np.array(plans))
-    def _header(self, columns: Plan) -> list[int]:
-        known = dict(zip(HEADER, columns.columns))
-        begins = [-1 if known[k] is None else known[k][0]//known[k][2].itemsize for k in (*DRAWN, 'source')]
-        return [*begins, math.prod(known['ids'][3][1:]), 0, 0, 0]
-
+            a += m
+        return Deal(self.requests(layout), self.header, parts, np.array(plans), drawn)
     def put(self, request: Request, number: int, rows: Batch, places: np.ndarray) -> None:
         "Write all `rows` of memory `number` to these places of a request; a `ValueError` names a column that differs"
         plan, raw = packed(rows)
-        to = request.form.columns
-        moves = self._moves.get((plan, to, number))
-        if moves is None:
-            if len(self._moves) > 99: self._moves.clear()
-            moves = self._moves[plan, to, number] = self._plan_moves(plan, to, number)
+        moves = _moves(plan, request.form.columns, 0, 0, 0, 0, 0, number, number << self.shift, 0)
         put_rows(raw, request.out, moves, places)
         for k in plan.layout.texts: request.columns[N_HEADER + k][places] = rows.arrays()[k]
-    def _plan_moves(self, plan: Plan, other: Plan, number: int) -> np.ndarray:
-        "A plan for `put_rows` from one batch to another"
-        lines = [[0, 0, plan.n, 0, 0, number, number << self.shift, 0], self._header(other), [0]*8]
-        names = *HEADER, *(o.name for o in plan.layout.leaves)
-        for name, column, wanted in zip(names, plan.columns, other.columns, strict=True):
-            if column is None or column[2].hasobject: continue                # strings lie elsewhere
-            begin, size, dtype, shape = column
-            to, _, other_dtype, other_shape = wanted
-            if (dtype, shape[1:])!=(other_dtype, other_shape[1:]):
-                expected = f'{other_dtype}{list(other_shape[1:])}, as in another memory'
-                refuse(name, expected, Words(f'{dtype}{list(shape[1:])}'))
-            each = size//plan.n
-            word = next(o for o in (8, 4, 1) if each % o==0)
-            if each: lines.append([word, begin//word, each//word, to//word, each//word, 0, 0, 0])
-        return np.array(lines, np.int64)
