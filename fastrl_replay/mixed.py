@@ -8,7 +8,7 @@ __all__ = ['SHIFT', 'dealt', 'Shares', 'Mixture', 'MixedRng', 'MixedBatch', 'Mix
 
 # %% ../nbs/3_lasting/30_mixed.ipynb #e1000007
 import copy, dataclasses, math, weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from operator import add, is_
 from pathlib import Path

@@ -94,8 +94,8 @@ class Locks:
 # %% ../../nbs/3_lasting/29_several.ipynb #5e000013
 _u = np.uint64
 _ONE, _TWO = _u(1), _u(2)
-# The first lines of a plan. How a memory chooses slots, which rows of the batch it gives, how many slots it has, the distance
-# between those that are counted, its number, the bits of this number in an id, and the bytes of a row; …
+# The first lines of a plan. How a memory chooses slots, which rows of the batch it gives, how many slots it has,
+# the distance between those that are counted, its number, its bits in an id, and the bytes of a row; …
 _HOW, _BEGIN, _END, _MAX_SZ, _STRIDE, _NUMBER, _MARK, _ROW = range(8)
 _CHOSEN, _DISTINCT, _REPEATING = range(3)
 # … where these columns begin in the batch, in words (−1: there is none), and ids in a row; then what to prefetch
@@ -126,42 +126,44 @@ def scatter(words: np.ndarray, ends: np.ndarray, places: np.ndarray) -> None:
     store(words, state)
 
 @inlined(forceinline=True)
-def _look_ahead(records: np.ndarray, plan: np.ndarray, slots: np.ndarray, a: int, b: int) -> bool:
-    "Prefetch the records in the slots from `a` to `b`; return whether all are there"
+def _look_ahead(records: np.ndarray, plan: np.ndarray, slots: np.ndarray) -> bool:
+    "Prefetch the records in these slots; return whether all are there"
     words = records[:len(records)//8*8].view(np.int64)
-    size, max_sz, lines = plan[0, _ROW], plan[0, _MAX_SZ], plan[2, 0]
-    for i in range(a, b):
-        if not 0 <= slots[i] < max_sz: return False
-        for k in range(1, lines + 1): prefetch(words, (slots[i]*size + plan[2, k]) >> 3)
+    size = plan[0, _ROW]
+    for slot in slots:
+        if not 0 <= slot < plan[0, _MAX_SZ]: return False
+        for k in range(1, plan[2, 0] + 1): prefetch(words, (slot*size + plan[2, k]) >> 3)
     return True
 
 @inlined(forceinline=True)
-def _copy_leaf(source: np.ndarray, out: np.ndarray, plan: np.ndarray, line: int, rows: np.ndarray, places: np.ndarray,
-               a: int, b: int) -> None:
-    "Copy the leaf in a `line` of the `rows` from `a` to `b` to their places"
-    first, n, to = _u(plan[line, _FIRST]), _u(plan[line, _WORDS]), _u(plan[line, _TO])
-    each = _u(plan[line, _SIZE])
+def _copy_leaf(source: np.ndarray, out: np.ndarray, plan: np.ndarray, line: int, rows: np.ndarray,
+               places: np.ndarray) -> None:
+    "Copy the leaf in this line of a plan, of all `rows`, to their places"
+    first = _u(plan[line, _FIRST])
+    n = _u(plan[line, _WORDS])
+    to = _u(plan[line, _TO])
+    size = _u(plan[line, _SIZE])
     if n==_ONE:
-        for i in range(_u(a), _u(b)): out[to + _u(places[i])] = source[_u(rows[i])*each + first]
+        for i in range(_u(len(rows))): out[to + _u(places[i])] = source[_u(rows[i])*size + first]
         return
-    for i in range(_u(a), _u(b)):
-        begin = _u(rows[i])*each + first
+    for i in range(_u(len(rows))):
+        begin = _u(rows[i])*size + first
         place = to + _u(places[i])*n
-        one, two = source[begin], source[begin + _ONE]
-        out[place], out[place + _ONE] = one, two
+        out[place] = source[begin]
+        out[place + _ONE] = source[begin + _ONE]
         for j in range(_TWO, n): out[place + j] = source[begin + j]
 
 @inlined(forceinline=True)
-def _copy_leaves(source: np.ndarray, outs: tuple, plan: np.ndarray, rows: np.ndarray, places: np.ndarray, a: int,
-                 b: int) -> None:
-    "Copy all leaves of the `rows` from `a` to `b` to their places in `outs`, by words of 8, 4 bytes and 1"
-    source8, source4 = source[:len(source)//8*8].view(np.int64), source[:len(source)//4*4].view(np.uint32)
+def _copy_leaves(source: np.ndarray, outs: tuple, plan: np.ndarray, rows: np.ndarray, places: np.ndarray) -> None:
+    "Copy all leaves of these `rows` to their places in `outs`, by words of 8, 4 bytes and 1"
+    source8 = source[:len(source)//8*8].view(np.int64)
+    source4 = source[:len(source)//4*4].view(np.uint32)
     out8, out4, out = outs
     for line in range(_LEAVES, len(plan)):
         word = plan[line, _WORD]
-        if word==8: _copy_leaf(source8, out8, plan, line, rows, places, a, b)
-        elif word==4: _copy_leaf(source4, out4, plan, line, rows, places, a, b)
-        else: _copy_leaf(source, out, plan, line, rows, places, a, b)
+        if word==8: _copy_leaf(source8, out8, plan, line, rows, places)
+        elif word==4: _copy_leaf(source4, out4, plan, line, rows, places)
+        else: _copy_leaf(source, out, plan, line, rows, places)
 
 @kernel
 def draw_rows(members: Any, plans: np.ndarray, drawn: np.ndarray, words: np.ndarray, out: np.ndarray) -> bool:
@@ -173,43 +175,45 @@ def draw_rows(members: Any, plans: np.ndarray, drawn: np.ndarray, words: np.ndar
     their probabilities and weights; what samplers have not filled in is filled here. `words`
     (uint64[4]): the state of the `Rng` for the places"""
     n = len(drawn)//3
-    slots, places, floats = drawn[:n], drawn[n:2*n], drawn[2*n:].view(np.float32)
-    probs, weights = floats[:n], floats[n:]
-    numbers, singles = out.view(np.int64), out.view(np.float32)
+    all_places = drawn[n:2*n]
+    floats = drawn[2*n:].view(np.float32)
+    numbers = out.view(np.int64)
+    singles = out.view(np.float32)
     outs = numbers, out.view(np.uint32), out
+    scatter(words, plans[:, 0, _END], all_places)
     for k in range(len(plans)):
         plan = plans[k]
-        own_words, marks, _, counters, records = members[k]
-        how, a, b = plan[0, _HOW], plan[0, _BEGIN], plan[0, _END]
-        size = min(counters[N_ADDED], plan[0, _MAX_SZ])
-        if how==_DISTINCT: draw_distinct(slots[a:b], probs[a:b], weights[a:b], own_words, size, marks)
-        if how==_REPEATING: draw_repeating(slots[a:b], probs[a:b], weights[a:b], own_words, size)
-        if not _look_ahead(records, plan, slots, a, b): return False
-    scatter(words, plans[:, 0, _END], places)
-    for k in range(len(plans)):
-        plan = plans[k]
-        _, _, counts, counters, records = members[k]
-        a, b, max_sz = plan[0, _BEGIN], plan[0, _END], plan[0, _MAX_SZ]
+        a = plan[0, _BEGIN]
+        b = plan[0, _END]
+        slots = drawn[a:b]
+        places = all_places[a:b]
+        probs = floats[a:b]
+        weights = floats[n + a:n + b]
+        own_words, marks, counts, counters, records = members[k]
         n_added = counters[N_ADDED]
-        count_drawn(counts, slots[a:b], n_added, plan[0, _STRIDE], max_sz)
-        _copy_leaves(records, outs, plan, slots, places, a, b)
+        max_sz = plan[0, _MAX_SZ]
+        size = min(n_added, max_sz)
+        if plan[0, _HOW]==_DISTINCT: draw_distinct(slots, probs, weights, own_words, size, marks)
+        if plan[0, _HOW]==_REPEATING: draw_repeating(slots, probs, weights, own_words, size)
+        if not _look_ahead(records, plan, slots): return False
+        count_drawn(counts, slots, n_added, plan[0, _STRIDE], max_sz)
+        _copy_leaves(records, outs, plan, slots, places)
         newest = n_added % max_sz
         oldest = (n_added - newest) | plan[0, _MARK]
-        ids, sources, number = plan[1, _IDS], plan[1, _SOURCE], plan[0, _NUMBER]
-        for i in range(a, b):
-            numbers[_u(ids + places[i])] = oldest + slots[i] - (0 if slots[i] < newest else max_sz)
-            numbers[_u(sources + places[i])] = number
-            singles[_u(plan[1, _PROBS] + places[i])] = probs[i]
-            singles[_u(plan[1, _WEIGHTS] + places[i])] = weights[i]
+        for i in range(b - a):
+            place = places[i]
+            numbers[_u(plan[1, _IDS] + place)] = oldest + slots[i] - (0 if slots[i] < newest else max_sz)
+            if plan[1, _SOURCE] >= 0: numbers[_u(plan[1, _SOURCE] + place)] = plan[0, _NUMBER]
+            singles[_u(plan[1, _PROBS] + place)] = probs[i]
+            singles[_u(plan[1, _WEIGHTS] + place)] = weights[i]
     return True
 
 @kernel
 def put_rows(source: np.ndarray, out: np.ndarray, plan: np.ndarray, places: np.ndarray) -> None:
     "Copy the columns of a batch `source` (uint8) of one memory to these `places` (int64[n]) in a batch of several"
-    n = len(places)
     numbers = out.view(np.int64)
     outs = numbers, out.view(np.uint32), out
-    _copy_leaves(source, outs, plan, np.arange(n), places, 0, n)
+    _copy_leaves(source, outs, plan, np.arange(len(places)), places)
     width = plan[1, _WIDTH]
     for place in places:
         if plan[1, _SOURCE] >= 0: numbers[plan[1, _SOURCE] + place] = plan[0, _NUMBER]
@@ -255,7 +259,8 @@ class Part:
     def listed(self, members: Any) -> Any:
         "Return the list of `members` with the arrays of this one"
         marks = self.sampler.marks if self.how==_DISTINCT else np.empty(0, np.uint64)
-        return listed(members, self.rng.words, marks, self.draws.counts, self.storage.counts, self.storage.rows.reshape(-1))
+        records = self.storage.rows.reshape(-1)
+        return listed(members, self.rng.words, marks, self.draws.counts, self.storage.counts, records)
 
 class Deal:
     """Batches of several memories of which each gives the same number of rows every time. `plans`, `drawn`:
