@@ -10,6 +10,7 @@ __all__ = ['SHIFT', 'dealt', 'Shares', 'Mixture', 'MixedRng', 'MixedBatch', 'Mix
 import copy, dataclasses, math, weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import accumulate
 from operator import add, is_
 from pathlib import Path
 from typing import Any, Self
@@ -297,7 +298,7 @@ class Blend:
             self._deals.clear()
             drawn = self._draw_batches(rows, fields, options)
             places = np.empty(bs, np.int64)
-            scatter(self.rng.words, np.cumsum(rows), places)
+            scatter(self.rng.words, np.array([*accumulate(rows)]), places)
             batch = self.join(drawn, places)
         self.mixture.note(rows, owed)
         return batch
@@ -307,15 +308,14 @@ class Blend:
         if self._is_open: self.look()
         known = self._deals.get((rows, fields))
         if known is not None: return known
-        giving = {k: n for k, n in enumerate(rows) if n}
-        parts = [parts_of(self.memories[k]) for k in giving]
-        if not all(map(is_plain, parts)): return None
-        asked = {k: self.fields(k, fields) for k in giving}
+        parts = {k: parts_of(self.memories[k]) for k, n in enumerate(rows) if n}
+        if not all(map(is_plain, parts.values())): return None
+        asked = {k: self.fields(k, fields) for k in parts}
         like = next((k for k, o in asked.items() if o is None), min(asked))
         layout: Any = self._layouts[like]
         if asked[like] is not None: layout = layout.select(asked[like])
         if len(self._deals) > 31: self._deals.clear()
-        deal = self._deals[rows, fields] = self.joint.deal(layout, giving, parts)
+        deal = self._deals[rows, fields] = self.joint.deal(layout, rows, parts)
         return deal
 
     def _draw_batches(self, rows: tuple[int, ...], fields: tuple[str, ...] | None, options: dict[str, Any]

@@ -8,7 +8,7 @@ __all__ = ['numbered', 'by_memory', 'SeveralMemories', 'serial', 'Locks', 'scatt
 
 # %% ../../nbs/3_lasting/29_several.ipynb #5e000004
 import itertools, math, weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Self
 import numpy as np
@@ -295,9 +295,9 @@ def is_plain(parts: Parts) -> bool:
     return rows and storage is not None and storage.plain is not None
 
 @lru_cache(99)
-def _moves(plan: Plan, other: Plan, *head: int) -> np.ndarray:
-    "The plan for `put_rows` from one batch to another"
-    lines = [head, _header_of(other), [0]*8]
+def _moves(plan: Plan, other: Plan, number: int, shift: int) -> np.ndarray:
+    "The plan for `put_rows` from a batch of memory `number` to another"
+    lines = [[0]*5 + [number, number << shift, 0], _header_of(other), [0]*8]
     names = *HEADER, *(o.name for o in plan.layout.leaves)
     for name, column, wanted in zip(names, plan.columns, other.columns, strict=True):
         if column is None or column[2].hasobject: continue                # strings lie elsewhere
@@ -334,26 +334,27 @@ class Joint:
             self._requests[key] = Requests(layout, kind=kind or self.kind, **self.known | extra)
         return self._requests[key]
 
-    def deal(self, layout: Layout, rows: dict[int, int], memories: list[Parts]) -> Deal:
-        "Return how batches of `layout` are drawn of which memory `k` gives `rows[k]` rows: one of the `memories`"
-        n = sum(rows.values())
+    def deal(self, layout: Layout, rows: Sequence[int], memories: dict[int, Parts]) -> Deal:
+        "Return how batches of `layout` are drawn of which memory `k` gives `rows[k]` rows"
+        n = sum(rows)
         drawn = np.zeros(3*n, np.int64)
         parts, plans = [], []
         a = 0
-        for (k, m), its_parts in zip(rows.items(), memories):
-            part = Part(its_parts, drawn, a, a + m)
+        for k, its_parts in memories.items():
+            b = a + rows[k]
+            part = Part(its_parts, drawn, a, b)
             form = Form(layout, n, self.header, stored=part.storage.layout, kind=self.kind, **self.known)
             size = form.plan[0, 3]
-            head = part.how, a, a + m, part.storage.max_sz, part.draws.stride, k, k << self.shift, size
+            head = part.how, a, b, part.storage.max_sz, part.draws.stride, k, k << self.shift, size
             plan = np.vstack([head, _header_of(form.columns), form.plan[1:]])
             plan[_LEAVES:, _SIZE] = size//plan[_LEAVES:, _WORD]
             parts.append(part)
             plans.append(plan)
-            a += m
+            a = b
         return Deal(self.requests(layout), self.header, parts, np.array(plans), drawn)
     def put(self, request: Request, number: int, rows: Batch, places: np.ndarray) -> None:
         "Write all `rows` of memory `number` to these places of a request; a `ValueError` names a column that differs"
         plan, raw = packed(rows)
-        moves = _moves(plan, request.form.columns, 0, 0, 0, 0, 0, number, number << self.shift, 0)
+        moves = _moves(plan, request.form.columns, number, self.shift)
         put_rows(raw, request.out, moves, places)
         for k in plan.layout.texts: request.columns[N_HEADER + k][places] = rows.arrays()[k]
