@@ -253,7 +253,7 @@ class DeviceRing:
         n_before = ended.cumsum(1) - ended.long()
         return at, (n_before==0) & stored
 
-# %% ../../nbs/4_processes/09_device_rows.ipynb #a4ce1470
+# %% ../../nbs/4_processes/09_device_rows.ipynb #18890520
 def n_unlike(ring: DeviceRing) -> int:
     """Return how many of the rows that may be drawn have another next observation than their stream
     showed next, without a flag. This waits for the device"""
@@ -270,6 +270,7 @@ def n_unlike(ring: DeviceRing) -> int:
         n_found += int((aside & ~flagged).sum())
     return n_found
 
+# %% ../../nbs/4_processes/09_device_rows.ipynb #a4ce1470
 def with_discount(layout: Layout) -> Layout:
     "Return the layout of n-step rows: with a field `discount`"
     name = layout.step_type.__name__
