@@ -155,7 +155,7 @@ def given(o):
     "What ordinary functions get for a parameter of a name"
     from fastrl_replay.health import newest
     from fastrl_replay.protocol import Memory
-    text, number = 'name what title draws_so why hint path_of dataset dataset_id command field env_id expected got kind_of', 'n k number each value v total low end cpus seconds'
+    text, number = 'name what title draws_so why hint path_of dataset dataset_id command field env_id expected got kind_of', 'n k number n_envs each value v total low end cpus seconds'
     known = dict.fromkeys(text.split(), 'x') | dict.fromkeys(number.split(), 3)
     lists = 'choices known names sent infos items states workers args fills masses steps_of returns losses shares columns leaves trees'
     known |= {k: [] for k in lists.split()}
@@ -179,7 +179,7 @@ def given(o):
         memo={}, often=lambda slots, n: slots, parts=o.memory._parts, pieces=[], array=np.array,
         path=Path(o.folder)/'file', pipe=o.pipe, plain={}, plan=None, policy=None, protocol=Memory, put=lambda k: k, q=np.ones(2), ratio=1, raw=np.zeros(64, np.uint8),
         replay=o.pipe, request=None, ring=None, rng=np.random.default_rng(0), rows=newest(o.memory), sampler=o.memory.sampler, saved=None, schedule=.5, seed=0,
-        before=lambda k: None, shelf=o.memory._shelf,
+        before=lambda k: None, shelf=o.memory._shelf, host=o.memory,
         sequence=None, shape=(2, 8, 8), state={}, step=o.step, step_n=(0, 1), step_type=type(o.step), steps=o.steps, steps_per_batch=2, storage=o.storage,
         streams=np.zeros(8, np.int64), tables={}, target=o.model, tensors=[torch.zeros(2)], there={}, types=int, u=np.zeros(1), values=[1., 2.])
     return known
