@@ -245,7 +245,7 @@ class Part:
         self.rng = parts.chooser.rng
         self.draws = parts.chooser.limit.draws
         self.how = _CHOSEN
-        if type(self.sampler) is not Uniform or not self.sampler.eligible.all: return
+        if type(self.sampler) is not Uniform or not self.sampler.eligible.all or not isinstance(self.rng, Rng): return
         self.how = _REPEATING if self.sampler.replace else _DISTINCT
     def is_ready(self) -> bool:
         "Is all as it was, and are there rows enough? What was stored since enters"
@@ -259,8 +259,9 @@ class Part:
     def listed(self, members: Any) -> Any:
         "Return the list of `members` with the arrays of this one"
         marks = self.sampler.marks if self.how==_DISTINCT else np.empty(0, np.uint64)
+        words = self.rng.words if self.how else np.empty(4, np.uint64)
         records = self.storage.rows.reshape(-1)
-        return listed(members, self.rng.words, marks, self.draws.counts, self.storage.counts, records)
+        return listed(members, words, marks, self.draws.counts, self.storage.counts, records)
 
 class Deal:
     """Batches of several memories of which each gives the same number of rows every time. `plans`, `drawn`:
