@@ -22,7 +22,7 @@ PACKAGE = 'fastrl_replay'
 
 def things(folder):
     "What functions are called with"
-    from fastrl_replay.memory import ReplayMemory
+    from fastrl_replay.memory import ReplayMemory, several
     from fastrl_replay.pipes.replay import ExperienceReplay
     from fastrl_replay.samplers import age, proportional, rank, rng, sum_tree
     from fastrl_replay.steps import SimpleStep
@@ -42,6 +42,7 @@ def things(folder):
     o.opened = rank.blocks_in(*(a.copy() for a in o.blocks))
     o.law = age.law_of(16, 20., .1)
     o.slots, o.probs, o.weights = np.zeros(4, np.int64), np.zeros(4), np.zeros(4)
+    o.memories = lambda arrays: several.listed(None, *arrays)
     o.model, o.pipe = torch.nn.Linear(2, 2), ExperienceReplay(o.steps, bs=4)
     windows = ReplayMemory(50, proportional.Proportional(), seed=0, sequence=Sequence(4))
     windows.extend(o.steps)
@@ -55,6 +56,9 @@ def things(folder):
 
 
 PLAN = np.array([[3, 2, 0, 16, 0, 0, 0, 0], [1] + 7*[0], [8, 0, 2, 2, 0, 0, 0, 0]])       # two rows of two words behind their numbers
+# Two rows of a word each, of four slots of 16 bytes; the words that a memory draws by, no marks, counts of draws, counters, records
+COPY = np.array([[2, 0, 2, 4, 1, 1, 0, 16], [0, 16, 24, 8, 1, 0, 0, 0], [1] + 7*[0], [8, 1, 1, 16, 2, 0, 0, 0]])
+LISTED = np.arange(4, dtype=u64), np.zeros(0, u64), np.zeros(600, np.int64), np.array([4] + 7*[0]), np.zeros(64, np.uint8)
 
 CALLS = {
     'kernels': dict(
@@ -137,11 +141,13 @@ CALLS = {
     'samplers.more': dict(
         draw_recent=lambda o: (o.slots, o.words, 15, 9, 16, np.arange(8), np.r_[np.arange(8), np.full(8, -1)], np.array([[8], [28]]))),
     'mixed': dict(
-        dealt=lambda o: (8, np.array([.5, .5]), np.zeros(2)), scattered=lambda o: (o.words, np.array([2, 3]), np.zeros(5, np.int64)), common_fields=lambda o: ([o.layout],)),
+        dealt=lambda o: (8, (.5, .5), (0., 0.)), common_fields=lambda o: ([o.layout],)),
     'ray.memory': dict(by_place=lambda o: (np.arange(3),)),
     'ray.shard': dict(answered=lambda o: (SimpleNamespace(send=lambda *call: call, get=lambda ref, timeout: ref), 1., 'info')),
     'memory.several': dict(
-        fetch_to=lambda o: (np.zeros(64, np.uint8), np.zeros(256, np.uint8), np.array([[0, -1, -1, -1, 1, 1], [3, 2, 0, 16, 0, 0], [1, 0, 0, 0, 0, 0], [8, 0, 1, 8, 16, 0]]), np.array([1, 2, 0, 1, 0, 0]), 0, 2, 4, 4, 0),
+        scatter=lambda o: (o.words, np.array([2, 5]), np.zeros(5, np.int64)), listed=lambda o: (None, *LISTED),
+        draw_rows=lambda o: (o.memories(LISTED), COPY[None], np.zeros(6, np.int64), o.words, np.zeros(256, np.uint8)),
+        put_rows=lambda o: (np.zeros(64, np.uint8), np.zeros(256, np.uint8), COPY, np.arange(2)),
         numbered=lambda o: (np.arange(4), 1, 44), by_memory=lambda o: (np.arange(4), 44), serial=lambda o: (o.memory,)),
 }
 
@@ -150,7 +156,7 @@ def given(o):
     "What ordinary functions get for a parameter of a name"
     from fastrl_replay.health import newest
     from fastrl_replay.protocol import Memory
-    text, number = 'name what title draws_so why hint path_of dataset dataset_id command field env_id expected got kind_of', 'n k number each value v total low end cpus seconds'
+    text, number = 'name what title draws_so why hint path_of dataset dataset_id command field env_id expected got kind_of', 'n k number n_envs each value v total low end cpus seconds'
     known = dict.fromkeys(text.split(), 'x') | dict.fromkeys(number.split(), 3)
     lists = 'choices known names sent infos items states workers args fills masses steps_of returns losses shares columns leaves trees'
     known |= {k: [] for k in lists.split()}
@@ -174,7 +180,7 @@ def given(o):
         memo={}, often=lambda slots, n: slots, parts=o.memory._parts, pieces=[], array=np.array,
         path=Path(o.folder)/'file', pipe=o.pipe, plain={}, plan=None, policy=None, protocol=Memory, put=lambda k: k, q=np.ones(2), ratio=1, raw=np.zeros(64, np.uint8),
         replay=o.pipe, request=None, ring=None, rng=np.random.default_rng(0), rows=newest(o.memory), sampler=o.memory.sampler, saved=None, schedule=.5, seed=0,
-        before=lambda k: None, shelf=o.memory._shelf,
+        before=lambda k: None, shelf=o.memory._shelf, host=o.memory,
         sequence=None, shape=(2, 8, 8), state={}, step=o.step, step_n=(0, 1), step_type=type(o.step), steps=o.steps, steps_per_batch=2, storage=o.storage,
         streams=np.zeros(8, np.int64), tables={}, target=o.model, tensors=[torch.zeros(2)], there={}, types=int, u=np.zeros(1), values=[1., 2.])
     return known

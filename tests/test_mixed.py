@@ -60,7 +60,7 @@ def test_shares_of_any_numbers_hold_in_the_long_run(seed):
     m = int(rng.integers(1, 7))
     shares = rng.dirichlet(np.full(m, .5))
     if m > 2: shares[0] = 0
-    shares, owed, given, asked = tuple(shares/shares.sum()), [0.]*m, np.zeros(m), 0
+    shares, owed, given, asked = tuple(shares/shares.sum()), (0.,)*m, np.zeros(m), 0
     for _ in range(400):
         bs = int(rng.integers(1, 40))
         rows, owed = dealt(bs, shares, owed)
@@ -85,7 +85,7 @@ def test_new_shares_forget_what_was_owed():
     mixed = mixture((.5, .5))
     mixed.sample(1)
     mixed.set_shares((.25, .75))
-    assert mixed.sampler.shares_now==(.25, .75) and mixed.sampler.owed==[0., 0.]
+    assert mixed.sampler.shares_now==(.25, .75) and mixed.sampler.owed==(0., 0.)
     assert int((mixed.sample(4).source==0).sum())==1
     with refused('shares', got='(1, 1)'): mixed.set_shares((1, 1))
     assert mixed.sampler.shares_now==(.25, .75)
@@ -199,7 +199,7 @@ def test_rows_that_memories_copy_are_those_of_joined_batches(seed=0):
             except ValueError as e: found.append(str(e))
             else: found.append([batch.ids.tolist(), batch.source.tolist(), batch.probs.tolist(), batch.weights.tolist(),
                                 *(c.tolist() for c in batch.astuple()), batch.layout.fields])
-            found[-1] = found[-1], o.rng.get_state(), o.n_drawn
+            found[-1] = found[-1], o.rng.get_state(), [*o.n_drawn]
         assert found[0]==found[1]
 
 
@@ -349,7 +349,7 @@ def test_shards_may_be_one_of_them():
 def everything(mixed):
     "All that two equal mixtures have in common"
     rows = [list(map(repr, o.fetch(np.arange(o.first_id, o.n_added)).astuple())) for o in mixed.memories]
-    return rows, mixed.rng.get_state(), [o.sampler.get_state()['n_batches'] for o in mixed.memories], mixed.n_drawn, mixed.sampler.shares_now
+    return rows, mixed.rng.get_state(), [o.sampler.get_state()['n_batches'] for o in mixed.memories], [*mixed.n_drawn], mixed.sampler.shares_now
 
 def test_shares_and_what_is_owed_are_saved(tmp_path):
     schedule = (LinearSchedule(.2, .6, 50), LinearSchedule(.8, .4, 50))

@@ -353,6 +353,15 @@ class ByStart(ByMass):
         if not self.sequence.known_starts: return there & late
         begins = self.fresh[ids % self.max_sz] & there
         return there & (late | (begins.cumsum(1) > 0))
+    def of_windows(self, ids: Tensor, td: Tensor) -> tuple[Tensor, Tensor]:
+        "The first id of each window, and one error of the steps that count: eta · max|δ| + (1 − eta) · mean|δ|"
+        starts = ids[:, 0]
+        if td.ndim!=2 or td.shape[1]==1 < ids.shape[1]: return starts, td
+        learn = self.learned(ids)[:, -td.shape[1]:]
+        sizes = td.abs().masked_fill(~learn, 0.)
+        n_learnt = learn.sum(1).clamp(min=1)
+        eta = self.sequence.eta
+        return starts, eta*sizes.amax(1) + (1 - eta)*sizes.sum(1)/n_learnt
     def coverage(self) -> tuple[float, float]:
         """Return two shares: of the steps stored, those that can't count for the loss any more, in
         whatever window; of the windows that can be drawn, those of which no step counts. The newest

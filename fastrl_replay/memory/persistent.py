@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['counts_in', 'check_stored_once', 'eligible_in', 'as_tensors', 'as_arrays', 'rows_of', 'taken_apart', 'check_fits',
-           'restore', 'copied', 'of_copy', 'memory_like', 'Persistent']
+           'restore', 'copied', 'of_copy', 'memory_like', 'Persistent', 'parts_of']
 
 # %% ../../nbs/3_lasting/28_persistent.ipynb #eedc8b93
 import copy, itertools, threading
@@ -359,3 +359,7 @@ class Persistent(Readable):
         `FileExistsError` that the id is taken; neither leaves anything behind."""
         from fastrl_replay.offline import save_minari
         with self.lock: return save_minari(self, dataset_id, env, **options)
+
+def parts_of(memory: Persistent) -> Parts:
+    "Return the parts that a memory consists of"
+    return memory._parts

@@ -16,7 +16,6 @@ from .by_episode import drop_episodes
 from .persistent import Persistent
 from ..samplers.base import Sampler
 from ..samplers.rng import Rng
-from ..steps import Layout
 
 # %% ../../nbs/1_memory/16_memory.ipynb #f81da0cc
 def _structured(dtype: Any) -> np.dtype | None:
@@ -129,19 +128,6 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
             if request.around is not None: around.look(request, chooser.eligible)
             if chooser.limit.max_draws is not None: chooser.drop_spent(request.slots)
             return came_from(storage.read(request), self._ref)
-    def records_for(self, n: int) -> Layout | None:
-        """Return the layout if `draw_to` can draw `n` rows for a part of a larger batch: of plain records,
-        without windows and sequences. Else None. Hold the `lock`"""
-        storage, sampler = self._shelf.storage, self._chooser.sampler
-        if storage is None or self._around.windows is not None or sampler.sequence is not None: return None
-        if self._chooser.is_behind(storage): self._chooser.enter(storage)
-        return storage.plain if len(sampler) >= n else None
-    def draw_to(self, part: Any) -> None:
-        "Draw the rows of a `Part` of a larger batch, and copy them there; hold the `lock`"
-        storage, chooser = self._shelf.storage, self._chooser
-        chooser.draw_into(part, storage)
-        storage.copy_to(part)
-        if chooser.limit.max_draws is not None: chooser.drop_spent(part.slots)
     def sample_sequences(self, bs: int, length: int) -> Batch:
         """Return a `SequenceBatch` of `bs` windows of `length` steps of one episode, drawn
         uniformly with replacement from any memory; any step may be first. A `ValueError` if there

@@ -111,6 +111,10 @@ class DrawCounts:
         "Count a draw of the rows in `slots` (int64[m]), made when `n_added` rows had been added"
         count_drawn(self._counts, slots, n_added, self.stride, self.max_sz)
     @property
+    def counts(self) -> np.ndarray:
+        "All that is counted, for kernels (int64[COUNTS + watched slots])"
+        return self._counts
+    @property
     def n_rows(self) -> int:
         "The rows of all batches drawn and counted here (exact, whatever is watched)"
         return int(self._counts[ROWS])

@@ -419,9 +419,6 @@ class Records(Writer):
             raise IndexError(f'slots: expected slots below {self.max_sz}')
         if self.tables: self._fill(request)
         return request.batch()
-    def copy_to(self, part: Any) -> None:
-        "Copy the rows in the slots of a `Part` of a larger batch there"
-        part.copy(self._raw, self.max_sz, self._count[N_ADDED])
     def _fill(self, request: Request) -> None:
         for t, shared in zip(self.tables, request.form.shared):
             if shared is not None: t.fill(request, shared)
