@@ -7,10 +7,8 @@ __all__ = ['Sent', 'Late', 'DrawLimit', 'Departures', 'Chooser']
 
 # %% ../../nbs/3_lasting/19_chooser.ipynb #27f2a9e7
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 import numpy as np
-import torch
 from ..checks import Words, ids_of, refuse, require
 from ..batch import Underway
 from ..kernels import ids_in
@@ -29,52 +27,26 @@ class Sent(NamedTuple):
     ids: Any
     errors: Underway
 
-class Late:
-    "TD errors that are underway, taken in the order in which they were sent"
-    def __init__(self) -> None: self.waiting: deque[Sent] = deque()
-    def send(self, ids: Any, errors: Underway, n_batches: int) -> None:
-        "Add `errors` for the rows `ids`, after `n_batches` draws"
-        self.waiting.append(Sent(n_batches, ids, errors))
     def is_due(self, n_batches: int) -> bool:
-        "Are the first of them due, before another draw after `n_batches`?"
-        if not self.waiting: return False
-        first = self.waiting[0]
-        return not 0 <= n_batches - first.n_batches < first.errors.late       # below 0: the count was set back
-    def due(self, n_batches: int) -> Iterator[tuple[Any, torch.Tensor]]:
-        "Yield ids and errors of all that are due after `n_batches` draws; each waits until it has arrived"
-        while self.is_due(n_batches): yield self._next()
-    def all(self) -> Iterator[tuple[Any, torch.Tensor]]:
-        "Yield ids and errors of all; each waits until it has arrived"
-        while self.waiting: yield self._next()
-    def _next(self) -> tuple[Any, torch.Tensor]:
-        errors = self.waiting[0].errors.wait()       # an interrupt while it waits loses none
-        return self.waiting.popleft().ids, errors
-    def forget(self) -> None:
-        "Forget all, as the rows that they are for are no longer there"
-        self.waiting.clear()
-
+        "Is it due before another draw after `n_batches`?"
+        return not 0 <= n_batches - self.n_batches < self.errors.late      # below 0: the count was set back
 
 # %% ../../nbs/3_lasting/19_chooser.ipynb #0e23f700
 class DrawLimit:
     """How often each row of a `shelf` was drawn, and how often it may be: `max_draws` times (None:
     any number of times), which needs a counter for every row"""
     def __init__(self, shelf: Shelf, max_draws: int | None = None) -> None:
-        self.shelf, self.max_draws = shelf, max_draws
+        self.shelf = shelf
+        self.max_draws = max_draws
         self.counts: np.ndarray | None = None    # of the draws of all rows, with `max_draws`
         self.draws = DrawCounts(shelf.max_sz)
 
-    def count_all(self) -> None:
-        "Have a counter for each row, if each is to be dropped after `max_draws`"
-        if self.max_draws is None or self.counts is not None: return
-        self.counts = self.shelf.room.draw_counts(COUNTS + self.shelf.max_sz)
-    def begin(self, n_added: int) -> None:
+    def begin(self, n_added: int = 0) -> None:
         "Count draws from now on, as of a memory that has stored `n_added` rows"
-        self.count_all()
-        self.draws = DrawCounts(self.shelf.max_sz, n_added, self.counts)
-    def spent(self, slots: np.ndarray) -> np.ndarray:
-        "Return those of these slots (int64[m]; −1: padding) whose rows were drawn `max_draws` times"
-        if self.max_draws is None: return slots[:0]
-        return self.draws.reached(slots[slots >= 0], self.max_draws)
+        max_sz = self.shelf.max_sz
+        if self.max_draws is not None and self.counts is None:
+            self.counts = self.shelf.room.draw_counts(COUNTS + max_sz)
+        self.draws = DrawCounts(max_sz, n_added, self.counts)
     def drawn_often(self, slots: np.ndarray, n: int) -> np.ndarray:
         "Return those of the filled `slots` that were drawn `n` times; a `ValueError` where not all draws are counted"
         every = self.draws.stride
@@ -94,46 +66,45 @@ class DrawLimit:
         return dict(max_draws=self.max_draws, drawn=drawn) | usage
     def release(self) -> None:
         "Keep the counts, but not in an array that is about to be released"
-        self.draws, self.counts = self.draws.copied(), None
+        self.draws = self.draws.copied()
+        self.counts = None
 
 # %% ../../nbs/3_lasting/19_chooser.ipynb #0e23f665
 _NOTHING = np.empty(0, np.int64)
 
-class Departures:
-    "Rows of a `shelf` that were dropped or cleared leave the `sampler`, and the counts of draws in `limit`"
-    def __init__(self, shelf: Shelf, sampler: Sampler, limit: DrawLimit) -> None:
-        self.shelf, self.sampler, self.limit = shelf, sampler, limit
-        self._cleared = 0                    # ids below it, if cleared, have left already
+def check_drops(sampler: Sampler) -> None:
+    "A `TypeError` if a sampler, one of the user's own, can't leave rows out"
+    if sampler.on_drop is not None: return
+    raise TypeError(f'sampler: {sampler.name} has no method on_drop(slots), which says that these slots are '
+                    'not to be drawn any more; write one (it may remove them from all that draw looks at)')
 
-    def check_possible(self) -> None:
-        "A `TypeError` if the sampler, one of the user's own, can't leave rows out"
-        if self.sampler.on_drop is not None: return
-        raise TypeError(f'sampler: {self.sampler.name} has no method on_drop(slots), which says that these slots are '
-                        'not to be drawn any more; write one (it may remove them from all that draw looks at)')
-    def leave(self, storage: Storage) -> None:
-        "Do what `drop` or `clear` began. After an interruption the next call repeats it"
-        eligible, max_sz, first = self.sampler.eligible, self.shelf.max_sz, storage.first_id
-        oldest, leaving = max(0, storage.n_added - max_sz), eligible.leaving
-        assert leaving is not None
-        if len(leaving): self.shelf.room.note_dropped(max_sz, leaving)
-        cleared = np.arange(max(oldest, self._cleared), first)      # those before are out of the list already
-        ids = np.append(cleared, leaving[leaving >= first])
-        slots = ids[eligible.holds(ids % max_sz)] % max_sz
-        if len(slots): self.sampler.on_drop(slots)
-        eligible.take_out(slots, self.sampler.size)
-        if len(cleared): self.limit.draws.clear(first)
-        self._cleared = first
-        eligible.leaving = None
-    def leave_again(self, ids: np.ndarray | None) -> None:
-        "Leave out the rows that were dropped or cleared before a folder was opened: `ids` (None: none was dropped)"
+class Departures:
+    "Rows of a `shelf` that were dropped or cleared leave the sampler, and the counts of draws in `limit`"
+    def __init__(self, shelf: Shelf, limit: DrawLimit) -> None:
+        self.shelf = shelf
+        self.limit = limit
+        self.cleared = 0                     # ids below it, if cleared, have left already
+
+    def leave(self, sampler: Sampler, leaving: np.ndarray) -> None:
+        "Do what `drop` or `clear` began for the ids `leaving`. After an interruption the next call repeats it"
+        eligible = sampler.eligible
         storage = self.shelf.storage
-        cleared = storage.first_id > max(0, storage.n_added - self.shelf.max_sz)
-        if ids is None and not cleared: return
-        self.sampler.eligible.leaving = _NOTHING if ids is None else ids
-        self.leave(storage)
-    def forget_cleared(self) -> None:
-        "The rows were replaced, and some of the new ones may have been cleared"
-        self._cleared = 0
+        max_sz = self.shelf.max_sz
+        first = storage.first_id
+        if len(leaving): self.shelf.room.note_dropped(max_sz, leaving)
+        begin = max(storage.n_added - max_sz, self.cleared)      # those before are out of the list already
+        cleared = np.arange(begin, first)
+        slots = np.append(cleared, leaving[leaving >= first]) % max_sz
+        slots = slots[eligible.holds(slots)]
+        if len(slots): sampler.on_drop(slots)
+        eligible.take_out(slots, sampler.size)
+        if len(cleared): self.limit.draws.clear(first)
+        self.cleared = first
+        eligible.leaving = None
+    def leave_again(self, sampler: Sampler, ids: np.ndarray | None) -> None:
+        "Leave out the rows that were dropped or cleared before a folder was opened: `ids` (None: none was dropped)"
+        if ids is None and len(self.shelf)==self.shelf.used: return
+        self.leave(sampler, _NOTHING if ids is None else ids)
 
 # %% ../../nbs/3_lasting/19_chooser.ipynb #2e5e7462
 class Chooser:
@@ -143,11 +114,14 @@ class Chooser:
     Rows are stored at once, and enter the sampler when it is needed: `catch_up`, which also does
     what an interrupt has left undone"""
     def __init__(self, shelf: Shelf, sampler: Sampler, rng: Rng, limit: DrawLimit) -> None:
-        self.shelf, self.sampler, self.rng, self.limit = shelf, sampler, rng, limit
+        self.shelf = shelf
+        self.sampler = sampler
+        self.rng = rng
+        self.limit = limit
         self.n_stale = 0                     # priorities that came too late
         self.given: tuple[int, np.ndarray] | None = None     # the first id, and the priorities from it on
-        self.late = Late()                   # TD errors that are on their way from a device
-        self.departures = Departures(shelf, sampler, limit)
+        self.late: deque[Sent] = deque()     # TD errors that are on their way from a device, in order
+        self.departures = Departures(shelf, limit)
 
     @property
     def eligible(self) -> Eligible:
@@ -159,36 +133,35 @@ class Chooser:
         return self.sampler.sequence
     def attach(self) -> None:
         "Give the sampler arrays for this shelf; a `TypeError` if it can't do what is asked of it"
-        self.limit.count_all()
+        self.limit.begin()
         self.shelf.room.attach(self.sampler, self.shelf.max_sz)
-        if self.limit.max_draws is not None: self.departures.check_possible()
-    def use_gone(self, gone: Any) -> None:
-        "Have `gone`, which answers every question with an error, in place of the sampler"
-        self.sampler = self.departures.sampler = gone
+        if self.limit.max_draws is not None: check_drops(self.sampler)
 
     # Rows enter
     def enter(self, storage: Storage) -> None:
         "Let all rows of a storage enter the sampler, and those leave that are to be dropped"
         self.sampler.enter(storage, self.given)
         self.given = None
-        if self.eligible.leaving is not None: self.departures.leave(storage)
+        leaving = self.eligible.leaving
+        if leaving is not None: self.departures.leave(self.sampler, leaving)
     def catch_up(self) -> None:
         "Let what is stored enter the sampler"
         if self.shelf.storage is not None: self.enter(self.shelf.storage)
     def prepare(self, storage: Storage) -> None:
         "Do what is to be done before a draw: rows enter, and TD errors that are due by now are taken"
         self.enter(storage)
-        self._take(self.late.due(self.sampler.n_batches))
+        while self.late and self.late[0].is_due(self.sampler.n_batches): self._take_next()
     def settle(self) -> None:
         "Wait for all TD errors that are on their way, and take them; let what is stored enter the sampler"
-        self._take(self.late.all())
+        while self.late: self._take_next()
         self.catch_up()
-    def _take(self, arrivals: Iterator[tuple[Any, torch.Tensor]]) -> None:
-        for ids, td_errors in arrivals:
-            try: self._update(ids, td_errors)
-            except ValueError as e:
-                e.add_note('These TD errors came from a device; they belong to a batch that was drawn before')
-                raise
+    def _take_next(self) -> None:
+        td_errors = self.late[0].errors.wait()       # an interrupt while it waits loses none
+        ids = self.late.popleft().ids
+        try: self._update(ids, td_errors)
+        except ValueError as e:
+            e.add_note('These TD errors came from a device; they belong to a batch that was drawn before')
+            raise
     def is_behind(self, storage: Storage) -> bool:
         "Have rows not entered yet, or not left?"
         return self.sampler.n_entered!=storage.n_added or self.eligible.leaving is not None
@@ -215,9 +188,10 @@ class Chooser:
     # Draws, and their priorities
     def draw_into(self, request: Request, storage: Storage) -> None:
         "Let rows enter, choose the slots of a request, with their probabilities and weights, and count the draw"
-        sampler, n_added = self.sampler, storage.n_added
+        sampler = self.sampler
+        n_added = storage.n_added
         behind = sampler.n_entered!=n_added or sampler.eligible.leaving is not None  # `is_behind`, inline
-        if behind or self.late.waiting: self.prepare(storage)
+        if behind or self.late: self.prepare(storage)
         sampler.draw_into(request.slots, request.probs, request.weights, self.rng)
         self.limit.draws.count(request.slots, n_added)
     def count(self, slots: np.ndarray) -> None:
@@ -226,21 +200,25 @@ class Chooser:
         self.drop_spent(slots)
     def drop_spent(self, slots: np.ndarray) -> None:
         "Drop those of the rows just drawn that may not be drawn any more; slots below 0 are padding"
-        spent = self.limit.spent(slots)
+        most = self.limit.max_draws
+        if most is None: return
+        spent = self.limit.draws.reached(slots[slots >= 0], most)
         if len(spent): self._drop(spent)
     def update(self, ids: object, td_errors: object) -> int:
         """Set new priorities: see `ReplayMemory.update_priorities`. `Underway` ones are taken when they
         are due, so nothing has changed by now; others after all that are underway"""
         if td_errors.__class__ is Underway:
-            self.late.send(ids, td_errors, self.sampler.n_batches)
+            self.late.append(Sent(self.sampler.n_batches, ids, td_errors))
             return 0
-        if self.late.waiting: self._take(self.late.all())
+        while self.late: self._take_next()
         return self._update(ids, td_errors)
     def _update(self, ids: object, td_errors: object) -> int:
-        storage, sampler = self.shelf.storage, self.sampler
+        storage = self.shelf.storage
+        sampler = self.sampler
         first_id = n_added = 0
         if storage is not None:
-            first_id, n_added = storage.first_id, storage.n_added
+            first_id = storage.first_id
+            n_added = storage.n_added
             if self.is_behind(storage): self.enter(storage)
         if not sampler.eligible.all and sampler.sequence is None:    # a sequence knows it by its starts
             ids, td_errors = self._still_drawn(ids, td_errors, first_id, n_added)
@@ -258,26 +236,28 @@ class Chooser:
         return ids[kept], td[kept]
 
     # Rows leave
-    def drop(self, slots: np.ndarray) -> int:
-        "Never draw the rows in these slots (int64[m]) again; return how many had not been dropped before"
-        self.departures.check_possible()
-        slots = np.sort(slots)
+    def drop(self, ids: object) -> int:
+        "Never draw these rows again; return how many had not been dropped before"
+        check_drops(self.sampler)
+        slots = np.sort(self.shelf.slots(ids))
         slots = slots[np.diff(slots, prepend=-1) > 0]        # each once; faster than `np.unique`
         self.catch_up()
         slots = slots[self.eligible.holds(slots)]
         if len(slots): self._drop(slots)
         return len(slots)
     def _drop(self, slots: np.ndarray) -> None:
-        storage, max_sz = self.shelf.storage, self.shelf.max_sz
+        storage = self.shelf.storage
+        max_sz = self.shelf.max_sz
         self.shelf.room.note_dropped(max_sz, _NOTHING)       # is there room to note it?
         self.eligible.leaving = ids_in(slots, storage.n_added, max_sz)
         self.enter(storage)
     def clear(self) -> None:
         "Remove all rows from the storage; ids go on"
-        self.departures.check_possible()
+        check_drops(self.sampler)
         if not len(self.shelf): return
         self.catch_up()
-        storage, n = self.shelf.storage, self.shelf.n_added
+        storage = self.shelf.storage
+        n = storage.n_added
         self.shelf.room.need('dropped rows')     # whoever does not know them would draw these again
         self.eligible.leaving = _NOTHING         # all before the storage's new `first_id`
         storage.set_state([storage.get_state(n) | dict(first_id=n)])
@@ -298,6 +278,7 @@ class Chooser:
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError`; O(N)"
         self.catch_up()
-        sampler, shelf = self.sampler, self.shelf
+        sampler = self.sampler
+        shelf = self.shelf
         assert sampler.size==shelf.used, f'the sampler has {sampler.size} slots, of {shelf.used} filled'
         return sampler.check_valid() and self.eligible.check_valid(shelf.ids() % shelf.max_sz, shelf.used)

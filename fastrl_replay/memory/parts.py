@@ -125,12 +125,15 @@ class Parts:
         with naming(files, 'ReplayMemory.peek still reads the steps', (ValueError,)): chooser.sampler.enter(storage)
         self.use(storage)
         dropped = room.dropped(shelf.max_sz)
-        chooser.departures.leave_again(None if dropped is None else dropped.ids_in(storage))
+        chooser.departures.leave_again(chooser.sampler, None if dropped is None else dropped.ids_in(storage))
     def describe(self, layout: Layout) -> None:
         "Note in a new folder what it holds"
         room = self.shelf.room
         if not room.durable or room.description is not None: return
-        room.describe(self.options().in_folder(layout, self.needs(layout)))
+        own = self.options().to_plain() | dict(layout=layout.to_plain())
+        needs = self.needs(layout)
+        if needs: own['needs'] = needs
+        room.describe(own)
     def use(self, storage: Storage | None) -> None:
         "Use this storage, or none, from now on"
         self.chooser.limit.begin(0 if storage is None else storage.n_added)

@@ -19,7 +19,7 @@ from ..checks import Words, array, of_type, refuse, require
 from ..kernels import ids_in
 from .base import Readable
 from .forks import ELSEWHERE, Gone
-from .options import Options
+from .options import Options, described
 from .parts import Intake, Parts, figures_in, options_at, parts_in
 from .peeked import PeekedMemory
 from ..samplers.base import Sampler
@@ -139,7 +139,7 @@ def restore(parts: Parts, state: dict[str, Any], pieces: Iterable[dict[str, Any]
         shelf.dedup = dedup
         raise
     chooser.given = None
-    chooser.late.forget()
+    chooser.late.clear()
     if shelf.storage is not None: chooser.limit.draws.recall(counts, figures, shelf.n_added)
     parts.known.clear()                                      # other rows than those that were saved
 def _adopt(parts: Parts, storage: Storage | None, sampler: dict[str, Any], living: object) -> None:
@@ -160,7 +160,7 @@ def _adopt(parts: Parts, storage: Storage | None, sampler: dict[str, Any], livin
         _note_dropped(parts, parts.shelf.storage)
         raise
     own.n_entered = 0 if storage is None else storage.n_added
-    parts.chooser.departures.forget_cleared()
+    parts.chooser.departures.cleared = 0         # some of the new rows may have been cleared
     parts.use(storage)
     _note_dropped(parts, storage)
 def _note_dropped(parts: Parts, storage: Storage | None) -> None:
@@ -195,7 +195,8 @@ def copied(parts: Parts, memo: dict[int, Any], array: Callable[[np.ndarray], np.
 def of_copy(state: dict[str, Any]) -> Parts:
     "Return the parts of what `copied` returned"
     sampler = state['sampler']
-    made = Parts(*Options.of_copy(state).parts(None, sampler, Rng(0), state['dtype']))
+    own = Options.from_plain(state | dict(sampler=described(sampler)))
+    made = Parts(*own.parts(None, sampler, Rng(0), state['dtype']))
     shelf = made.shelf
     limit = made.chooser.limit
     made.set_counters(state)
@@ -228,7 +229,7 @@ class Persistent(Readable):
         "Consist of new parts, in main memory or in the folder `path`, or of those that are in the folder already"
         check_storage_options(how['dedup'], how['codec'], path is not None)
         if sequence is not None: sampler = SequenceSampler(sequence, cast(Any, sampler))
-        given = Options.given(sampler=None, **how)
+        given = Options.given(sampler={}, **how)
         room = Ram() if path is None else MappedFolder(path)
         try: self._consist_of(parts_in(room, given, sampler, rng, dtype, step))
         except BaseException:
