@@ -20,7 +20,7 @@ from .checks import Words, array, ids_of, is_number, named_by, of_type, placed, 
 from .health import Health, scale_of, unlike_members
 from .kernels import kernel
 from .memory.base import also_state
-from .memory.persistent import memory_like
+from .memory.persistent import check_fits, memory_like, parts_of
 from .memory.replay_memory import ReplayMemory
 from .memory.several import Joint, Locks, SeveralMemories, by_memory
 from .protocol import Lasting, Memory, as_memory, refuse_name
@@ -604,7 +604,7 @@ class MixedMemory(Routed):
             own: list[list[Any]] = [[] for _ in memories]
             for piece in pieces: own[piece.get('of_memory', 0)].append(piece)
             for o, its_state, rows in zip(memories, there, own):
-                if isinstance(o, ReplayMemory): o.check_options(its_state, *rows[:1])
+                if isinstance(o, ReplayMemory): check_fits(parts_of(o), its_state, *rows[:1])
             before = [o.saved() for o in memories]
             n_restored = 0
             shares = copy.copy(self.sampler.shares)

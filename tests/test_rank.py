@@ -285,7 +285,7 @@ def test_a_wrong_place_is_noticed():
         sampler, rng = filled(rank_based(8), 100), Rng(0)
         sampler.draw(5, rng)
         sampler.cumulated[50] += 1e-3 if array == 'mass' else 0
-        keys, slots, table = sampler.keys, sampler.slots, sampler.table
+        keys, slots, table, _ = sampler.blocks
         if array == 'keys': keys[5] -= 1
         if array == 'slots': slots[[3, 4]] = slots[[4, 3]]
         if array == 'table': table[7, 0] -= 1

@@ -20,7 +20,6 @@ from ..samplers.base import Sampler
 from ..samplers.own import KINDS
 from ..samplers.rng import Rng
 from ..schedules import schedule_from
-from ..steps import Layout
 
 # %% ../../nbs/3_lasting/24_options.ipynb #b35a0090
 _SETTABLE = re.compile(r'windows\b.*|(sampler\.options\.)+(alpha|beta)\b.*')

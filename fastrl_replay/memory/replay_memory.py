@@ -181,7 +181,8 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
         for a sampler of your own without a method `on_drop(slots)`; neither changes anything."""
         with self.lock:
             self._guard.check_writable()
-            return self._chooser.drop(ids)
+            self._chooser.departures.check_possible()
+            return self._chooser.drop(self._shelf.slots(ids))
     def drop_episodes(self, older_than: int | None = None, drawn: int | None = None,
                       test: Callable[[Batch], object] | None = None) -> int:
         """Drop, as `drop` does, all stored rows of the episodes for which all that is given holds;
