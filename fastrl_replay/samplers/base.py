@@ -246,7 +246,7 @@ class Sampler(Stateful):
         n = storage.n_added
         first = storage.first_id
         if self._reopened:
-            self._recover(max(0, n - self.max_sz), n)
+            if n: self._recover(max(0, n - self.max_sz), n)
             self._reopened = False
             self.n_entered = n
         start, priorities = given or (n, None)
@@ -343,7 +343,8 @@ class Sampler(Stateful):
 class Prioritized(Sampler):
     "Base of the samplers that keep priorities; subclasses define the attributes declared here"
     _alpha = 0.
-    own: Any = None                     # the array in which priorities outlive the process
+    own: Any = None                     # the array in which priorities outlive the process;
+    was_empty = False                   # was there none in it when it was found?
 
     def write(self, ids: np.ndarray, values: np.ndarray, first_id: int, n_added: int, fresh: bool) -> tuple[int, int]:
         "Take `values` for the living `ids`; return how many distinct ids changed (−1: bad input), how many were stale"
@@ -410,7 +411,7 @@ class Prioritized(Sampler):
         fine = (priorities >= 0) & (priorities < np.inf)
         if not fine.all() or not largest < np.inf:
             raise ValueError('priorities: damaged: some are negative or not finite')
-        if entered and not largest: raise ValueError('priorities: damaged: none is there')
+        if entered and (self.was_empty or not largest): raise ValueError('priorities: damaged: none is there')
         largest = max(largest or 1., priorities.max(initial=0.))
         new = np.arange(max(entered, first_id), n_added) % self.max_sz
         priorities[new] = largest

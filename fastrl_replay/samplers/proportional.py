@@ -179,7 +179,9 @@ class Proportional(Prioritized):
     def _new_arrays(self, max_sz: int, allocate: Allocate | None) -> dict[str, Any]:
         "Return an empty tree; in bytes that outlive the process, priorities stay until `_recover` reads them"
         tree = new_tree(max_sz, allocate and partial(allocate, 'priorities'))
-        scratch = dict(lines=np.empty(0, np.int64), values=np.empty(0))
+        was_empty = not tree[0, LARGEST]
+        if was_empty: tree[0, LARGEST] = 1.
+        scratch = dict(lines=np.empty(0, np.int64), values=np.empty(0), was_empty=was_empty)
         return dict(tree=tree, own=tree, flat=tree.reshape(-1), lows=lows_for(tree, self.normalize)) | scratch
     def set_alpha(self, alpha: float) -> None:
         self._alpha = alpha
@@ -187,7 +189,7 @@ class Proportional(Prioritized):
         self._drop_again()
     @property
     def largest(self) -> float:
-        return 1. if self.tree is None else float(self.tree[0, LARGEST]) or 1.
+        return 1. if self.tree is None else float(self.tree[0, LARGEST])
     @property
     def priorities(self) -> np.ndarray:
         if self.tree is None: return np.empty(0)
