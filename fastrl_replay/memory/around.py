@@ -70,7 +70,7 @@ class Around:
             there = shelf.layout.fields if fields is None else fields
             if windows is not None: self.check_fields(found, there)
             wanted = tuple(o for o in found.items() if o[0] in there)
-            self._asked = dict(given), (fields, windows is None), wanted
+            self._asked = dict(given) if fixed else None, (fields, windows is None), wanted
         if not wanted: return shelf.storage.ask(bs, fields)
         shelf.order.matters = True
         shelf.order.episodes()                     # an error where nothing says where one ends

@@ -158,8 +158,8 @@ class Chooser:
         return most is not None and storage.n_added - self.sampler.n_entered > most
     def expect(self, storage: Storage, priorities: np.ndarray) -> None:
         "Note the `priorities` (float64[m]) of the rows that are stored next"
-        plain = self.sampler.sequence is None
-        require(plain, 'priority: a sequence gets its priority from update_priorities; leave it out')
+        is_row = self.sampler.sequence is None
+        require(is_row, 'priority: a sequence gets its priority from update_priorities; leave it out')
         self.enter(storage)
         self.given = storage.n_added, priorities
     def put(self, storage: Storage, rows: Accepted) -> int:
@@ -208,7 +208,9 @@ class Chooser:
         changed, n_stale = sampler.update_ids(ids, td_errors, first_id, n_added)
         self.n_stale += n_stale
         return changed
-    def _still_drawn(self, ids: object, td_errors: object, first_id: int, n_added: int) -> tuple[np.ndarray, np.ndarray]:
+    def _still_drawn(
+        self, ids: object, td_errors: object, first_id: int, n_added: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
         "Those that are not of dropped rows, which are counted"
         ids = ids_of('ids', ids)
         td = as_errors(td_errors, len(ids))
@@ -229,9 +231,8 @@ class Chooser:
         return len(slots)
     def _drop(self, slots: np.ndarray) -> None:
         storage = self.shelf.storage
-        max_sz = self.shelf.max_sz
-        self.shelf.room.note_dropped(max_sz, _NOTHING)       # is there room to note it?
-        self.eligible.leaving = ids_in(slots, storage.n_added, max_sz)
+        self.shelf.room.note_dropped(self.shelf.max_sz, _NOTHING)      # is there room to note it?
+        self.eligible.leaving = ids_in(slots, storage.n_added, self.shelf.max_sz)
         self.enter(storage)
     def clear(self) -> None:
         "Remove all rows from the storage; ids go on"

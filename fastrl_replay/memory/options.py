@@ -77,7 +77,7 @@ class Options:
     @classmethod
     def of(cls, shelf: Shelf, chooser: Chooser, around: Around) -> 'Options':
         "Return what a memory of these parts is"
-        return cls(shelf.max_sz, described(chooser.sampler), shelf.dedup, shelf.codec, around.windows or None,
+        return cls(shelf.max_sz, described(chooser.sampler), shelf.dedup, shelf.codec, around.windows,
                    chooser.limit.max_draws)
     @classmethod
     def given(cls, max_sz: object, sampler: dict[str, Any], windows: object = None, max_draws: object = None,
@@ -85,7 +85,7 @@ class Options:
         "Return what a program asks for; a `ValueError` or `TypeError` names what can't be"
         max_sz = whole('max_sz', max_sz, 1)
         most = None if max_draws is None else whole('max_draws', max_draws, 1)
-        return cls(max_sz, sampler, windows=as_windows(windows, max_sz) or None, max_draws=most, **how)
+        return cls(max_sz, sampler, windows=as_windows(windows, max_sz), max_draws=most, **how)
     def parts(self, room: Any, sampler: Sampler, rng: Rng,
               dtype: np.dtype | None = None) -> tuple[Shelf, Chooser, Around]:
         "Return the parts of a memory that is like this, in a `room`"
@@ -132,6 +132,7 @@ class Options:
         `sampler.options.alpha`. `by_name`: compare the names for what is stored
         once, too; else the rows decide"""
         for name, there, here in differences(saved._compared(by_name), self._compared(by_name)):
+            if name=='windows' and not here and not there: continue       # {} is as good as None
             yield Difference(name, here, there)
     def contradictions(self, saved: 'Options', made: 'Options') -> Iterator[Difference]:
         """Yield what was given again to open what was `saved`, and is another. Who says what was

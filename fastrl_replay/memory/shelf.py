@@ -239,8 +239,8 @@ class Shelf:
         used = self.used
         require(-used <= slot < used, f'memory[{slot}]: the slots up to {used - 1} are in use', IndexError)
         at = slot % used
-        empty = f'memory[{slot}]: slot {at} is empty, since the memory was cleared; slices and iteration skip such slots'
-        require(self.is_filled(at), empty, IndexError)
+        empty = f'memory[{slot}]: slot {at} is empty, since the memory was cleared; '
+        require(self.is_filled(at), empty + 'slices and iteration skip such slots', IndexError)
         return self.read(np.array([at]))[0]
 
     # One field of all rows

@@ -253,9 +253,8 @@ class Sampler(Stateful):
         begin = max(self.n_entered, min(first, start))  # overwritten unseen: only with a priority
         while begin < n:
             end = min(start if begin < start else n, begin + self.max_sz)
-            p = None
-            if begin >= start and priorities is not None: p = priorities[begin - start:end - start]
-            self._put_in(begin % self.max_sz, end - begin)
+            p = None if begin < start or priorities is None else priorities[begin - start:end - start]
+            self.eligible.put_in(begin % self.max_sz, end - begin)
             self.add_run(begin % self.max_sz, end - begin, p)
             self.n_entered = begin = end
         self.n_entered = n
@@ -264,9 +263,6 @@ class Sampler(Stateful):
         `n_entered` were added by an earlier process. Without arrays that outlived it, add all of
         them again"""
         self.add_run(first_id % self.max_sz, n_added - first_id)
-    def _put_in(self, first_slot: int, m: int) -> None:
-        "Note that what is written to `m` slots from `first_slot` on (mod `max_sz`) may be drawn"
-        self.eligible.put_in(first_slot, m)
 
     def add_run(self, first_slot: int, m: int, priorities: np.ndarray | None = None) -> None:
         "Add `m` slots from `first_slot` on (mod `max_sz`); `priorities`: as in `on_add`"
@@ -368,7 +364,7 @@ class Prioritized(Sampler):
         raise NotImplementedError
     @staticmethod
     def kept_priorities(kept: np.ndarray, max_sz: int, slots: np.ndarray) -> tuple[np.ndarray, float]:
-        "Return the priorities of `slots` (float64[k]) in `kept`, bytes for `max_sz` slots, and the largest seen (0: none)"
+        "Return the priorities of `slots` (float64[k]) in `kept`, bytes for `max_sz` slots, and the largest (0: none)"
         raise NotImplementedError
     @property
     def alpha(self) -> float:
