@@ -8,10 +8,9 @@ __all__ = ['SHIFT', 'dealt', 'Shares', 'Mixture', 'MixedRng', 'MixedBatch', 'Mix
 
 # %% ../nbs/3_lasting/30_mixed.ipynb #e1000007
 import copy, dataclasses, math, weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
-from operator import add, is_
+from operator import is_
 from pathlib import Path
 from typing import Any, Self
 import numpy as np
@@ -19,14 +18,15 @@ import torch
 from .batch import AROUND, HEADER, Batch, Column, Plan, as_chunk, example_row, packed
 from .checks import Words, array, ids_of, is_number, named_by, of_type, placed, refuse, require, whole, within
 from .health import Health, scale_of, unlike_members
+from .kernels import kernel
 from .memory.base import also_state
-from .memory.persistent import memory_like, parts_of
+from .memory.persistent import check_fits, memory_like, parts_of
 from .memory.replay_memory import ReplayMemory
-from .memory.several import Deal, Joint, Locks, SeveralMemories, by_memory, is_plain, scatter
+from .memory.several import Joint, Locks, SeveralMemories, by_memory
 from .protocol import Lasting, Memory, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible
-from .samplers.rng import Rng
+from .samplers.rng import Rng, below_of, load
 from .saving import Rows, SavedState, save_state
 from .schedules import schedule_from, schedule_state, value_at
 from .steps import Layout, same_layout
@@ -569,7 +569,7 @@ class MixedMemory(Routed):
             own: list[list[Any]] = [[] for _ in memories]
             for piece in pieces: own[piece.get('of_memory', 0)].append(piece)
             for o, its_state, rows in zip(memories, there, own):
-                if isinstance(o, ReplayMemory): o.check_options(its_state, *rows[:1])
+                if isinstance(o, ReplayMemory): check_fits(parts_of(o), its_state, *rows[:1])
             before = [o.saved() for o in memories]
             n_restored = 0
             shares = copy.copy(self.sampler.shares)

@@ -78,7 +78,7 @@ CALLS = {
         draw_proportional=lambda o: (o.slots, o.probs, o.weights, o.words, o.flat, o.lows, np.zeros(4), 16, .4),
         write_ids=lambda o: (o.tree, o.lows, np.arange(4), o.slots, np.arange(8.), 0, 16, 0., 1e-6, .5),
         write_run=lambda o: (o.tree, o.lows, 0, 4, .5, np.arange(4.)), zero_leaves=lambda o: (o.tree, o.lows, np.arange(2)),
-        lay_down=lambda o: (o.tree, o.lows, np.arange(1., 17.), 16., .5)),
+        lay_down=lambda o: (o.tree, o.lows, np.arange(1., 17.), 16., .5), lows_for=lambda o: (o.tree, 'memory')),
     'samplers.rank': dict(
         empty_blocks=lambda o: (16, 8), blocks_in=lambda o: o.blocks, entries_of=lambda o: (o.blocks[3],), reaches=lambda o: (o.opened, 0, -5, 0),
         key_of=lambda o: (2.,), priority_of=lambda o: (-5,), keys_of=lambda o: (np.arange(4.),), is_older=lambda o: (o.opened, 0, -5, 0),
@@ -180,7 +180,7 @@ def given(o):
         memo={}, often=lambda slots, n: slots, parts=o.memory._parts, pieces=[], array=np.array,
         path=Path(o.folder)/'file', pipe=o.pipe, plain={}, plan=None, policy=None, protocol=Memory, put=lambda k: k, q=np.ones(2), ratio=1, raw=np.zeros(64, np.uint8),
         replay=o.pipe, request=None, ring=None, rng=np.random.default_rng(0), rows=newest(o.memory), sampler=o.memory.sampler, saved=None, schedule=.5, seed=0,
-        before=lambda k: None, shelf=o.memory._shelf, host=o.memory,
+         before=lambda k: None, shelf=o.memory._shelf, host=o.memory, chooser=o.memory._chooser, leaving=np.arange(2),
         sequence=None, shape=(2, 8, 8), state={}, step=o.step, step_n=(0, 1), step_type=type(o.step), steps=o.steps, steps_per_batch=2, storage=o.storage,
         streams=np.zeros(8, np.int64), tables={}, target=o.model, tensors=[torch.zeros(2)], there={}, types=int, u=np.zeros(1), values=[1., 2.])
     return known

@@ -29,8 +29,8 @@ FOR_USERS = {
     'pipes.hindsight': 'HindsightBatch'}
 # Methods that the library's own parts call: they stand after those for users
 PARTS = frozenset('''arrays empty of_arrays saved restore news episode_index in_worker waiting read_waiting take_waiting
-    begin watch add_run draw_into enter update_ids n_entered note_largest kept_priorities kept rebuild write mass
-    least_priority set_largest set_alpha priorities_in learned coverage check_options'''.split())
+     begin watch add_run draw_into enter update_ids n_entered note_largest kept_priorities rebuild write mass
+     least_priority set_largest set_alpha priorities_in learned coverage check_options'''.split())
 # What a parameter of this name means wherever nothing else is said of it
 WORDS = {
     'id': 'the number of a stored transition', 'ids': 'numbers of stored transitions, (m,)',

@@ -45,9 +45,7 @@ class Around:
     def __init__(self, shelf: Shelf, windows: dict[str, tuple[int, ...]] | None = None) -> None:
         self.shelf = shelf
         self.windows = windows
-        self._given: dict[str, Any] = {}                  # by the last call that gave any, and what that means
-        self._found: dict[str, tuple[int, ...]] | None = {}
-        self._asked: tuple = None, None, ()               # windows and fields of the last draw: those of both
+        self._asked: tuple = None, None, ()               # by the last draw: windows, fields; and those of both
 
     def set(self, given: object) -> None:
         "Draw these windows from now on, where a call asks for no others"
@@ -64,26 +62,19 @@ class Around:
     def ask(self, bs: int, fields: tuple[str, ...] | None, windows: object = None) -> Request:
         "Return a request for `bs` rows, and what is around them; `windows`: None, or other ones than usual"
         shelf: Any = self.shelf
-        given = self.windows if windows is None else self._checked(windows)
-        asked = self._asked
-        if given is not asked[0] or fields!=asked[1]:
+        given: Any = self.windows if windows is None else windows
+        known, how, wanted = self._asked
+        fixed = given.__class__ is dict and _PLAIN.issuperset(map(type, given.values()))
+        if not fixed or given!=known or how!=(fields, windows is None):
+            found = as_windows(given, shelf.max_sz) or {}
             there = shelf.layout.fields if fields is None else fields
-            if windows is not None: self.check_fields(given, there)
-            wanted = tuple(o for o in (given or {}).items() if o[0] in there)
-            asked = self._asked = given, fields, wanted
-        if not asked[2]: return shelf.storage.ask(bs, fields)
+            if windows is not None: self.check_fields(found, there)
+            wanted = tuple(o for o in found.items() if o[0] in there)
+            self._asked = dict(given) if fixed else None, (fields, windows is None), wanted
+        if not wanted: return shelf.storage.ask(bs, fields)
         shelf.order.matters = True
         shelf.order.episodes()                     # an error where nothing says where one ends
-        return shelf.storage.ask(bs, fields, AROUND, None, asked[2])
-    def _checked(self, given: Any) -> dict[str, tuple[int, ...]] | None:
-        "Offsets that a call gives, checked; those that the call before gave are known"
-        plain = given.__class__ is dict and _PLAIN.issuperset(map(type, given.values()))
-        if not plain: return as_windows(given, self.shelf.max_sz)
-        if given!=self._given:
-            self._given = {}             # should what follows be refused
-            self._found = as_windows(given, self.shelf.max_sz)
-            self._given = dict(given)
-        return self._found
+        return shelf.storage.ask(bs, fields, AROUND, None, wanted)
     def look(self, request: Request, eligible: Eligible) -> None:
         "Find the rows around those that were drawn, where any are asked for; windows end before rows not `eligible`"
         if request.around is None: return

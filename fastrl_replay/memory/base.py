@@ -185,7 +185,7 @@ class Readable(MemoryBase):
         return self._around.windows
     @windows.setter
     def windows(self, given: dict[str, Any] | None) -> None:
-        if self._chooser.sequence is not None: self._around.refuse_beside_sequences(given)
+        if self._chooser.sampler.sequence is not None: self._around.refuse_beside_sequences(given)
         self._around.set(given)
     @property
     def rng(self) -> Rng:

@@ -42,7 +42,7 @@ class Guard:
         "Nothing of the memory can be used from now on: every call raises a `RuntimeError` that says `why`"
         gone: Any = Gone(why)
         self.shelf.use_gone(gone)
-        self.chooser.use_gone(gone)
+        self.chooser.sampler = gone
     def in_child(self, was_idle: bool) -> None:
         "In a forked child: what lies in RAM can be read, unless another thread was in the middle of a call"
         if self.is_gone: return

@@ -20,7 +20,6 @@ from ..samplers.base import Sampler
 from ..samplers.own import KINDS
 from ..samplers.rng import Rng
 from ..schedules import schedule_from
-from ..steps import Layout
 
 # %% ../../nbs/3_lasting/24_options.ipynb #b35a0090
 _SETTABLE = re.compile(r'windows\b.*|(sampler\.options\.)+(alpha|beta)\b.*')
@@ -81,18 +80,12 @@ class Options:
         return cls(shelf.max_sz, described(chooser.sampler), shelf.dedup, shelf.codec, around.windows,
                    chooser.limit.max_draws)
     @classmethod
-    def given(cls, max_sz: int, sampler: Sampler | None, windows: dict[str, Any] | None = None,
-              max_draws: int | None = None, **how: Any) -> 'Options':
+    def given(cls, max_sz: object, sampler: dict[str, Any], windows: object = None, max_draws: object = None,
+              **how: Any) -> 'Options':
         "Return what a program asks for; a `ValueError` or `TypeError` names what can't be"
         max_sz = whole('max_sz', max_sz, 1)
-        if max_draws is not None: max_draws = whole('max_draws', max_draws, 1)
-        kind = {} if sampler is None else described(sampler)
-        return cls(max_sz, kind, windows=as_windows(windows, max_sz), max_draws=max_draws, **how)
-    @classmethod
-    def of_copy(cls, state: dict[str, Any]) -> 'Options':
-        "Return what a copied memory is; of its sampler nothing, which is in the `state` itself"
-        return cls(state['max_sz'], {}, windows=state.get('windows'), max_draws=state.get('max_draws'),
-                   **state['options'])
+        most = None if max_draws is None else whole('max_draws', max_draws, 1)
+        return cls(max_sz, sampler, windows=as_windows(windows, max_sz), max_draws=most, **how)
     def parts(self, room: Any, sampler: Sampler, rng: Rng,
               dtype: np.dtype | None = None) -> tuple[Shelf, Chooser, Around]:
         "Return the parts of a memory that is like this, in a `room`"
@@ -111,33 +104,26 @@ class Options:
         "Return the arguments without which the folder of one like this is refused"
         return dict(max_draws=self.max_draws)
     def to_plain(self) -> dict[str, Any]:
-        "Return the options as plain data: windows and a limit of draws only if there are any"
-        plain = dict(max_sz=self.max_sz, sampler=self.sampler, dedup=self.dedup, codec=self.codec)
-        more = dict(windows=self.windows or None, max_draws=self.max_draws)
-        return plain | {k: v for k, v in more.items() if v is not None}
-    def in_folder(self, layout: Layout, needs: list[str]) -> dict[str, Any]:
-        "Return what a folder says of a memory of this `layout`, which `from_plain` reads"
-        plain = dict(max_sz=self.max_sz, sampler=self.sampler, layout=layout.to_plain(), dedup=self.dedup)
-        more = dict(max_draws=self.max_draws, windows=self.windows, needs=needs)
+        "Return the options as plain data, which `from_plain` reads: codec, windows and a limit of draws only if given"
+        plain = dict(max_sz=self.max_sz, sampler=self.sampler, dedup=self.dedup)
+        more = dict(codec=self.codec, max_draws=self.max_draws, windows=self.windows)
         return plain | {k: v for k, v in more.items() if v}
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> 'Options':
         "Return the options in a saved state, or a folder's description; a `ValueError` or `TypeError` if forged"
         max_sz, sampler = take(plain, 'max_sz', 'sampler')
-        max_sz = whole('max_sz', max_sz, 1)
         kind, options = take(sampler, 'kind', 'options')
         take(options)                                        # a dict
-        windows, most = as_windows(plain.get('windows'), max_sz), plain.get('max_draws')
-        max_draws = None if most is None else whole('max_draws', most, 1)
-        own = plain.get('options', plain)
-        return cls(max_sz, dict(kind=kind, options=options), own.get('dedup'), own.get('codec'), windows, max_draws)
+        how = plain.get('options', plain)
+        return cls.given(max_sz, dict(kind=kind, options=options), plain.get('windows'), plain.get('max_draws'),
+                         dedup=how.get('dedup'), codec=how.get('codec'))
     def needs(self) -> list[str]:
         "Return those of the `FEATURES` of the format that these options make a reader need"
         used = dict(max_draws=self.max_draws, windows=self.windows,
                     episode_burn_in=self.sequence.get('learn_first'))
         return [k for k, v in used.items() if v]
 
-    def _compared(self, by_name: bool) -> dict[str, Any]:
+    def _compared(self, by_name: bool) -> Any:
         names = ['max_sz', 'max_draws', 'sampler', 'windows']
         if by_name: names += ['dedup', 'codec']
         return _listed({k: vars(self)[k] for k in names})

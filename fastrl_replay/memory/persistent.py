@@ -9,6 +9,7 @@ __all__ = ['counts_in', 'check_stored_once', 'eligible_in', 'as_tensors', 'as_ar
 # %% ../../nbs/3_lasting/28_persistent.ipynb #eedc8b93
 import copy, itertools, threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any, Self, SupportsIndex, cast
@@ -19,7 +20,7 @@ from ..checks import Words, array, of_type, refuse, require
 from ..kernels import ids_in
 from .base import Readable
 from .forks import ELSEWHERE, Gone
-from .options import Options
+from .options import Options, described
 from .parts import Intake, Parts, figures_in, options_at, parts_in
 from .peeked import PeekedMemory
 from ..samplers.base import Sampler
@@ -90,10 +91,9 @@ def _storage_for(parts: Parts, piece: dict[str, Any], dedup: str | None) -> Stor
     """A new storage for rows saved with this `dedup`: kept as they were, unless this memory has a
     setting of its own. A `ValueError` if it can't hold them"""
     shelf = parts.shelf
-    around = parts.around
     layout = Layout.from_plain(piece['layout'], shelf.layout)
     if shelf.settles: shelf.dedup = as_kept(layout, dedup)
-    around.check_fields(around.windows, layout.fields)
+    parts.around.check_fields(parts.around.windows, layout.fields)
     storage = shelf.new_storage(layout, Ram())
     check_stored_once(storage, piece)
     return storage
@@ -105,64 +105,52 @@ def _storage_of(parts: Parts, pieces: Iterable[dict[str, Any]], dedup: str | Non
     storage = _storage_for(parts, first, dedup)
     storage.set_state(itertools.chain([first], pieces))
     return storage
-def check_fits(parts: Parts, state: dict[str, Any], piece: dict[str, Any] | None) -> None:
+def check_fits(parts: Parts, state: dict[str, Any], piece: dict[str, Any] | None = None) -> None:
     "Raise the `ValueError` with which `restore` would refuse a state whose first rows are in `piece`"
     saved = Options.from_plain(state)
-    shelf = parts.shelf
     parts.options().check(saved)
     if piece is None: return
-    dedup = shelf.dedup
+    dedup = parts.shelf.dedup
     try: _storage_for(parts, piece, saved.dedup)
-    finally: shelf.dedup = dedup
+    finally: parts.shelf.dedup = dedup
 
 def restore(parts: Parts, state: dict[str, Any], pieces: Iterable[dict[str, Any]]) -> None:
     "Continue from what `taken_apart` returned, and the pieces of its rows: all of it or, with a `ValueError`, nothing"
     shelf = parts.shelf
     chooser = parts.chooser
     around = parts.around
+    sampler = chooser.sampler
     mine = parts.options()
     saved = Options.from_plain(state)
     mine.check(saved)
     counts = counts_in(state, shelf.max_sz)
     figures = figures_in(state)
     mine.warn(saved)
-    before = parts.counters()
-    windows = around.windows
-    dedup = shelf.dedup
-    try:
+    with ExitStack() as undo:                                # the last first, if anything is refused
+        undo.callback(setattr, shelf, 'dedup', shelf.dedup)
+        undo.callback(setattr, around, 'windows', around.windows)
+        undo.callback(parts.set_counters, parts.counters())
         parts.set_counters(state)
         around.windows = saved.windows
-        _adopt(parts, _storage_of(parts, pieces, saved.dedup), state['sampler'], state.get('living'))
-    except BaseException:
-        parts.set_counters(before)
-        around.windows = windows
-        shelf.dedup = dedup
-        raise
-    chooser.given = None
-    chooser.late.forget()
-    if shelf.storage is not None: chooser.limit.draws.recall(counts, figures, shelf.n_added)
-    parts.known.clear()                                      # other rows than those that were saved
-def _adopt(parts: Parts, storage: Storage | None, sampler: dict[str, Any], living: object) -> None:
-    "Take over a storage, the state of a sampler, and what may be drawn: all or, with an error, nothing"
-    own = parts.chooser.sampler
-    max_sz = parts.shelf.max_sz
-    before = own.get_state()
-    before_eligible = own.eligible
-    filled = 0 if storage is None else min(storage.n_added, max_sz)
-    try:
-        own.eligible = eligible_in(storage, living, max_sz)
-        own.set_state(sampler)
-        require(own.size==filled, f'state: the sampler has {own.size} slots, of {filled} filled')
+        storage = _storage_of(parts, pieces, saved.dedup)
+        undo.callback(_note_dropped, parts, shelf.storage)
+        undo.callback(sampler.set_state, sampler.get_state())
+        undo.callback(setattr, sampler, 'eligible', sampler.eligible)
+        sampler.eligible = eligible_in(storage, state.get('living'), shelf.max_sz)
+        sampler.set_state(state['sampler'])
+        n_added = 0 if storage is None else storage.n_added
+        filled = min(n_added, shelf.max_sz)
+        require(sampler.size==filled, f'state: the sampler has {sampler.size} slots, of {filled} filled')
         storage = _placed(parts, storage)
-    except BaseException:
-        own.eligible = before_eligible
-        own.set_state(before)
-        _note_dropped(parts, parts.shelf.storage)
-        raise
-    own.n_entered = 0 if storage is None else storage.n_added
-    parts.chooser.departures.forget_cleared()
+        undo.pop_all()
+    sampler.n_entered = n_added
+    chooser.cleared = 0                                      # some of the new rows may have been cleared
     parts.use(storage)
     _note_dropped(parts, storage)
+    chooser.given = None
+    chooser.late.clear()
+    if storage is not None: chooser.limit.draws.recall(counts, figures, n_added)
+    parts.known.clear()                                      # other rows than those that were saved
 def _note_dropped(parts: Parts, storage: Storage | None) -> None:
     "Note on the disk, if that is where the memory lies, which rows of a storage were dropped"
     eligible = parts.chooser.eligible
@@ -173,12 +161,13 @@ def _note_dropped(parts: Parts, storage: Storage | None) -> None:
 def _placed(parts: Parts, storage: Storage | None) -> Storage | None:
     "A storage that was read, where it is to lie: in main memory as it is, in a folder copied into its files"
     shelf = parts.shelf
-    room = parts.shelf.room
-    there = parts.shelf.storage
+    room = shelf.room
+    there = shelf.storage
     if not room.durable or storage is None and there is None: return storage
     if storage is None: raise ValueError(f'the memory in {room.path} holds steps, the state none; take a new folder')
     if there is None: there = shelf.new_storage(storage.layout, room)
-    if (dropped := room.dropped(shelf.max_sz)) is not None: dropped.forget()
+    dropped = room.dropped(shelf.max_sz)
+    if dropped is not None: dropped.forget()
     there.set_state([storage.get_state()])
     parts.describe(storage.layout)
     return there
@@ -195,16 +184,17 @@ def copied(parts: Parts, memo: dict[int, Any], array: Callable[[np.ndarray], np.
 def of_copy(state: dict[str, Any]) -> Parts:
     "Return the parts of what `copied` returned"
     sampler = state['sampler']
-    made = Parts(*Options.of_copy(state).parts(None, sampler, Rng(0), state['dtype']))
+    own = Options.from_plain(state | dict(sampler=described(sampler)))
+    made = Parts(*own.parts(None, sampler, Rng(0), state['dtype']))
     shelf = made.shelf
-    limit = made.chooser.limit
     made.set_counters(state)
     shelf.layout = state['layout']
-    storage = _storage_of(made, state['rows'], state['options']['dedup'])
-    if storage is not None: made.use(storage)
-    elif shelf.layout is not None: made.use(shelf.new_storage(shelf.layout, shelf.room))
+    storage = _storage_of(made, state['rows'], own.dedup)
+    if storage is None and shelf.layout is not None: made.use(shelf.new_storage(shelf.layout, shelf.room))
+    if storage is not None:
+        made.use(storage)
+        made.chooser.limit.draws.recall(state.get('drawn'), figures_in(state), storage.n_added)
     sampler.n_entered = shelf.n_added
-    if storage is not None: limit.draws.recall(state.get('drawn'), figures_in(state), shelf.n_added)
     return made
 
 # %% ../../nbs/3_lasting/28_persistent.ipynb #3e37df70
@@ -228,7 +218,7 @@ class Persistent(Readable):
         "Consist of new parts, in main memory or in the folder `path`, or of those that are in the folder already"
         check_storage_options(how['dedup'], how['codec'], path is not None)
         if sequence is not None: sampler = SequenceSampler(sequence, cast(Any, sampler))
-        given = Options.given(sampler=None, **how)
+        given = Options.given(sampler={}, **how)
         room = Ram() if path is None else MappedFolder(path)
         try: self._consist_of(parts_in(room, given, sampler, rng, dtype, step))
         except BaseException:
@@ -236,10 +226,9 @@ class Persistent(Readable):
             raise
     def _consist_of(self, parts: Parts) -> None:
         shelf = parts.shelf
-        chooser = parts.chooser
         self._parts = parts
         self._shelf = shelf
-        self._chooser = chooser
+        self._chooser = parts.chooser
         self._around = parts.around
         self._guard = parts.guard
         self._intake = Intake(parts)
@@ -264,10 +253,6 @@ class Persistent(Readable):
         with self.lock:
             self._guard.check_writable()
             restore(self._parts, state, pieces)
-    def check_options(self, state: dict[str, Any], piece: dict[str, Any] | None = None) -> None:
-        """Raise the `ValueError` with which `restore` would refuse a `state` of a memory made
-        differently, by the option's name; nothing changes. `piece`: the first one of its rows"""
-        with self.lock: check_fits(self._parts, state, piece)
     def state_dict(self) -> dict[str, Any]:
         "Return the whole state of the memory, contents included, as tensors, numbers and strings"
         with self.lock: return as_tensors(*taken_apart(self._parts))

@@ -82,7 +82,8 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
         lock = self.lock
         try:
             lock.acquire()               # within `try`, so that Ctrl-C leaves no gap; faster than `with`
-            storage, chooser = self._shelf.storage, self._chooser
+            storage = self._shelf.storage
+            chooser = self._chooser
             plain = storage is not None and priority is None and chooser.given is None
             if plain and chooser.sampler.max_lag is None: return storage.add(step)
             self._guard.check_writable()
@@ -117,7 +118,9 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
         if bs.__class__ is not int or not 0 < bs < 2**31: bs = whole('bs', bs, 1)
         names = None if fields is None else self._names(fields)
         with self.lock:
-            storage, chooser, around = self._shelf.storage, self._chooser, self._around
+            storage = self._shelf.storage
+            chooser = self._chooser
+            around = self._around
             if storage is None: storage = self._shelf.stocked()
             if chooser.sampler.sequence is not None:
                 around.refuse_beside_sequences(windows)
@@ -133,8 +136,8 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
         uniformly with replacement from any memory; any step may be first. A `ValueError` if there
         are none"""
         with self.lock:
-            bs, length = whole('bs', bs, 1), whole('length', length, 1, self.max_sz)
-            return self._parts.draw_anywhere(bs, length)
+            bs = whole('bs', bs, 1)
+            return self._parts.draw_anywhere(bs, whole('length', length, 1, self.max_sz))
 
     def update_priorities(self, ids: object, td_errors: object) -> int:
         """Set new priorities from TD errors; return how many distinct living transitions changed.
@@ -167,8 +170,7 @@ class ReplayMemory(Persistent, metaclass=KnowsOtherNames):
         for a sampler of your own without a method `on_drop(slots)`; neither changes anything."""
         with self.lock:
             self._guard.check_writable()
-            self._chooser.departures.check_possible()
-            return self._chooser.drop(self._shelf.slots(ids))
+            return self._chooser.drop(ids)
     def drop_episodes(self, older_than: int | None = None, drawn: int | None = None,
                       test: Callable[[Batch], object] | None = None) -> int:
         """Drop, as `drop` does, all stored rows of the episodes for which all that is given holds;

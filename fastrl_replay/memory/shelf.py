@@ -9,6 +9,7 @@ __all__ = ['T', 'Lengths', 'Order', 'Shelf', 'field_values', 'passing', 'correct
 import warnings
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, TypeVar
 import numpy as np
 from ..batch import FETCHED, Batch, check_streams, chunk_columns, chunk_streams, example_row
@@ -68,13 +69,13 @@ class Order:
         return self._index
     def episodes(self) -> EpisodeIndex:
         "Return the index of the episodes; a `ValueError` where nothing says where one ends"
-        if self._ended is not None: return self._ended
-        names = self.shelf.stocked().layout.fields
-        if 'episode_n' in names or {'terminated', 'truncated'} <= set(names):
+        if self._ended is None:
+            names = self.shelf.stocked().layout.fields
+            known = 'episode_n' in names or {'terminated', 'truncated'} <= set(names)
+            require(known, 'episode: expected steps with episode_n, or with terminated and truncated; '
+                           f'got the fields {names}')
             self._ended = self.index()
-            return self._ended
-        raise ValueError('episode: expected steps with episode_n, or with terminated and truncated; '
-                         f'got the fields {names}')
+        return self._ended
 
     def neighbours(self, ids: object, by: int, within_episode: bool) -> np.ndarray:
         "Return ids of the steps before (`by` −1) or after (1) these, −1 where there is none"
@@ -104,11 +105,12 @@ class Order:
 
 # %% ../../nbs/3_lasting/18_shelf.ipynb #c264ddbe
 T = TypeVar('T')
-def _n_added(storage: Storage) -> int: return storage.n_added
-def _first_id(storage: Storage) -> int: return storage.first_id
-def _nbytes(storage: Storage) -> int: return storage.nbytes
-def _sizes(storage: Storage) -> tuple[int, float]: return storage.nbytes, bytes_each(storage)
-def _both_ids(storage: Storage) -> tuple[int, int]: return storage.first_id, storage.n_added
+_n_added = attrgetter('n_added')
+_first_id = attrgetter('first_id')
+_nbytes = attrgetter('nbytes')
+_both_ids = attrgetter('first_id', 'n_added')
+def _usage(storage: Storage) -> dict[str, float]:
+    return dict(nbytes=storage.nbytes, bytes_each=bytes_each(storage))
 
 class Shelf:
     """The rows of a memory in a `room`: a storage, once a step has shown what a row is, and the
@@ -194,16 +196,14 @@ class Shelf:
         return self.max_sz if n > first else 0    # rows came in between, or a state is being loaded
     def usage(self) -> dict[str, float]:
         "Return `nbytes` allocated, and `bytes_each` of a row with its share of what is kept once"
-        nbytes, each = self.asked(_sizes, (0, 0.))
-        return dict(nbytes=nbytes, bytes_each=each)
+        return self.asked(_usage, dict(nbytes=0, bytes_each=0.))
     @property
     def has_texts(self) -> bool:
         "Is there a field of strings?"
         return self.layout is not None and bool(self.layout.texts)
     def texts(self) -> dict[str, float]:
         "Return figures of the field with the most strings, if there is one; hold the lock"
-        if not self.has_texts: return {}
-        return self.asked(texts_in, {})
+        return self.asked(texts_in, {}) if self.has_texts else {}
     @property
     def how(self) -> str:
         "How rows are kept, in words"
@@ -237,11 +237,11 @@ class Shelf:
     def read_slot(self, slot: int) -> Any:
         "Return the row in a slot as a step; an `IndexError` if none is there"
         used = self.used
-        beyond = f'memory[{slot}]: the slots up to {used - 1} are in use'
-        require(-used <= slot < used, beyond, IndexError)
-        if self.is_filled(slot % used): return self.read(np.array([slot % used]))[0]
-        raise IndexError(f'memory[{slot}]: slot {slot % used} is empty, since the memory was cleared; '
-                         'slices and iteration skip such slots')
+        require(-used <= slot < used, f'memory[{slot}]: the slots up to {used - 1} are in use', IndexError)
+        at = slot % used
+        empty = f'memory[{slot}]: slot {at} is empty, since the memory was cleared; '
+        require(self.is_filled(at), empty + 'slices and iteration skip such slots', IndexError)
+        return self.read(np.array([at]))[0]
 
     # One field of all rows
     def numbers(self, field: str) -> np.ndarray:
@@ -260,21 +260,20 @@ class Shelf:
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError`; O(N)"
         if self.storage is not None: self.storage.check_valid()
-        self.order.check_valid()
-        return True
+        return self.order.check_valid()
 
 # %% ../../nbs/3_lasting/18_shelf.ipynb #bbce265e
 def field_values(shelf: Shelf, field: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Return a field of all rows, oldest first, that is one number, and None; or of strings all that
     there are, and which of them each row has"""
     layout = shelf.layout
-    k = None if layout is None else layout.leaf(field)
     slots = shelf.ids() % shelf.max_sz
-    if layout is None or k is None: return shelf.numbers(field)[slots], None
-    if layout.leaves[k].text: return strings_in(shelf.storage, field, slots)
+    k = None if layout is None else layout.leaf(field)
+    if layout is None or k is None: return shelf.numbers(field)[slots], None       # which says what is wrong
+    leaf = layout.leaves[k]
+    if leaf.text: return strings_in(shelf.storage, field, slots)
     found = shelf.numbers(field)[slots]
-    bits = layout.leaves[k].bits_of
-    return found if bits is None else values_of(found, bits), None
+    return found if leaf.bits_of is None else values_of(found, leaf.bits_of), None
 
 def passing(ids: np.ndarray, values: np.ndarray, at: np.ndarray | None, test: object) -> np.ndarray:
     """Return those of the `ids` (m,) whose value passes a test: see `ReplayMemory.where`. `values`: one

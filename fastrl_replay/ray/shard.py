@@ -21,6 +21,7 @@ from ..checks import extra, whole
 from ..batch import Batch
 from ..steps import Layout
 from ..memory import ReplayMemory
+from ..memory.persistent import check_fits, parts_of
 from ..samplers.base import Prioritized, Sampler
 from ..samplers.proportional import Proportional
 from ..samplers.rank import RankBased
@@ -417,7 +418,7 @@ class Shard(Leased):
         "Raise what `load` would raise for a memory that was made differently; nothing changes"
         with SavedState(folder) as saved:
             with saved.sense('a shard'): state, first = saved.state(), next(saved.pieces(), None)
-            self.memory.check_options(state['memory'], first)
+            with self.memory.lock: check_fits(parts_of(self.memory), state['memory'], first)
     def load(self, folder: str | Path) -> Info:
         "Continue with what `save` wrote; a `CheckpointError` names what is missing or damaged"
         with SavedState(folder) as saved, saved.sense('a shard'):

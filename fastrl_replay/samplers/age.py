@@ -7,7 +7,7 @@ __all__ = ['AgeLaw', 'law_of', 'age_at', 'draw_ages', 'weight_at', 'draw_aged', 
            'AgeWeighted']
 
 # %% ../../nbs/3_lasting/09_age.ipynb #a0de5fe2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 import numpy as np
 from ..checks import number
 from ..kernels import inlined, kernel
@@ -163,19 +163,15 @@ class AgeWeighted(Latest):
     """P ∝ max(floor, 1 − age/horizon), age in transitions, 0 for the newest; with replacement,
     weights one (*sample weight decay*, Wu et al. 2026). A `ValueError` names an option that is
     out of range"""
-    horizon: float
-    floor: float
+    given = 'horizon', 'floor'
 
     def __init__(
         self, horizon: float,  # the age, in transitions, at which the line would reach zero: above 0
         floor: float = .1,     # the weight of old transitions, 0 to 1; the newest has 1
     ) -> None:
         super().__init__(replace=True)
-        self._adopt(self._check_options(horizon, floor))
-    def options(self) -> dict[str, Any]: return dict(horizon=self.horizon, floor=self.floor)
-    def _check_options(self, horizon: float, floor: float) -> dict[str, Any]:                # type: ignore[override]
-        horizon = number('horizon', horizon, 0, 2**31 - 1, above=True)
-        return dict(horizon=horizon, floor=number('floor', floor, 0, 1))
+        self.horizon = number('horizon', horizon, 0, 2**31 - 1, above=True)
+        self.floor = number('floor', floor, 0, 1)
 
     def draw_into(self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> None:
         "Fill `slots` (int64[bs]), their `probs` (float32[bs]), `weights` with one, by `rng`; O(bs)"

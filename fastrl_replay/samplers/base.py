@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from ..checks import Words, array, ids_of, number, refusal, refuse, shown, take, whole, within
 from .eligible import ALL, Eligible
-from ..schedules import Schedule, schedule_from
+from ..schedules import Schedule, schedule_from, schedule_state
 
 # %% ../../nbs/1_memory/12_samplers.ipynb #4a7ade4f
 def as_slots(slots: ArrayLike) -> np.ndarray:
@@ -108,6 +108,7 @@ class Stateful:
     size: int = 0                       # how many are filled
     n_batches: int = 0                  # drawn so far
     arrays: tuple[str, ...] = ()        # attributes that `_new_arrays` makes; a copy makes its own
+    given: tuple[str, ...] = ()         # the constructor's arguments, which are attributes of these names, too
     kind = name = 'Sampler'             # of the class, in saved states; of the sampler, in messages
     eligible: Eligible = ALL            # which slots may be drawn
     _beta: Beta = None
@@ -138,11 +139,14 @@ class Stateful:
 
     def options(self) -> dict[str, Any]:
         "Return the constructor's arguments as plain data; schedules as `schedule_state` writes them"
-        return {}
-    def _check_options(self, *args: Any, **options: Any) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in self.given}
+        if 'beta' in own: own['beta'] = schedule_state(own['beta'])
+        return own
+    def _check_options(self, *_: Any, **options: Any) -> dict[str, Any]:
         "Return attributes that follow from `options`; a `ValueError` or `TypeError` if they are not valid"
-        if args or options: raise TypeError(f'expected no options, got {", ".join(options)}')
-        return {}
+        if {*options}!={*self.given}: raise TypeError(f'options: expected {self.given}, got {", ".join(options)}')
+        own: Any = next(o for o in type(self).__mro__ if 'given' in vars(o))      # whose constructor takes them
+        return vars(own(**options)) if options else {}
     def get_state(self) -> dict[str, Any]:
         "Return everything a sampler of this class needs to continue elsewhere: plain data and arrays"
         return dict(kind=self.kind, options=self.options(), size=self.size, n_batches=self.n_batches)
@@ -188,7 +192,7 @@ class Stateful:
         self._adopt(plain)
         if not self.max_sz: return
         self._adopt(self._new_arrays(self.max_sz, None))
-        if pickled['state'] is None: return
+        if pickled.get('state') is None: return
         self._adopt(self._from_state(pickled['state']))
         self._drop_again()
 
@@ -226,9 +230,8 @@ class Sampler(Stateful):
         if self.max_sz: raise ValueError(f'this {self.name} already serves a memory: make another for this one')
         max_sz = whole('max_sz', max_sz, 1)
         entered = [0] if counter is None else counter.data
-        self._adopt(self._new_arrays(max_sz, allocate))
-        self._adopt(dict(size=0, max_sz=max_sz, eligible=Eligible(max_sz)))
-        self._adopt(dict(_entered=entered, _reopened=allocate is not None))
+        own = dict(size=0, max_sz=max_sz, eligible=Eligible(max_sz), _entered=entered, _reopened=allocate is not None)
+        self._adopt(self._new_arrays(max_sz, allocate) | own)
 
     def _check_attached(self) -> None:
         if not self.max_sz: raise ValueError(f'this {self.name} serves no memory yet: call attach(max_sz) first')
@@ -240,17 +243,18 @@ class Sampler(Stateful):
     def enter(self, storage: RowsAdded, given: tuple[int, np.ndarray] | None = None) -> None:
         """Add the rows of a `storage` that have not entered yet. `given`: None, or an id and the
         priorities of the rows from it on"""
-        n, first = storage.n_added, storage.first_id
+        n = storage.n_added
+        first = storage.first_id
         if self._reopened:
             if n: self._recover(max(0, n - self.max_sz), n)
-            self._reopened, self.n_entered = False, n
+            self._reopened = False
+            self.n_entered = n
         start, priorities = given or (n, None)
         begin = max(self.n_entered, min(first, start))  # overwritten unseen: only with a priority
         while begin < n:
             end = min(start if begin < start else n, begin + self.max_sz)
-            p = None
-            if begin >= start and priorities is not None: p = priorities[begin - start:end - start]
-            self._put_in(begin % self.max_sz, end - begin)
+            p = None if begin < start or priorities is None else priorities[begin - start:end - start]
+            self.eligible.put_in(begin % self.max_sz, end - begin)
             self.add_run(begin % self.max_sz, end - begin, p)
             self.n_entered = begin = end
         self.n_entered = n
@@ -259,9 +263,6 @@ class Sampler(Stateful):
         `n_entered` were added by an earlier process. Without arrays that outlived it, add all of
         them again"""
         self.add_run(first_id % self.max_sz, n_added - first_id)
-    def _put_in(self, first_slot: int, m: int) -> None:
-        "Note that what is written to `m` slots from `first_slot` on (mod `max_sz`) may be drawn"
-        self.eligible.put_in(first_slot, m)
 
     def add_run(self, first_slot: int, m: int, priorities: np.ndarray | None = None) -> None:
         "Add `m` slots from `first_slot` on (mod `max_sz`); `priorities`: as in `on_add`"
@@ -338,6 +339,8 @@ class Sampler(Stateful):
 class Prioritized(Sampler):
     "Base of the samplers that keep priorities; subclasses define the attributes declared here"
     _alpha = 0.
+    own: Any = None                     # the array in which priorities outlive the process;
+    was_empty = False                   # was there none in it when it was found?
 
     def write(self, ids: np.ndarray, values: np.ndarray, first_id: int, n_added: int, fresh: bool) -> tuple[int, int]:
         "Take `values` for the living `ids`; return how many distinct ids changed (−1: bad input), how many were stale"
@@ -347,9 +350,6 @@ class Prioritized(Sampler):
         raise NotImplementedError
     def set_largest(self, priority: float) -> None:
         "Set the largest priority seen so far"
-        raise NotImplementedError
-    def kept(self) -> tuple[np.ndarray, float]:
-        "Return the priorities that outlived a process, and the largest seen (0: none)"
         raise NotImplementedError
     def rebuild(self, priorities: np.ndarray, largest: float, first_id: int, n_added: int) -> None:
         "Make everything else from the priorities of all filled slots"
@@ -364,7 +364,7 @@ class Prioritized(Sampler):
         raise NotImplementedError
     @staticmethod
     def kept_priorities(kept: np.ndarray, max_sz: int, slots: np.ndarray) -> tuple[np.ndarray, float]:
-        "Return the priorities of `slots` (float64[k]) in `kept`, bytes for `max_sz` slots, and the largest"
+        "Return the priorities of `slots` (float64[k]) in `kept`, bytes for `max_sz` slots, and the largest (0: none)"
         raise NotImplementedError
     @property
     def alpha(self) -> float:
@@ -403,11 +403,11 @@ class Prioritized(Sampler):
         "Continue with the priorities that were kept; rows that had not entered get the largest"
         self._mark_filled(n_added)
         entered = self.n_entered
-        priorities, largest = self.kept()
+        priorities, largest = self.kept_priorities(self.own, self.max_sz, np.arange(self.size))
         fine = (priorities >= 0) & (priorities < np.inf)
         if not fine.all() or not largest < np.inf:
             raise ValueError('priorities: damaged: some are negative or not finite')
-        if entered and not largest: raise ValueError('priorities: damaged: none is there')
+        if entered and (self.was_empty or not largest): raise ValueError('priorities: damaged: none is there')
         largest = max(largest or 1., priorities.max(initial=0.))
         new = np.arange(max(entered, first_id), n_added) % self.max_sz
         priorities[new] = largest

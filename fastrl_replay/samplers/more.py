@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from ..checks import number, take, whole
 from ..kernels import kernel
-from .base import Beta, as_slots
+from .base import as_slots
 from .eligible import count_between, nth_from
 from .rng import below, below_of, load, store, words_of
 from .proportional import Proportional
@@ -22,11 +22,7 @@ class LAP(Proportional):
     "P(i) ∝ max(|TD error|^alpha, 1), all weights 1, for learners with the Huber loss (Fujimoto et al. 2020, 5.1)"
     least = 1.
     def __init__(self, alpha: float = .4) -> None: super().__init__(alpha, beta=0., eps=0.)
-    def options(self) -> dict[str, Any]: return dict(alpha=self._alpha)
-    def _check_options(
-        self, alpha: float, beta: Beta = 0., eps: float = 0., normalize: str = 'batch',
-    ) -> dict[str, Any]:
-        return super()._check_options(alpha, beta, eps, normalize)
+    given = 'alpha',
 
 # %% ../../nbs/3_lasting/08_more.ipynb #2c498f37
 class Latest(Uniform):
@@ -49,6 +45,7 @@ class Latest(Uniform):
 
 class Combined(Latest):
     "Draws the newest transition in every batch, the others uniformly, none twice (Zhang & Sutton 2017, section 5)"
+    given = ()
     def __init__(self) -> None: super().__init__()
     def draw_into(self, slots: np.ndarray, probs: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> None:
         "Fill `slots` (int64[bs]), `probs` (1 for the newest, 1/(n−1) for the others), `weights` with 1, by `rng`"
@@ -58,8 +55,6 @@ class Combined(Latest):
             place = below(words_of(rng), np.uint64(len(slots)))
             slots[int(place)] = newest
         probs[:] = np.where(slots==newest, 1., 1/max(len(self) - 1, 1))
-    def options(self) -> dict[str, Any]: return {}
-    def _check_options(self) -> dict[str, Any]: return {}        # type: ignore[override]
 
 # %% ../../nbs/3_lasting/08_more.ipynb #74431630
 _TRIES = 32                # draws of one slot, after which one is drawn by counting those that may be drawn
@@ -102,20 +97,16 @@ def draw_recent(
 
 class ERE(Latest):
     "Draws uniformly, with replacement, from the newest max(N·eta^(1000·k/period), c_min) (Wang & Ross 2019, 4)"
-    eta: float
-    c_min: int
-    period: int
-
+    given = 'eta', 'c_min', 'period'
     def __init__(
         self, eta: float = .996,  # how fast the window narrows: small is fast, 1 not at all
         c_min: int = 5000,        # draws come from at least this many of the newest transitions
         period: int = 1000,       # the draws over which the window narrows; then it is whole again
     ) -> None:
         super().__init__(replace=True)
-        self._adopt(self._check_options(eta, c_min, period))
-    def options(self) -> dict[str, Any]: return dict(eta=self.eta, c_min=self.c_min, period=self.period)
-    def _check_options(self, eta: float, c_min: int, period: int) -> dict[str, Any]:  # type: ignore[override]
-        return dict(eta=number('eta', eta, 0, 1), c_min=whole('c_min', c_min, 1), period=whole('period', period, 1))
+        self.eta = number('eta', eta, 0, 1)
+        self.c_min = whole('c_min', c_min, 1)
+        self.period = whole('period', period, 1)
     @property
     def window(self) -> int:
         "The number of newest transitions from which the next batch is drawn"

@@ -86,7 +86,6 @@ class OwnSampler(Sampler):
     def __repr__(self) -> str:
         return f'OwnSampler({self.inner!r}): {self.size:,} slots filled, {self.n_batches:,} batches drawn'
     def __getstate__(self) -> dict[str, Any]: return dict(plain=self._plain())
-    def __setstate__(self, pickled: dict[str, Any]) -> None: self._adopt(pickled['plain'])
     def __copy__(self) -> 'OwnSampler': return copy.deepcopy(self)      # two samplers must not share the object
 
 def as_sampler(sampler: object) -> Sampler:

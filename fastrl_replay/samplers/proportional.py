@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from ..checks import number, one_of
 from ..kernels import inlined, kernel, prefetch
-from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, store, words_of
 from .base import Allocate, Beta, Prioritized, check_beta
 from .sum_tree import (
@@ -139,6 +138,10 @@ def zero_leaves(tree: np.ndarray, lows: np.ndarray, slots: np.ndarray) -> None:
         slots[i] = np.int64(line)
     if len(slots): resum_many(tree, lows, slots, len(slots))
 
+def lows_for(tree: np.ndarray, normalize: str) -> np.ndarray:
+    "Return the lows of an empty `tree` for a sampler that divides weights so: `NO_LOWS`, if it needs none"
+    return new_lows(tree) if normalize=='memory' else NO_LOWS
+
 def lay_down(tree: np.ndarray, lows: np.ndarray, priorities: np.ndarray, largest: float, alpha: float) -> None:
     "Make the tree hold the `priorities` (float64[n]) of slots 0 … n−1 alone, and their sums"
     n = len(priorities)
@@ -154,17 +157,14 @@ def lay_down(tree: np.ndarray, lows: np.ndarray, priorities: np.ndarray, largest
 class Proportional(Prioritized):
     """P(i) = p_i^alpha / Σ p^alpha with p = |TD error| + eps (Schaul et al. 2016, 3.3), stratified,
     with replacement. A `ValueError` names an option that is out of range."""
-    arrays: tuple[str, ...] = 'tree', 'flat', 'lows', 'lines', 'values'
+    arrays: tuple[str, ...] = 'tree', 'flat', 'lows', 'lines', 'values', 'own'
+    given: tuple[str, ...] = 'alpha', 'beta', 'eps', 'normalize'
     tree: Any = None                    # of `new_tree`: leaves, priorities, sums
     flat: Any = None                    # the same in one dimension
     lows: Any = NO_LOWS                 # of `new_lows`, if weights are normalized by the memory
     lines: Any = np.empty(0, np.int64)  # scratch, as large as the largest batch so far
     values: Any = np.empty(0)
     least = 0.                          # smaller |TD errors| count as this
-    eps: float
-    normalize: str
-    allocated = False                   # does the tree outlive the process?
-    was_empty = True                    # was there none in the bytes allocated for it?
 
     def __init__(
         self, alpha: float = .6,   # how much priorities decide, ≥ 0: 0 nothing, 1 in proportion
@@ -172,23 +172,17 @@ class Proportional(Prioritized):
         eps: float = 1e-6,         # added to each |TD error|, so that none has probability zero
         normalize: str = 'batch',  # divides weights by the largest of the 'batch' or the 'memory'
     ) -> None:
-        self._adopt(self._check_options(alpha, beta, eps, normalize))
-    def _check_options(self, alpha: float, beta: Beta, eps: float, normalize: str) -> dict[str, Any]:
-        return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta), eps=number('eps', eps, 0, 1e100),
-                    normalize=one_of('normalize', normalize, ('batch', 'memory')))
-    def options(self) -> dict[str, Any]:
-        return dict(alpha=self._alpha, beta=schedule_state(self.beta), eps=self.eps, normalize=self.normalize)
+        self._alpha = number('alpha', alpha)
+        self._beta = check_beta(beta)
+        self.eps = number('eps', eps, 0, 1e100)
+        self.normalize = one_of('normalize', normalize, ('batch', 'memory'))
     def _new_arrays(self, max_sz: int, allocate: Allocate | None) -> dict[str, Any]:
         "Return an empty tree; in bytes that outlive the process, priorities stay until `_recover` reads them"
         tree = new_tree(max_sz, allocate and partial(allocate, 'priorities'))
         was_empty = not tree[0, LARGEST]
         if was_empty: tree[0, LARGEST] = 1.
-        scratch = dict(lines=np.empty(0, np.int64), values=np.empty(0))
-        return self._of_tree(tree, self.normalize) | scratch | dict(allocated=bool(allocate), was_empty=was_empty)
-    @staticmethod
-    def _of_tree(tree: np.ndarray, normalize: str) -> dict[str, Any]:
-        lows = new_lows(tree) if normalize=='memory' else NO_LOWS
-        return dict(tree=tree, flat=tree.reshape(-1), lows=lows)
+        scratch = dict(lines=np.empty(0, np.int64), values=np.empty(0), was_empty=was_empty)
+        return dict(tree=tree, own=tree, flat=tree.reshape(-1), lows=lows_for(tree, self.normalize)) | scratch
     def set_alpha(self, alpha: float) -> None:
         self._alpha = alpha
         if self.size: write_run(self.tree, self.lows, 0, self.size, alpha, self.priorities)
@@ -209,9 +203,6 @@ class Proportional(Prioritized):
         line = first + slots//4
         return tree[line, 4 + slots % 4], tree[0, LARGEST]
 
-    def kept(self) -> tuple[np.ndarray, float]:
-        if self.was_empty: self.tree[0, LARGEST] = 0.      # as it was found
-        return self.priorities, self.largest
     def rebuild(self, priorities: np.ndarray, largest: float, first_id: int, n_added: int) -> None:
         lay_down(self.tree, self.lows, priorities, largest, self._alpha)
 
@@ -261,17 +252,16 @@ class Proportional(Prioritized):
         attributes = super()._from_state(state)
         priorities, largest = self.priorities_in(state, attributes['size'])
         if not self.max_sz: return attributes
-        tree = self.tree if self.allocated else new_tree(self.max_sz)
-        arrays = self._of_tree(tree, attributes['normalize'])
-        lay_down(arrays['tree'], arrays['lows'], priorities, largest, attributes['_alpha'])
-        return attributes | arrays
+        lows = lows_for(self.tree, attributes['normalize'])
+        lay_down(self.tree, lows, priorities, largest, attributes['_alpha'])
+        return attributes | dict(lows=lows)
 
     def check_valid(self) -> bool:
         "Return True, or raise an `AssertionError` that says what is broken; O(N)"
         if self.tree is None: return super().check_valid()
         tree = self.tree
         twin = new_tree(self.max_sz)
-        lows = NO_LOWS if self.lows is NO_LOWS else new_lows(twin)
+        lows = lows_for(twin, self.normalize)
         lay_down(twin, lows, self.priorities, self.largest, self._alpha)
         zero_leaves(twin, lows, self.eligible.gone(self.size))
         assert tree.ctypes.data % 64==0, 'the tree is not aligned'

@@ -14,7 +14,6 @@ from numba.extending import intrinsic
 from numpy.typing import ArrayLike
 from ..checks import ids_of, number, take, whole
 from ..kernels import inlined, instead_of, kernel, prefetch
-from ..schedules import schedule_state
 from .rng import advance, as_unit, load, shuffle, store, words_of
 from .base import Allocate, Beta, Prioritized, check_beta
 from .sum_tree import power
@@ -101,7 +100,7 @@ def find_blocks(blocks: Blocks, keys: np.ndarray, births: np.ndarray, found: np.
     "Write into `found` (int64[k]) the last blocks that begin at or before each of (keys, births)"
     starts = blocks.starts
     k = keys.shape[0]
-    for i in range(k): found[i] = 0
+    found[:] = 0
     n = blocks.counters[BLOCKS]
     while n > 1:
         half = n >> 1
@@ -126,8 +125,8 @@ def fetch_block(blocks: Blocks, b: int) -> None:
 def block_now(blocks: Blocks, b: int, key: int, birth: int) -> int:
     "Return `b` if (key, birth) still belongs there, else the block where it belongs after splits and merges"
     last = blocks.counters[BLOCKS] - 1
-    if b <= last and reaches(blocks, b, key, birth):
-        if b==last or not reaches(blocks, b + 1, key, birth): return b
+    begun = b <= last and reaches(blocks, b, key, birth)
+    if begun and (b==last or not reaches(blocks, b + 1, key, birth)): return b
     return block_among_equals(blocks, 0, key, birth)
 
 @inlined(forceinline=True, _nrt=False)
@@ -336,27 +335,24 @@ def slots_at(slots: np.ndarray, directory: np.ndarray, ranks: np.ndarray, found:
 
 def check_blocks(keys: np.ndarray, slots: np.ndarray, table: np.ndarray, directory: np.ndarray, n: int) -> bool:
     "Return True if blocks that hold `n` slots are valid, else raise an `AssertionError` that says why; O(N)"
-    used = int(directory[HEAD, BLOCKS])
+    used = directory[:HEAD, :directory[HEAD, BLOCKS]]
+    size = used[SIZE]
     width = directory[HEAD, WIDTH]
-    start, birth, block, size = directory[:HEAD, :used]
     assert sorted(directory[BLOCK])==list(range(directory.shape[1])), 'a block is lost, or in use twice'
     assert size.sum()==n and (size <= width).all(), 'the sizes of the blocks are wrong'
-    assert used==1 or (size > 0).all(), 'a block is empty'
+    assert len(size)==1 or (size > 0).all(), 'a block is empty'
     in_two = size[1:] + size[:-1]
     assert (2*in_two > width).all(), 'two neighbours should have been merged'
     entries = entries_of(directory)
-    own = slots[entries].astype(np.int64)
+    own = slots[entries]
     there = np.flatnonzero(table[:, KEY] < 0)
-    key_there, birth_there = table[there].T
-    in_order = there[np.lexsort((birth_there, key_there))]
-    assert (own==in_order).all(), 'a slot is in the wrong place'
+    assert (np.sort(own)==there).all(), 'a slot is lost, or in two places'
     assert (keys[entries]==table[own, KEY]).all(), 'the key of an entry differs from that of its slot'
-    begins = [*zip(start.tolist(), birth.tolist()), (1, 0)]
-    block_of_each = np.repeat(np.arange(used), size)
-    for (key, born), b in zip(table[own].tolist(), block_of_each.tolist()):
-        assert begins[b] <= (key, born) < begins[b + 1], 'an entry is outside its block'
-    assert not n or birth_there.max() < directory[HEAD, BORN], 'a counter is wrong: births'
-    assert not n or key_there.min() >= directory[HEAD, FIRST], 'a counter is wrong: the first key'
+    begins = np.cumsum(size) - size
+    in_order = np.insert(table[own], begins, used[:BLOCK].T, axis=0).tolist()     # where blocks begin, and entries
+    assert in_order==sorted(in_order), 'an entry is in the wrong place'
+    assert not n or table[own, BIRTH].max() < directory[HEAD, BORN], 'a counter is wrong: births'
+    assert not n or table[own, KEY].min() >= directory[HEAD, FIRST], 'a counter is wrong: the first key'
     return True
 
 # %% ../../nbs/3_lasting/07_rank.ipynb #94a2a688
@@ -448,24 +444,21 @@ class RankBased(Prioritized):
 
     Ranks are always exact, ties broken by age, the older first; draws are stratified. A
     `ValueError` names an option that is out of range."""
-    arrays: tuple[str, ...] = 'blocks', 'keys', 'slots', 'table', 'directory', 'cumulated', 'own'
-    blocks: Any = None             # the next four: see `empty_blocks`
-    keys: Any = None
+    arrays: tuple[str, ...] = 'blocks', 'slots', 'table', 'directory', 'cumulated', 'own'
+    given = 'alpha', 'beta'
+    blocks: Any = None             # the four arrays of `empty_blocks`, the last three of which are
     slots: Any = None
     table: Any = None
     directory: Any = None
     cumulated: Any = None          # the running sums of rank^-alpha
-    own: Any = None                # the largest priority, then those of slots, in lasting bytes
     width = 128                    # entries in a block
 
     def __init__(
         self, alpha: float = .7,  # how much ranks decide, ≥ 0: 0 nothing
         beta: Beta = .5,          # how far weights correct for that: 0 to 1, or a schedule
     ) -> None:
-        self._adopt(self._check_options(alpha, beta))
-    def _check_options(self, alpha: float, beta: Beta) -> dict[str, Any]:
-        return dict(_alpha=number('alpha', alpha), _beta=check_beta(beta))
-    def options(self) -> dict[str, Any]: return dict(alpha=self._alpha, beta=schedule_state(self.beta))
+        self._alpha = number('alpha', alpha)
+        self._beta = check_beta(beta)
     def _new_arrays(self, max_sz: int, allocate: Allocate | None) -> dict[str, Any]:
         "Return empty blocks; bytes that outlive the process keep the priorities, for `_recover`"
         own = None
@@ -478,7 +471,7 @@ class RankBased(Prioritized):
     ) -> dict[str, Any]:
         "Return arrays that hold the `priorities` and `births` of the first slots, as attributes; or a `ValueError`"
         blocks = empty_blocks(max_sz, self.width)
-        keys, slots, table, directory = blocks
+        _, slots, table, directory = blocks
         table[:len(births), BIRTH] = births
         wanted = keys_of(priorities)
         order = np.lexsort((births, wanted))
@@ -488,8 +481,8 @@ class RankBased(Prioritized):
         if len(order): change(*blocks, order, wanted[order], False)
         directory[HEAD, FIRST] = key_of(largest)
         directory[HEAD, BORN] = born
-        return dict(blocks=blocks, keys=keys, slots=slots, table=table, directory=directory,
-                    cumulated=np.zeros(max_sz + 1))
+        cumulated = np.zeros(max_sz + 1)
+        return dict(blocks=blocks, slots=slots, table=table, directory=directory, cumulated=cumulated)
 
     def set_alpha(self, alpha: float) -> None:
         if self.directory is not None: self.directory[HEAD, SUMMED] = 0  # to be summed again
@@ -515,9 +508,6 @@ class RankBased(Prioritized):
     def kept_priorities(kept: np.ndarray, max_sz: int, slots: np.ndarray) -> tuple[np.ndarray, float]:
         numbers = kept.view(np.float64)
         return numbers[_SLOTS + slots], numbers[_SEEN]
-    def kept(self) -> tuple[np.ndarray, float]:
-        kept = self.own[_SLOTS:_SLOTS + self.size]
-        return kept.copy(), float(self.own[_SEEN])
     def rebuild(self, priorities: np.ndarray, largest: float, first_id: int, n_added: int) -> None:
         births = np.empty(self.size, np.int64)
         oldest_first = np.arange(first_id, n_added) % self.max_sz
@@ -586,7 +576,7 @@ class RankBased(Prioritized):
         assert np.allclose(self.cumulated[:summed+1], right, rtol=1e-12, atol=0), 'the mass table is wrong'
         if self.own is not None:
             there = self.table[:self.size, KEY] < 0
-            kept, _ = self.kept()
+            kept = self.own[_SLOTS:_SLOTS + self.size]
             assert (kept==self.priorities)[there].all(), 'a priority differs from the one kept'
-        check_blocks(self.keys, self.slots, self.table, self.directory, len(self))
+        check_blocks(self.blocks[0], self.slots, self.table, self.directory, len(self))
         return super().check_valid()

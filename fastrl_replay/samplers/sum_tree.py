@@ -191,15 +191,12 @@ def find_block(flat: np.ndarray, targets: np.ndarray, slots: np.ndarray) -> None
         leaf = np.uint64(one <= target)
         leaf += np.uint64(two <= target)
         leaf += np.uint64(three <= target)
-        targets[i] = flat[line + leaf]
         slots[i] = (slots[i] - first)//2 + np.int64(leaf)
 
 @inlined
 def find(flat: np.ndarray, targets: np.ndarray, slots: np.ndarray) -> None:
     """Fill `slots` (int64[bs]) with those whose stretches of the line hold the `targets`
-    (float64[bs], in [0, sum]), and overwrite the targets with the leaves of these slots.
-
-    `flat` is the tree in one dimension."""
+    (float64[bs], in [0, sum], which are overwritten). `flat` is the tree in one dimension"""
     for at in range(0, slots.shape[0], 256): find_block(flat, targets[at:at + 256], slots[at:at + 256])
 
 # %% ../../nbs/1_memory/14_sum_tree.ipynb #76a62bdb

@@ -77,15 +77,15 @@ def draw_distinct(
     store(words, state)
 
 # %% ../../nbs/1_memory/13_uniform.ipynb #c185e135
-def _as_bool(replace: object) -> bool: return bool(of_type('replace', replace, (bool, np.bool_), 'a bool'))
-
 class Uniform(Sampler):
     "Draws each filled slot with P = 1/n and weight one; with `replace=False` none twice in a batch"
     prioritized = False
     arrays: tuple[str, ...] = ('marks',)
+    given: tuple[str, ...] = ('replace',)
     marks: Any = None              # one bit for each slot, all zero between draws
 
-    def __init__(self, replace: bool = False) -> None: self.replace = _as_bool(replace)
+    def __init__(self, replace: bool = False) -> None:
+        self.replace = bool(of_type('replace', replace, (bool, np.bool_), 'a bool'))
     def _new_arrays(self, max_sz: int, allocate: Allocate | None) -> dict[str, Any]:
         return dict(marks=np.zeros(-(-max_sz//_WORD), np.uint64))
     def add_run(self, first_slot: int, m: int, priorities: np.ndarray | None = None) -> None:
@@ -108,8 +108,6 @@ class Uniform(Sampler):
         there = 'in the memory' if self.eligible.all else 'that were not dropped'
         raise ValueError(f'a batch of {bs} without replacement can\'t be drawn from the {len(self)} transitions '
                          f'{there}: wait for more (min_sz ≥ {bs}) or draw with replacement (replace=True)')
-    def options(self) -> dict[str, Any]: return dict(replace=self.replace)
-    def _check_options(self, replace: bool) -> dict[str, Any]: return dict(replace=_as_bool(replace))
     def check_valid(self) -> bool:
         if self.marks is not None:
             assert _WORD*len(self.marks) >= self.max_sz, 'too few marks'

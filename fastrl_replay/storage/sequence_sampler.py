@@ -440,7 +440,7 @@ class SequenceSampler(Starts):
         begin = self.n_entered if self.known is None else 0
         known = self.n_entered if self.known is None else self.known
         begin = max(begin, first)
-        if begin < n_added: self._put_in(begin % self.max_sz, n_added - begin)
+        if begin < n_added: self.eligible.put_in(begin % self.max_sz, n_added - begin)
         change = self._change(n_added - begin)
         self.base_sampler.size = enter_starts(*self.columns, *change, begin, n_added, first, known)
         self.known = None
