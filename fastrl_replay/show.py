@@ -236,10 +236,12 @@ def _panels(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterato
 def _panels_of_episodes(rows: Newest, shift: int) -> Iterator[_Panel]:
     ids, returns = episode_returns(rows)
     if not len(ids): return
-    ends = {k: v[ids - rows.ids[0]] for k, v in rows.columns.items()}
-    draw = partial(_episodes, ids=ids + shift, cut=ends['truncated']!=0)
+    at = ids - rows.ids[0]
+    cut = rows.columns['truncated'][at]!=0
+    draw = partial(_episodes, ids=ids + shift, cut=cut)
     yield 'returns of stored episodes', partial(draw, values=returns, what='return')
-    lengths = ends.get('step_n', returns - 1) + 1
+    if 'step_n' not in rows.columns: return
+    lengths = rows.columns['step_n'][at] + 1
     if np.ptp(lengths) and (lengths!=returns).any():
         yield 'lengths of stored episodes', partial(draw, values=lengths, what='steps')
 
@@ -400,7 +402,7 @@ def _head(fig: 'SubFigure', height: float, title: str, texts: list[str]) -> None
 def _draw_panels(fig: 'SubFigure', panels: list[_Panel], n_rows: int) -> None:
     "Two or three panels in a row, so that none is left alone in the last"
     lines = np.array_split(np.arange(len(panels)), n_rows)
-    mosaic = [list(np.repeat(line, 6//len(line))) for line in lines]
+    mosaic: Any = [list(np.repeat(line, 6//len(line))) for line in lines]
     axes: Any = fig.subplot_mosaic(mosaic)
     for k, (title, draw) in enumerate(panels):
         axes[k].set_title(title)

@@ -87,10 +87,8 @@ class Leaf(NamedTuple):
 def readable(nbytes: float) -> str:
     "Return `nbytes` in words: '7.1 GB'"
     if nbytes < 1000: return f'{nbytes:.0f} bytes'
-    for unit in ('kB', 'MB', 'GB', 'TB'):
-        nbytes /= 1000
-        if nbytes < 1000: break
-    return f'{nbytes:.1f} {unit}'
+    power = min(4, int(math.log10(nbytes))//3)
+    return f'{nbytes/1000**power:.1f} {" kMGT"[power]}B'
 
 def _is_text(v: object) -> bool:
     "Is it a string, or an array of strings?"
@@ -151,7 +149,8 @@ def _as_flags(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     refuse(leaf.name, 'True, False, 0 or 1', got, 'a flag says yes or no: compare the number yourself')
 
 def _cast(leaf: Leaf, a: np.ndarray, rounds: bool) -> np.ndarray:
-    kind, to_floats = a.dtype.kind, leaf.dtype.kind in 'fc'
+    kind = a.dtype.kind
+    to_floats = leaf.dtype.kind in 'fc'
     if (leaf.loose and kind!='c') or (rounds and to_floats): return _rounded(leaf, a)
     if kind in 'iu' and to_floats: return _whole_as_float(leaf, a)
     if np.can_cast(a.dtype, leaf.dtype): return a.astype(leaf.dtype)
@@ -565,7 +564,8 @@ class Layout:
 
     def same_type(self, step: tuple) -> bool:
         "Is `step` of this layout's step type (or of one with the same name and fields)?"
-        own, other = self.step_type, type(step)
+        own = self.step_type
+        other = type(step)
         if other is own: return True
         return getattr(other, '_fields', None)==self.fields and other.__name__==own.__name__
 
