@@ -238,6 +238,7 @@ class Fitter:
         self.dtypes = _safe_dtypes(leaf)
         self.shape = leaf.shape
         self.dtype = None if leaf.bits_of is not None or leaf.text else leaf.dtype
+        self.text = leaf.text
         self.number = leaf.shape==() and leaf.dtype.kind not in 'cO'
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
@@ -273,7 +274,7 @@ class Fitter:
         m = len(values)
         fitted = values
         try:
-            if self.leaf.text: return encode(self.leaf, list(values), (m,))
+            if self.text: return encode(self.leaf, list(values), (m,))
             if not self.types.issuperset(map(type, values)): fitted = list(map(self.fit, values))
             raw = struct.pack(f'<{m}{self.code}', *fitted) if self.number else b''.join(fitted)
             return np.frombuffer(raw, self.leaf.dtype).reshape(m, *self.shape)
