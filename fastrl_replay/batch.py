@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['HEADER', 'DRAWN', 'FETCHED', 'AROUND', 'N_HEADER', 'NONE', 'T', 'F', 'header_shapes', 'aligned', 'Plan',
-           'constant_result', 'as_tensor', 'Column', 'Texts', 'Nested', 'batch_type', 'made_of', 'made_over', 'Columns',
-           'Batch', 'Underway', 'came_from', 'packed', 'as_kind', 'as_chunk', 'convert', 'columns_of_steps',
-           'chunk_columns', 'first_row', 'example_row', 'stream_numbers', 'check_streams', 'chunk_streams']
+           'constant_result', 'as_tensor', 'Column', 'Nested', 'batch_type', 'made_of', 'made_over', 'Columns', 'Batch',
+           'Underway', 'came_from', 'packed', 'as_kind', 'as_chunk', 'convert', 'columns_of_steps', 'chunk_columns',
+           'first_row', 'example_row', 'stream_numbers', 'chunk_streams']
 
 # %% ../nbs/1_memory/04_batch.ipynb #62b90cd6
 import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Generic, TypeVar, cast
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy import ndarray
 from torch import from_numpy
 from .checks import Words, array, form, named_by, of_batch, one_of, plain_array, refuse, typed
 from .steps import (
-    FLAGS, LOOSE, Layout, Leaf, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
+    LOOSE, Layout, Leaf, SimpleStep, Transition, children, encode, is_step, same_layout, tree_leaves, tree_map)
 
 # %% ../nbs/1_memory/04_batch.ipynb #2108dd11
 _KINDS = dict(ids='i8', probs='f4', weights='f4', mask='?', relabelled='?', source='i8', _is_pad='?',
@@ -104,7 +104,8 @@ def as_tensor(a: np.ndarray | torch.Tensor, bits: torch.dtype | None = None) -> 
 
 class Column(Generic[T]):
     "Column `k` of a batch (None: that of its name in the header) as a tensor, made when it is first read; or None"
-    def __init__(self, k: Any = None) -> None: self.k, self.name = k, ''
+    name = ''
+    def __init__(self, k: Any = None) -> None: self.k = k
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
         self.k = list(HEADER).index(name) if self.k is None else self.k
@@ -116,16 +117,9 @@ class Column(Generic[T]):
         known[self.name] = a
         return a
 
-class Texts(Column):
-    "A field of strings, as a list"
-    def __get__(self, batch: Any, owner: Any = None) -> Any:
-        if batch is None: return self
-        a = batch.__dict__['_columns'][self.k]
-        made = batch.__dict__[self.name] = a.tolist() if isinstance(a, ndarray) else a
-        return made
-
 class Nested(Column):
-    "A field of several leaves, or of one whose dtype numpy lacks; `k`: their numbers, nested as the field is"
+    """A field of several leaves, or of one whose dtype numpy lacks, or of strings, which is a list; `k`: their
+    numbers, nested as the field is; `bits`: for each column of the batch, the dtype that its bits stand for, or str"""
     def __init__(self, k: Any, bits: list) -> None:
         super().__init__(k)
         self.bits = bits
@@ -133,8 +127,12 @@ class Nested(Column):
         if batch is None: return self
         columns = batch.__dict__['_columns']
         bits = self.bits
-        made = batch.__dict__[self.name] = tree_map(lambda k: as_tensor(columns[k], bits[k]), self.k)
+        made = batch.__dict__[self.name] = tree_map(lambda k: _readable(columns[k], bits[k]), self.k)
         return made
+
+def _readable(a: Any, bits: Any) -> Any:
+    if bits is not str: return as_tensor(a, bits)
+    return a.tolist() if isinstance(a, ndarray) else a
 
 def batch_type(kind: 'type[Columns]', layout: Layout) -> Any:
     "Return the class of batches of this layout: `kind` (`Batch`, or a class derived from it), with its fields"
@@ -146,7 +144,7 @@ def batch_type(kind: 'type[Columns]', layout: Layout) -> Any:
 def _make_type(kind: 'type[Columns]', layout: Layout) -> None:
     known = layout.__dict__.setdefault('_batch_types', {})
     if kind in known: return
-    bits = [None]*N_HEADER + [o.bits_of for o in layout.leaves]
+    bits = [None]*N_HEADER + [str if o.text else o.bits_of for o in layout.leaves]
     texts = {layout.leaves[k].path[0]: k for k in layout.texts}
     own: dict[str, Any] = dict(_kind=kind, _layout=layout, _names={}, _texts=texts, _trees={})
     for field, tree in zip(layout.fields, layout.trees):
@@ -154,9 +152,8 @@ def _make_type(kind: 'type[Columns]', layout: Layout) -> None:
         k = tree_map(lambda k: k + N_HEADER, tree)
         own['_names'][field] = name
         own['_trees'][name] = tree_leaves(k)
-        if field in texts: own[name] = Texts(k)
-        elif isinstance(k, int) and bits[k] is None: own[name] = Column(k)
-        else: own[name] = Nested(k, bits)
+        plain = isinstance(k, int) and bits[k] is None
+        own[name] = Column(k) if plain else Nested(k, bits)
     known[kind] = type(kind.__name__, (kind,), own)
 
 def made_of(of_type: type, known: dict) -> Any:
@@ -218,16 +215,15 @@ class Columns:
         self._assign(field, value)
 
     def _assign(self, field: str, value: object) -> None:
-        if field in self._texts: return self._assign_texts(field, value)
-        column = _checked_rows(field, value, self._n)
-        if field in LOOSE: column = column.float()
-        if self._n: self.__dict__['_type'] = _with_field(self._type, field, tree_map(_form, column))
+        if field in self._texts:
+            leaf = self._type._layout.leaves[self._texts[field]]
+            column = encode(leaf, value, (self._n,)).tolist()
+        else:
+            column = _checked_rows(field, value, self._n)
+            if field in LOOSE: column = column.float()
+            if self._n: self.__dict__['_type'] = _with_field(self._type, field, tree_map(_form, column))
         self.__dict__['_plan'] = None
         self.__dict__[self._names[field]] = column
-
-    def _assign_texts(self, field: str, value: object) -> None:
-        value = encode(self._type._layout.leaves[self._texts[field]], value, (self._n,)).tolist()
-        self.__dict__.update({'_plan': None, self._names[field]: value})
     def _strings(self) -> list:
         "The columns of strings"
         arrays = self.arrays() if self._texts else []
@@ -247,8 +243,8 @@ class Columns:
         return found
     def _tensors(self) -> list:
         "All columns as tensors"
-        header = [getattr(self, o) if o in self._header else None for o in HEADER]
-        return header + [t for name in self._names.values() for t in tree_leaves(getattr(self, name))]
+        for name in (*self._header, *self._names.values()): getattr(self, name)         # makes it one
+        return self._values()
 
     def arrays(self) -> list:
         "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"
@@ -285,8 +281,7 @@ class Columns:
         if block is None: made = self._each(f)
         else: made = made_over(self._kind, self._plan, f(block), **self._kept())
         if fetch is not None: made.__dict__['_fetch'] = fetch
-        if block is None or not self._texts: return made
-        return made._with_strings([a.tolist() for a in self._strings()])
+        return made if block is None else made._with_strings([a.tolist() for a in self._strings()])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
@@ -442,14 +437,10 @@ class Batch(Columns):
     def is_pad(self) -> dict[str, torch.Tensor] | None:
         """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs,
         n) for each field that was drawn with its neighbours; None without `windows`"""
-        pads = self._is_pad
-        at = 0
-        found = {}
-        if pads is None: return None
-        for field, offsets in self._extra['windows']:
-            found[field] = pads[:, at:at + len(offsets)]
-            at += len(offsets)
-        return found
+        if self._is_pad is None: return None
+        fields = [field for field, _ in self._extra['windows']]
+        widths = [len(offsets) for _, offsets in self._extra['windows']]
+        return dict(zip(fields, self._is_pad.split(widths, 1)))
     @property
     def layout(self) -> Layout:
         "The `Layout` of the rows"
@@ -473,7 +464,7 @@ class Batch(Columns):
         part = self._each(lambda t: t[k].clone(), n)
         streams = None if self.streams is None else self.streams[k].copy()
         part.__dict__.update(_host_ids=None, streams=streams)
-        return part._with_strings([a[k].tolist() for a in self._strings()]) if self._texts else part
+        return part._with_strings([a[k].tolist() for a in self._strings()])
 
     def columns(self, *names: str) -> tuple:
         "Return the columns with these `names`, as a tuple; a `KeyError` names one that doesn't exist"
@@ -489,11 +480,10 @@ class Batch(Columns):
         "Return all columns as a step of arrays that share memory on the CPU; bfloat16 becomes float32"
         return self.layout.step(self._readable())
     def _readable(self) -> list:
-        leaves = self.layout.leaves
         arrays = [*self.arrays()]
-        for k, (o, a) in enumerate(zip(leaves, arrays)):
-            if o.bits_of is not None: arrays[k] = as_tensor(a, o.bits_of).float().numpy()
-            elif o.text: arrays[k] = a.tolist()
+        for k, o in enumerate(self.layout.leaves):
+            if o.bits_of is not None: arrays[k] = as_tensor(arrays[k], o.bits_of).float().numpy()
+            elif o.text: arrays[k] = arrays[k].tolist()
         return arrays
 
     def replace(self, **columns: object) -> 'Batch':
@@ -507,10 +497,10 @@ class Batch(Columns):
 
     def unsqueezed(self) -> 'Batch':
         "Return the batch with shapes (bs, 1) instead of (bs,), except for `ids`, as some learners expect"
-        def wider(t: Any) -> Any: return t.unsqueeze(-1) if isinstance(t, torch.Tensor) and t.ndim==1 else t
-        ids, *others = self._tensors()
-        columns = [ids, *map(wider, others)]
-        return made_of(type(self), self._kept() | dict(_n=self._n, _columns=columns, _type=_unsqueezed(self._type)))
+        made = self._each(lambda t: t.unsqueeze(-1) if t.ndim==1 else t)
+        made._columns[0] = self.ids
+        made.__dict__['_type'] = _unsqueezed(self._type)
+        return made
 
     def update_priorities(self, td_errors: object) -> int:
         "Send new `td_errors` (bs,) to its memory: see `ReplayMemory.update_priorities`"
@@ -531,7 +521,8 @@ class Batch(Columns):
         return TensorDict(header | named(self.astuple()._asdict()), batch_size=[self._n])
 
     def __repr__(self) -> str:
-        kind = 'chunk' if self.ids is None else 'fetched' if self.weights is None else 'drawn'
+        if self.ids is None: kind = 'chunk'
+        else: kind = 'fetched' if self.weights is None else 'drawn'
         fields = ', '.join(f'{o.name} {o}' for o in self.layout.leaves)
         return f'Batch({self.step_type.__name__}, {self._n} rows, {kind}: {fields})'
 
@@ -614,20 +605,16 @@ def chunk_columns(layout: Layout, chunk: object) -> tuple:
         except TypeError: refuse(layout.leaves[0].name, 'an array of rows', values[0], 'store a single step with add')
     return layout.chunk_fitter.fit(values, m), m
 
-_known_layouts: dict[tuple, Layout] = {}
-
 def _layout_of_rows(step: tuple) -> Layout:
     "Return the layout of the rows of stacked arrays; of the same type, dtypes and shapes it is the same"
     arrays = is_step(step) and {ndarray}.issuperset(map(type, step))
-    sure = arrays and all(a.ndim and not a.dtype.hasobject for a in step)
-    sure = sure and all(getattr(step, f, _NO_FLAGS).dtype==bool for f in FLAGS)     # other flags are looked at
-    if not sure: return Layout.of(first_row(step))
-    key = type(step), *[(a.dtype, a.shape[1:]) for a in step]
-    if key not in _known_layouts:
-        if len(_known_layouts) > 99: _known_layouts.clear()
-        _known_layouts[key] = Layout.of(first_row(step))
-    return _known_layouts[key]
-_NO_FLAGS = np.empty(0, bool)
+    if not arrays or any(a.ndim==0 or a.dtype.hasobject for a in step): return Layout.of(first_row(step))
+    return _layout_like(type(step), *((a.dtype, a.shape[1:]) for a in step))
+
+@lru_cache(99)
+def _layout_like(step_type: type, *forms: tuple) -> Layout:
+    values = [np.zeros(shape, dtype) for dtype, shape in forms]
+    return Layout.as_is(step_type(*values)).strict
 
 def first_row(step: tuple) -> Any:
     "Return the first row of a step of stacked arrays, as an example step; of arrays without rows, zeros"
@@ -635,7 +622,7 @@ def first_row(step: tuple) -> Any:
     step_type: Any = type(step)
     for f, v in zip(step_type._fields, step):
         for leaf in tree_leaves(v):
-            if getattr(leaf, 'ndim', 0) or isinstance(leaf, (list, tuple)) and leaf: continue
+            if getattr(leaf, 'ndim', 0) or isinstance(leaf, list) and leaf: continue
             refuse(f, 'rows', leaf, 'a single step is not a chunk')
     return step_type(*(tree_map(_first_of, v) for v in step))
 def _first_of(a: Any) -> Any:
@@ -662,28 +649,26 @@ def _checked_streams(streams: Any, n: int) -> np.ndarray | None:
         refuse('streams', f'{n} whole numbers, one for each row', form(a))
     return a.astype(np.int64)
 
-def check_streams(layout: Layout, chunk: object, streams: object) -> None:
-    "Raise a `ValueError` for `streams` of a chunk that say otherwise than its `env_id`"
+def chunk_streams(layout: Layout, chunk: object, columns: list,
+                  streams: object = None) -> np.ndarray | None:
+    """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
+    order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one
+    stream. A `ValueError` for `streams` that say otherwise than `env_id`"""
+    n = len(columns[0])
     key = layout.stream_leaf
-    if streams is None or key is None: return
-    columns, m = chunk_columns(layout, chunk)
-    own = columns[key].astype(np.int64)
-    given: Any = _checked_streams(streams, m)
-    if isinstance(streams, str): given = np.full(m, own[0])
+    given: Any = None if streams is None else _checked_streams(streams, n)
+    if key is not None:
+        own = columns[key].astype(np.int64)
+        if isinstance(streams, str): given = own[:1].repeat(n)
+        if given is not None: _compare_streams(own, given)
+        return own
+    if given is not None: return given
+    if isinstance(chunk, list): return np.zeros(n, np.int64)
+    return chunk.streams if isinstance(chunk, Batch) else None
+
+def _compare_streams(own: np.ndarray, given: np.ndarray) -> None:
     differs = own!=given
     if not differs.any(): return
     k = int(np.argmax(differs))
     wanted = f'{own[k]} for row {k}, its env_id'
     refuse('streams', wanted, int(given[k]), 'leave streams out, or correct env_id')
-
-def chunk_streams(layout: Layout, chunk: object, columns: list,
-                  streams: object = None) -> np.ndarray | None:
-    """Return the stream of each row (int64), or None: one row of each stream. It comes, in this
-    order, from `env_id`, `streams` ('one', or an int array), `chunk.streams`; a list is one
-    stream"""
-    key = layout.stream_leaf
-    if streams is not None: streams = _checked_streams(streams, len(columns[0]))
-    if key is not None: return columns[key].astype(np.int64)
-    if streams is not None: return streams
-    if isinstance(chunk, list): return np.zeros(len(chunk), np.int64)
-    return chunk.streams if isinstance(chunk, Batch) else None

@@ -9,7 +9,6 @@ __all__ = ['Newest', 'newest', 'not_finite', 'episode_returns', 'stored_prioriti
 
 # %% ../nbs/5_looking/01_health.ipynb #02de6063
 import copy, html
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -22,7 +21,8 @@ from .steps import Layout, Leaf, ending_columns, goes_on, tree_leaves
 # %% ../nbs/5_looking/01_health.ipynb #949fd2e2
 _MOST = 1_000_000               # rows whose numbers are read
 _BYTES = 64 << 20               # bytes of larger fields that are read
-_NONE, _ELSEWHERE = -1, -2      # in `Newest.before`: there is no row before; it is not among these rows
+_NONE = -1                      # in `Newest.before`: there is no row before
+_ELSEWHERE = -2                 # the row before is not among these rows
 _NAN = float('nan')
 
 class Newest(NamedTuple):
@@ -30,50 +30,42 @@ class Newest(NamedTuple):
     ids: np.ndarray                      # int64
     before: np.ndarray               # where in these rows the row before is; −1: none; −2: not here
     columns: dict[str, np.ndarray]       # the fields of one number
-    def ends(self) -> np.ndarray | None:
-        "Return which rows end an episode (bool), or None where the steps have no flags"
-        terminated = self.columns.get('terminated')
-        truncated = self.columns.get('truncated')
-        if terminated is None or truncated is None: return None
-        return (terminated != 0) | (truncated != 0)
+    def ends(self) -> np.ndarray:
+        "Return which rows end an episode (bool); none where the steps have no flags"
+        if not self.has_ends: return np.zeros(len(self.ids), bool)
+        return (self.columns['terminated']!=0) | (self.columns['truncated']!=0)
+    @property
+    def has_ends(self) -> bool:
+        "Do the steps have both flags?"
+        return {'terminated', 'truncated'} <= self.columns.keys()
 
 def newest(memory: Memory, most: int = _MOST, shift: int = 0) -> Newest:
     "Return the newest rows of `memory`, at most `most`; `shift`: of a copy, how many came before its first"
     k = min(len(memory), most)
     ids = np.arange(memory.n_added - k, memory.n_added)
     if not k: return Newest(ids, ids, {})
-    fields = _numbers_of(memory.layout)
+    fields = [o.name for o in memory.layout.leaves if len(o.path)==1 and not o.shape]
     columns = memory.fetch(ids, fields=fields).numpy()._asdict() if fields else {}
     previous = memory.previous(ids)
     before = np.where(previous < ids[0], _ELSEWHERE, previous - ids[0])
     if memory.first_id + shift==0: before[previous < 0] = _NONE     # else it may have been overwritten
     return Newest(ids, before, columns)
 
-def _numbers_of(layout: Layout) -> list[str]:
-    "The fields of one number"
-    found = []
-    for field in layout.fields:
-        k = layout.leaf(field)
-        if k is not None and not layout.leaves[k].shape: found.append(field)
-    return found
-
 def not_finite(memory: Memory) -> tuple[dict[str, int], int]:
     "{name of a leaf: how many rows hold NaN or infinity there}, and how many rows were read"
     layout = memory.layout
-    fields = [f for f in layout.fields if _has_floats(layout.select([f]))]
+    fields = list(dict.fromkeys(o.path[0] for o in layout.leaves if _is_float(o)))
     if not fields: return {}, len(memory)
     fit = _BYTES // _nbytes(layout, fields)
     n = max(1, min(len(memory), _MOST, fit))
     ids = _evenly(memory.first_id, memory.n_added - 1, n)
     rows = memory.fetch(ids, fields=fields)
     found = {}
-    for leaf, values in zip(rows.layout.leaves, tree_leaves(tuple(rows.numpy()))):
-        if not _is_float(leaf): continue
+    for leaf, values in zip(rows.layout.leaves, tree_leaves(rows.numpy())):
         bad = ~np.isfinite(_flat(values)).all(1)
         if bad.any(): found[leaf.name] = int(bad.sum())
     return found, n
 
-def _has_floats(layout: Layout) -> bool: return any(map(_is_float, layout.leaves))
 def _is_float(leaf: Leaf) -> bool: return bool(leaf.dtype.kind in 'fc' or leaf.bits_of is not None)
 def _nbytes(layout: Layout, fields: list[str]) -> int: return sum(o.nbytes for o in layout.select(fields).leaves)
 def _flat(a: np.ndarray) -> np.ndarray: return a.reshape(len(a), -1)
@@ -97,21 +89,18 @@ def episode_returns(rows: Newest) -> tuple[np.ndarray, np.ndarray]:
     "Return ids of the last rows of the episodes in `rows`, and their returns; empty: unknown"
     columns = rows.columns
     ends = rows.ends()
-    known = 'total_reward' in columns or ('reward' in columns and 'discount' not in columns)
-    if ends is None or not known: return np.empty(0, np.int64), np.empty(0)
-    at = np.flatnonzero(ends)
-    if 'total_reward' in columns:
-        at = _last_of_each(rows, at)
-        returns = columns['total_reward'].astype(float)
-    else: returns = _add_up(rows.before, ends, columns['reward'].astype(float))
+    returns = columns.get('total_reward', np.full(len(ends), _NAN)).astype(float)
+    if 'reward' in columns and not {'total_reward', 'discount'} & columns.keys():
+        returns = _add_up(rows.before, ends, columns['reward'].astype(float))
+    at = _last_of_each(rows, np.flatnonzero(ends))
     at = at[np.isfinite(returns[at])]
     return rows.ids[at], returns[at]
 
 def _last_of_each(rows: Newest, at: np.ndarray) -> np.ndarray:
     "Of the rows `at`, which end an episode, the last of each: n-step transitions end n at a time"
-    before = rows.before[at]
     *_, episode, discount, step = ending_columns(rows.columns.get)
     if discount is None: return at
+    before = rows.before[at]
     def pair(column: np.ndarray | None) -> tuple[Any, Any]:
         return (0, 0) if column is None else (column[before], column[at])
     same = goes_on(True, pair(episode), pair(discount), pair(step))
@@ -124,13 +113,10 @@ def stored_priorities(memory: Memory) -> tuple[np.ndarray, np.ndarray]:
     sampler = memory.sampler
     p = getattr(sampler, 'priorities', None)
     if not isinstance(p, np.ndarray) or not sampler.prioritized: p = np.empty(0)
-    if sampler.sequence is None:
-        slots = np.arange(len(p))
-        eligible = sampler.eligible.holds(slots)
-        slots = slots[eligible]
-        p = p[eligible]
-    else: slots = sampler.starts[:len(p), 0]
-    return ids_in(slots.astype(np.int64), memory.n_added, memory.max_sz), p
+    slots = np.arange(len(p))
+    if sampler.sequence is None: slots = slots[sampler.eligible.holds(slots)]
+    starts = slots if sampler.sequence is None else sampler.starts[slots, 0].astype(np.int64)
+    return ids_in(starts, memory.n_added, memory.max_sz), p[slots]
 
 def trial_draws(memory: Memory, n: int = 20_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "Return ids, probabilities, weights of about `n` draws by a copy of the sampler; none where nothing can be drawn"
@@ -153,10 +139,10 @@ class _Seen:
         self.ids = rows.ids
         self.fields = _fields_of_states(memory.layout)
         self.most = 0                     # there is nothing to compare
-        if not self.fields or rows.ends() is None: return
+        if not self.fields or not rows.has_ends: return
         if 'discount' in memory.layout.fields and not n_step: return
         fit = _BYTES // 16 // _nbytes(memory.layout, self.fields)
-        self.most = int(np.clip(fit, 9, 4096))
+        self.most = min(max(fit, 9), 4096)
     def some(self, which: np.ndarray) -> np.ndarray:
         "Where `which` (bool) is true: all places, or enough of them"
         at = np.flatnonzero(which)
@@ -173,11 +159,14 @@ class _Seen:
         "The next states of the rows at these places"
         return self._read(at, self.fields[1:])
     def _read(self, at: np.ndarray, fields: list[str]) -> list[np.ndarray]:
-        batch = self.memory.fetch(self.ids[at], fields=fields)
-        return tree_leaves(tuple(batch.numpy()))
-    def moves(self, at: np.ndarray) -> list[np.ndarray]:
-        "How far each number of a state goes in these rows"
-        return _differences(self.states(at), self.next_states(at))
+        return tree_leaves(self.memory.fetch(self.ids[at], fields=fields).numpy())
+    def moves(self, at: np.ndarray) -> np.ndarray:
+        "How far each number of a state goes in these rows: (rows, numbers)"
+        found = []
+        for a, b in zip(self.states(at), self.next_states(at)):
+            apart = np.subtract(a, b, dtype=np.result_type(a, np.float32))
+            found.append(_flat(np.abs(apart)))
+        return np.concatenate(found, 1)
 
 def _fields_of_states(layout: Layout) -> list[str]:
     "The fields of a state and of the next state, where these have the same shapes"
@@ -188,42 +177,27 @@ def _fields_of_states(layout: Layout) -> list[str]:
         return fields if before==after else []
     return []
 
-def _differences(some: list[np.ndarray], others: list[np.ndarray]) -> list[np.ndarray]:
-    "How far apart the numbers of some arrays and of others are, an array (n, numbers) for each pair"
-    found = []
-    for a, b in zip(some, others):
-        apart = np.subtract(a, b, dtype=np.result_type(a, np.float32))
-        found.append(_flat(np.abs(apart)))
-    return found
-
-def _distance(differences: list[np.ndarray]) -> np.ndarray:
-    "The sum of all differences of each row"
-    total: Any = sum(o.sum(1) for o in differences)
-    return total
-
 def _alike(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
-    "In which rows some arrays and others hold the same (bool)"
-    return _distance(_differences(some, others))==0
-
-def _unlike(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
-    "Which rows of some arrays differ from those of others (bool); NaN is like NaN"
-    unlike = np.zeros(len(some[0]), bool)
+    "In which rows some arrays and others hold the same (bool); NaN is like NaN"
+    alike = np.ones(len(some[0]), bool)
     for a, b in zip(some, others):
         both_nan = (a!=a) & (b!=b)
-        unlike |= _flat((a!=b) & ~both_nan).any(1)
-    return unlike
+        alike &= _flat((a==b) | both_nan).all(1)
+    return alike
 
 def _after_end(rows: Newest) -> np.ndarray:
     "Which rows come after the end of an episode (bool)"
-    ends: Any = rows.ends()
-    return (rows.before >= 0) & ends[np.maximum(rows.before, 0)]
+    return (rows.before >= 0) & rows.ends()[np.maximum(rows.before, 0)]
 
 def _inside(rows: Newest) -> np.ndarray:
     "Which rows come after another one of the same episode, by the flags (bool)"
     return (rows.before >= 0) & ~_after_end(rows)
 
-def _share_alike(began: list[np.ndarray], ended: list[np.ndarray]) -> float:
-    "The share of rows in which both states are the same; 0 if it is below .9, or rows put together at random are too"
+def _share_alike(seen: _Seen, at: np.ndarray, before: np.ndarray) -> float:
+    """The share of rows `at` that begin in the state in which the rows `before` ended; 0 if it is below
+    .9, or rows put together at random do so too"""
+    began = seen.states(at)
+    ended = seen.next_states(before)
     mixed = np.random.default_rng(0).permutation(len(began[0]))
     own = _alike(began, ended).mean()
     by_chance = _alike(began, [a[mixed] for a in ended]).mean()
@@ -232,17 +206,16 @@ def _share_alike(began: list[np.ndarray], ended: list[np.ndarray]) -> float:
 def stored_resets(memory: Memory, rows: Newest) -> int:
     "Return how many of `rows` (a `Newest`) lead from the end of an episode to the beginning of the next"
     seen = _Seen(memory, rows)
-    ends = rows.ends()
-    if not seen.most or ends is None: return 0
+    if not seen.most: return 0
     unpaid = rows.columns.get('reward', np.zeros(len(rows.ids)))==0
     follows = _after_end(rows)
-    idle = follows & unpaid & ~ends
+    idle = follows & unpaid & ~rows.ends()
     if follows.sum() < 5 or idle.sum() < .9*follows.sum(): return 0
     after = seen.some(idle)
     rest = seen.some(~follows)
-    share = _share_alike(seen.states(after), seen.next_states(rows.before[after]))
-    usual = _distance(seen.moves(rest))
-    far = np.median(_distance(seen.moves(after)))
+    share = _share_alike(seen, after, rows.before[after])
+    usual = seen.moves(rest).sum(1)
+    far = np.median(seen.moves(after).sum(1))
     rest_is_paid = unpaid[rest].mean() < .01 and np.ptp(usual) > 0
     stands_out = rest_is_paid or far > 2*np.median(usual)
     return round(share*idle.sum()) if stands_out else 0
@@ -250,10 +223,8 @@ def stored_resets(memory: Memory, rows: Newest) -> int:
 # %% ../nbs/5_looking/01_health.ipynb #7fcda8b0
 def _leap(seen: _Seen, last: np.ndarray, others: np.ndarray) -> bool:
     "In the rows `last`, do most of the numbers in a state, of those that move, go much further than in `others`?"
-    moves = np.concatenate(seen.moves(last), 1)
-    usual = np.concatenate(seen.moves(others), 1)
-    far = np.median(moves, 0)
-    half, most = np.quantile(usual, (.5, .75), 0)
+    far = np.median(seen.moves(last), 0)
+    half, most = np.quantile(seen.moves(others), (.5, .75), 0)
     near = np.maximum(2*half, most)
     moving = np.maximum(far, near) > 0
     return moving.any() and (far > near)[moving].mean() > .6
@@ -261,13 +232,13 @@ def _leap(seen: _Seen, last: np.ndarray, others: np.ndarray) -> bool:
 def wrong_ends(memory: Memory, rows: Newest) -> int:
     "Return how many episodes in `rows` (a `Newest`) end in the state in which the next one begins, after a jump"
     seen = _Seen(memory, rows)
+    if not seen.most: return 0
     ends = rows.ends()
-    if not seen.most or ends is None: return 0
     first = _after_end(rows)
     if first.sum() < 5 or ends.all(): return 0
     at = seen.some(first)
     last = rows.before[at]
-    share = _share_alike(seen.states(at), seen.next_states(last))
+    share = _share_alike(seen, at, last)
     if not share or not _leap(seen, last, seen.some(~ends)): return 0
     return round(share*first.sum())
 
@@ -276,8 +247,7 @@ def _goes_on(rows: Newest, at: np.ndarray, k: np.ndarray) -> np.ndarray:
     "Do the rows `at` have the number after that of the rows `k`, in the same episode (bool)?"
     step = rows.columns.get('step_n')
     if step is None: return np.zeros(len(at), bool)
-    follows = step[at]==step[k] + 1
-    return follows & _same_episode(rows, at, k)
+    return (step[at]==step[k] + 1) & _same_episode(rows, at, k)
 
 def _same_episode(rows: Newest, at: np.ndarray, k: np.ndarray) -> np.ndarray:
     "Are the rows `at` and `k` of the same episode, as far as that is known (bool)?"
@@ -312,7 +282,7 @@ def _numbered(rows: Newest) -> bool:
 
 def _origins(rows: Newest, at: np.ndarray) -> np.ndarray:
     "Return for each row of `at` the nearest row before it in its stream that has the number before; −1: none has"
-    ends: Any = rows.ends()
+    ends = rows.ends()
     found = np.full(len(at), -1)
     left = np.arange(len(at))               # places in `at` that are still searched for
     k = rows.before[at]
@@ -327,23 +297,20 @@ def _origins(rows: Newest, at: np.ndarray) -> np.ndarray:
         k = rows.before[k[~fits]]
     return found
 
-def _torn_numbered(seen: _Seen, rows: Newest) -> tuple[int, int]:
-    "How many rows were looked at, and how many do not begin where the row with the number before ended"
-    inside = rows.columns['step_n'] > 0
-    at = seen.some(inside & (rows.before >= 0))
-    origins = _origins(rows, at)
-    known = at[origins >= 0]
-    origins = origins[origins >= 0]
-    if not len(known): return len(at), 0
-    unlike = _unlike(seen.states(known), seen.next_states(origins))
-    wrong = np.where(origins==rows.before[known], unlike, ~unlike)
-    return len(at), int(wrong.sum())
+def _linked(rows: Newest) -> np.ndarray:
+    "Which rows come after another one of the same episode, by their numbers or, without these, by the flags (bool)"
+    return (rows.before >= 0) & (rows.columns['step_n'] > 0) if _numbered(rows) else _inside(rows)
 
-def _torn_unnumbered(seen: _Seen, rows: Newest) -> tuple[int, int]:
-    "The same where rows have no numbers: each belongs after the row before it in its stream"
-    at = seen.some(_inside(rows))
-    if not len(at): return 0, 0
-    wrong = _unlike(seen.states(at), seen.next_states(rows.before[at]))
+def _torn_one_step(seen: _Seen, rows: Newest) -> tuple[int, int]:
+    """How many rows were looked at, and how many do not begin where the row with the number before
+    ended; without numbers, where the row before it in its stream ended"""
+    at = seen.some(_linked(rows))
+    before = rows.before[at]
+    origins = _origins(rows, at) if _numbered(rows) else before
+    known = origins >= 0
+    if not known.any(): return len(at), 0
+    alike = _alike(seen.states(at[known]), seen.next_states(origins[known]))
+    wrong = alike!=(origins==before)[known]
     return len(at), int(wrong.sum())
 
 def _steps_of(discounts: np.ndarray) -> int:
@@ -357,7 +324,7 @@ def _hops(seen: _Seen, rows: Newest, n: int) -> Iterator[tuple[np.ndarray, np.nd
     """Of some rows, for the row 1, 2 … before each in its stream: may it lead to this one, and does
     it? (bool each) Where rows have numbers, it must be of the same episode and, if that is known,
     `n` steps earlier"""
-    ends: Any = rows.ends()
+    ends = rows.ends()
     at = seen.all(256)
     began = seen.states(at)
     step = rows.columns['step_n'] if _numbered(rows) else None
@@ -369,7 +336,7 @@ def _hops(seen: _Seen, rows: Newest, n: int) -> Iterator[tuple[np.ndarray, np.nd
             earlier = step[at] - step[k]==n if n else step[at] > step[k]
             may &= earlier & _same_episode(rows, at, k)
         does = np.zeros(len(at), bool)
-        if may.any(): does[may] = ~_unlike([o[may] for o in began], seen.next_states(k[may]))
+        if may.any(): does[may] = _alike([o[may] for o in began], seen.next_states(k[may]))
         yield may, does
 
 def _torn_n_step(seen: _Seen, rows: Newest, in_order: bool) -> tuple[int, int]:
@@ -380,7 +347,8 @@ def _torn_n_step(seen: _Seen, rows: Newest, in_order: bool) -> tuple[int, int]:
     if n > _FAR: return 0, 0
     numbered = _numbered(rows)
     may_any = does_any = np.zeros((), bool)
-    asked, fitted = [], []
+    asked = []
+    fitted = []
     for may, does in _hops(seen, rows, n):
         may_any = may_any | may
         does_any = does_any | does
@@ -399,17 +367,12 @@ def _torn_share(memory: Memory, rows: Newest, in_order: bool = True) -> tuple[fl
     """The share of linked rows, with no end between, that do not follow each other (NaN:
     unknown), and how many are linked"""
     n_step = 'discount' in rows.columns
-    numbered = _numbered(rows)
     seen = _Seen(memory, rows, n_step)
     if not seen.most: return _NAN, 0
-    if n_step: looked, wrong = _torn_n_step(seen, rows, in_order)
-    elif numbered: looked, wrong = _torn_numbered(seen, rows)
-    else: looked, wrong = _torn_unnumbered(seen, rows)
+    looked, wrong = _torn_n_step(seen, rows, in_order) if n_step else _torn_one_step(seen, rows)
     if not looked: return _NAN, 0
-    inside = rows.columns['step_n'] > 0 if numbered else ~_after_end(rows)
-    linked = inside & (rows.before >= 0)
     share = float(wrong/looked) if wrong >= 5 else 0.
-    return share, int(linked.sum())
+    return share, int(_linked(rows).sum())
 
 def torn_streams(memory: Memory, rows: Newest) -> int:
     """Return how many of `rows` do not begin where the row before them in their stream ended; 0: at
@@ -425,8 +388,8 @@ def consecutive(memory: Memory, m: int) -> bool:
     seen = _Seen(memory, rows)
     if not seen.most: return False
     at = seen.some(np.arange(len(rows.ids)) > 0)
-    unlike = _unlike(seen.states(at), seen.next_states(at - 1))
-    return bool(unlike.mean() < .5)
+    alike = _alike(seen.states(at), seen.next_states(at - 1))
+    return bool(alike.mean() > .5)
 
 # %% ../nbs/5_looking/01_health.ipynb #c7abf993
 def _mean(values: np.ndarray) -> float: return float(values.mean(dtype=float)) if len(values) else _NAN
@@ -477,14 +440,9 @@ def _row_numbers(memory: Memory, in_order: bool) -> dict[str, Any]:
 
 def _ends_counted(rows: Newest) -> dict[str, Any]:
     "How many episodes terminated, and how many were truncated"
-    found = {}
-    ends = rows.ends()
-    at = np.flatnonzero(np.empty(0) if ends is None else ends)
-    last = _last_of_each(rows, at)
-    for name in ('terminated', 'truncated'):
-        flags = rows.columns.get(name, last)
-        found[f'n_{name}'] = np.count_nonzero(flags[last])
-    return found
+    last = _last_of_each(rows, np.flatnonzero(rows.ends()))
+    flags = {k: rows.columns.get(k, last)[last] for k in ('terminated', 'truncated')}
+    return {f'n_{k}': np.count_nonzero(v) for k, v in flags.items()}
 
 def _reward_numbers(rows: Newest) -> dict[str, Any]:
     reward = rows.columns.get('reward', np.full(1, _NAN))
@@ -513,71 +471,76 @@ def _one_length(columns: dict[str, np.ndarray]) -> float:
     return int(last[0]) + 1 if same else _NAN
 
 # %% ../nbs/5_looking/01_health.ipynb #c3ec9be2
-def _drawing_warnings(o: dict[str, Any]) -> Iterator[str]:
+class _Known(dict[str, Any]):
+    "Numbers by name, which are attributes; NaN: unknown"
+    def __missing__(self, name: str) -> float: return _NAN
+    def __getattr__(self, name: str) -> Any: return self[name]
+
+def _drawing_warnings(o: _Known) -> Iterator[str]:
     "What looks wrong in how rows are drawn, as templates for the numbers `o`; what is unknown there is NaN"
-    if o['evicted_undrawn'] > .2 and o['n_watched_evicted'] > 99 and o['samples_per_insert'] > 0:
+    if o.evicted_undrawn > .2 and o.n_watched_evicted > 99 and o.samples_per_insert > 0:
         yield ('{evicted_undrawn:.1%} of transitions were overwritten before they were sampled: sample more often or '
                'larger batches, or store more')
-    if o['stale_share'] > .1 and o['n_stale'] >= 100:
+    if o.stale_share > .1 and o.n_stale >= 100:
         yield ('{n_stale:,} priorities ({stale_share:.1%} of all rows drawn) came too late: send them sooner, or '
                'store more')
-    if o['priority_equal_share']==1 and o['n_batches'] >= 100 and o['n'] > 1:
+    if o.priority_equal_share==1 and o.n_batches >= 100 and o.n > 1:
         yield ('after {n_batches:,} batches every priority is still {priority_max:g}: '
                'call batch.update_priorities(td_errors) after each batch')
-    if o['effective_share'] < .05 and o['n'] >= 100:
+    if o.effective_share < .05 and o.n >= 100:
         yield ('the effective number of transitions is {effective:,.0f} ({effective_share:.1%}): choose a smaller '
                'alpha or a larger eps')
-    if o['priority_zero_share'] > .5:
+    if o.priority_zero_share > .5:
         yield '{priority_zero_share:.1%} of transitions have priority 0 and are never drawn: use an eps above 0'
-    if o['n_dropped']==o['n']:
+    if o.n_dropped==o.n:
         yield 'all {n:,} transitions stored were dropped: nothing can be drawn until others are added'
 
-def _row_warnings(o: dict[str, Any]) -> Iterator[str]:
+def _row_warnings(o: _Known) -> Iterator[str]:
     "The same of what rows hold"
-    if o['not_finite']: yield 'NaN or infinity in {bad}, of {n_looked_at:,} rows read: find out where they come from'
-    if o['reward_zero_share']==1 and o['n'] >= 1000:
+    if o.not_finite: yield 'NaN or infinity in {bad}, of {n_looked_at:,} rows read: find out where they come from'
+    if o.reward_zero_share==1 and o.n >= 1000:
         yield 'all of {n:,} stored rewards are 0: explore more, or check how rewards are stored'
-    if o['one_length'] > 1:
+    if o.one_length > 1:
         yield 'every stored episode terminated after exactly {one_length:,} steps: a time limit is stored as truncated'
-    if o['n_stored_resets']:
+    if o.n_stored_resets:
         yield ('{n_stored_resets:,} of {n_read:,} rows were stored while a vector environment reset itself: each '
                'begins in the state in which the episode before it ended, and leads to a new one; drop the row after '
                "an episode's end, or let GymStepper step the environments")
-    if o['n_wrong_ends']:
+    if o.n_wrong_ends:
         yield ('{n_wrong_ends:,} episodes end, after a jump, in the state in which the next one begins: an '
                'environment that resets itself in the same step (SAME_STEP) has the last observation in '
                "info['final_obs']; store that as next_state, or let GymStepper step the environments. (Where it goes "
                'on after an end, as after a lost life, that is no error)')
-    if o['n_reused']:
+    if o.n_reused:
         yield ('{n_reused:,} of {n_read:,} rows have the same state and next_state, and the next row begins '
                'elsewhere: both are one array, which the environment writes to; store copies, or let GymStepper step '
                'the environment')
 
-def _room_warnings(o: dict[str, Any]) -> Iterator[str]:
+def _room_warnings(o: _Known) -> Iterator[str]:
     "The same of what takes more room than it should, or has none"
-    if o['n_unlike'] > .1*o['n']:
+    if o.n_unlike > .1*o.n:
         yield ('{n_unlike:,} of {n:,} rows have a next observation that is not what their stream showed next, without '
                'an end of an episode, and is stored a second time: keep the streams in order, or pass next_of=None')
-    if o['n_too_large'] > 0:
+    if o.n_too_large > 0:
         yield ('{n_too_large:,} numbers are too large for float16, in which they are stored, and became infinite: '
                'take bfloat16')
-    if o['n_lost'] > 0:
+    if o.n_lost > 0:
         yield ('{n_lost:,} of the {n_stored:,} newest rows may not be drawn, since more episodes end in them than '
                'there is room for: make the memory with a larger max_ends')
-    if o['n_texts'] > .8*o['most_texts']:
+    if o.n_texts > .8*o.most_texts:
         yield ('a field of strings has {n_texts:,} different ones in the rows that are stored, and may have '
                '{most_texts:,}: keep what differs in every step outside the memory')
 
-def _sequence_warnings(o: dict[str, Any]) -> Iterator[str]:
+def _sequence_warnings(o: _Known) -> Iterator[str]:
     "The same of sequences and streams"
-    if o['unlearned_share'] > .5 and o['n'] >= 100:
+    if o.unlearned_share > .5 and o.n >= 100:
         yield ('{unlearned_share:.1%} of the steps stored count for the loss in no window: store more, or make '
                'a Sequence with a shorter length or burn_in, a stride of at most length − burn_in, pad=True and '
                'learn_first=True')
-    if o['idle_windows_share'] > .1:
+    if o.idle_windows_share > .1:
         yield ('{idle_windows_share:.1%} of the windows hold no step that counts for the loss: their episodes '
                'end within the burn-in; choose a shorter burn_in, and learn_first=True')
-    if o['n_torn']:
+    if o.n_torn:
         yield ('{n_torn:,} of {n_read:,} rows do not begin where the row before them in their stream ended '
                '({torn_share:.0%} of those looked at): are rows of several environments, sources or threads in '
                'one stream? Give each stream an env_id of its own, as GymStepper(…, first_env_id=…) does, or pass '
@@ -625,7 +588,7 @@ def memory_health(memory: Memory) -> Health:
 def _warnings(found: dict[str, Any]) -> Iterator[str]:
     "What looks wrong, in words"
     bad = [f'{name} ({n:,})' for name, n in found['not_finite'].items()]
-    known = defaultdict(lambda: _NAN, found, bad=', '.join(bad))
+    known = _Known(found, bad=', '.join(bad))
     for rules in (_drawing_warnings, _row_warnings, _room_warnings, _sequence_warnings):
         for template in rules(known): yield template.format_map(known)
 
@@ -646,9 +609,8 @@ class Scale(NamedTuple):
 def _lengths(rows: Newest, flag: str) -> np.ndarray:
     "The lengths of the episodes in `rows` that end with this flag, where they are known"
     ends = rows.ends()
-    if ends is None: return np.empty(0)
-    at = np.flatnonzero(ends & (rows.columns[flag]!=0))
-    lengths = _add_up(rows.before, ends, np.ones(len(rows.ids)))
+    lengths = _add_up(rows.before, ends, np.ones(len(ends)))
+    at = np.flatnonzero(ends & (rows.columns.get(flag, 0)!=0))
     lengths = lengths[_last_of_each(rows, at)]
     return lengths[np.isfinite(lengths)]
 
@@ -656,24 +618,20 @@ def _state_sizes(memory: Memory, rows: Newest) -> np.ndarray:
     "The mean and the largest size of each floating-point number or byte of the states (float64[2, n])"
     seen = _Seen(memory, rows, n_step=True)
     if not seen.most: return np.empty((2, 0))
-    sizes = []
-    for a in seen.states(seen.all(seen.most)):
-        if a.dtype.kind!='f' and a.dtype!=np.uint8: continue
-        sizes.append(_flat(np.abs(np.nan_to_num(a.astype(np.float64)))))
-    if not sizes: return np.empty((2, 0))
-    every = np.concatenate(sizes, 1)
-    return np.stack([every.mean(0), every.max(0)])
+    states = [a for a in seen.states(seen.all(seen.most)) if a.dtype.kind=='f' or a.dtype==np.uint8]
+    sizes = [np.abs(np.nan_to_num(_flat(a.astype(float)))) for a in states]
+    found = [np.stack([o.mean(0), o.max(0)]) for o in sizes]
+    return np.concatenate([np.empty((2, 0)), *found], 1)
 
 def scale_of(memory: Memory) -> Scale | None:
     "Return the `Scale` of what a memory of consecutive ids holds; None of an empty one"
     if not len(memory): return None
     rows = newest(memory)
-    reward = np.abs(rows.columns.get('reward', np.empty(0)).astype(np.float64))
+    reward = np.abs(rows.columns.get('reward', np.empty(0)).astype(float))
     reward = reward[np.isfinite(reward) & (reward > 0)]
-    typical = most = _NAN
-    if len(reward) >= 5:
-        typical = float(np.median(reward))
-        most = float(reward.max())
+    if len(reward) < 5: reward = np.array([_NAN])
+    typical = float(np.median(reward))
+    most = float(reward.max())
     return Scale(typical, most, _state_sizes(memory, rows), _lengths(rows, 'terminated'), _lengths(rows, 'truncated'))
 
 _TIMES = 8.       # a little less than ten, since samples differ
@@ -682,14 +640,12 @@ def unlike_members(scales: list[Scale | None]) -> list[str]:
     "Return what shows, in words, that memories with these scales cannot hold one task"
     there = [(k, o) for k, o in enumerate(scales) if o is not None]
     rules: list[Callable[..., str]] = [_rewards_apart, _states_apart, _ends_apart]
-    found = [rule(*one, *other) for one, other in combinations(there, 2) for rule in rules]
+    found = [rule(*one, *other) or rule(*other, *one) for one, other in combinations(there, 2) for rule in rules]
     return [said for said in found if said]
 
 def _rewards_apart(i: int, a: Scale, j: int, b: Scale) -> str:
-    if a.reward > b.reward: return _rewards_apart(j, b, i, a)
     times = b.reward/a.reward
-    alike = b.reward_most < _TIMES/2*a.reward_most
-    if alike or not times >= _TIMES: return ''          # NaN: unknown
+    if not times >= _TIMES or b.reward_most < _TIMES/2*a.reward_most: return ''          # NaN: unknown
     return (f'rewards of memory {j} are {times:.3g} times as large as those of memory {i} (typically '
             f'{b.reward:.3g} and {a.reward:.3g}): scale or clip both alike before they are stored')
 
@@ -697,16 +653,13 @@ def _states_apart(i: int, a: Scale, j: int, b: Scale) -> str:
     if a.state.shape!=b.state.shape: return ''
     moving = ((a.state > 0) & (b.state > 0)).all(0)
     if moving.sum() < 2: return ''
-    ratios = b.state[:, moving]/a.state[:, moving]
-    times, most = np.median(ratios, 1)
-    if 0 < times <= 1/_TIMES: return _states_apart(j, b, i, a)
+    times, most = np.median(b.state[:, moving]/a.state[:, moving], 1)
     if times < _TIMES or most < _TIMES/2: return ''
     return (f'states of memory {j} are {times:.3g} times as large as those of memory {i} (up to '
             f'{b.state.max():.3g} and {a.state.max():.3g}): normalize both alike before they are stored')
 
 def _ends_apart(i: int, a: Scale, j: int, b: Scale) -> str:
-    "All of memory `i` terminated, all of memory `j` truncated, or the other way round"
-    if not len(a.terminated): return _ends_apart(j, b, i, a) if len(b.terminated) else ''
+    "All of memory `i` terminated, all of memory `j` truncated"
     if len(a.truncated) or len(b.terminated): return ''
     if min(len(a.terminated), len(b.truncated)) < 5: return ''
     limit = np.median(b.truncated)

@@ -25,12 +25,11 @@ from numba.core.dispatcher import Dispatcher
 # %% ../nbs/3_lasting/05_kernel_cache.ipynb #d798790a
 _ROOT = Path(fastrl_replay.__file__).parent
 _PACKAGE = _ROOT.name
-# What begins a line that is not indented, or a line that imports something of this package
-_LINE = re.compile(r'^(?:(?P<block>def|class|async|@)|(?P<indent>[ \t]*)'
-                   rf'(?:from[ \t]+(?P<base>\.[\w.]*|{_PACKAGE}[\w.]*)[ \t]+import\b'
-                   r'(?P<names>[ \t]*\([^)]*\)|[^\n#;]*)'
-                   rf'|import[ \t]+(?P<module>{_PACKAGE}[\w.]*))|\S)', re.M)
+_BLOCK = re.compile(r'^(?:def|class|async|@).*\n(?:[ \t)].*\n|\n)*', re.M)          # a function or class
+_IMPORT = re.compile(rf'^[ \t]*(?:from|import)[ \t]+(\.[\w.]*|{_PACKAGE}[\w.]*)'
+                     r'(?:[ \t]+import\b([^(\n]*(?:\([^)]*\))?))?', re.M)
 
+@cache
 def _path_of(name: str) -> Path | None:
     "The file of a module of the package, or None"
     place = _ROOT.joinpath(*name.split('.')[1:])
@@ -41,20 +40,13 @@ def _imported(text: str, folder: list[str]) -> Iterator[Path]:
     """Yield the files of the modules that a source in a `folder` of the package imports. What
     its functions and classes import is left out, since a kernel takes what stands in its
     module"""
-    inside = False
-    for found in _LINE.finditer(text):
-        if not found['indent']: inside = bool(found['block'])
-        base = found['base'] or found['module']
-        if inside or not base: continue
-        dots = len(base) - len(base.lstrip('.'))
+    for base, names in _IMPORT.findall(_BLOCK.sub('', text)):
+        own = base.lstrip('.')
+        dots = len(base) - len(own)
         parts = folder[:len(folder) - dots + 1] if dots else []
-        name = '.'.join([*parts, base.lstrip('.')]).rstrip('.')
-        path = _path_of(name)
-        if path is None: continue
-        yield path
-        if path.name!='__init__.py': continue
-        inner = (_path_of(f'{name}.{o}') for o in re.findall(r'\w+', found['names'] or ''))
-        yield from filter(None, inner)
+        name = '.'.join([*parts, own]).rstrip('.')
+        inner = (f'{name}.{o}' for o in re.findall(r'\w+', names))
+        yield from filter(None, map(_path_of, [name, *inner]))
 
 @cache
 def _read(path: Path, stamp: tuple[int, int]) -> tuple[str, set[Path]]:

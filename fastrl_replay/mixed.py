@@ -8,9 +8,10 @@ __all__ = ['SHIFT', 'dealt', 'Shares', 'Mixture', 'MixedRng', 'MixedBatch', 'Mix
 
 # %% ../nbs/3_lasting/30_mixed.ipynb #e1000007
 import copy, dataclasses, math, weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from operator import is_
+from itertools import accumulate
+from operator import add, is_
 from pathlib import Path
 from typing import Any, Self
 import numpy as np
@@ -18,15 +19,14 @@ import torch
 from .batch import AROUND, HEADER, Batch, Column, Plan, as_chunk, example_row, packed
 from .checks import Words, array, ids_of, is_number, named_by, of_type, placed, refuse, require, whole, within
 from .health import Health, scale_of, unlike_members
-from .kernels import kernel
 from .memory.base import also_state
 from .memory.persistent import check_fits, memory_like, parts_of
 from .memory.replay_memory import ReplayMemory
-from .memory.several import Joint, Locks, SeveralMemories, by_memory
+from .memory.several import Deal, Joint, Locks, SeveralMemories, by_memory, is_plain, scatter
 from .protocol import Lasting, Memory, as_memory, refuse_name
 from .samplers.base import as_errors, check_answers
 from .samplers.eligible import ALL, Eligible
-from .samplers.rng import Rng, below_of, load
+from .samplers.rng import Rng
 from .saving import Rows, SavedState, save_state
 from .schedules import schedule_from, schedule_state, value_at
 from .steps import Layout, same_layout

@@ -8,25 +8,17 @@ __all__ = ['Number', 'RateLimiter']
 # %% ../nbs/4_processes/03_rate_limiter.ipynb #ac178c64
 import threading
 from fractions import Fraction
-from .checks import refuse
+from .checks import refuse, whole
 
 # %% ../nbs/4_processes/03_rate_limiter.ipynb #4c22999c
-def _fraction(v: object) -> Fraction:
-    "Return `v` as an exact fraction (0.1 is a tenth), or −1 if it is no number"
-    try: return Fraction(str(v))
-    except (ValueError, ZeroDivisionError): return Fraction(-1)
-
 def _positive(name: str, v: object) -> Fraction:
-    "Return `v` as an exact fraction; a `ValueError` unless it is above 0"
-    x = _fraction(v)
+    "Return `v` as an exact fraction (0.1 is a tenth); a `ValueError` unless it is a number above 0"
+    try: x = Fraction(str(v))
+    except (ValueError, ZeroDivisionError): x = Fraction(0)
     if x > 0: return x
     refuse(name, 'a number above 0', v)
 
-def _count(name: str, v: object, least: int = 0) -> int:
-    "Return `v` as an int; a `ValueError` unless it is a whole number, at least `least`"
-    x = _fraction(v)
-    if x >= least and x.denominator==1: return int(x)
-    refuse(name, f'a whole number ≥ {least}', v)
+def _count(name: str, v: object, least: int = 0) -> int: return whole(name, v, least, 2**62)
 
 Number = float | Fraction | str
 "What is taken exactly: 0.1 as a tenth"

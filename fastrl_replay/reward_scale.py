@@ -89,9 +89,8 @@ class RewardScale:
         ended = (rows.terminated | rows.truncated).tolist()
         returns = np.empty(n)
         ids: Any = rows.ids
-        links = zip(ids.tolist(), previous.tolist())
-        each = zip(links, rows.reward.tolist(), discounts.tolist(), spans, ended)
-        for k, ((id, before), reward, discount, span, ends) in enumerate(each):
+        each = zip(ids.tolist(), previous.tolist(), rows.reward.tolist(), discounts.tolist(), spans, ended)
+        for k, (id, before, reward, discount, span, ends) in enumerate(each):
             due = self.open.pop(before, [])
             total = reward + (due.pop(0) if due else 0.)
             returns[k] = total

@@ -8,7 +8,7 @@ __all__ = ['FORMAT', 'NEEDING', 'MANIFEST', 'FEATURES', 'PATIENCE', 'LOCKS', 'BL
            'check_needs', 'read_manifest', 'lock_file', 'Lock', 'Rows', 'save_state', 'SavedState']
 
 # %% ../nbs/3_lasting/06_saving.ipynb #111074e4
-import base64, errno, io, itertools, json, os, re, secrets, struct, time, weakref, zlib
+import base64, errno, io, json, os, re, secrets, struct, time, weakref, zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -39,8 +39,8 @@ def to_plain(v: object, put: Callable[..., Any], where: str = 'state') -> Any:
     if _is_array(v): return put(v)
     if isinstance(v, torch.Tensor):
         flat = v.detach().cpu().contiguous().reshape(-1)
-        raw, dtype = flat.view(torch.uint8).numpy(), str(v.dtype).removeprefix('torch.')
-        return {'!tensor': [put(raw), dtype, list(v.shape)]}
+        raw = flat.view(torch.uint8).numpy()
+        return {'!tensor': [put(raw), str(v.dtype).removeprefix('torch.'), list(v.shape)]}
     if isinstance(v, tuple): return {'!tuple': to_plain(list(v), put, where)}
     if isinstance(v, list): return [to_plain(o, put, f'{where}.{k}') for k, o in enumerate(v)]
     if not isinstance(v, dict):
@@ -86,7 +86,9 @@ def _tensor(raw: np.ndarray, name: str, shape: list[int]) -> torch.Tensor:
     return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 # %% ../nbs/3_lasting/06_saving.ipynb #87d8e144
-FORMAT, NEEDING, MANIFEST = 3, 4, 'manifest.json'
+FORMAT = 3
+NEEDING = 4
+MANIFEST = 'manifest.json'
 FEATURES = 'dropped rows', 'max_draws', 'windows', 'strings', 'episode_burn_in'
 "What format 3 lacks: a reader that does not know one of them would get other draws, or none"
 
@@ -235,15 +237,18 @@ def _lock(folder: Path, exclusive: bool) -> AbstractContextManager[object]:
     except OSError: return nullcontext()      # Windows can't open folders, others lock none
 
 # %% ../nbs/3_lasting/06_saving.ipynb #02a2e79f
-_SMALL, BLOCK = 1 << 10, 1 << 20
+_SMALL = 1 << 10
+BLOCK = 1 << 20
 
 def _write_array(path: Path, a: np.ndarray) -> tuple[int, int]:
     "Write a new .npy file, on the disk, and never copy all of it. Return its size and checksum."
-    head, crc, n = io.BytesIO(), 0, max(1, BLOCK//a.itemsize)
+    head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, dict(descr=a.dtype.str, fortran_order=False, shape=a.shape))
-    parts = np.nditer(a, ['external_loop', 'buffered', 'zerosize_ok'], buffersize=n, order='C')
+    crc = zlib.crc32(head.getvalue())
+    n = max(1, BLOCK//a.itemsize)
     with open(path, 'xb') as f:
-        for part in itertools.chain([np.frombuffer(head.getvalue(), np.uint8)], parts):
+        f.write(head.getvalue())
+        for part in np.nditer(a, ['external_loop', 'buffered', 'zerosize_ok'], buffersize=n, order='C'):
             block = np.ascontiguousarray(part).view(np.uint8).data
             f.write(block)
             crc = zlib.crc32(block, crc)
@@ -256,7 +261,8 @@ def _read_array(path: Path, size: int, crc: int, mapped: bool) -> np.ndarray:
     with _reading(path) as f:
         found = os.fstat(f.fileno()).st_size
         require(found==size, f'expected {size:,} bytes, got {found:,}')
-        raw, now = memoryview(bytearray(BLOCK)), 0
+        raw = memoryview(bytearray(BLOCK))
+        now = 0
         while n := f.readinto(raw): now = zlib.crc32(raw[:n], now)
         require(now==crc, 'checksum mismatch')
         a = np.lib.format.open_memmap(path, 'r')
@@ -273,7 +279,8 @@ def _from_short(dtype: str, shape: list[int], text: str) -> np.ndarray:
     return np.frombuffer(raw, dtype).reshape(shape).copy()
 
 # %% ../nbs/3_lasting/06_saving.ipynb #40295b4a
-PIECES, _TOKENS = 100, 64
+PIECES = 100
+_TOKENS = 64
 _NAME = re.compile(r'[0-9a-f]{16}-[0-9]{1,6}\.npy')
 
 @dataclass
@@ -290,10 +297,6 @@ class Rows:
     known: dict[str, int]
     others: list['Rows'] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
-    def all_needs(self) -> list[str]:
-        "Return what a reader of these and of the `others` has to know"
-        found = {o for rows in (self, *self.others) for o in rows.needs}
-        return sorted(found)
     def pieces(self) -> list[Any]:
         "Return all rows, as a list of one piece of each memory that ever had one"
         every = enumerate((self, *self.others))
@@ -334,7 +337,8 @@ def _files(parts: list[dict[str, Any]]) -> list[tuple[str, list[int]]]:
 class _Save:
     "A save in progress, with the sizes and checksums of the files written so far, by name"
     def __init__(self, folder: Path) -> None:
-        self.folder, self.token = folder, secrets.token_hex(8)
+        self.folder = folder
+        self.token = secrets.token_hex(8)
         self.files: dict[str, tuple[int, int]] = {}
     def put(self, a: np.ndarray) -> dict[str, Any]:
         "Store an array, and return its placeholder"
@@ -347,7 +351,7 @@ class _Save:
         "Write the arrays of a part of the state, and return what the manifest says of it"
         n = len(self.files)
         plain = to_plain(v, self.put, where)
-        return dict(plain=plain, files=dict(itertools.islice(self.files.items(), n, None)))
+        return dict(plain=plain, files=dict([*self.files.items()][n:]))
     def range(self, rows: Rows, kept: list[dict[str, Any]]) -> dict[str, Any]:
         "Write the rows of a memory that are not in the pieces `kept`; return what the manifest says of all"
         since = kept[-1]['end'] if kept else rows.first_id
@@ -358,7 +362,8 @@ class _Save:
         return dict(first_id=rows.first_id, n_added=rows.n_added, pieces=pieces)
 
 def _write_state(folder: Path, state: object, kind: str, rows: Rows) -> int:
-    save, text = _Save(folder), b''
+    save = _Save(folder)
+    text = b''
     try:
         whole = save.part(state, 'state')
         parts = [rows, *rows.others]
@@ -366,7 +371,8 @@ def _write_state(folder: Path, state: object, kind: str, rows: Rows) -> int:
         ranges = [save.range(o, _kept(folder, token, there, o)) for o, there in zip(parts, before)]
         manifest = dict(kind=kind, token=save.token, state=whole, **ranges[0])
         if rows.others: manifest['others'] = ranges[1:]
-        if needs := rows.all_needs(): manifest['needs'] = needs
+        needs = {need for o in parts for need in o.needs}
+        if needs: manifest['needs'] = sorted(needs)
         text = manifest_bytes(manifest)
         write_file(folder/MANIFEST, text)
         rows.note(save.token)        # after the manifest: only what it names may be left out of the next save

@@ -69,7 +69,7 @@ class Leaf(NamedTuple):
     @property
     def nbytes(self) -> int:
         "Bytes in each record"
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
     @property
     def loose(self) -> bool:
         "Is it one of the fields that are always float32?"
@@ -87,10 +87,8 @@ class Leaf(NamedTuple):
 def readable(nbytes: float) -> str:
     "Return `nbytes` in words: '7.1 GB'"
     if nbytes < 1000: return f'{nbytes:.0f} bytes'
-    for unit in ('kB', 'MB', 'GB'):
-        nbytes /= 1000
-        if nbytes < 1000: return f'{nbytes:.1f} {unit}'
-    return f'{nbytes/1000:.1f} TB'
+    power = min(4, int(math.log10(nbytes))//3)
+    return f'{nbytes/1000**power:.1f} {" kMGT"[power]}B'
 
 def _is_text(v: object) -> bool:
     "Is it a string, or an array of strings?"
@@ -111,7 +109,7 @@ def leaf_of(path: tuple, v: object) -> Leaf:
     if leaf.nbytes==0: refuse(name, 'at least one number', Words(f'shape {a.shape}'), 'drop the field')
     if not leaf.loose: return leaf
     if a.dtype.kind=='c': refuse(name, 'a real number', Words(a.dtype), error=TypeError)
-    return leaf._replace(dtype=np.dtype(np.float32), bits_of=None)
+    return Leaf(path, np.dtype(np.float32), a.shape)
 
 # %% ../nbs/1_memory/03_steps.ipynb #7fb9181b
 def encode(leaf: Leaf, v: object, lead: tuple = ()) -> np.ndarray:
@@ -119,7 +117,6 @@ def encode(leaf: Leaf, v: object, lead: tuple = ()) -> np.ndarray:
     `ValueError` (shape, a number that does not fit) or `TypeError` (kind of value) names the
     field"""
     if leaf.text: return _as_texts(leaf, v, lead)
-    if leaf.loose and v.__class__ is int and abs(v) < 2**127: v = float(v)
     a, bits = plain_array(leaf.name, v)
     if a.shape != lead + leaf.shape: _refuse_shape(leaf, a.shape, lead)
     if leaf.loose and bits is not None: return values_of(a, bits).astype(np.float32)
@@ -132,8 +129,9 @@ def encode(leaf: Leaf, v: object, lead: tuple = ()) -> np.ndarray:
 def _as_texts(leaf: Leaf, v: object, lead: tuple) -> np.ndarray:
     try: a = np.asarray(v, dtype=object)
     except (TypeError, ValueError): refuse(leaf.name, 'strings', typed(v), error=TypeError)
-    wrong = [o for o in a.flat if not isinstance(o, str)][:1]
-    if wrong: refuse(leaf.name, 'a string', typed(wrong[0]), 'a field of strings holds nothing else', TypeError)
+    for o in a.flat:
+        if isinstance(o, str): continue
+        refuse(leaf.name, 'a string', typed(o), 'a field of strings holds nothing else', TypeError)
     if a.shape!=lead + leaf.shape: _refuse_shape(leaf, a.shape, lead)
     return a
 
@@ -145,32 +143,30 @@ def _refuse_shape(leaf: Leaf, shape: tuple, lead: tuple = ()) -> NoReturn:
 
 def _as_flags(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     flags = np.asarray(a!=0)
-    if (a==flags).all(): return flags
-    wrong = a[a!=flags][0].item()
-    got = Words(f'{a.dtype} {shown(wrong)}')
+    wrong = a[a!=flags]
+    if not wrong.size: return flags
+    got = Words(f'{a.dtype} {shown(wrong[0].item())}')
     refuse(leaf.name, 'True, False, 0 or 1', got, 'a flag says yes or no: compare the number yourself')
 
 def _cast(leaf: Leaf, a: np.ndarray, rounds: bool) -> np.ndarray:
-    kind, to_floats = a.dtype.kind, leaf.dtype.kind in 'fc'
-    if leaf.loose and kind!='c': return _rounded(leaf, a)
-    if rounds and to_floats: return _rounded(leaf, a)
+    kind = a.dtype.kind
+    to_floats = leaf.dtype.kind in 'fc'
+    if (leaf.loose and kind!='c') or (rounds and to_floats): return _rounded(leaf, a)
     if kind in 'iu' and to_floats: return _whole_as_float(leaf, a)
     if np.can_cast(a.dtype, leaf.dtype): return a.astype(leaf.dtype)
     if kind=='c' or a.ndim and kind=='f': _refuse_loss(leaf, a.dtype)
     with np.errstate(all='ignore'):
         b = a.astype(leaf.dtype)
         back = b.real.astype(a.dtype)
-    if kind=='f' and not to_floats and not np.isfinite(a).all(): _refuse_misfit(leaf, a)
     same = np.array_equal(back, a, equal_nan=kind=='f')
     if not same or not np.array_equal(b.real < 0, a < 0): _refuse_misfit(leaf, a)           # −1 is not 255
     return b
 
 def _whole_as_float(leaf: Leaf, a: np.ndarray) -> np.ndarray:
-    most = 2**(np.finfo(leaf.dtype).nmant + 1)
+    exact = 2**(np.finfo(leaf.dtype).nmant + 1)                # all whole numbers up to this one fit
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
-    if not np.isfinite(b).all(): _refuse_misfit(leaf, a)
-    if not a.size or int(a.max()) <= most and int(a.min()) >= -most: return b
-    if any(int(x)!=int(y.real) for x, y in zip(a.flat, b.flat)): _refuse_misfit(leaf, a)
+    if not a.size or max(int(a.max()), -int(a.min())) <= exact: return b
+    if a.tolist()!=b.tolist(): _refuse_misfit(leaf, a)         # Python compares without rounding
     return b
 
 def _refuse_misfit(leaf: Leaf, a: np.ndarray) -> NoReturn:
@@ -182,17 +178,16 @@ def _refuse_overflow(leaf: Leaf, a: np.ndarray) -> NoReturn:
 
 def _rounded(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
-    finite = np.isfinite(b)
-    if not finite.all() and not np.array_equal(np.isfinite(a), finite): _refuse_overflow(leaf, a)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)): _refuse_overflow(leaf, a)
     return b
 
 def _as_bits(leaf: Leaf, a: np.ndarray, bits: torch.dtype | None, rounds: bool) -> np.ndarray:
     if bits is None and a.dtype.kind=='c': _refuse_loss(leaf, a.dtype)
     if bits is not None: wide = values_of(a, bits)
-    elif a.dtype.kind in 'iu': wide = _whole_as_float(leaf._replace(dtype=np.dtype(float)), a)
+    elif a.dtype.kind in 'iu': wide = _whole_as_float(leaf._replace(dtype=_DOUBLE), a)
     else: wide = a.astype(float)
     bits_of: Any = leaf.bits_of
-    t = torch.from_numpy(wide.copy()).to(bits_of)
+    t = torch.tensor(wide, dtype=bits_of)
     b = t.double().numpy()
     too_large = np.isfinite(wide) & (np.abs(wide) > torch.finfo(bits_of).max)
     if too_large.any() or not np.array_equal(np.isnan(wide), np.isnan(b)): _refuse_overflow(leaf, wide)
@@ -205,6 +200,7 @@ def _refuse_loss(leaf: Leaf, dtype: object) -> NoReturn:
 
 # %% ../nbs/1_memory/03_steps.ipynb #7813378f
 _CODES = dict(b1='?', i1='b', u1='B', i2='h', u2='H', i4='i', u4='I', i8='q', u8='Q', f2='e', f4='f', f8='d')
+_DOUBLE = np.dtype(float)
 _INTS = frozenset((int, bool, *(np.dtype(c).type for c in 'bBhHiIlLqQ')))
 _NUMBERS = _INTS | {float, np.float16, np.float32, np.float64}
 _FLAG_OF = {0: False, 1: True}           # for numbers of all types: equal ones are equal keys
@@ -234,8 +230,6 @@ def _safe_dtypes(leaf: Leaf) -> frozenset:
     elif leaf.dtype.kind in 'fc': found = [o for o in found if o.kind not in 'iu' or o.itemsize < 8]
     return frozenset(found)
 
-_DOUBLE = np.dtype(float)
-
 class Fitter:
     "Converts values of one leaf to the form in which they are stored, by the rules of `encode`"
     def __init__(self, leaf: Leaf) -> None:
@@ -244,12 +238,12 @@ class Fitter:
         self.dtypes = _safe_dtypes(leaf)
         self.shape = leaf.shape
         self.dtype = None if leaf.bits_of is not None or leaf.text else leaf.dtype
-        self.flag = leaf.flag and not leaf.shape
         self.text = leaf.text
-        self.single = leaf.loose and not leaf.shape
         self.number = leaf.shape==() and leaf.dtype.kind not in 'cO'
         self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
+        self.flag = self.number and leaf.flag
+        self.single = self.number and leaf.loose
 
     def is_stored(self, v: np.ndarray) -> bool:
         "Is the array `v` a value as it is stored?"
@@ -283,13 +277,12 @@ class Fitter:
             if self.text: return encode(self.leaf, list(values), (m,))
             if not self.types.issuperset(map(type, values)): fitted = list(map(self.fit, values))
             raw = struct.pack(f'<{m}{self.code}', *fitted) if self.number else b''.join(fitted)
-        except (TypeError, ValueError, OverflowError, struct.error): self._refuse(values)
-        return np.frombuffer(raw, self.leaf.dtype).reshape(m, *self.leaf.shape)
-
-    def _refuse(self, values: Sequence) -> None:
-        for k, v in enumerate(values):
-            try: self.one(v)
-            except (TypeError, ValueError) as e: raise placed(e, f'step {k} of {len(values)}') from None
+            return np.frombuffer(raw, self.leaf.dtype).reshape(m, *self.shape)
+        except (TypeError, ValueError, OverflowError, struct.error):
+            for k, v in enumerate(values):
+                try: self.one(v)
+                except (TypeError, ValueError) as e: raise placed(e, f'step {k} of {m}') from None
+            raise
 
     def stacked(self, v: object, m: int) -> np.ndarray:
         "Return an array of `m` values that numpy can assign to this leaf's column without loss"
@@ -312,8 +305,8 @@ class ChunkFitter:
         return values
     def _plan(self, m: int) -> list[tuple]:
         if len(self._plans) > 99: self._plans.clear()
-        plan = self._plans[m] = [(k, f.dtype, (m, *f.shape), f.stacked) for k, f in enumerate(self.fitters)]
-        return plan
+        self._plans[m] = [(k, f.dtype, (m, *f.shape), f.stacked) for k, f in enumerate(self.fitters)]
+        return self._plans[m]
 
 class StepFitter:
     "Fits all values of a step, which `order` brings into that of a record; classes say which need more than `struct`"
@@ -334,9 +327,8 @@ class StepFitter:
     def _plan(self, classes: tuple) -> None:
         self._checks = []
         for k, (f, c) in enumerate(zip(self.fitters, self.order(classes))):
-            if c in f.types: continue
             dtype = f.dtype if c is np.ndarray else None
-            self._checks.append((k, dtype, f.shape, f.take, f.fit))
+            if c not in f.types: self._checks.append((k, dtype, f.shape, f.take, f.fit))
         self._classes = classes
     def check(self, fitted: list) -> None:
         "Raise a `ValueError` or `TypeError` that names the number, of those fitted, which `struct` cannot pack"
@@ -395,18 +387,22 @@ def _gather(tree: Any, v: Any, name: str, out: list) -> None:
 # %% ../nbs/1_memory/03_steps.ipynb #5b2b5fe2
 def _ceil(n: int, to: int) -> int: return -(-n // to) * to
 
+def _dtype_of(fields: dict[str, tuple[np.dtype, int]], size: int) -> np.dtype:
+    "The dtype of a record of `size` bytes with these fields {name: (dtype, offset)}"
+    formats, offsets = zip(*fields.values())
+    plan: Any = dict(names=list(fields), formats=formats, offsets=offsets, itemsize=size)
+    return np.dtype(plan)
+
 def _struct(parts: dict[str, tuple[np.dtype, int]]) -> tuple[np.dtype, int]:
     "A numpy record dtype of `parts` {name: (dtype, word)}, widest words first, and its own word"
-    offsets = {}
     at = 0
+    fields = dict(parts)
     for name, (dt, word) in sorted(parts.items(), key=lambda o: -o[1][1]):
-        offsets[name] = at = _ceil(at, word)
+        at = _ceil(at, word)
+        fields[name] = dt, at
         at += dt.itemsize
-    word = max(w for _, w in parts.values())
-    names = list(parts)
-    formats = [parts[n][0] for n in names]
-    plan: Any = dict(names=names, formats=formats, offsets=[offsets[n] for n in names], itemsize=_ceil(at, word))
-    return np.dtype(plan), word
+    widest = max(word for _, word in parts.values())
+    return _dtype_of(fields, _ceil(at, widest)), widest
 
 def _nested(tree: object, leaves: Sequence[Leaf]) -> tuple[np.dtype, int]:
     if isinstance(tree, int): return np.dtype((leaves[tree].dtype, leaves[tree].shape)), leaves[tree].word
@@ -422,19 +418,18 @@ _LINKS_AND_STREAM = np.dtype([*_LINKS.descr, ('_stream', np.int64)])
 
 def _linked(links: Any, dt: Any) -> np.dtype:
     "The dtype of a record with the fields of `dt` behind the `links`, padded"
-    names = [*links.names, *dt.names]
-    at = links.itemsize
-    formats = [links[n] for n in links.names] + [dt[n] for n in dt.names]
-    offsets = [links.fields[n][1] for n in links.names] + [at + dt.fields[n][1] for n in dt.names]
-    end = max(o + f.itemsize for o, f in zip(offsets, formats))
-    return np.dtype(dict(names=names, formats=formats, offsets=offsets, itemsize=_padded(end)))
+    fields = dict(links.fields)
+    for name in dt.names:
+        own, at = dt.fields[name]
+        fields[name] = own, links.itemsize + at
+    end = max(at + own.itemsize for own, at in fields.values())
+    return _dtype_of(fields, _padded(end))
 
 def _packing(code: str, parts: list[tuple[int, str]], size: int) -> tuple[struct.Struct, Callable]:
     "The `Struct` of a record: `code`, then `parts`, of which each has an offset and a code; and what orders these"
     end = struct.calcsize(code)
-    order = sorted(range(len(parts)), key=lambda k: parts[k][0])
-    for k in order:
-        at, own = parts[k]
+    order = sorted(range(len(parts)), key=parts.__getitem__)
+    for at, own in sorted(parts):
         code += f'{at - end}x{own}'
         end = at + struct.calcsize('<' + own)
     pick = itemgetter(*order) if len(order) > 1 else lambda values: (values[0],)
@@ -455,10 +450,8 @@ class Layout:
         """Return the layout of an example step, in which flags are bool and `next_state` is like
         `state`; a `TypeError` or `ValueError` names what can't be stored"""
         layout = cls.as_is(step).strict
-        for f in FLAGS:
-            v = getattr(step, f, False)
-            k = layout.leaf(f)
-            if k is not None and not isinstance(v, (bool, np.bool_)): encode(layout.leaves[k], v)
+        for leaf, v in zip(layout.leaves, layout.values(step)):
+            if leaf.flag: encode(leaf, v)
         return layout
 
     @classmethod
@@ -475,21 +468,21 @@ class Layout:
     def strict(self) -> 'Layout':
         """The layout in which a memory stores these steps: with one bool for each flag. A
         `ValueError` unless `next_state` is like `state`, and flags are not nested"""
-        if {'state', 'next_state'} <= set(self.fields): self._compare_states()
-        for o in (self.leaves[k] for k in self.texts):
-            if o.shape: refuse(o.name, 'one string', Words(f'strings of shape {o.shape}'), 'make it several fields')
+        if {'state', 'next_state'} <= {*self.fields}: self._compare_states()
+        for o in self.leaves:
+            if not o.text or not o.shape: continue
+            refuse(o.name, 'one string', Words(f'strings of shape {o.shape}'), 'make it several fields')
         leaves = list(self.leaves)
-        for f in (o for o in FLAGS if o in self.fields):
+        for f in {*FLAGS} & {*self.fields}:
             k = self.leaf(f)
             if k is None: refuse(f, 'True, False, 0 or 1', Words('several values'), 'keep one')
             leaves[k] = Leaf((f,), np.dtype(bool), ())
-        return self if leaves==list(self.leaves) else same_layout(self.step_type, self.trees, leaves)
+        return same_layout(self.step_type, self.trees, leaves)
 
     def _compare_states(self) -> None:
-        trees = dict(zip(self.fields, self.trees))
-        def told(k: int) -> str: return str(self.leaves[k])
-        state = tree_map(told, trees['state'])
-        after = tree_map(told, trees['next_state'])
+        forms = tree_map(lambda k: str(self.leaves[k]), dict(zip(self.fields, self.trees)))
+        state = forms['state']
+        after = forms['next_state']
         if state==after: return
         order = f'whose order in {self.step_type.__name__} is {", ".join(self.fields)}'
         refuse('next_state', f'{state}, as in state', Words(after), f'cast it, or name the fields, {order}')
@@ -499,7 +492,7 @@ class Layout:
         """Return the layout of steps of `step_type` as a user's structured `dtype` prescribes it, in
         place of the first step's own dtypes and shapes; a nested dtype is a dict of its fields"""
         fields = getattr(step_type, '_fields', ())
-        if set(fields)!=set(dtype.names or ()):
+        if {*fields}!={*(dtype.names or ())}:
             refuse('dtype', f'steps with the fields {dtype.names}', Words(f'{step_type.__name__}{fields}'))
         return cls.of(step_type(*(_example(dtype[f]) for f in fields)))
 
@@ -539,14 +532,13 @@ class Layout:
         return [_offset(self.record, leaf.path) for leaf in self.leaves]
     def leaf(self, field: str) -> int | None:
         "Return the number of a field's leaf; None if there is no such field, or it is nested"
-        at = self.fields.index(field) if field in self.fields else None
-        return self.trees[at] if at is not None and isinstance(self.trees[at], int) else None
+        return next((k for k, o in enumerate(self.leaves) if o.path==(field,)), None)
     @cached_property
     def stream_leaf(self) -> int | None:
         "The number of the leaf with the stream: `env_id`, if it is one whole number; else None"
-        k = self.leaf('env_id')
-        if k is None or self.leaves[k].shape: return None
-        return k if self.leaves[k].dtype.kind in 'iub' else None
+        for k, o in enumerate(self.leaves):
+            if o.path==('env_id',) and o.shape==() and o.dtype.kind in 'iub': return k
+        return None
     @cached_property
     def example(self) -> Any:
         "A step of this layout"
@@ -573,7 +565,8 @@ class Layout:
 
     def same_type(self, step: tuple) -> bool:
         "Is `step` of this layout's step type (or of one with the same name and fields)?"
-        own, other = self.step_type, type(step)
+        own = self.step_type
+        other = type(step)
         if other is own: return True
         return getattr(other, '_fields', None)==self.fields and other.__name__==own.__name__
 
@@ -628,8 +621,9 @@ def _renumbered(step_type: type, trees: Iterable, leaves: Sequence[Leaf]) -> 'La
     return same_layout(step_type, [tree_map(own.__getitem__, o) for o in trees], [leaves[k] for k in numbers])
 
 def _known_type(name: str, fields: tuple[str, ...]) -> type:
-    own = [t for t in (SimpleStep, Transition) if (t.__name__, t._fields)==(name, fields)]
-    return own[0] if own else derived_type(name, fields)
+    for t in SimpleStep, Transition:
+        if (t.__name__, t._fields)==(name, fields): return t
+    return derived_type(name, fields)
 
 def _example(dt: np.dtype) -> Any:
     if dt.names: return {k: _example(dt[k]) for k in dt.names}
@@ -657,9 +651,9 @@ def _example_of(dtype: str, shape: Sequence[int], bits: str) -> Any:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 def _offset(dt: np.dtype, path: tuple) -> int:
-    at, inner = 0, cast(Any, dt)
+    at = 0
     for k in path:
-        inner, offset = inner.fields[str(k)][:2]
+        dt, offset = cast(Any, dt).fields[str(k)]
         at += offset
     return at
 
@@ -682,9 +676,9 @@ def ending_columns(column: Callable[[str], Any]) -> list[Any]:
     """Return the five columns that say where episodes end: `terminated`, `truncated`, `episode_n`,
     `discount` and `step_n`, as `column(field)` returns them, or None where one is missing or says
     nothing"""
-    found = {o: column(o) for o in ('terminated', 'truncated', 'episode_n', 'discount')}
-    counted = found['discount'] is not None and found['episode_n'] is not None
-    return [*found.values(), column('step_n') if counted else None]
+    *flags, episode, discount = (column(o) for o in (*FLAGS, 'episode_n', 'discount'))
+    counted = discount is not None and episode is not None
+    return [*flags, episode, discount, column('step_n') if counted else None]
 
 def goes_on(flagged: Any, episode_n: tuple, discount: tuple, step_n: tuple) -> Any:
     """Return whether an episode goes on from one row to the next of its stream (bool, or an
@@ -700,5 +694,5 @@ def last_fields(fields: tuple[str, ...]) -> tuple[str, ...]:
     """Return which of a step's `fields` an n-step transition takes from the last of its steps:
     `terminated`, `truncated`, `next_state`, and every other `next_x` whose `x` is a field. `reward`
     and `discount` are computed from all steps; all other fields are those of the first"""
-    always = 'terminated', 'truncated', 'next_state'
-    return tuple(f for f in fields if f in always or f.startswith('next_') and f[5:] in fields)
+    following = {f'next_{f}' for f in fields}
+    return tuple(f for f in fields if f in (*FLAGS, 'next_state', *following))

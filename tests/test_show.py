@@ -431,7 +431,7 @@ def test_warnings_and_figures_stand_in_full():
     plt.close(fig)
     assert [' '.join(o.split()) for o in said[2:]]==[f'Warning: {o}.' for o in memory.health()['warnings']] and len(said) > 3
     assert 'ReplayMemory of SimpleSteps, Proportional, α 0.6, β 0.4: 2,000 of 2,000 (full)' in said[0]
-    assert {o.get_color() for o in fig.subfigs[0].texts[2:]}=={'C3'} and fig.subfigs[0].texts[1].get_color()=='k'
+    assert {o.get_color() for o in fig.subfigs[0].texts[2:]}=={'tab:red'} and fig.subfigs[0].texts[1].get_color()=='k'
     sizes = [o.get_fontsize() for o in fig.findobj(matplotlib.text.Text) if o.get_text()]
     assert min(sizes) >= 9 or min(sizes) > 6 and panel(fig, 'times sampled'), 'only exponents are smaller'
 

@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 from typing import Any, cast
 import numpy as np
-from ..batch import Batch, as_chunk, came_from, check_streams
+from ..batch import Batch, as_chunk, came_from
 from ..checks import require, take, whole
 from ..health import consecutive
 from .around import Around
@@ -248,7 +248,6 @@ class Intake:
         if chunk.__class__ is not own and not isinstance(chunk, Batch): chunk = as_chunk(chunk, own)
         if len(chunk)==0: return np.empty(0, np.int64)
         if shelf.storage is None: self._open_for(chunk, priorities, streams)
-        elif streams is not None: check_streams(shelf.storage.layout, chunk, streams)
         storage = shelf.storage
         rows = storage.accept(chunk, streams)
         m = len(rows)

@@ -253,7 +253,7 @@ class Part:
         if self.shelf.storage is not storage or chooser.rng is not self.rng: return False
         if chooser.limit.draws is not self.draws or self.around.windows is not None: return False
         behind = sampler.n_entered!=storage.n_added or sampler.eligible.leaving is not None
-        if behind or chooser.late.waiting: chooser.prepare(storage)
+        if behind or chooser.late: chooser.prepare(storage)
         if self.how==_CHOSEN: return len(sampler) >= len(self.slots)
         return sampler.eligible.places is None and sampler.size >= len(self.slots)
     def listed(self, members: Any) -> Any:
@@ -292,7 +292,7 @@ class Deal:
 def is_plain(parts: Parts) -> bool:
     "Does a memory draw rows that lie whole in its records?"
     storage = parts.shelf.storage
-    rows = parts.around.windows is None and parts.chooser.sequence is None
+    rows = parts.around.windows is None and parts.chooser.sampler.sequence is None
     return rows and storage is not None and storage.plain is not None
 
 @lru_cache(99)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar
 import numpy as np
-from ..batch import FETCHED, Batch, check_streams, chunk_columns, chunk_streams, example_row
+from ..batch import FETCHED, Batch, chunk_columns, chunk_streams, example_row
 from ..checks import Words, form, ids_of, plain_array, refuse, require, shown, stored_ids, values_of
 from ..kernels import ids_in
 from ..steps import Fitter, Layout, derived_type, encode, same_layout
@@ -145,7 +145,6 @@ class Shelf:
         layout = chunk.layout.strict if isinstance(chunk, Batch) and self.dtype is None else self.layout_of(example)
         columns, m = chunk_columns(layout, chunk)
         chunk_streams(layout, chunk, columns, streams)
-        check_streams(layout, chunk, streams)
         return layout, example, m
 
     def new_storage(self, layout: Layout, room: Room, example: Any = None) -> Storage:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 import numpy as np
 from ..checks import Words, ids_of, leave_out, named_by, one_of, refuse, require, whole
-from ..batch import (DRAWN, FETCHED, Batch, as_chunk, came_from, check_streams, chunk_columns, chunk_streams,
+from ..batch import (DRAWN, FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams,
                      example_row, stream_numbers)
 from ..steps import Layout
 from ..protocol import refuse_name
@@ -539,7 +539,6 @@ class Stored(SeveralMemories):
             layout = chunk.layout.strict if isinstance(chunk, Batch) else Layout.of(example_row(chunk))
             self.drawing.layout = layout
         columns, _ = chunk_columns(layout, chunk)
-        check_streams(layout, chunk, streams)
         arrays = [np.asarray(c, leaf.dtype) for c, leaf in zip(columns, layout.leaves)]
         return Batch.of_arrays(layout, arrays, chunk_streams(layout, chunk, columns, streams))
 
