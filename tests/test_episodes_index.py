@@ -168,7 +168,7 @@ def test_the_index_knows_what_the_twin_knows(kind, pattern):
 
 
 def test_streams_that_grow_shrink_and_vanish():
-    "Each dominates for a while and then trickles, so that rings double, are released, and run out"
+    "Each dominates for a while and then trickles, so that rings double, and places run out"
     rng, world, memory = np.random.default_rng(0), World(0, Flagged, 30.), ReplayMemory(500)
     memory.extend([world.row(0)], streams=np.zeros(1, int))
     index, used, laid_out = EpisodeIndex(memory._shelf.storage), 0, 0
@@ -184,8 +184,7 @@ def test_streams_that_grow_shrink_and_vanish():
     assert laid_out > 0
 
 
-def test_a_ring_that_doubles_moves_one_place_a_row():
-    "Between two doublings, the old ring is still read, and released in time"
+def test_a_ring_that_doubles_keeps_its_rows():
     memory, world = ReplayMemory(2000), World(0, Flagged, 1e9)
     memory.add(world.row(0))
     index = EpisodeIndex(memory._shelf.storage)
@@ -193,8 +192,6 @@ def test_a_ring_that_doubles_moves_one_place_a_row():
         memory.add(world.row(0))
         slots = np.arange(k + 1)
         assert index.window(slots[-1:], -slots)[0].tolist()==slots[::-1].tolist()
-    free = index.tables.counts[0].free_rings
-    assert (free[:9] > 0).tolist()==[False, False] + [True]*6 + [False]     # of 4 to 128; 256 is just being moved
 
 
 def test_rows_that_come_after_billions_of_steps():

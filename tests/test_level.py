@@ -71,20 +71,7 @@ def test_hindsight_in_one_long_episode(strategy, share):
         index = memory.episode_index()
         tables, held, slots = index.catch_up(), Looks(eligible.held), rng.integers(0, n*9//10, 64)
         kind = episodes.STRATEGIES.index(strategy)
-        episodes._choose.py_func(tables, slots, kind, Rng(0).words, n, held, np.empty(64, np.int64), np.zeros((n + 1, 2), np.int64))
-        return held.n
-    is_level(count)
-
-
-def test_the_final_goal_where_a_tail_was_dropped():
-    "The last step that is left is looked for once, not in each batch"
-    def count(n):
-        memory, eligible, lasts = filled(n, episode=n//2), Eligible(n), np.zeros((n + 1, 2), np.int64)
-        eligible.take_out(np.flatnonzero(np.arange(n) % (n//2) >= n//4), n)
-        slots, held = np.arange(n//4), Looks(eligible.held)
-        for _ in range(2):
-            held.n = 0
-            episodes._choose.py_func(memory.episode_index().catch_up(), slots[-64:], 1, Rng(0).words, n, held, np.empty(64, np.int64), lasts)
+        episodes._choose.py_func(tables, slots, kind, Rng(0).words, n, held, np.empty(64, np.int64))
         return held.n
     is_level(count)
 

@@ -247,14 +247,6 @@ def _look(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.ndarray
 _AT_ONCE = 256                              # rows that a kernel prefetches at once
 
 @_inlined
-def _ends_eligible(tables: Tables, e: int, first: int, here: int, last: int, held: np.ndarray) -> tuple[int, int]:
-    "The first and the last place of the steps around `here`, from `first` to `last`, that may all be drawn"
-    begin, end = here, here
-    while begin > first and may_draw(held, slot_at(tables, e, begin - 1)): begin -= 1
-    while end < last and may_draw(held, slot_at(tables, e, end + 1)): end += 1
-    return begin, end
-
-@_inlined
 def _run_of(tables: Tables, slot: int, least: int, most: int) -> tuple[int, bool]:
     """Where the place of a row is stored, and whether its window lies around it in one run: all
     steps are stored, and none of them beyond the end of the ring"""
@@ -274,20 +266,28 @@ def _all_eligible(places: np.ndarray, at: int, least: int, most: int, held: np.n
     return True
 
 @_inlined
-def _look_apart(tables: Tables, slot: int, offsets: np.ndarray, least: int, most: int, held: np.ndarray,
-                found: np.ndarray, is_pad: np.ndarray) -> None:
+def _look_from(tables: Tables, slot: int, offsets: np.ndarray, least: int, most: int, held: np.ndarray,
+               found: np.ndarray, is_pad: np.ndarray) -> None:
     "Write the slots around one row: see `_look_around`"
-    e, here = tables.rows[slot].episode, place_of(tables, slot)
-    episode = tables.episodes[e]
-    stream = tables.streams[episode.stream]
-    first, last = episode.gone, episode.length - 1
-    if len(held):
-        first, last = max(first, here + least), min(last, here + most)
-        first, last = _ends_eligible(tables, e, first, here, last, held)
+    episode = tables.episodes[np.uint64(tables.rows[slot].episode)]
+    stream = tables.streams[np.uint64(episode.stream)]
+    ring = tables.places[stream.start:stream.start + stream.room]
+    mask = np.uint64(stream.room - 1)
+    here = episode.begin + place_of(tables, slot)
+    first = max(episode.begin + episode.gone, here + least)
+    last = min(episode.begin + episode.length - 1, here + most)
+    if len(held):                                        # as far as all may be drawn
+        begin = here
+        end = here
+        while begin > first and may_draw(held, ring[np.uint64(begin - 1) & mask]): begin -= 1
+        while end < last and may_draw(held, ring[np.uint64(end + 1) & mask]): end += 1
+        first = begin
+        last = end
     for k in range(np.uint64(len(offsets))):
-        place = max(first, min(last, here + offsets[k]))
-        is_pad[k] = place!=here + offsets[k]
-        found[k] = tables.places[np.uint64(_where(stream, episode.begin + place))]
+        wanted = here + offsets[k]
+        place = max(first, min(last, wanted))
+        is_pad[k] = place!=wanted
+        found[k] = ring[np.uint64(place) & mask]
 
 @_kernel
 def _look_around(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.ndarray, held: np.ndarray,
@@ -297,14 +297,18 @@ def _look_around(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.
     before a step that may not be drawn (`held`: see `Eligible`). Each pass prefetches what the
     next one reads"""
     tables = tables_of(arrays)
-    rows, places = tables.rows, tables.places
-    n, least, most = np.uint64(len(offsets)), np.int64(0), np.int64(0)
+    rows = tables.rows
+    places = tables.places
+    n = np.uint64(len(offsets))
+    least = np.int64(0)
+    most = np.int64(0)
     for offset in offsets:
         least = min(least, offset)
         most = max(most, offset)
     for start in range(0, len(slots), _AT_ONCE):
         part = slots[start:start + _AT_ONCE]
-        to, pads = found[start:start + _AT_ONCE], is_pad[start:start + _AT_ONCE]
+        to = found[start:start + _AT_ONCE]
+        pads = is_pad[start:start + _AT_ONCE]
         for slot in part: prefetch(rows, slot)
         for slot in part: prefetch(tables.episodes, rows[slot].episode)
         for i in range(np.uint64(len(part))):
@@ -323,7 +327,7 @@ def _look_around(arrays: tuple[np.ndarray, ...], slots: np.ndarray, offsets: np.
                 to[i, k] = places[np.uint64(at + offsets[k])]
                 pads[i, k] = False
         for i in range(np.uint64(len(part))):
-            if to[i, 0] < 0: _look_apart(tables, part[i], offsets, least, most, held, to[i], pads[i])
+            if to[i, 0] < 0: _look_from(tables, part[i], offsets, least, most, held, to[i], pads[i])
 
 # %% ../../nbs/3_lasting/12_episodes.ipynb #e915002d
 STRATEGIES = 'future', 'final', 'episode'
