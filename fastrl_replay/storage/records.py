@@ -137,9 +137,9 @@ class Ring:
         oldest = max(whole, cleared)
         require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
                              'load again, into a new folder', CheckpointError)
-        if not 0 <= entered <= n < MOST or not 0 <= cleared <= n: _refuse_counts(self.counts, self.max_sz, self.room)
         newest = max(oldest, whole + self.journal.rows)      # that the oldest may be
-        if not whole <= first <= min(n, newest): _refuse_counts(self.counts, self.max_sz, self.room)
+        fits = 0 <= entered <= n < MOST and 0 <= cleared <= n and whole <= first <= min(n, newest)
+        if not fits: _refuse_counts(self.counts, self.max_sz, self.room)
         self.room.check_counts(self.counts)
         self.room.begin_use()
         if first > oldest: self.journal.restore(self.rows, np.arange(whole, first) % self.max_sz)
@@ -320,20 +320,21 @@ class Writer(Ring):
         if self.unsettled: self.settle()
         first = self._count[N_ADDED]
         m = rows.m
-        a = 0
-        if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows.columns, m, rows.streams)
+        if self.tables: self._ensure(m)      # for all pieces, or for none
+        if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows)
         else:
-            if self.tables: self._ensure(m)  # for all pieces, or for none
-            while a < m:
-                b = min(m, a + self.piece, a + self.max_sz - self.n_added % self.max_sz)
-                part = rows[a:b]
-                self._put(part.columns, b - a, part.streams)
-                a = b
+            while len(rows):
+                part = min(len(rows), self.piece, self.max_sz - self.n_added % self.max_sz)
+                if self.tables: self._ensure(part)
+                self._put(rows[:part])
+                rows = rows[part:]
         return first
 
-    def _put(self, columns: list, m: int, streams: np.ndarray | None) -> None:
-        "Store a piece: `m` rows that fit into the scratch array, and before the ring's end"
-        if self.tables: self._ensure(m)
+    def _put(self, rows: Accepted) -> None:
+        "Store a piece: rows that fit into the scratch array, and before the ring's end"
+        columns = rows.columns
+        m = rows.m
+        streams = rows.streams
         n = self._count[N_ADDED]
         links = self._scratch_links
         fields, data = self._scratches.get(m) or self._scratch(m)
@@ -370,7 +371,7 @@ class Writer(Ring):
         values = self.layout.values(step)
         n = self._count[N_ADDED]
         fitters = self.layout.fitters
-        for t in self.tables: t.ensure(1, min(n, self.max_sz))
+        self._ensure(1)
         stream = 0 if self.key is None else int(fitters[self.key].array(values[self.key]))
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
         for t in self.tables:
@@ -417,14 +418,13 @@ class Records(Writer):
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
         if not fetch(self._raw, request.out, request.form.plan, self.max_sz, self._count[N_ADDED]):
             raise IndexError(f'slots: expected slots below {self.max_sz}')
-        if self.tables: self._fill(request)
+        if self.tables:
+            for t, shared in zip(self.tables, request.form.shared):
+                if shared is not None: t.fill(request, shared)
         return request.batch()
     def copy_to(self, part: Any) -> None:
         "Copy the rows in the slots of a `Part` of a larger batch there"
         part.copy(self._raw, self.max_sz, self._count[N_ADDED])
-    def _fill(self, request: Request) -> None:
-        for t, shared in zip(self.tables, request.form.shared):
-            if shared is not None: t.fill(request, shared)
     def numbers(self, field: str) -> np.ndarray | None:
         """Return a view of a field that is one number, of all slots, to read and to correct; or
         None. '_prev': the distances back along the streams (0: none)"""

@@ -133,15 +133,10 @@ class Request:
     With windows around its rows, which all are there, it also copies the rows in the slots
     `around` (int64[n, k], those of all `offsets` side by side); `is_pad` (bool[n, k]): which
     repeat another"""
-    def __init__(self, form: Form, nbytes: int = 0, allocate: Callable[..., np.ndarray] = np.empty) -> None:
-        self.out = aligned(max(nbytes, form.nbytes), allocate)
-        self.nbytes = len(self.out)
-        self.fit(form)
-
-    def fit(self, form: Form) -> None:
-        "Become a request of another `form`, which fits these bytes"
+    def __init__(self, form: Form, allocate: Callable[..., np.ndarray] = np.empty) -> None:
         self.form = form
         self.offsets = form.offsets
+        self.out = aligned(form.nbytes, allocate)
         raw = self.out[:form.columns.nbytes]
         columns = form.columns.carve(raw)
         self.slots, self.probs, self.weights, self.mask, _, self.source, self.is_pad, self.learn = columns[:N_HEADER]
@@ -342,38 +337,28 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
     return True
 
 # %% ../../nbs/1_memory/06_request.ipynb #231c1348
-def _rounded(n: int) -> int:
-    "A number ≥ n of at most three binary digits and zeros"
-    step = 1 << max(0, n.bit_length() - 3)
-    return -(-n//step)*step
+_LOOKS = 4               # at requests that may be in use, before a new one is made
 
 class _Pool:
-    "Requests of one kind and size, about in the order in which they were handed out"
-    LOOKS = 4               # at the first, and at so many in all, before a new one is made
-    def __init__(self, kind: tuple, nbytes: int, allocate: Callable[..., np.ndarray]) -> None:
-        self.kind = kind
-        self.nbytes = nbytes
-        self.allocate = allocate
+    "The requests of one form, about in the order in which they were handed out"
+    def __init__(self, form: Form) -> None:
+        self.form = form
         self.all = list[Request]()
-        self.at = 0                # the last that was looked at but the first
-        self.last: Request | None = None
-        self.before: Request | None = None    # … the last: who keeps one batch while the next is drawn has released it
+        self.at = 0                           # the last that was looked at but the first
+        self.last: Request | None = None      # that was handed out,
+        self.before: Request | None = None    # and the one before: who keeps a batch while the next is drawn has released it
 
-    def look_round(self, form: Form) -> Request | None:
-        "Return a request that is not in use, of this form, or made to fit it; None if none was found"
+    def look_round(self) -> Request | None:
+        "Return a request that is not in use: the first, or one of some others, by turns; None if these are"
         n = len(self.all)
-        spare = None
-        for k in range(min(self.LOOKS, n)):
+        for k in range(min(_LOOKS, n)):
             if k: self.at = (self.at + 1) % n
-            at = self.at if k else 0
-            if not self.all[at].is_free(): continue
-            spare = at
-            if self.all[at].form is form: break
-        if spare is None or n < self.LOOKS and self.all[spare].form is not form: return None
-        found = self.all.pop(spare)
-        if found.form is not form: found.fit(form)
-        self.all.append(found)
-        return found
+            found = self.all[self.at if k else 0]
+            if not found.is_free(): continue
+            self.all.remove(found)
+            self.all.append(found)
+            return found
+        return None
 
 class Requests:
     "Requests for batches of some fields of `layout`; `known`: what else makes a `Form`"
@@ -383,53 +368,43 @@ class Requests:
     def __init__(self, layout: Layout, **known: Any) -> None:
         self.layout = layout
         self.known = known
-        self._forms: dict[tuple, tuple[Form, _Pool]] = {}
         self._pools: dict[tuple, _Pool] = {}         # that in which a request was made last is the last
     @property
     def nbytes(self) -> int:
         "Bytes of all requests that are remembered"
-        return sum(len(o.all)*o.nbytes for o in self._pools.values())
+        return sum(len(o.all)*o.form.nbytes for o in self._pools.values())
 
     def get(self, n: int, fields: tuple[str, ...] | None = None, header: tuple[str, ...] = DRAWN,
             length: int | None = None, windows: tuple = ()) -> Request:
         "Return a `Request`, no part of which is in use; `fields`: the names of its columns (None: all)"
         what = ALLOCATE.get(), n, fields, header, length, windows
-        known = self._forms.get(what)
-        form, pool = self._begin(*what) if known is None else known
+        pool = self._pools.get(what)
+        if pool is None: pool = self._begin(*what)
         found = pool.before
-        if found is None or found.form is not form or not found.is_free():
-            found = pool.look_round(form) or self._make(form, pool)
+        if found is None or not found.is_free(): found = pool.look_round() or self._make(pool, what)
         pool.before = pool.last
         pool.last = found
         return found
 
     def _begin(self, allocate: Callable[..., np.ndarray], n: int, fields: tuple[str, ...] | None,
-               *how: Any) -> tuple[Form, _Pool]:
-        "The form of what has not been asked for lately, and the pool of its kind"
+               *how: Any) -> _Pool:
+        "An empty pool for what has not been asked for lately"
         layout = self.layout if fields is None else self.layout.select(fields)
-        most = _rounded(n)
-        form = Form(layout, n, *how, **self.known)
-        kind = (allocate, most, fields, *how)
-        if kind not in self._pools:
-            nbytes = Form(layout, most, *how, **self.known).nbytes
-            self._pools[kind] = _Pool(kind, nbytes, allocate)
-        pool = self._pools[kind]
-        while len(self._pools) > self.KINDS: self._forget_pool()
-        if len(self._forms) > 2*self.KINDS: del self._forms[next(iter(self._forms))]
-        self._forms[allocate, n, fields, *how] = form, pool
-        return form, pool
-    def _make(self, form: Form, pool: _Pool) -> Request:
-        made = Request(form, pool.nbytes, pool.allocate)
+        pool = _Pool(Form(layout, n, *how, **self.known))
+        self._pools[allocate, n, fields, *how] = pool
+        if len(self._pools) > self.KINDS: self._forget_pool()
+        return pool
+    def _make(self, pool: _Pool, what: tuple) -> Request:
+        made = Request(pool.form, what[0])
         if not COUNTED: return made
         pool.all.append(made)
-        self._pools.pop(pool.kind, None)                 # a Ctrl-C behind this line leaves it out until the next call
-        self._pools[pool.kind] = pool
+        self._pools.pop(what, None)                      # a Ctrl-C behind this line leaves it out until the next call
+        self._pools[what] = pool
         while self.nbytes > self.BUDGET and len(self._pools) > 1: self._forget_pool()
         while self.nbytes > self.BUDGET and len(pool.all) > 2:
             pool.before = None
             del pool.all[0]
         return made
     def _forget_pool(self) -> None:
-        "Forget the pool that has needed no new request for longest"
-        old = self._pools.pop(next(iter(self._pools)))
-        self._forms = {what: found for what, found in self._forms.items() if found[1] is not old}
+        "Forget what has needed no new request for longest"
+        del self._pools[next(iter(self._pools))]
