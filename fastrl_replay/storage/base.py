@@ -149,7 +149,6 @@ class Streams:
         self.room = size//2 - n
         self.shift = 64 - size.bit_length()       # to the product's upper bits
         self.view = self.table.data
-        self.places: dict[int, int] = {}          # where streams were found; they stay there
 
     def known(self, first_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
         "Return the streams whose newest row is not before `first_id`, sorted, and its id (int64)"
@@ -165,21 +164,17 @@ class Streams:
         self._begin(int(np.count_nonzero(old[1::2] >= least)))
         move_streams(old, self.table, self.shift, least)
     def find(self, stream: int) -> int:
-        "Return the place of `stream` in the table, as `find_place`, and remember it if the stream has a row"
-        at = find_place(self.view, self.shift, stream)
-        if not self.view[at + 1]: return at       # another stream may take it
-        if len(self.places) >= 4096: self.places.clear()
-        self.places[stream] = at
-        return at
+        "Return the place of `stream` in the table, as `find_place`"
+        return find_place(self.view, self.shift, stream)
     def newest(self, stream: int) -> int:
         "Return the id of the newest row of `stream`, −1 if there is none"
         if 0 <= stream < len(self.near): return self.near_view[stream] - 1
-        return self.view[find_place(self.view, self.shift, stream) + 1] - 1
+        return self.view[self.find(stream) + 1] - 1
 
     def begin(self, stream: int, id: int, first_id: int) -> None:
         "Note row `id` as the first of a new `stream` in the table"
         if not self.room: self.make_room(first_id)
-        at = find_place(self.view, self.shift, stream)
+        at = self.find(stream)
         self.room -= 1
         self.view[at], self.view[at + 1] = stream, id + 1
 

@@ -75,7 +75,7 @@ class Ring:
         self._next_view = self.links[:, 1].data
         self.journal: Any = self.room.journal(size, max_sz)
         rows = min(max_sz, PIECE, max(1, SCRATCH//size))
-        self.piece = rows if self.journal is None else min(rows, self.journal.rows)
+        self.piece = rows if self.journal is None else min(rows, len(self.journal))
         self.streams = Streams(max_sz)
         self.unsettled = False
 
@@ -103,7 +103,7 @@ class Ring:
     def _keep(self, n: int, m: int) -> None:
         "Copy the rows that rows `n` … `n + m − 1` will overwrite into the journal"
         slot = n % self.max_sz
-        if n >= self.max_sz: self.journal.keep(self.rows[slot:slot + m])
+        if n >= self.max_sz: self.journal[:m] = self.rows[slot:slot + m]
 
     def follow(self, slots: np.ndarray, length: int, back: bool = False) -> np.ndarray:
         "Return ids along the streams, from the rows in `slots` on (int64[m, length]; −1: none is stored)"
@@ -137,12 +137,12 @@ class Ring:
         oldest = max(whole, cleared)
         require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
                              'load again, into a new folder', CheckpointError)
-        newest = max(oldest, whole + self.journal.rows)      # that the oldest may be
+        newest = max(oldest, whole + len(self.journal))      # that the oldest may be
         fits = 0 <= entered <= n < MOST and 0 <= cleared <= n and whole <= first <= min(n, newest)
         if not fits: _refuse_counts(self.counts, self.max_sz, self.room)
         self.room.check_counts(self.counts)
         self.room.begin_use()
-        if first > oldest: self.journal.restore(self.rows, np.arange(whole, first) % self.max_sz)
+        if first > oldest: self.rows[np.arange(whole, first) % self.max_sz] = self.journal[:first - whole]
         self._count[FIRST_ID] = oldest
         self.settle()
     def checksum(self, a: int, end: int) -> int:
@@ -280,9 +280,8 @@ class Writer(Ring):
         at = stream
         is_near = 0 <= stream < max_sz
         if not is_near:
-            found = streams.places.get(stream)
             cells = streams.view
-            at = 1 + (streams.find(stream) if found is None else found)
+            at = streams.find(stream) + 1
         newest = cells[at] - 1
         back = n - newest if newest >= 0 and n - newest < max_sz else 0
         try: data = self._pack(back, 0, stream, *values) if self.key is None else self._pack(back, 0, *values)

@@ -74,32 +74,26 @@ class Form:
 
     def _plan(self, windows: dict, stored: Layout, shared: tuple) -> None:
         "Plan a part for all fields without windows, one for each with, and what tables copy"
-        heads = self._heads(windows, stored.record.itemsize)
+        size = stored.record.itemsize
+        m = math.prod(self.shape)
+        parts: dict[str | None, tuple[tuple[int, ...], list]] = {None: ((m, 0, size), [])}
+        first = self.around
+        for field, offsets in windows.items():
+            each = len(offsets)
+            parts[field] = (m*each, self._beside(m*each), size, each, len(self.offsets), first), []
+            first += each
         known = {o.path: (o, begin) for o, begin in zip(stored.leaves, stored.offsets())}
-        parts: dict[str | None, list] = {field: [] for field in heads}
         where = dict[tuple, int]()
         for k, leaf in enumerate(self.layout.leaves):
-            field = leaf.path[0] if leaf.path[0] in heads else None
-            parts[field].append(self._line(k, heads[field][0], *known[leaf.path]))
+            head, lines = parts.get(leaf.path[0]) or parts[None]
+            lines.append(self._line(k, head[0], *known[leaf.path]))
             where[leaf.path] = k
-        lines = [line for field, leaves in parts.items() for line in plan_of(heads[field], leaves)]
-        self.plan = np.array(lines, np.int64)
+        self.plan = np.array([line for part in parts.values() for line in plan_of(*part)], np.int64)
         self.shared: list[Shared | None] = []
         for paths in shared:
             leaves = [where.get(path) for path in paths]
-            asked = any(k is not None for k in leaves)
+            asked = leaves.count(None) < len(leaves)
             self.shared.append(Shared(leaves, self._plan_shared(leaves)) if asked else None)
-
-    def _heads(self, windows: dict, size: int) -> dict[str | None, tuple[int, ...]]:
-        "The head of each part, by its field of windows (None: the other fields)"
-        m = math.prod(self.shape)
-        first = self.around
-        heads: dict[str | None, tuple[int, ...]] = {None: (m, 0, size)}
-        for field, offsets in windows.items():
-            each = len(offsets)
-            heads[field] = m*each, self._beside(m*each), size, each, len(self.offsets), first
-            first += each
-        return heads
 
     def _line(self, k: int, m: int, o: Leaf, begin: int) -> tuple[int, int, int, int]:
         "The line for leaf `k` of `m` rows, at byte `begin` of a record as `o`: itself, or numbers"
@@ -320,16 +314,15 @@ def fetch(source: np.ndarray, out: np.ndarray, plan: np.ndarray, n_rows: int, n_
         end = begin + head[_LINES]
         leaves = plan[begin + 2:end]
         if head[_EACH]: _line_up(numbers, head)
-        b = min(m, _AHEAD)
-        gone = _look_ahead(source8, numbers, at, 0, b, size, lines, starts, 0, n_rows, n_added, newest)
-        for a in range(0, m, _AHEAD):
+        gone = 0
+        for a in range(-_AHEAD, m, _AHEAD):         # first, nothing is copied
             b = min(a + _AHEAD, m)
-            now = a % (2*_AHEAD)
             c = min(b + _AHEAD, m)
+            now = a % (2*_AHEAD)
             then = _AHEAD - now
             later = _look_ahead(source8, numbers, at, b, c, size, lines, starts, then, n_rows, n_added, newest)
-            if gone < 0 or later < 0: return False
-            _copy_leaves(sources, outs, leaves, starts, now, a, b)
+            if later < 0: return False
+            if a >= 0: _copy_leaves(sources, outs, leaves, starts, now, a, b)
             if gone: _clear(out, numbers, at, a, b, leaves)
             gone = later
         begin = end

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 from ..checks import Words, refuse
 from ..steps import Layout
-from .frames import TableRoom
 from .request import Request, Shared
+from .rooms import Room
 
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00006
 MOST_TEXTS, BYTES = 1 << 20, 1 << 26           # distinct strings of a field at a time, and all their bytes
@@ -42,9 +42,10 @@ class TextList:
     preceded by its length + 1 (uint32), which is written last; a 0 is the end"""
     def __init__(self, name: str, raw: np.ndarray) -> None:
         self.name, self.raw = name, raw
-        self._begin()
+        self.begin()
         self.read()
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        "Forget all that was read"
         self.texts = list[str]()
         self.numbers = dict[str, int]()
         self.end = 0
@@ -55,10 +56,6 @@ class TextList:
             self.texts.append(text)
             # in one: a Ctrl-C between them would leave a string known that the next one overwrites
             self.numbers[text], self.end = len(self.texts), end
-    def again(self) -> None:
-        "Read all of it again: another process has begun it anew"
-        self._begin()
-        self.read()
     def append(self, entry: bytes) -> None:
         "Write a string"
         begin = self.end + _LENGTH
@@ -71,7 +68,7 @@ class TextList:
     def erase(self) -> None:
         "Begin with nothing"
         self.raw[:_LENGTH] = 0
-        self._begin()
+        self.begin()
     def written(self) -> np.ndarray:
         "Return all strings, as they are written (uint8[m])"
         return self.raw[:self.end].copy()
@@ -108,7 +105,7 @@ class TextNumbers:
         return self.lists[self.now].end
     def __str__(self) -> str: return f'{self.leaf.name} by strings'
 
-    def open(self, room: TableRoom, records: np.ndarray, at: Sequence[int]) -> None:
+    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         "Find the strings in a room, or allocate what they need as they come"
         self.room = room
         self.held = records[:, at[0]]                    # the number in each row
@@ -132,10 +129,9 @@ class TextNumbers:
         "Read what another process has written since"
         self._find_second()
         for k, texts in enumerate(self.lists):
-            if self._seen[k]==self.emptied[k]: texts.read()
-            else:
-                self._seen[k] = self.emptied[k]
-                texts.again()
+            if self._seen[k]!=self.emptied[k]: texts.begin()
+            self._seen[k] = self.emptied[k]
+            texts.read()
 
     def ensure(self, m: int, filled: int) -> None: "There is room for any rows: what is new was accepted before"
     def accept(self, columns: Sequence[np.ndarray]) -> None:
