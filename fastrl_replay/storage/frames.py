@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'slides', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames',
-           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Table',
-           'FrameNumbers', 'FrameTable', 'PackedFrames', 'lz4_block']
+           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Table', 'FrameNumbers',
+           'FrameTable', 'PackedFrames', 'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
 import functools

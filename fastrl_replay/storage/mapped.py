@@ -549,12 +549,6 @@ class MappedFolder(MappedFiles):
         self._counters = None
         super().close()
 
-    def __repr__(self) -> str:
-        mode = 'writing' if self.writable else 'reading'
-        if self.closed: mode = 'closed'
-        nbytes = sum(map(len, self._maps.values()))
-        return f'MappedFolder({str(self.path)!r}, {mode}; {nbytes:,} bytes mapped)'
-
 # %% ../../nbs/3_lasting/11_mapped.ipynb #a046d46b
 class DroppedIds:
     """A file that says of each slot which row in it was dropped, by its id + 1; what replaces

@@ -40,8 +40,10 @@ def entries(raw: np.ndarray, start: int = 0) -> Iterator[tuple[str, int]]:
 class TextList:
     """Distinct strings in `raw` (uint8[n]), of which number i is the i-th, from 1 on. Each is
     preceded by its length + 1 (uint32), which is written last; a 0 is the end"""
-    def __init__(self, name: str, raw: np.ndarray) -> None:
-        self.name, self.raw = name, raw
+    def __init__(self, name: str, raw: np.ndarray, front: int = 0) -> None:
+        self.name = name
+        self.front = front                        # so many bytes of `raw` are no strings
+        self.raw = raw[front:]
         self.begin()
         self.read()
     def begin(self) -> None:
@@ -124,7 +126,7 @@ class TextNumbers:
         if raw is None: return
         self.emptied = raw[:_FRONT].view(np.int64)
         self._seen = np.array([-1, self.emptied[1]])     # the first may have begun anew since it was read
-        self.lists.append(TextList(f'{self.name}.1', raw[_FRONT:]))
+        self.lists.append(TextList(f'{self.name}.1', raw, _FRONT))
     def _look_again(self) -> None:
         "Read what another process has written since"
         self._find_second()
@@ -147,12 +149,11 @@ class TextNumbers:
             self._make_room(wanted, full)
             own = self.lists[self.now]
             found = [_entry(o) for o in wanted if o not in own.numbers]
-        self._reserve(own, found)
+        self._reserve(own, own.end + _nbytes(found))
         for o in found: own.append(o)
         self.counted.update(wanted)
-    def _reserve(self, texts: TextList, found: list[bytes]) -> None:
-        front = 0 if texts is self.lists[0] else _FRONT
-        self.room.extend(texts.name, front + texts.end + _nbytes(found) + _LENGTH)
+    def _reserve(self, texts: TextList, nbytes: int) -> None:
+        self.room.extend(texts.name, texts.front + nbytes + _LENGTH)
     def _make_room(self, wanted: Iterable[str], full: bool) -> None:
         "Find out what is in use, and write to the other list from now on, if it is time to forget the rest"
         alive = self._in_use(self.now)
@@ -178,16 +179,13 @@ class TextNumbers:
         "The numbers in all living rows"
         max_sz = len(self.held)
         first = max(self.first, self.n - max_sz)
-        begin = first % max_sz
-        m = self.n - first
-        return np.concatenate([self.held[begin:begin + m], self.held[:max(0, begin + m - max_sz)]])
+        return self.held[np.arange(first, self.n) % max_sz]
     def _empty_other(self, wanted: Iterable[str]) -> None:
         "Write to the other list from now on, which no row refers to; an error changes nothing"
         self._find_second(make=True)
         to = 1 - self.now
         other = self.lists[to]
-        front = _FRONT if to else 0
-        self.room.extend(other.name, front + _nbytes(map(_entry, wanted)) + _LENGTH)
+        self._reserve(other, _nbytes(map(_entry, wanted)))
         other.erase()
         self.emptied[to] += 1          # before new strings are there: a reader that knew the old ones reads again
         self.now = to
@@ -271,10 +269,10 @@ class TextTable(TextNumbers):
         second = state.get('second')
         if not _is_written(state.get('texts')) or second is not None and not _is_written(second):
             raise ValueError(f'state: texts of {self.leaf.name}: damaged')
-        self.room.extend(self.name, len(state['texts']) + _LENGTH)
+        self._reserve(self.lists[0], len(state['texts']))
         if second is None: return
         self._find_second(make=True)
-        self.room.extend(f'{self.name}.1', _FRONT + len(second) + _LENGTH)
+        self._reserve(self.lists[1], len(second))
     def set_state(self, state: dict[str, Any]) -> None:
         "Store the strings of a state that `check_state` accepted; then call `recover`"
         parts = state['texts'], state.get('second', np.empty(0, np.uint8))
