@@ -74,8 +74,8 @@ class Ring:
         self._count = self.counts.data
         self._next_view = self.links[:, 1].data
         self.journal: Any = self.room.journal(size, max_sz)
-        rows = min(max_sz, PIECE, max(1, SCRATCH//size))
-        self.piece = rows if self.journal is None else min(rows, len(self.journal))
+        self.piece = min(max_sz, PIECE, max(1, SCRATCH//size))
+        if self.journal is not None: self.piece = min(self.piece, len(self.journal))
         self.streams = Streams(max_sz)
         self.unsettled = False
 
@@ -247,7 +247,8 @@ class Writer(Ring):
         packer, order = stored.packing
         self._pack = packer.pack
         self._flat_type = stored.step_type if stored.flat else None
-        self._key_at: Any = None if self.key is None else order(range(len(stored.leaves))).index(self.key)
+        self._key_at: Any = None
+        if self.key is not None: self._key_at = order(range(len(stored.leaves))).index(self.key)
         self._step = StepFitter(stored.fitters, order)
         self.scratch = np.zeros(self.piece, stored.record)
         self._scratches: dict[int, Any] = {}
@@ -378,14 +379,15 @@ class Writer(Ring):
             for k, v in zip(t.leaves, own): values[k] = v
         return values
 
-    def _references(self, table: Any, slots: np.ndarray) -> list[np.ndarray]:
+    def _references(self, table: Any, a: int, end: int) -> list[np.ndarray]:
+        "What the rows `a` … `end − 1` have for the leaves of a table"
+        slots = np.arange(a, end) % self.max_sz
         return [self.fields[k][slots] for k in table.leaves]
     def settle(self) -> None:
         "After an interrupted write or a load: link all living rows, and let the tables find out what these refer to"
         super().settle()
-        if not self.tables: return
-        slots = np.arange(self.first_id, self.n_added) % self.max_sz
-        for t in self.tables: t.recover(self._references(t, slots), self.first_id)
+        first = self.first_id
+        for t in self.tables: t.recover(self._references(t, first, self.n_added), first)
 
 # %% ../../nbs/1_memory/08_records.ipynb #8758c5d8
 class Records(Writer):
@@ -436,9 +438,10 @@ class Records(Writer):
     def get_state(self, since: int = 0) -> dict:
         "Return the rows with ids ≥ `since`, and what they refer to, as plain numbers and arrays"
         state = dict(layout=self.layout.to_plain()) | super().get_state(since)
-        slots = np.arange(state['since'], self.n_added) % self.max_sz
-        frames = {str(t.leaves[0]): t.get_state(self._references(t, slots)) for t in self.tables}
-        return state | dict(frames=frames) if self.tables else state
+        if not self.tables: return state
+        a = state['since']
+        frames = {str(t.leaves[0]): t.get_state(self._references(t, a, self.n_added)) for t in self.tables}
+        return state | dict(frames=frames)
     def _check_piece(self, piece: dict[str, Any], n: int | None) -> None:
         require(Layout.from_plain(piece['layout'])==self.layout, f'state: expected steps of {self.layout}')
         super()._check_piece(piece, n)
@@ -454,9 +457,8 @@ class Records(Writer):
 
     def checksum(self, a: int, end: int) -> int:
         crc = super().checksum(a, end)
-        for t in self.tables: crc = t.checksum(self._references(t, np.arange(a, end) % self.max_sz), crc)
+        for t in self.tables: crc = t.checksum(self._references(t, a, end), crc)
         return crc
     def check_valid(self) -> bool:
-        slots = np.arange(self.first_id, self.n_added) % self.max_sz
-        for t in self.tables: t.check_valid(self._references(t, slots))
+        for t in self.tables: t.check_valid(self._references(t, self.first_id, self.n_added))
         return super().check_valid()
