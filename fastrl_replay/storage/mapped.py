@@ -113,9 +113,9 @@ class Checksums:
     PARTS = 1024
     def __init__(self, runs: Iterable[Iterable[int]] = ()) -> None:
         self.runs = [[int(first), int(end), int(crc)] for first, end, crc in runs]
-        edges = [edge for first, end, _ in self.runs for edge in (first, end)]
-        empty = any(first==end for first, end, _ in self.runs)
-        if edges!=sorted(edges) or empty: raise ValueError('runs of ids that overlap')
+        edges = [edge for run in self.runs for edge in run[:2]]
+        full = all(first < end for first, end, _ in self.runs)
+        require(full and edges==sorted(edges), 'runs of ids that overlap')
 
     def update(self, rows: Any) -> None:
         "Cover all rows; what is covered already is read only where its run grows or lost its beginning"
@@ -284,11 +284,12 @@ class NotedFolder(OwnFolder):
                      tokens=list | None, state=int | None)
         with naming(file, 'damaged'):
             if not all(isinstance(note[k], o) for k, o in kinds.items()): raise TypeError(f'expected {kinds}')
-            self.flushed = PowerCut(note['n_added'], note['first_id'], note['time'])
+            self.flushed = PowerCut(*(note[k] for k in PowerCut._fields))
             self.checksums = Checksums(note['runs'])
-            self._tokens = None if note['tokens'] is None else [int(o) for o in note['tokens'][:2]]
+            self._tokens = note['tokens'] and [int(o) for o in note['tokens'][:2]]
             when = np.datetime64(int(self.flushed.time), 's')
-        noted, closed = note['boot'], note['closed']
+        noted = note['boot']
+        closed = note['closed']
         if closed:
             for name, crc in note['files'].items(): self._compare(self.path/f'{name}.map', crc)
             if note['state'] is not None: self._compare(self.path/STATE/MANIFEST, note['state'])
