@@ -371,7 +371,7 @@ class Writer(Ring):
         values = self.layout.values(step)
         n = self._count[N_ADDED]
         fitters = self.layout.fitters
-        self._ensure(1)
+        for t in self.tables: t.ensure(1, min(n, self.max_sz))
         stream = 0 if self.key is None else int(fitters[self.key].array(values[self.key]))
         self._back[0] = min(n - self.streams.newest(stream), self.max_sz)
         for t in self.tables:
