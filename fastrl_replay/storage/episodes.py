@@ -130,6 +130,12 @@ def _make_room(s: int, tables: Tables) -> int:
     return s
 
 @_inlined
+def _append(slot: int, stream: np.record, tables: Tables) -> None:
+    "Append a slot to the ring of a stream"
+    tables.places[_where(stream, stream.n_rows)] = slot
+    stream.n_rows += 1
+
+@_inlined
 def _begin(s: int, n_before: int, tables: Tables) -> int:
     "Begin an episode, `n_before` steps of which were not stored or are gone, behind the rows of a stream; return it"
     e = _take(tables.episodes, tables.counts[0].episodes)
@@ -179,9 +185,7 @@ def _enter(columns: tuple[np.ndarray, ...], tables: Tables, phases: np.ndarray, 
             phase = np.int64(0)
             if e==0 and id < known: phase = np.int64(phases[slot, 0])
             e = _begin(s, phase if phase >= 0 else ~phase, tables)
-        stream = tables.streams[s]
-        tables.places[_where(stream, stream.n_rows)] = slot
-        stream.n_rows += 1
+        _append(slot, tables.streams[s], tables)
         episode = episodes[e]
         row.episode = e
         row.place = episode.length

@@ -339,7 +339,7 @@ class _Pool:
         self.all = list[Request]()
         self.at = 0                           # the last that was looked at but the first
         self.last: Request | None = None      # that was handed out,
-        self.before: Request | None = None    # and the one before: who keeps a batch while the next is drawn has released it
+        self.before: Request | None = None    # … before it: released by who keeps one batch while the next is drawn
 
     def look_round(self) -> Request | None:
         "Return a request that is not in use: the first, or one of some others, by turns; None if these are"
