@@ -167,7 +167,7 @@ def test_a_chunk_longer_than_the_journal(tmp_path, monkeypatch):
         pair.storage.put(pair.storage.accept(steps))
         pair.twin.extend(steps)
         pair.check()
-        assert pair.storage.journal.rows==16
+        assert len(pair.storage.journal)==16
     pair.run(20)
     released(pair.storage)
 

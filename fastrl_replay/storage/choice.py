@@ -60,27 +60,25 @@ def bytes_for(layout: Layout, max_sz: int, tables: Sequence) -> int:
 
 _COLOURS = 3          # planes that are rather colours than a stack, until steps show it
 
-def _journal_of(layout: Layout, max_sz: int, pairs: Sequence[Interned]) -> int:
-    size = stored_layout(layout, tables_for(layout, pairs)).record.itemsize
-    return size*journal_rows(size, max_sz)
-
 def estimate(layout: Layout, max_sz: int, example: tuple | None = None) -> Estimate:
     """Return the `Estimate` for a layout; without stacks, the figures are those of the plainer
     kind. What is stored by frames costs that much only if the `example` step shows a stack that
     slides"""
     once, frames, auto = (shared_pairs(layout, o) for o in ('next_state', 'frames', 'auto'))
-    kinds = dict(plain=(), next_state=once, frames=frames)
+    whole = list[Interned]()
+    planes = 0
+    for pair in auto:
+        slid = slides(layout, pair, example)
+        if slid is None and pair.stack > 1:
+            planes = max(planes, pair.stack)
+            slid = pair.stack!=_COLOURS
+        whole.append(pair if slid else pair._replace(stack=1, last=False))
+    chosen = 'plain'
+    if whole: chosen = 'frames' if any(o.stack > 1 for o in whole) else 'next_state'
+    kinds = dict(plain=(), next_state=once, frames=frames) | {chosen: whole}
     nbytes = {k: bytes_for(layout, max_sz, tables_for(layout, o)) for k, o in kinds.items()}
-    if not auto: return Estimate(max_sz, **nbytes, chosen='plain', journal=_journal_of(layout, max_sz, ()))
-    seen = {o: slides(layout, o, example) for o in auto if o.stack > 1}
-    unsure = max((o.stack for o, slid in seen.items() if slid is None), default=0)
-    for o, slid in seen.items():
-        if slid is None: seen[o] = o.stack!=_COLOURS
-    stacks = [o for o, slid in seen.items() if slid]
-    whole = [o if o in stacks else o._replace(stack=1, last=False) for o in auto]
-    chosen = 'frames' if stacks else 'next_state'
-    nbytes[chosen] = bytes_for(layout, max_sz, tables_for(layout, whole))
-    return Estimate(max_sz, **nbytes, chosen=chosen, planes=unsure, journal=_journal_of(layout, max_sz, whole))
+    size = stored_layout(layout, tables_for(layout, whole)).record.itemsize
+    return Estimate(max_sz, **nbytes, chosen=chosen, planes=planes, journal=size*journal_rows(size, max_sz))
 
 def _is_space(o: object) -> bool: return hasattr(o, 'is_np_flattenable') and hasattr(o, 'sample')
 def _spaces_of(given: object) -> list:

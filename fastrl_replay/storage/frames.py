@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Interned', 'stack_axis', 'slides', 'shared_pairs', 'interned', 'fingerprints', 'intern_rows', 'free_frames',
-           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'TableRoom', 'Table',
-           'FrameNumbers', 'FrameTable', 'PackedFrames', 'lz4_block']
+           'gather_stacks', 'FrameColumns', 'of_frames', 'columns_once', 'batch_from', 'Table', 'FrameNumbers',
+           'FrameTable', 'PackedFrames', 'lz4_block']
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #f90ca95a
 import functools
@@ -23,7 +23,7 @@ from ..steps import Layout, Leaf, encode
 from .base import Streams
 from .request import Request, Shared, fetch
 from .records import PIECE, SCRATCH
-from .rooms import check_free
+from .rooms import Room, check_free
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #9459552b
 _WIDE, _LARGE = 512, 4096      # bytes of observations: see `interned`
@@ -278,8 +278,7 @@ class FrameColumns:
         if self.pair.last:
             pixels = column.reshape(len(column), -1, self.stack)
             column = np.ascontiguousarray(np.moveaxis(pixels, -1, 1))
-        planes = column.reshape(len(column), self.stack, -1)
-        planes = planes.view(self.unit)
+        planes = column.reshape(len(column), self.stack, -1).view(self.unit)
         return planes if planes.flags.carray else planes.copy()
 
     def _fill(self, frames: np.ndarray, n: int, request: Request, shared: Shared) -> None:
@@ -348,14 +347,6 @@ def batch_from(layout: Layout, columns: list[np.ndarray], streams: np.ndarray | 
     return Batch.of_arrays(layout, [np.require(c, requirements='W') for c in columns], streams)
 
 # %% ../../nbs/3_lasting/01_frames.ipynb #3f0b61aa
-class TableRoom(Protocol):
-    "What a table needs of the place where it allocates: see `Ram`"
-    durable: bool
-    writable: bool
-    def allocate(self, name: str, nbytes: int, grow: bool = False) -> np.ndarray: "Return `nbytes` zeros (uint8)"
-    def late(self, name: str, nbytes: int, make: bool = False) -> np.ndarray | None: "The same, made when it is needed"
-    def extend(self, name: str, upto: int) -> None: "Make the first `upto` bytes of what was to `grow` usable"
-
 class Table(Protocol):
     "What several leaves of a step have in common, stored once; the records refer to it by numbers"
     leaves: tuple[int, ...]              # the numbers of the leaves that it keeps
@@ -363,7 +354,7 @@ class Table(Protocol):
     codec: str | None                    # how it packs what it keeps: its bytes grow with the rows
     @property
     def nbytes(self) -> int: "Bytes allocated"
-    def open(self, room: TableRoom, records: np.ndarray, at: Sequence[int]) -> None:
+    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         """Allocate, in a room, what rows need. `records` (int32[max_sz, k]): all rows; `at`: where
         in a row the references of each leaf begin, and the distance back along the stream"""
     def ensure(self, m: int, filled: int) -> None:
@@ -421,7 +412,7 @@ class FrameNumbers(FrameColumns):
         packed = f', {self.codec}' if self.codec else ''
         return f'{self.leaf.name} by {what}{packed}'
 
-    def open(self, room: TableRoom, records: np.ndarray, at: Sequence[int]) -> None:
+    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         "Allocate frames for these records (int32[max_sz, k]); `at`: as in `Table`"
         self.room = room
         self.words = records
@@ -648,13 +639,11 @@ class PackedFrames(FrameTable):
     def fill(self, request: Request, shared: Shared) -> None:
         "As in `FrameTable`; each frame is unpacked once"
         asked: list[Any] = [request.numbers(k) for k in shared.leaves if k is not None]
-        wanted = np.unique(np.concatenate(asked, axis=None))
-        wanted = wanted[wanted >= 0]                             # −1: a row of zeros
-        if wanted[-1:].max(initial=0) >= self.used: self._refuse_number()
-        for numbers in asked:
-            there = numbers >= 0
-            numbers[there] = np.searchsorted(wanted, numbers[there])
-        raw = bytearray().join(self._unpack(o) for o in wanted.tolist())
+        wanted, places = np.unique(np.concatenate(asked, axis=None), return_inverse=True)
+        if wanted.max(initial=0) >= self.used: self._refuse_number()
+        n_none = int(wanted[:1].min(initial=0) < 0)              # −1, which is the first, stays: a row of zeros
+        for numbers, at in zip(asked, np.split(places - n_none, len(asked))): numbers.flat = at
+        raw = bytearray().join(self._unpack(o) for o in wanted[n_none:].tolist())
         frames = np.frombuffer(raw, self.unit).reshape(-1, self._row_shape[-1])
         self._fill(frames, len(frames), request, shared)
     def _intact(self, rows: np.ndarray) -> bool: return all(self._unpack(o) for o in rows.tolist())

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOCK', 'STATE', 'boot_id', 'PowerCut', 'Checksums', 'OwnFolder', 'NotedFolder', 'MappedFiles', 'MappedFolder',
-           'DroppedIds', 'Journal', 'View']
+           'DroppedIds', 'View']
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #828743fc
 import errno
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from ..batch import FETCHED, Batch
-from ..checks import ids_of, take, whole
+from ..checks import ids_of, require, take, whole
 from ..samplers.base import Prioritized, Sampler
 from ..samplers.own import KINDS
 from fastrl_replay.saving import (
@@ -50,9 +50,9 @@ def _holder(folder: Path) -> str | None:
 
 def _take_lock(folder: Path, path: Path, **how: Any) -> Lock:
     "Lock `path`, of the memory in `folder`; return the `Lock`. A `BlockingIOError` says which process holds it"
-    with suppress(BlockingIOError): return Lock(path, exclusive=True, **how)
-    gc.collect()                               # perhaps a memory that was dropped without `close`
-    with suppress(BlockingIOError): return Lock(path, exclusive=True, **how)
+    for _ in range(2):
+        with suppress(BlockingIOError): return Lock(path, exclusive=True, **how)
+        gc.collect()                           # perhaps a memory that was dropped without `close`
     holder = _holder(folder)
     me = f'process {os.getpid()}'
     what = (f'{holder or "another process"} is writing to this memory, and only one process may; '
@@ -69,17 +69,15 @@ def _lock_folder(folder: Path) -> list[Lock]:
 def _lock_file(folder: Path) -> Lock:
     "Lock the file `lock` in a folder, and write the number of this process into it"
     lock = _take_lock(folder, folder/LOCK, flags=os.O_RDWR | os.O_CREAT, opener=no_link)
-    try: _write_number(folder, lock)
+    try:
+        require(_holder(folder) is not None, f'{folder/LOCK}: expected the number of a process, got a file of another '
+                'program; move it away, or choose another folder', FileExistsError)
+        os.ftruncate(lock.fd, 0)
+        os.write(lock.fd, f'process {os.getpid()}'.encode())
     except BaseException:
         lock.free()                            # a full disk, say: nobody else is to be kept out
         raise
     return lock
-def _write_number(folder: Path, lock: Lock) -> None:
-    if _holder(folder) is None:
-        raise FileExistsError(f'{folder/LOCK}: expected the number of a process, got a file of another program; '
-                              'move it away, or choose another folder')
-    os.ftruncate(lock.fd, 0)
-    os.write(lock.fd, f'process {os.getpid()}'.encode())
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #b0e4bf4e
 _BLOCK = 1 << 20
@@ -115,9 +113,9 @@ class Checksums:
     PARTS = 1024
     def __init__(self, runs: Iterable[Iterable[int]] = ()) -> None:
         self.runs = [[int(first), int(end), int(crc)] for first, end, crc in runs]
-        edges = [edge for first, end, _ in self.runs for edge in (first, end)]
-        empty = any(first==end for first, end, _ in self.runs)
-        if edges!=sorted(edges) or empty: raise ValueError('runs of ids that overlap')
+        edges = [edge for run in self.runs for edge in run[:2]]
+        full = all(first < end for first, end, _ in self.runs)
+        require(full and edges==sorted(edges), 'runs of ids that overlap')
 
     def update(self, rows: Any) -> None:
         "Cover all rows; what is covered already is read only where its run grows or lost its beginning"
@@ -258,6 +256,9 @@ class OwnFolder:
 _TOKEN = 32                     # byte of the counters at which the token of the last flush is
 STATE = 'state'                 # the folder for what a memory is apart from its mapped files
 
+def _check_there(path: Path) -> None:
+    require(os.path.lexists(path), f'{path}: no such file; this memory is incomplete without it', CheckpointError)
+
 def _checksum_of(path: Path) -> int:
     "The crc32 of a file"
     now = 0
@@ -283,12 +284,15 @@ class NotedFolder(OwnFolder):
                      tokens=list | None, state=int | None)
         with naming(file, 'damaged'):
             if not all(isinstance(note[k], o) for k, o in kinds.items()): raise TypeError(f'expected {kinds}')
-            self.flushed = PowerCut(note['n_added'], note['first_id'], note['time'])
+            self.flushed = PowerCut(*(note[k] for k in PowerCut._fields))
             self.checksums = Checksums(note['runs'])
-            self._tokens = None if note['tokens'] is None else [int(o) for o in note['tokens'][:2]]
+            self._tokens = note['tokens'] and [int(o) for o in note['tokens'][:2]]
             when = np.datetime64(int(self.flushed.time), 's')
-        noted, closed = note['boot'], note['closed']
-        if closed: self._compare_files(note['files'], note['state'])
+        noted = note['boot']
+        closed = note['closed']
+        if closed:
+            for name, crc in note['files'].items(): self._compare(self.path/f'{name}.map', crc)
+            if note['state'] is not None: self._compare(self.path/STATE/MANIFEST, note['state'])
         self._in_use = noted==boot and not closed
         if boot and noted and not closed and not self._in_use: self._warn(when)
     def begin_use(self) -> None:
@@ -296,16 +300,12 @@ class NotedFolder(OwnFolder):
         if not self._in_use: self._note(self.flushed, closed=False)
         self._in_use = True
 
-    def _compare_files(self, files: dict[str, int], state: int | None) -> None:
-        for name, crc in files.items(): self._compare(self.path/f'{name}.map', crc)
-        if state is not None: self._compare(self.path/STATE/MANIFEST, state)
     def _compare(self, path: Path, crc: int) -> None:
         "A `CheckpointError` if a file is not as `close` left it"
-        if not path.exists(): raise CheckpointError(f'{path}: no such file; this memory is incomplete without it')
-        with naming(path, 'damaged'):
-            if _checksum_of(path)==crc: return
-        raise CheckpointError(f'{path}: damaged: it is not as it was when the memory was closed; '
-                              'ReplayMemory.peek still reads the steps')
+        _check_there(path)
+        with naming(path, 'damaged'): now = _checksum_of(path)
+        require(now==crc, f'{path}: damaged: it is not as it was when the memory was closed; '
+                          'ReplayMemory.peek still reads the steps', CheckpointError)
 
     def _warn(self, when: np.datetime64) -> None:
         "After a restart: say what is certain, what can be checked, and what is unknown"
@@ -398,8 +398,7 @@ class MappedFiles(NotedFolder):
         return np.frombuffer(self._maps[name], np.uint8)[:nbytes]
     def _open(self, path: Path, size: int) -> BinaryIO:
         "Open a file that is there"
-        if not os.path.lexists(path):
-            raise CheckpointError(f'{path}: no such file; this memory is incomplete without it')
+        _check_there(path)
         file = open(path, 'r+b' if self.writable else 'rb', opener=no_link)
         found = os.fstat(file.fileno()).st_size
         if found==size: return file
@@ -488,15 +487,12 @@ class MappedFiles(NotedFolder):
             for name in sorted(self._maps, key=lambda o: o=='counts'): self._maps[name].flush()
             n, first = struct.unpack_from('<2q', counts)
             # the note comes last: if the power fails before it is there, the one before it is still true
-            sums = self._sums() if closing else None
-            self._note(PowerCut(n, first, time.time()), closing, sums)
+            kept = {o: raw for o, raw in self._maps.items() if closing and o.split('.')[0] not in self.ROWS}
+            self._note(PowerCut(n, first, time.time()), closing, {o: zlib.crc32(raw) for o, raw in kept.items()})
         except BaseException:
             self._tokens = before
             raise
         self.check_place()
-    def _sums(self) -> dict[str, int]:
-        "The crc32 of each file, but for those of rows"
-        return {o: zlib.crc32(raw) for o, raw in self._maps.items() if o.split('.')[0] not in self.ROWS}
 
     def close(self) -> None:
         "Release every mapping and the lock; remove the files of an opening that failed"
@@ -543,22 +539,16 @@ class MappedFolder(MappedFiles):
         self.need('dropped rows')           # whoever does not know them would draw these again
         noted: Any = self.dropped(max_sz, make=True)
         noted.note(ids)
-    def journal(self, size: int, max_sz: int) -> 'Journal | None':
-        "Return the `Journal` for records of `size` bytes in `max_sz` slots; None for a reader"
+    def journal(self, size: int, max_sz: int) -> np.ndarray | None:
+        "Return the journal (uint8[m, size]) for records of `size` bytes in `max_sz` slots; None for a reader"
         if not self.writable: return None
         rows = journal_rows(size, max_sz, self.JOURNAL, self.LEAST)
-        return Journal(self.allocate('journal', rows*size), rows)
+        return self.allocate('journal', rows*size).reshape(rows, size)
     def close(self) -> None:
         "Release every mapping and the lock; remove the files of an opening that failed"
         self._dropped = None
         self._counters = None
         super().close()
-
-    def __repr__(self) -> str:
-        mode = 'writing' if self.writable else 'reading'
-        if self.closed: mode = 'closed'
-        nbytes = sum(map(len, self._maps.values()))
-        return f'MappedFolder({str(self.path)!r}, {mode}; {nbytes:,} bytes mapped)'
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #a046d46b
 class DroppedIds:
@@ -594,18 +584,6 @@ class DroppedIds:
         "Return the ids of the rows of a storage that were dropped"
         ids = np.arange(storage.first_id, storage.n_added)
         return ids[self.hold(ids)]
-
-class Journal:
-    "A file that keeps the rows (at most `rows`) that a write overwrites until it is complete"
-    def __init__(self, raw: np.ndarray, rows: int) -> None:
-        self.rows = rows
-        self._kept = raw.reshape(rows, -1)
-    def keep(self, rows: np.ndarray) -> None:
-        "Copy rows (uint8[m, size]) into the file"
-        self._kept[:len(rows)] = rows
-    def restore(self, records: np.ndarray, slots: np.ndarray) -> None:
-        "Copy the first `m` rows that were kept back into these slots (int64[m])"
-        records[slots] = self._kept[:len(slots)]
 
 # %% ../../nbs/3_lasting/11_mapped.ipynb #8a41fda9
 class View:

@@ -74,8 +74,8 @@ class Ring:
         self._count = self.counts.data
         self._next_view = self.links[:, 1].data
         self.journal: Any = self.room.journal(size, max_sz)
-        rows = min(max_sz, PIECE, max(1, SCRATCH//size))
-        self.piece = rows if self.journal is None else min(rows, self.journal.rows)
+        self.piece = min(max_sz, PIECE, max(1, SCRATCH//size))
+        if self.journal is not None: self.piece = min(self.piece, len(self.journal))
         self.streams = Streams(max_sz)
         self.unsettled = False
 
@@ -103,7 +103,7 @@ class Ring:
     def _keep(self, n: int, m: int) -> None:
         "Copy the rows that rows `n` … `n + m − 1` will overwrite into the journal"
         slot = n % self.max_sz
-        if n >= self.max_sz: self.journal.keep(self.rows[slot:slot + m])
+        if n >= self.max_sz: self.journal[:m] = self.rows[slot:slot + m]
 
     def follow(self, slots: np.ndarray, length: int, back: bool = False) -> np.ndarray:
         "Return ids along the streams, from the rows in `slots` on (int64[m, length]; −1: none is stored)"
@@ -137,12 +137,12 @@ class Ring:
         oldest = max(whole, cleared)
         require(not loading, f'{self.room.path}: a load into this memory was interrupted; '
                              'load again, into a new folder', CheckpointError)
-        if not 0 <= entered <= n < MOST or not 0 <= cleared <= n: _refuse_counts(self.counts, self.max_sz, self.room)
-        newest = max(oldest, whole + self.journal.rows)      # that the oldest may be
-        if not whole <= first <= min(n, newest): _refuse_counts(self.counts, self.max_sz, self.room)
+        newest = max(oldest, whole + len(self.journal))      # that the oldest may be
+        fits = 0 <= entered <= n < MOST and 0 <= cleared <= n and whole <= first <= min(n, newest)
+        if not fits: _refuse_counts(self.counts, self.max_sz, self.room)
         self.room.check_counts(self.counts)
         self.room.begin_use()
-        if first > oldest: self.journal.restore(self.rows, np.arange(whole, first) % self.max_sz)
+        if first > oldest: self.rows[np.arange(whole, first) % self.max_sz] = self.journal[:first - whole]
         self._count[FIRST_ID] = oldest
         self.settle()
     def checksum(self, a: int, end: int) -> int:
@@ -247,7 +247,8 @@ class Writer(Ring):
         packer, order = stored.packing
         self._pack = packer.pack
         self._flat_type = stored.step_type if stored.flat else None
-        self._key_at: Any = None if self.key is None else order(range(len(stored.leaves))).index(self.key)
+        self._key_at: Any = None
+        if self.key is not None: self._key_at = order(range(len(stored.leaves))).index(self.key)
         self._step = StepFitter(stored.fitters, order)
         self.scratch = np.zeros(self.piece, stored.record)
         self._scratches: dict[int, Any] = {}
@@ -320,20 +321,21 @@ class Writer(Ring):
         if self.unsettled: self.settle()
         first = self._count[N_ADDED]
         m = rows.m
-        a = 0
-        if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows.columns, m, rows.streams)
+        if self.tables: self._ensure(m)      # for all pieces, or for none
+        if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows)
         else:
-            if self.tables: self._ensure(m)  # for all pieces, or for none
-            while a < m:
-                b = min(m, a + self.piece, a + self.max_sz - self.n_added % self.max_sz)
-                part = rows[a:b]
-                self._put(part.columns, b - a, part.streams)
-                a = b
+            while len(rows):
+                part = min(len(rows), self.piece, self.max_sz - self.n_added % self.max_sz)
+                if self.tables: self._ensure(part)
+                self._put(rows[:part])
+                rows = rows[part:]
         return first
 
-    def _put(self, columns: list, m: int, streams: np.ndarray | None) -> None:
-        "Store a piece: `m` rows that fit into the scratch array, and before the ring's end"
-        if self.tables: self._ensure(m)
+    def _put(self, rows: Accepted) -> None:
+        "Store a piece: rows that fit into the scratch array, and before the ring's end"
+        columns = rows.columns
+        m = rows.m
+        streams = rows.streams
         n = self._count[N_ADDED]
         links = self._scratch_links
         fields, data = self._scratches.get(m) or self._scratch(m)
@@ -378,14 +380,15 @@ class Writer(Ring):
             for k, v in zip(t.leaves, own): values[k] = v
         return values
 
-    def _references(self, table: Any, slots: np.ndarray) -> list[np.ndarray]:
+    def _references(self, table: Any, a: int, end: int) -> list[np.ndarray]:
+        "What the rows `a` … `end − 1` have for the leaves of a table"
+        slots = np.arange(a, end) % self.max_sz
         return [self.fields[k][slots] for k in table.leaves]
     def settle(self) -> None:
         "After an interrupted write or a load: link all living rows, and let the tables find out what these refer to"
         super().settle()
-        if not self.tables: return
-        slots = np.arange(self.first_id, self.n_added) % self.max_sz
-        for t in self.tables: t.recover(self._references(t, slots), self.first_id)
+        first = self.first_id
+        for t in self.tables: t.recover(self._references(t, first, self.n_added), first)
 
 # %% ../../nbs/1_memory/08_records.ipynb #8758c5d8
 class Records(Writer):
@@ -417,11 +420,10 @@ class Records(Writer):
         if request.mask is not None: np.greater_equal(request.slots, 0, out=request.mask)
         if not fetch(self._raw, request.out, request.form.plan, self.max_sz, self._count[N_ADDED]):
             raise IndexError(f'slots: expected slots below {self.max_sz}')
-        if self.tables: self._fill(request)
+        if self.tables:
+            for t, shared in zip(self.tables, request.form.shared):
+                if shared is not None: t.fill(request, shared)
         return request.batch()
-    def _fill(self, request: Request) -> None:
-        for t, shared in zip(self.tables, request.form.shared):
-            if shared is not None: t.fill(request, shared)
     def numbers(self, field: str) -> np.ndarray | None:
         """Return a view of a field that is one number, of all slots, to read and to correct; or
         None. '_prev': the distances back along the streams (0: none)"""
@@ -434,9 +436,10 @@ class Records(Writer):
     def get_state(self, since: int = 0) -> dict:
         "Return the rows with ids ≥ `since`, and what they refer to, as plain numbers and arrays"
         state = dict(layout=self.layout.to_plain()) | super().get_state(since)
-        slots = np.arange(state['since'], self.n_added) % self.max_sz
-        frames = {str(t.leaves[0]): t.get_state(self._references(t, slots)) for t in self.tables}
-        return state | dict(frames=frames) if self.tables else state
+        if not self.tables: return state
+        a = state['since']
+        frames = {str(t.leaves[0]): t.get_state(self._references(t, a, self.n_added)) for t in self.tables}
+        return state | dict(frames=frames)
     def _check_piece(self, piece: dict[str, Any], n: int | None) -> None:
         require(Layout.from_plain(piece['layout'])==self.layout, f'state: expected steps of {self.layout}')
         super()._check_piece(piece, n)
@@ -452,9 +455,8 @@ class Records(Writer):
 
     def checksum(self, a: int, end: int) -> int:
         crc = super().checksum(a, end)
-        for t in self.tables: crc = t.checksum(self._references(t, np.arange(a, end) % self.max_sz), crc)
+        for t in self.tables: crc = t.checksum(self._references(t, a, end), crc)
         return crc
     def check_valid(self) -> bool:
-        slots = np.arange(self.first_id, self.n_added) % self.max_sz
-        for t in self.tables: t.check_valid(self._references(t, slots))
+        for t in self.tables: t.check_valid(self._references(t, self.first_id, self.n_added))
         return super().check_valid()

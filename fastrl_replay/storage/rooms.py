@@ -7,6 +7,7 @@ __all__ = ['JOURNAL_BYTES', 'JOURNAL_ROWS', 'free_memory', 'check_free', 'fresh_
 
 # %% ../../nbs/3_lasting/04_rooms.ipynb #d184d912
 import mmap
+import re
 from pathlib import Path
 from typing import Any, Protocol
 import numpy as np
@@ -15,12 +16,12 @@ from ..samplers.base import Sampler
 from ..steps import readable
 
 # %% ../../nbs/3_lasting/04_rooms.ipynb #513c5e57
-def _number_in(path: str | Path, key: str | None = None) -> int | None:
-    "The first number in a file of the system (in the line that begins with `key`), or None"
-    try: lines = Path(path).read_text().splitlines()
+def _number_in(path: str, key: str = '') -> int | None:
+    "The first number in a file of the system, in the line that begins with `key`; or None"
+    try: text = Path(path).read_text()
     except OSError: return None
-    words = next((o.split() for o in lines if key is None or o.startswith(key)), [])
-    return next((int(o) for o in words if o.isdigit()), None)
+    found = re.search(rf'^{key}\D*(\d+)', text, re.MULTILINE)
+    return int(found[1]) if found else None
 
 def free_memory(proc: str = '/proc', cgroup: str = '/sys/fs/cgroup') -> int | None:
     "Return how many bytes this process may still take, or None if the system doesn't say"
@@ -70,8 +71,10 @@ class Room(Protocol):
     def counters(self) -> np.ndarray: "Counters for a ring (int64[8], see there)"
     def allocate(self, name: str, nbytes: int, grow: bool = False) -> np.ndarray:
         "Return `nbytes` (uint8), at first zeros; with `grow`, `extend` makes them usable"
+    def late(self, name: str, nbytes: int, make: bool = False) -> np.ndarray | None: "The same, made when it is needed"
     def extend(self, name: str, upto: int) -> None: "Make the first `upto` bytes usable"
-    def journal(self, size: int, max_sz: int) -> Any: "Return a journal for rows that are overwritten, or None"
+    def journal(self, size: int, max_sz: int) -> np.ndarray | None:
+        "Return bytes (uint8[m, size]) that keep the rows which a write overwrites until it is complete, or None"
     def forget(self, ids: np.ndarray | None = None) -> None: "Rows are changed, of which checksums may be known"
     def check(self, rows: Any) -> None: "An `AssertionError` for rows that changed unnoticed"
     def flush(self, rows: Any = None, closing: bool = False) -> None: "Wait until everything is on the disk"

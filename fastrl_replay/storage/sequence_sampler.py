@@ -308,9 +308,8 @@ def _answers(ids: Any, td_errors: Any, sequence: Sequence) -> tuple[np.ndarray, 
     shape_td = tuple(np.shape(td_errors))
     length = sequence.length
     late = length - sequence.burn_in
-    of_steps = [(), (length,), (late,)] if shape[1:] else [()]       # those of starts have no steps
-    fits = shape[1:] in ((), (length,)) and shape_td[1:] in of_steps
-    if not fits or not shape or shape_td[:1]!=shape[:1]:
+    shapes = [((length,), ()), ((length,), (length,)), ((length,), (late,)), ((), ())]
+    if not shape or shape[:1]!=shape_td[:1] or (shape[1:], shape_td[1:]) not in shapes:
         fitting = f'shape (bs, {length}), (bs, {late}) or (bs,) and ids of shape (bs, {length}) or (bs,)'
         refuse('td_errors', fitting, Words(f'{shape_td} and {shape}'))
     ids, td = (v.reshape(-1) if hasattr(v, 'reshape') else np.ravel(v) for v in (ids, td_errors))

@@ -109,10 +109,8 @@ def window_starts(episodes: EpisodeIndex, length: int, eligible: Eligible = ALL)
     storage = episodes.storage
     slots = np.arange(storage.first_id, storage.n_added) % storage.max_sz
     slots = slots[episodes.counts(slots)[1] >= length - 1]
-    if eligible.all or not len(slots): return slots
-    whole = [_whole(episodes, part, length, eligible)[1]
-             for part in np.array_split(slots, -(-len(slots)*length//_AT_ONCE))]
-    return slots[np.concatenate(whole)]
+    parts = np.array_split(slots, 1 + len(slots)*length//_AT_ONCE)
+    return np.concatenate([part[_whole(episodes, part, length, eligible)[1]] for part in parts])
 
 def draw_anywhere(episodes: EpisodeIndex, bs: int, length: int, rng: np.random.Generator,
                   eligible: Eligible = ALL) -> Request:

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 from ..checks import Words, refuse
 from ..steps import Layout
-from .frames import TableRoom
 from .request import Request, Shared
+from .rooms import Room
 
 # %% ../../nbs/3_lasting/02_texts.ipynb #a3d00006
 MOST_TEXTS, BYTES = 1 << 20, 1 << 26           # distinct strings of a field at a time, and all their bytes
@@ -40,11 +40,14 @@ def entries(raw: np.ndarray, start: int = 0) -> Iterator[tuple[str, int]]:
 class TextList:
     """Distinct strings in `raw` (uint8[n]), of which number i is the i-th, from 1 on. Each is
     preceded by its length + 1 (uint32), which is written last; a 0 is the end"""
-    def __init__(self, name: str, raw: np.ndarray) -> None:
-        self.name, self.raw = name, raw
-        self._begin()
+    def __init__(self, name: str, raw: np.ndarray, front: int = 0) -> None:
+        self.name = name
+        self.front = front                        # so many bytes of `raw` are no strings
+        self.raw = raw[front:]
+        self.begin()
         self.read()
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        "Forget all that was read"
         self.texts = list[str]()
         self.numbers = dict[str, int]()
         self.end = 0
@@ -55,10 +58,6 @@ class TextList:
             self.texts.append(text)
             # in one: a Ctrl-C between them would leave a string known that the next one overwrites
             self.numbers[text], self.end = len(self.texts), end
-    def again(self) -> None:
-        "Read all of it again: another process has begun it anew"
-        self._begin()
-        self.read()
     def append(self, entry: bytes) -> None:
         "Write a string"
         begin = self.end + _LENGTH
@@ -71,7 +70,7 @@ class TextList:
     def erase(self) -> None:
         "Begin with nothing"
         self.raw[:_LENGTH] = 0
-        self._begin()
+        self.begin()
     def written(self) -> np.ndarray:
         "Return all strings, as they are written (uint8[m])"
         return self.raw[:self.end].copy()
@@ -108,7 +107,7 @@ class TextNumbers:
         return self.lists[self.now].end
     def __str__(self) -> str: return f'{self.leaf.name} by strings'
 
-    def open(self, room: TableRoom, records: np.ndarray, at: Sequence[int]) -> None:
+    def open(self, room: Room, records: np.ndarray, at: Sequence[int]) -> None:
         "Find the strings in a room, or allocate what they need as they come"
         self.room = room
         self.held = records[:, at[0]]                    # the number in each row
@@ -127,15 +126,14 @@ class TextNumbers:
         if raw is None: return
         self.emptied = raw[:_FRONT].view(np.int64)
         self._seen = np.array([-1, self.emptied[1]])     # the first may have begun anew since it was read
-        self.lists.append(TextList(f'{self.name}.1', raw[_FRONT:]))
+        self.lists.append(TextList(f'{self.name}.1', raw, _FRONT))
     def _look_again(self) -> None:
         "Read what another process has written since"
         self._find_second()
         for k, texts in enumerate(self.lists):
-            if self._seen[k]==self.emptied[k]: texts.read()
-            else:
-                self._seen[k] = self.emptied[k]
-                texts.again()
+            if self._seen[k]!=self.emptied[k]: texts.begin()
+            self._seen[k] = self.emptied[k]
+            texts.read()
 
     def ensure(self, m: int, filled: int) -> None: "There is room for any rows: what is new was accepted before"
     def accept(self, columns: Sequence[np.ndarray]) -> None:
@@ -151,12 +149,11 @@ class TextNumbers:
             self._make_room(wanted, full)
             own = self.lists[self.now]
             found = [_entry(o) for o in wanted if o not in own.numbers]
-        self._reserve(own, found)
+        self._reserve(own, own.end + _nbytes(found))
         for o in found: own.append(o)
         self.counted.update(wanted)
-    def _reserve(self, texts: TextList, found: list[bytes]) -> None:
-        front = 0 if texts is self.lists[0] else _FRONT
-        self.room.extend(texts.name, front + texts.end + _nbytes(found) + _LENGTH)
+    def _reserve(self, texts: TextList, nbytes: int) -> None:
+        self.room.extend(texts.name, texts.front + nbytes + _LENGTH)
     def _make_room(self, wanted: Iterable[str], full: bool) -> None:
         "Find out what is in use, and write to the other list from now on, if it is time to forget the rest"
         alive = self._in_use(self.now)
@@ -182,16 +179,13 @@ class TextNumbers:
         "The numbers in all living rows"
         max_sz = len(self.held)
         first = max(self.first, self.n - max_sz)
-        begin = first % max_sz
-        m = self.n - first
-        return np.concatenate([self.held[begin:begin + m], self.held[:max(0, begin + m - max_sz)]])
+        return self.held[np.arange(first, self.n) % max_sz]
     def _empty_other(self, wanted: Iterable[str]) -> None:
         "Write to the other list from now on, which no row refers to; an error changes nothing"
         self._find_second(make=True)
         to = 1 - self.now
         other = self.lists[to]
-        front = _FRONT if to else 0
-        self.room.extend(other.name, front + _nbytes(map(_entry, wanted)) + _LENGTH)
+        self._reserve(other, _nbytes(map(_entry, wanted)))
         other.erase()
         self.emptied[to] += 1          # before new strings are there: a reader that knew the old ones reads again
         self.now = to
@@ -275,10 +269,10 @@ class TextTable(TextNumbers):
         second = state.get('second')
         if not _is_written(state.get('texts')) or second is not None and not _is_written(second):
             raise ValueError(f'state: texts of {self.leaf.name}: damaged')
-        self.room.extend(self.name, len(state['texts']) + _LENGTH)
+        self._reserve(self.lists[0], len(state['texts']))
         if second is None: return
         self._find_second(make=True)
-        self.room.extend(f'{self.name}.1', _FRONT + len(second) + _LENGTH)
+        self._reserve(self.lists[1], len(second))
     def set_state(self, state: dict[str, Any]) -> None:
         "Store the strings of a state that `check_state` accepted; then call `recover`"
         parts = state['texts'], state.get('second', np.empty(0, np.uint8))
