@@ -155,6 +155,7 @@ def _cast(leaf: Leaf, a: np.ndarray, rounds: bool) -> np.ndarray:
     if kind in 'iu' and to_floats: return _whole_as_float(leaf, a)
     if np.can_cast(a.dtype, leaf.dtype): return a.astype(leaf.dtype)
     if kind=='c' or a.ndim and kind=='f': _refuse_loss(leaf, a.dtype)
+    if kind=='f' and not to_floats and not np.isfinite(a).all(): _refuse_misfit(leaf, a)
     with np.errstate(all='ignore'):
         b = a.astype(leaf.dtype)
         back = b.real.astype(a.dtype)

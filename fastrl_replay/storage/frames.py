@@ -639,11 +639,13 @@ class PackedFrames(FrameTable):
     def fill(self, request: Request, shared: Shared) -> None:
         "As in `FrameTable`; each frame is unpacked once"
         asked: list[Any] = [request.numbers(k) for k in shared.leaves if k is not None]
-        wanted, places = np.unique(np.concatenate(asked, axis=None), return_inverse=True)
-        if wanted.max(initial=0) >= self.used: self._refuse_number()
-        n_none = int(wanted[:1].min(initial=0) < 0)              # −1, which is the first, stays: a row of zeros
-        for numbers, at in zip(asked, np.split(places - n_none, len(asked))): numbers.flat = at
-        raw = bytearray().join(self._unpack(o) for o in wanted[n_none:].tolist())
+        wanted = np.unique(np.concatenate(asked, axis=None))
+        wanted = wanted[wanted >= 0]                             # −1: a row of zeros
+        if wanted[-1:].max(initial=0) >= self.used: self._refuse_number()
+        for numbers in asked:
+            there = numbers >= 0
+            numbers[there] = np.searchsorted(wanted, numbers[there])
+        raw = bytearray().join(self._unpack(o) for o in wanted.tolist())
         frames = np.frombuffer(raw, self.unit).reshape(-1, self._row_shape[-1])
         self._fill(frames, len(frames), request, shared)
     def _intact(self, rows: np.ndarray) -> bool: return all(self._unpack(o) for o in rows.tolist())
