@@ -117,6 +117,7 @@ def encode(leaf: Leaf, v: object, lead: tuple = ()) -> np.ndarray:
     `ValueError` (shape, a number that does not fit) or `TypeError` (kind of value) names the
     field"""
     if leaf.text: return _as_texts(leaf, v, lead)
+    if leaf.loose and v.__class__ is int and abs(v) < 2**127: v = float(v)
     a, bits = plain_array(leaf.name, v)
     if a.shape != lead + leaf.shape: _refuse_shape(leaf, a.shape, lead)
     if leaf.loose and bits is not None: return values_of(a, bits).astype(np.float32)
@@ -474,7 +475,7 @@ class Layout:
             if not o.text or not o.shape: continue
             refuse(o.name, 'one string', Words(f'strings of shape {o.shape}'), 'make it several fields')
         leaves = list(self.leaves)
-        for f in {*FLAGS} & {*self.fields}:
+        for f in (o for o in FLAGS if o in self.fields):
             k = self.leaf(f)
             if k is None: refuse(f, 'True, False, 0 or 1', Words('several values'), 'keep one')
             leaves[k] = Leaf((f,), np.dtype(bool), ())
