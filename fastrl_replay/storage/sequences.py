@@ -109,6 +109,7 @@ def window_starts(episodes: EpisodeIndex, length: int, eligible: Eligible = ALL)
     storage = episodes.storage
     slots = np.arange(storage.first_id, storage.n_added) % storage.max_sz
     slots = slots[episodes.counts(slots)[1] >= length - 1]
+    if eligible.all: return slots
     parts = np.array_split(slots, 1 + len(slots)*length//_AT_ONCE)
     return np.concatenate([part[_whole(episodes, part, length, eligible)[1]] for part in parts])
 
