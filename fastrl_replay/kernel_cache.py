@@ -21,6 +21,8 @@ from numba import config, njit
 from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
+try: import fcntl
+except ImportError: fcntl = None   # type: ignore[assignment]
 
 # %% ../nbs/3_lasting/05_kernel_cache.ipynb #d798790a
 _ROOT = Path(fastrl_replay.__file__).parent
@@ -168,6 +170,27 @@ def _undisturbed(function: Callable[..., Any]) -> Callable[..., Any]:
         finally: waiting.release()
     return call
 
+_PATIENCE = 20.                # seconds that a process waits for another to compile a kernel
+
+def _lock(file: Any) -> None:
+    "Lock an open file until it is closed; give up after `_PATIENCE`, as who holds it may have been stopped"
+    end = time.monotonic() + _PATIENCE
+    while fcntl is not None and time.monotonic() < end:
+        with suppress(BlockingIOError): return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(.02)
+
+def _in_turn(function: Callable[..., Any], path: Path) -> Callable[..., Any]:
+    """Return the function, made such that processes call it one after the other, by a lock on the file `path`: who
+    has waited finds what the first has compiled"""
+    def call(*args: object, **options: object) -> Any:
+        # first the lock of threads, as where a kernel compiles another: in two orders, two would wait for ever
+        with global_compiler_lock, ExitStack() as stack:
+            with suppress(OSError):                        # a disk without locks, or full: each compiles for itself
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _lock(stack.enter_context(open(path, 'wb')))
+            return function(*args, **options)
+    return call
+
 def cached(function: Callable[..., Any], **options: object) -> Any:
     "Return the function compiled by `numba.njit` with its `options`; the code is kept in the `kernel_folder`"
     # Numba knows a notebook's cell by its text alone, not by what it calls: compile it each time
@@ -180,8 +203,10 @@ def cached(function: Callable[..., Any], **options: object) -> Any:
         _config.CACHE_DIR = str(folder)
     try: compiled = _njit(cache=in_file, **options)(function)
     finally: _config.CACHE_DIR = before
-    if isinstance(compiled, Dispatcher):                   # where Numba is switched off, it is the function
-        vars(compiled)['_compile_for_args'] = _undisturbed(compiled._compile_for_args)
+    if not isinstance(compiled, Dispatcher): return compiled         # Numba is switched off: it is the function
+    compile_it = compiled._compile_for_args
+    if in_file: compile_it = _in_turn(compile_it, folder/f'{function.__name__}.lock')
+    vars(compiled)['_compile_for_args'] = _undisturbed(compile_it)
     return compiled
 
 _UNNOTICED = 1.                # seconds of compiling in a process of which nothing is said

@@ -38,11 +38,15 @@ def package(root, tmp_path):
     "A copy of the package to edit, and its own cache: call it with code, and it says what that prints"
     shutil.copytree(root/'fastrl_replay', tmp_path/'fastrl_replay', ignore=shutil.ignore_patterns('__pycache__'))
     env = os.environ | dict(PYTHONPATH=str(tmp_path), NUMBA_CACHE_DIR=str(tmp_path/'cache'), PYTHONDONTWRITEBYTECODE='1')
-    def run(code):
-        ran = subprocess.run([sys.executable, '-c', COUNT + code], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout.strip()
-    run.folder = tmp_path/'fastrl_replay'
+    def begin(code):
+        return subprocess.Popen([sys.executable, '-c', COUNT + code], cwd=tmp_path, env=env, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def end(process):
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        return out.strip()
+    def run(code): return end(begin(code))
+    run.begin, run.end, run.folder = begin, end, tmp_path/'fastrl_replay'
     return run
 
 
@@ -54,6 +58,29 @@ def test_what_no_kernel_depends_on_may_change(package):
         with (package.folder/f'{name}.py').open('a') as file: file.write('\n# a comment\n')
     assert package(MEMORY) == f'{ids} 0'
     assert len(list((package.folder.parent/'cache').glob('kernels-*'))) == 1
+
+
+def test_processes_that_begin_together_compile_each_kernel_once(package):
+    ran = [package.end(o).rsplit(' ', 1) for o in [package.begin(MEMORY) for _ in range(4)]]
+    together = sum(int(n) for _, n in ran)
+    shutil.rmtree(package.folder.parent/'cache')
+    ids, alone = package(MEMORY).rsplit(' ', 1)
+    assert [o for o, _ in ran]==[ids]*4 and together==int(alone)
+
+
+@pytest.mark.skipif(kernel_cache.fcntl is None, reason='no locks')
+def test_a_process_that_is_stopped_while_it_compiles_holds_up_nobody_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_cache, '_PATIENCE', .2)
+    with open(tmp_path/'kernel.lock', 'wb') as held:
+        kernel_cache._lock(held)
+        begun = time.monotonic()
+        assert kernel_cache._in_turn(lambda: 42, tmp_path/'kernel.lock')()==42
+        assert time.monotonic() - begun >= .2
+
+
+def test_without_a_place_for_a_lock_each_compiles_for_itself(tmp_path):
+    (tmp_path/'a').write_text('no folder')
+    assert kernel_cache._in_turn(lambda: 42, tmp_path/'a'/'kernel.lock')()==42
 
 
 KERNELS = dict(
