@@ -114,8 +114,10 @@ def stored_priorities(memory: Memory) -> tuple[np.ndarray, np.ndarray]:
     p = getattr(sampler, 'priorities', None)
     if not isinstance(p, np.ndarray) or not sampler.prioritized: p = np.empty(0)
     slots = np.arange(len(p))
-    if sampler.sequence is None: slots = slots[sampler.eligible.holds(slots)]
-    starts = slots if sampler.sequence is None else sampler.starts[slots, 0].astype(np.int64)
+    if sampler.sequence is None:
+        slots = slots[sampler.eligible.holds(slots)]
+        starts = slots
+    else: starts = sampler.starts[slots, 0].astype(np.int64)
     return ids_in(starts, memory.n_added, memory.max_sz), p[slots]
 
 def trial_draws(memory: Memory, n: int = 20_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -210,7 +212,8 @@ def stored_resets(memory: Memory, rows: Newest) -> int:
     unpaid = rows.columns.get('reward', np.zeros(len(rows.ids)))==0
     follows = _after_end(rows)
     idle = follows & unpaid & ~rows.ends()
-    if follows.sum() < 5 or idle.sum() < .9*follows.sum(): return 0
+    n = follows.sum()
+    if n < 5 or idle.sum() < .9*n: return 0
     after = seen.some(idle)
     rest = seen.some(~follows)
     share = _share_alike(seen, after, rows.before[after])
@@ -227,7 +230,8 @@ def _leap(seen: _Seen, last: np.ndarray, others: np.ndarray) -> bool:
     half, most = np.quantile(seen.moves(others), (.5, .75), 0)
     near = np.maximum(2*half, most)
     moving = np.maximum(far, near) > 0
-    return moving.any() and (far > near)[moving].mean() > .6
+    if not moving.any(): return False
+    return (far > near)[moving].mean() > .6
 
 def wrong_ends(memory: Memory, rows: Newest) -> int:
     "Return how many episodes in `rows` (a `Newest`) end in the state in which the next one begins, after a jump"
@@ -247,7 +251,8 @@ def _goes_on(rows: Newest, at: np.ndarray, k: np.ndarray) -> np.ndarray:
     "Do the rows `at` have the number after that of the rows `k`, in the same episode (bool)?"
     step = rows.columns.get('step_n')
     if step is None: return np.zeros(len(at), bool)
-    return (step[at]==step[k] + 1) & _same_episode(rows, at, k)
+    next_number = step[at]==step[k] + 1
+    return next_number & _same_episode(rows, at, k)
 
 def _same_episode(rows: Newest, at: np.ndarray, k: np.ndarray) -> np.ndarray:
     "Are the rows `at` and `k` of the same episode, as far as that is known (bool)?"
@@ -299,7 +304,8 @@ def _origins(rows: Newest, at: np.ndarray) -> np.ndarray:
 
 def _linked(rows: Newest) -> np.ndarray:
     "Which rows come after another one of the same episode, by their numbers or, without these, by the flags (bool)"
-    return (rows.before >= 0) & (rows.columns['step_n'] > 0) if _numbered(rows) else _inside(rows)
+    if not _numbered(rows): return _inside(rows)
+    return (rows.before >= 0) & (rows.columns['step_n'] > 0)
 
 def _torn_one_step(seen: _Seen, rows: Newest) -> tuple[int, int]:
     """How many rows were looked at, and how many do not begin where the row with the number before
@@ -309,7 +315,8 @@ def _torn_one_step(seen: _Seen, rows: Newest) -> tuple[int, int]:
     origins = _origins(rows, at) if _numbered(rows) else before
     known = origins >= 0
     if not known.any(): return len(at), 0
-    alike = _alike(seen.states(at[known]), seen.next_states(origins[known]))
+    began = seen.states(at[known])
+    alike = _alike(began, seen.next_states(origins[known]))
     wrong = alike!=(origins==before)[known]
     return len(at), int(wrong.sum())
 
@@ -336,7 +343,9 @@ def _hops(seen: _Seen, rows: Newest, n: int) -> Iterator[tuple[np.ndarray, np.nd
             earlier = step[at] - step[k]==n if n else step[at] > step[k]
             may &= earlier & _same_episode(rows, at, k)
         does = np.zeros(len(at), bool)
-        if may.any(): does[may] = _alike([o[may] for o in began], seen.next_states(k[may]))
+        if may.any():
+            these = [o[may] for o in began]
+            does[may] = _alike(these, seen.next_states(k[may]))
         yield may, does
 
 def _torn_n_step(seen: _Seen, rows: Newest, in_order: bool) -> tuple[int, int]:
@@ -361,7 +370,8 @@ def _torn_n_step(seen: _Seen, rows: Newest, in_order: bool) -> tuple[int, int]:
     best = np.argmax(np.divide(fitted, np.maximum(asked, 1)))
     mixed = in_order or fitted[best] > .5*asked[best]
     at = n - 1 if n else best
-    return asked[at], (asked[at] - fitted[at])*mixed
+    wrong = asked[at] - fitted[at]
+    return asked[at], wrong*mixed
 
 def _torn_share(memory: Memory, rows: Newest, in_order: bool = True) -> tuple[float, int]:
     """The share of linked rows, with no end between, that do not follow each other (NaN:
@@ -400,9 +410,9 @@ def _draw_numbers(memory: Memory) -> dict[str, Any]:
     counts = memory.draws
     n = memory.n_added
     _, drawn = counts.living(memory.first_id, n)
-    return dict(n_batches=memory.sampler.n_batches, watched_every=counts.stride, n_watched_evicted=counts.n_evicted,
-                evicted_undrawn=counts.evicted_undrawn(n), evicted_draws=counts.mean_draws,
-                stored_undrawn=_mean(drawn==0))
+    found = dict(n_batches=memory.sampler.n_batches, watched_every=counts.stride)
+    found |= dict(n_watched_evicted=counts.n_evicted, evicted_undrawn=counts.evicted_undrawn(n))
+    return found | dict(evicted_draws=counts.mean_draws, stored_undrawn=_mean(drawn==0))
 
 def _sampler_numbers(memory: Memory) -> dict[str, Any]:
     "From trial draws: how unevenly rows are drawn, and how far weights correct for that"
@@ -412,8 +422,9 @@ def _sampler_numbers(memory: Memory) -> dict[str, Any]:
     beta = value_at(sampler.beta, sampler.n_batches)
     squares = weights.astype(float)**2
     weights_share = _mean(weights)**2/_mean(squares)
-    return dict(effective=n, effective_share=n/max(1, len(sampler)), beta=_NAN if beta is None else beta,
-                weights_effective_share=weights_share)
+    if beta is None: beta = _NAN
+    share = n/max(1, len(sampler))
+    return dict(effective=n, effective_share=share, beta=beta, weights_effective_share=weights_share)
 
 def _window_numbers(memory: Memory) -> dict[str, Any]:
     "Of a memory of sequences: what its windows leave out"
@@ -425,8 +436,8 @@ def _priority_numbers(memory: Memory) -> dict[str, Any]:
     _, p = stored_priorities(memory)
     if not len(p): p = np.full(1, _NAN)
     most = p.max()
-    return dict(priority_min=p.min(), priority_median=np.median(p), priority_max=most,
-                priority_zero_share=_share(p==0, p), priority_equal_share=_share(p==most, p))
+    found = dict(priority_min=p.min(), priority_median=np.median(p), priority_max=most)
+    return found | dict(priority_zero_share=_share(p==0, p), priority_equal_share=_share(p==most, p))
 
 def _row_numbers(memory: Memory, in_order: bool) -> dict[str, Any]:
     "From the rows themselves"
@@ -441,13 +452,17 @@ def _row_numbers(memory: Memory, in_order: bool) -> dict[str, Any]:
 def _ends_counted(rows: Newest) -> dict[str, Any]:
     "How many episodes terminated, and how many were truncated"
     last = _last_of_each(rows, np.flatnonzero(rows.ends()))
-    flags = {k: rows.columns.get(k, last)[last] for k in ('terminated', 'truncated')}
-    return {f'n_{k}': np.count_nonzero(v) for k, v in flags.items()}
+    found = {}
+    for k in ('terminated', 'truncated'):
+        flags = rows.columns.get(k, last)[last]
+        found[f'n_{k}'] = np.count_nonzero(flags)
+    return found
 
 def _reward_numbers(rows: Newest) -> dict[str, Any]:
     reward = rows.columns.get('reward', np.full(1, _NAN))
-    return dict(reward_min=reward.min(), reward_mean=_mean(reward), reward_max=reward.max(),
-                reward_zero_share=_share(reward==0, reward))
+    zero = _share(reward==0, reward)
+    found = dict(reward_min=reward.min(), reward_mean=_mean(reward))
+    return found | dict(reward_max=reward.max(), reward_zero_share=zero)
 
 def _wrong_rows(memory: Memory, rows: Newest, in_order: bool) -> dict[str, Any]:
     """How many rows are what a loop stores that is written wrongly, by the name of the mistake.
@@ -467,8 +482,8 @@ def _one_length(columns: dict[str, np.ndarray]) -> float:
     if not {'terminated', 'truncated', 'step_n'} <= columns.keys() or 'discount' in columns: return _NAN
     if columns['truncated'].any(): return _NAN
     last = columns['step_n'][columns['terminated'] != 0]
-    same = len(last) >= 10 and len(np.unique(last))==1
-    return int(last[0]) + 1 if same else _NAN
+    if len(last) < 10 or np.ptp(last): return _NAN
+    return int(last[0]) + 1
 
 # %% ../nbs/5_looking/01_health.ipynb #c3ec9be2
 class _Known(dict[str, Any]):
@@ -581,7 +596,8 @@ def memory_health(memory: Memory) -> Health:
         for part in (_draw_numbers, _sampler_numbers, _priority_numbers): found |= part(memory)
     found |= _window_numbers(memory)
     found |= _row_numbers(memory, bool(used.get('in_order', False)))
-    found = {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()}
+    for k, v in found.items():
+        if isinstance(v, np.generic): found[k] = v.item()
     found['n_stored'] = n + found.get('n_lost', 0)
     return Health(found, warnings=list(_warnings(found)))
 
@@ -618,10 +634,13 @@ def _state_sizes(memory: Memory, rows: Newest) -> np.ndarray:
     "The mean and the largest size of each floating-point number or byte of the states (float64[2, n])"
     seen = _Seen(memory, rows, n_step=True)
     if not seen.most: return np.empty((2, 0))
-    states = [a for a in seen.states(seen.all(seen.most)) if a.dtype.kind=='f' or a.dtype==np.uint8]
-    sizes = [np.abs(np.nan_to_num(_flat(a.astype(float)))) for a in states]
-    found = [np.stack([o.mean(0), o.max(0)]) for o in sizes]
-    return np.concatenate([np.empty((2, 0)), *found], 1)
+    found = [np.empty((2, 0))]
+    for a in seen.states(seen.all(seen.most)):
+        if a.dtype.kind!='f' and a.dtype!=np.uint8: continue
+        numbers = np.nan_to_num(_flat(a.astype(float)))
+        sizes = np.abs(numbers)
+        found.append(np.stack([sizes.mean(0), sizes.max(0)]))
+    return np.concatenate(found, 1)
 
 def scale_of(memory: Memory) -> Scale | None:
     "Return the `Scale` of what a memory of consecutive ids holds; None of an empty one"
@@ -632,7 +651,9 @@ def scale_of(memory: Memory) -> Scale | None:
     if len(reward) < 5: reward = np.array([_NAN])
     typical = float(np.median(reward))
     most = float(reward.max())
-    return Scale(typical, most, _state_sizes(memory, rows), _lengths(rows, 'terminated'), _lengths(rows, 'truncated'))
+    terminated = _lengths(rows, 'terminated')
+    truncated = _lengths(rows, 'truncated')
+    return Scale(typical, most, _state_sizes(memory, rows), terminated, truncated)
 
 _TIMES = 8.       # a little less than ten, since samples differ
 
@@ -640,8 +661,12 @@ def unlike_members(scales: list[Scale | None]) -> list[str]:
     "Return what shows, in words, that memories with these scales cannot hold one task"
     there = [(k, o) for k, o in enumerate(scales) if o is not None]
     rules: list[Callable[..., str]] = [_rewards_apart, _states_apart, _ends_apart]
-    found = [rule(*one, *other) or rule(*other, *one) for one, other in combinations(there, 2) for rule in rules]
-    return [said for said in found if said]
+    found = []
+    for one, other in combinations(there, 2):
+        for rule in rules:
+            said = rule(*one, *other) or rule(*other, *one)
+            if said: found.append(said)
+    return found
 
 def _rewards_apart(i: int, a: Scale, j: int, b: Scale) -> str:
     times = b.reward/a.reward

@@ -57,12 +57,14 @@ def _shades(*colours: str) -> 'Colormap':
 def _smooth(values: Sequence[float] | np.ndarray, k: int) -> np.ndarray:
     "The mean of every `k` values in a row (fewer, if there are fewer)"
     k = min(k, len(values))
-    return np.convolve(values, np.ones(k)/k, 'valid') if k else np.empty(0)
+    if not k: return np.empty(0)
+    return np.convolve(values, np.ones(k)/k, 'valid')
 
 def _ages(ax: 'Axes', ages: np.ndarray, n: int) -> None:
     bars = min(_BARS, n)
     counts, edges = np.histogram(ages, bars, (0, n))
-    ax.stairs(counts*bars/len(ages), edges, fill=True)
+    times_uniform = counts*bars/len(ages)
+    ax.stairs(times_uniform, edges, fill=True)
     ax.axhline(1, **_DOTTED)
     ax.set(xlabel='transitions stored since', ylabel='times uniform')
 
@@ -88,20 +90,23 @@ def _times(ax: 'Axes', memory: Memory) -> None:
         if heights.any(): ax.stairs(100*heights/heights.sum(), edges, **how)
     stairs(now, label='stored, so far', fill=True)
     stairs(np.arange(len(gone)), gone, label='overwritten, in all', color='k')
-    more = f' ({len(gone) - 1}: or more)' if gone[-1] else ''
-    ax.set(xlabel=f'times{more}', ylabel='% of transitions')
+    label = 'times'
+    if gone[-1]: label += f' ({len(gone) - 1}: or more)'
+    ax.set(xlabel=label, ylabel='% of transitions')
     ax.legend(**_OVER)
 
 def _priorities_by_age(ax: 'Axes', ages: np.ndarray, p: np.ndarray) -> None:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import LogLocator
-    ages = ages[p > 0]
-    p = p[p > 0]
+    positive = p > 0
+    ages = ages[positive]
+    p = p[positive]
     edges, scale = _edges(p)
     bins: Any = [min(_BARS, len(p)), edges]
     colours = _shades('#ffe8d0', COLOUR, '#401c00')
     *_, image = ax.hist2d(ages, p, bins, cmin=1, norm=LogNorm(), cmap=colours)
-    bar = ax.figure.colorbar(image, ax=ax, label='transitions', ticks=LogLocator(subs=(1, 2, 5)), format='%d')
+    bar = ax.figure.colorbar(image, ax=ax, ticks=LogLocator(subs=(1, 2, 5)), format='%d')
+    bar.set_label('transitions')
     bar.ax.minorticks_off()
     ax.set(xlabel='transitions stored since', ylabel='priority', yscale=scale)
 
@@ -110,12 +115,13 @@ def _priorities(ax: 'Axes', p: np.ndarray, fresh: np.ndarray) -> None:
     edges, scale = _edges(p[p > 0])
     both: Any = [p[~fresh], p[fresh]]
     shares = [np.full(len(o), 100/len(p)) for o in both]
-    ax.hist(both, edges, stacked=True, weights=shares, color=[COLOUR, GREY], label=['', 'never updated'])
+    labels = ['', 'never updated']
+    ax.hist(both, edges, stacked=True, weights=shares, color=[COLOUR, GREY], label=labels)
     half, most = np.quantile(p, [.5, .99])
     for v in half, most: ax.axvline(v, **_DOTTED)
+    words = f'median {half:.2g}, 99 % below {most:.2g}'
     zero = np.mean(p==0)
-    zeros = f', {zero:.1%} are 0' if zero else ''
-    words = f'median {half:.2g}, 99 % below {most:.2g}{zeros}'
+    if zero: words += f', {zero:.1%} are 0'
     ax.set(xlabel=f'priority ({words})', ylabel='% of transitions', xscale=scale)
     if fresh.any(): ax.legend()
 
@@ -144,14 +150,19 @@ def _episodes(ax: 'Axes', ids: np.ndarray, values: np.ndarray, cut: np.ndarray, 
     for label, mark, which in ('terminated', '.', ~cut), ('truncated', 'x', cut):
         if which.any(): ax.plot(ids[which], values[which], mark, ms=4, color=GREY, label=label)
     k = len(ids)//10
-    if k > 1: ax.plot(ids[k - 1:], _smooth(values, k), label=f'mean of {k}')
+    if k > 1:
+        means = _smooth(values, k)
+        ax.plot(ids[k - 1:], means, label=f'mean of {k}')
     ax.set(xlabel='id of the last step', ylabel=what, ymargin=.3)          # room for the legend
     ax.legend(**_OVER)
 
 def _finite(ax: 'Axes', values: np.ndarray) -> np.ndarray:
     "The finite values; the others are named in the panel"
-    bad = {'NaN': np.isnan(values).sum(), 'infinite': np.isinf(values).sum()}
-    words = [f'{n:,} {what}' for what, n in bad.items() if n]
+    n_nan = np.isnan(values).sum()
+    n_infinite = np.isinf(values).sum()
+    words = []
+    if n_nan: words.append(f'{n_nan:,} NaN')
+    if n_infinite: words.append(f'{n_infinite:,} infinite')
     _note(ax, ', '.join(words), color=RED, weight='bold')
     return values[np.isfinite(values)]
 
@@ -179,10 +190,12 @@ def _binned(ax: 'Axes', values: np.ndarray, furthest: float) -> tuple[np.ndarray
     "Middles of bars and counts; where one value is far from the others, on an axis that is logarithmic far out"
     usual = np.median(np.abs(values[values!=0]))
     far = abs(furthest) > 100*usual
-    counts, edges = np.histogram(np.arcsinh(values/usual) if far else values, _BARS)
+    if far: values = np.arcsinh(values/usual)
+    counts, edges = np.histogram(values, _BARS)
     middle = (edges[:-1] + edges[1:])/2
-    middle = middle[counts > 0]
-    counts = counts[counts > 0]
+    filled = counts > 0
+    middle = middle[filled]
+    counts = counts[filled]
     if not far: return middle, counts
     ax.set_xscale('asinh', linear_width=usual)
     ax.set_xticks([0, furthest], ['0', f'{furthest:.4g}'], minor=False)
@@ -192,10 +205,11 @@ def _ranges(ax: 'Axes', values: np.ndarray) -> None:
     "Of each dimension, a thin line from the least to the greatest, a thick one from 5 % to 95 %, the median"
     _finite(ax, values)
     n = values.shape[1]
+    shares = [0, .05, .5, .95, 1]
     for k, column in enumerate(values.T):
         finite = column[np.isfinite(column)]
         if not len(finite): continue
-        low, few, half, most, high = np.quantile(finite, [0, .05, .5, .95, 1])
+        low, few, half, most, high = np.quantile(finite, shares)
         ax.vlines(k, low, high, color=GREY)
         ax.vlines(k, few, most, color=COLOUR, lw=5)
         ax.plot(k, half, 'k_')
@@ -204,9 +218,11 @@ def _ranges(ax: 'Axes', values: np.ndarray) -> None:
 # %% ../nbs/5_looking/02_show.ipynb #166a4d27
 _Panel = tuple[str, Callable[..., None]]         # a title, and a function that draws on an axis
 
-def _leaves_of(layout: Layout, *fields: str) -> list[Leaf]:
+def _leaves_of(layout: Layout, *fields: str) -> Iterator[Leaf]:
     "The leaves of these fields, those that there are: of a dict, what lies in it"
-    return [o for field in fields for o in layout.leaves if o.path[0]==field]
+    for field in fields:
+        for leaf in layout.leaves:
+            if leaf.path[0]==field: yield leaf
 
 def _columns(batch: Batch) -> dict[str, np.ndarray]:
     "The columns of a batch as arrays, by the names of their leaves: `state.pixels`"
@@ -215,12 +231,15 @@ def _columns(batch: Batch) -> dict[str, np.ndarray]:
 
 def _vectors(memory: Memory, ids: np.ndarray) -> Iterator[_Panel]:
     "Of states and actions of 2 to 16 numbers, or of such parts of them, for the newest of `ids`"
+    ids = ids[-10_000:]
     for leaf in _leaves_of(memory.layout, 'action', *_STATES):
         if not 1 < np.prod(leaf.shape) <= _MOST: continue
-        batch = memory.fetch(ids[-10_000:], fields=leaf.path[:1])
-        values = _columns(batch)[leaf.name].astype(float)
-        title = leaf.name if leaf.path[1:] else f'{leaf.name}s'
-        yield title, partial(_ranges, values=values.reshape(len(values), -1))
+        batch = memory.fetch(ids, fields=leaf.path[:1])
+        column = _columns(batch)[leaf.name].astype(float)
+        values = column.reshape(len(ids), -1)
+        title = leaf.name
+        if not leaf.path[1:]: title += 's'
+        yield title, partial(_ranges, values=values)
 
 def _panels(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterator[_Panel]:
     "The panels that have something to show"
@@ -229,8 +248,9 @@ def _panels(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterato
     for name in ('reward', 'action'):
         values = rows.columns.get(name, np.empty(0)).astype(float)
         if len(np.unique(values)) < 2: continue
-        summed = name=='reward' and 'discount' in rows.columns
-        yield 'n-step rewards' if summed else f'{name}s', partial(_values, values=values)
+        title = f'{name}s'
+        if name=='reward' and 'discount' in rows.columns: title = 'n-step rewards'
+        yield title, partial(_values, values=values)
     yield from _vectors(memory, rows.ids)
 
 def _panels_of_episodes(rows: Newest, shift: int) -> Iterator[_Panel]:
@@ -251,13 +271,15 @@ def _panels_of_draws(memory: Memory, health: Health) -> Iterator[_Panel]:
     newest_id = memory.n_added - 1
     sampler = memory.sampler
     beta = health['beta']
-    if len(drawn) and abs(health['effective_share'] - 1) > .001:
+    uneven = abs(health['effective_share'] - 1) > .001
+    if len(drawn) and uneven:
         what = 'transitions' if sampler.sequence is None else 'sequences'
         n = len(sampler)
         words = f'{health["effective"]:,.0f} of {n:,} {what}'
         yield 'sampling probability by age (now)', partial(_ages, ages=newest_id - drawn, n=len(memory))
         yield f'draws by share of {what} (now)', partial(_lorenz, probs=probs, n=n, words=words)
-    if p.max(initial=0) > p[p > 0].min(initial=np.inf):
+    least = p[p > 0].min(initial=np.inf)
+    if p.max(initial=0) > least:
         known, fresh = _never_updated(memory, ids)
         yield 'priorities by age', partial(_priorities_by_age, ages=newest_id - ids, p=p)
         if known.any(): yield 'priorities', partial(_priorities, p=p[known], fresh=fresh)
@@ -275,36 +297,42 @@ def image_leaves(layout: Layout) -> list[Leaf]:
 
 def is_image(shape: tuple[int, ...]) -> bool:
     "May an observation of this shape be an image, or a stack of them?"
-    return len(shape) in (2, 3, 4) and sorted(shape)[-2] >= 8
+    if len(shape) not in (2, 3, 4): return False
+    return sorted(shape)[-2] >= 8
 
 def as_picture(a: np.ndarray) -> np.ndarray:
     """Return an observation as matplotlib takes it: (h, w), or (h, w, 3); of a stack of frames, or of
     images in colours, the newest"""
     if a.ndim==4:
         frames_last = min(a.shape[:2]) >= 8                # (h, w, 3, k), else (k, …)
-        a = a[..., -1] if frames_last else a[-1]
+        if frames_last: a = a[..., -1]
+        else: a = a[-1]
     if a.ndim==3:
-        channels_first = a.shape[0] < min(a.shape[1:])
+        first, *others = a.shape
+        channels_first = first < min(others)
         if channels_first: a = np.moveaxis(a, 0, -1)
         if a.shape[-1]!=3: a = a[..., -1]
     if a.dtype.kind!='f': return a
-    return (a - a.min())/(np.ptp(a) or 1)
+    spread = np.ptp(a) or 1
+    return (a - a.min())/spread
 
 def _worth_seeing(memory: Memory, rows: Newest, n: int) -> int:
     "The first of the newest `n` steps that end with a reward; the newest step, if there was no reward"
     earned = np.flatnonzero(rows.columns.get('reward', 0))
-    last = rows.ids[earned[-1] if len(earned) else -1]
+    last = rows.ids[-1]
+    if len(earned): last = rows.ids[earned[-1]]
     ids = memory.episode(last).ids.numpy()
     return ids[ids <= last][-n:][0]
 
 def _arithmetic(rewards: list[float], gamma: float, terminated: bool) -> str:
     "The n-step return written out"
-    factors = [gamma**k for k in range(len(rewards) + 1)]
-    rest = factors.pop()
-    terms = [f'{factor:.3g}·{r:.3g}' for factor, r in zip(factors, rewards)]
-    terms[0] = f'{rewards[0]:.3g}'
+    n = len(rewards)
+    factors = [gamma**k for k in range(n)]
+    words = f'{rewards[0]:.3g}'
+    for factor, r in zip(factors[1:], rewards[1:]): words += f' + {factor:.3g}·{r:.3g}'
     total = np.dot(factors, rewards)
-    return f'{" + ".join(terms)} = {total:.3g}, {_rest(rest, terminated)}'
+    rest = _rest(gamma**n, terminated)
+    return f'{words} = {total:.3g}, {rest}'
 
 def _rest(discount: float, terminated: bool) -> str: return 'and the end' if terminated else f'then {discount:.3g}·Q'
 
@@ -312,20 +340,24 @@ def _strip(fig: Any, memory: Memory, rows: Newest, id: int | None, n: int, gamma
     "Pictures of a transition's steps, with the action taken and the reward earned"
     if id is None: id = _worth_seeing(memory, rows, n)
     summed = 'discount' in rows.columns
+    if summed: n = 1
     ids = memory.episode(id).ids.numpy()
-    batch = memory.fetch([id] if summed else ids[ids >= id][:n])
+    batch = memory.fetch(ids[ids >= id][:n])
     steps = list(batch)
     columns = _columns(batch)
     terminated = getattr(steps[-1], 'terminated', False)
     pictures = {}
     for leaf in image_leaves(memory.layout):
-        after: Any = columns.get(f'next_{leaf.name}', [])
-        pictures[leaf.name] = [*columns[leaf.name], *after[-1:]]
+        name = leaf.name
+        after: Any = columns.get(f'next_{name}', [])
+        pictures[name] = [*columns[name], *after[-1:]]
     captions = [*map(_caption, steps), 'end' if terminated else 'and so on']
     _rows_of_pictures(fig, pictures, captions)
     rewards = [float(getattr(o, 'reward', 0.)) for o in steps]
     words = _arithmetic(rewards, gamma, terminated)
-    if summed: words = f'stored: {rewards[0]:.3g}, {_rest(steps[0].discount, terminated)}'
+    if summed:
+        rest = _rest(steps[0].discount, terminated)
+        words = f'stored: {rewards[0]:.3g}, {rest}'
     fig.suptitle(f'transition {id + shift}: {words}', fontsize=10)
 
 def _rows_of_pictures(fig: Any, pictures: dict[str, list[np.ndarray]], captions: list[str]) -> None:
@@ -340,8 +372,11 @@ def _rows_of_pictures(fig: Any, pictures: dict[str, list[np.ndarray]], captions:
     for ax, caption in zip(rows[-1], captions): ax.set_xlabel(caption)
 
 def _caption(step: tuple) -> str:
-    known = {k: getattr(step, k, ()) for k in ('action', 'reward')}
-    return ', '.join(f'{k} {v:.3g}' for k, v in known.items() if np.ndim(v)==0)
+    said = []
+    for k in ('action', 'reward'):
+        v = getattr(step, k, ())
+        if np.ndim(v)==0: said.append(f'{k} {v:.3g}')
+    return ', '.join(said)
 
 # %% ../nbs/5_looking/02_show.ipynb #2968a42d
 def bytes_in_words(each: float, layout: Layout) -> str:
@@ -356,9 +391,10 @@ def _drawn_how(memory: Memory) -> str:
     if memory.draws is None: return ''
     sampler = memory.sampler
     words = f', {sampler.name}'
-    known = dict(α=getattr(sampler, 'alpha', None), β=value_at(sampler.beta, sampler.n_batches))
-    for k, v in known.items():
-        if v is not None: words += f', {k} {v:.3g}'
+    alpha = getattr(sampler, 'alpha', None)
+    beta = value_at(sampler.beta, sampler.n_batches)
+    if alpha is not None: words += f', α {alpha:.3g}'
+    if beta is not None: words += f', β {beta:.3g}'
     return words
 
 def _title(memory: Memory) -> str:
@@ -366,11 +402,15 @@ def _title(memory: Memory) -> str:
     n = len(memory)
     max_sz = memory.max_sz
     nbytes = memory.usage().get('nbytes', 0)
-    steps = f' of {memory.layout.step_type.__name__}s' if n else ''
-    size = f', {readable(nbytes)}' if nbytes else ''
-    fill = {0: 'empty', max_sz: 'full'}.get(n, f'{n/max_sz:.0%} full')
-    what = f'{type(memory).__name__}{steps}{_drawn_how(memory)}'
-    return f'{what}: {n:,} of {max_sz:,} ({fill}){size}'
+    what = type(memory).__name__
+    if n: what += f' of {memory.layout.step_type.__name__}s'
+    what += _drawn_how(memory)
+    fill = f'{n/max_sz:.0%} full'
+    if n==0: fill = 'empty'
+    if n==max_sz: fill = 'full'
+    title = f'{what}: {n:,} of {max_sz:,} ({fill})'
+    if nbytes: title += f', {readable(nbytes)}'
+    return title
 
 def _in_words(memory: Memory, rows: Newest, health: Health, shift: int) -> Iterator[str]:
     "The summary in a line, and each warning in full"
@@ -378,8 +418,8 @@ def _in_words(memory: Memory, rows: Newest, health: Health, shift: int) -> Itera
     rewards = np.unique(rows.columns.get('reward', []))
     unsampled = health.get('evicted_undrawn', np.nan)
     first = memory.first_id + shift
-    end = memory.n_added + shift
-    said = [f'ids {first:,} to {end - 1:,}']
+    last = memory.n_added + shift - 1
+    said = [f'ids {first:,} to {last:,}']
     if known['bytes_each']: said.append(f'{bytes_in_words(known["bytes_each"], memory.layout)} each')
     if len(rewards)==1: said.append(f'every reward is {rewards[0]:.3g}')
     if known['n_dropped']: said.append(f'{known["n_dropped"]:,} dropped')
@@ -402,11 +442,15 @@ def _head(fig: 'SubFigure', height: float, title: str, texts: list[str]) -> None
 def _draw_panels(fig: 'SubFigure', panels: list[_Panel], n_rows: int) -> None:
     "Two or three panels in a row, so that none is left alone in the last"
     lines = np.array_split(np.arange(len(panels)), n_rows)
-    mosaic: Any = [list(np.repeat(line, 6//len(line))) for line in lines]
+    mosaic: Any = []
+    for line in lines:
+        wide = 6//len(line)
+        mosaic.append(list(np.repeat(line, wide)))
     axes: Any = fig.subplot_mosaic(mosaic)
     for k, (title, draw) in enumerate(panels):
-        axes[k].set_title(title)
-        draw(axes[k])
+        ax = axes[k]
+        ax.set_title(title)
+        draw(ax)
 
 def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: float = .99, shift: int = 0,
                   source: str = '') -> Any:
@@ -423,12 +467,15 @@ def memory_figure(memory: Memory, id: int | None = None, n: int = 3, gamma: floa
         texts = list(_in_words(memory, rows, health, shift))
         n_images = len(image_leaves(memory.layout))
     n_rows = -(-len(panels)//3)
-    head = .8 + .2*'\n'.join(texts).count('\n')
-    heights = [o for o in (head, 2.5*n_rows, 2.5*n_images) if o]
+    n_breaks = '\n'.join(texts).count('\n')
+    head = .8 + .2*n_breaks
+    heights = [head]
+    if panels: heights.append(2.5*n_rows)
+    if n_images: heights.append(2.5*n_images)
     with plt.rc_context(STYLE):
         fig: Any = plt.figure(figsize=(9.6, sum(heights)), layout='constrained')
         fig.get_layout_engine().set(h_pad=.1)            # labels of a row stay clear of the next row's titles
-        top, *others = fig.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat
+        top, *others = fig.subfigures(len(heights), height_ratios=heights, squeeze=False).flat
         _head(top, head, source + _title(memory), texts)
         if panels: _draw_panels(others[0], panels, n_rows)
         if n_images: _strip(others[-1], memory, rows, id, n, gamma, shift)
@@ -456,22 +503,32 @@ def _show_batch(self:Batch) -> Any:
     (with time first, the first steps of 8)."""
     import matplotlib.pyplot as plt
     known = _columns(self)
-    known['id'] = np.arange(len(self)) if self.ids is None else self.ids.cpu().numpy()
-    if known['id'].ndim==2: known = {k: a[0] for k, a in known.items()}
+    ids = np.arange(len(self))
+    if self.ids is not None: ids = self.ids.cpu().numpy()
+    known['id'] = ids
+    if ids.ndim==2: known = {k: a[0] for k, a in known.items()}
     elif self.weights is not None: known['weight'] = self.weights.cpu().numpy()
-    known = {k: a[:_SHOWN] for k, a in known.items()}
-    states = [o.name for o in _leaves_of(self.layout, *_STATES)]
-    images = [k for k in states if is_image(known[k].shape[1:])]
-    with plt.rc_context(STYLE): return _pictures(known, images[:_PICTURES]) if images else _numbers(known)
+    for k, a in known.items(): known[k] = a[:_SHOWN]
+    images = []
+    for leaf in _leaves_of(self.layout, *_STATES):
+        shape = known[leaf.name].shape[1:]
+        if is_image(shape): images.append(leaf.name)
+    with plt.rc_context(STYLE):
+        if not images: return _numbers(known)
+        return _pictures(known, images[:_PICTURES])
 
 def _pictures(known: dict[str, np.ndarray], images: list[str]) -> 'Figure':
     "The images of some rows, with the numbers that belong to them"
     import matplotlib.pyplot as plt
     height = 1.2 + 1.5*len(images)
-    fig = plt.figure(figsize=(1.3*len(known['id']), height), layout='constrained')
-    said = [k for k in ('id', 'action', 'reward', 'weight') if np.ndim(known.get(k, 0))==1]
-    rows = zip(*(known[k] for k in said))
-    captions = ['\n'.join(f'{k} {v:.4g}' for k, v in zip(said, row)) for row in rows]
+    width = 1.3*len(known['id'])
+    fig = plt.figure(figsize=(width, height), layout='constrained')
+    said = []
+    for k in ('id', 'action', 'reward', 'weight'):
+        values = known.get(k)
+        if values is None or values.ndim > 1: continue
+        said.append([f'{k} {v:.4g}' for v in values])
+    captions = ['\n'.join(words) for words in zip(*said)]
     _rows_of_pictures(fig, {k: list(known[k]) for k in images}, captions)
     return fig
 
@@ -480,9 +537,13 @@ def _varying(known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     found = {}
     for name, a in known.items():
         if a[0].size > _MOST: continue
-        numbers = a.reshape(len(a), -1).T.astype(float)
-        for i, v in enumerate(numbers):
-            if len(v)==1 or len({*v}) > 1: found[f'{name}[{i}]' if a.ndim > 1 else name] = v
+        rows = a.reshape(len(a), -1)
+        for i, v in enumerate(rows.T.astype(float)):
+            n_different = len({*v})
+            if len(v) > 1 and n_different==1: continue
+            label = name
+            if a.ndim > 1: label += f'[{i}]'
+            found[label] = v
     return found
 
 def _numbers(known: dict[str, np.ndarray]) -> 'Figure':
@@ -513,31 +574,40 @@ def _cell(v: object) -> str:
     a = np.asarray(v)
     if a.size > 6: return f'{a.dtype}{list(a.shape)}'
     if a.ndim > 0: return np.array2string(a, precision=3, suppress_small=True, separator=', ')
-    return f'{a:.4g}' if a.dtype.kind=='f' else f'{a}'
+    if a.dtype.kind=='f': return f'{a:.4g}'
+    return f'{a}'
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[object]], caption: str) -> str:
     "An HTML table; what stands in its cells is escaped"
     def line(cells: Iterable[object], tag: str) -> str:
-        how = 'style="padding:2px 8px;white-space:nowrap;text-align:right"'
-        written = [f'<{tag} {how}>{html.escape(str(o))}</{tag}>' for o in cells]
-        return f'<tr>{"".join(written)}</tr>'
+        start = f'<{tag} style="padding:2px 8px;white-space:nowrap;text-align:right">'
+        row = ''
+        for o in cells:
+            text = html.escape(str(o))
+            row += f'{start}{text}</{tag}>'
+        return f'<tr>{row}</tr>'
     top = f'<caption style="caption-side:top;text-align:left">{caption}</caption><thead>{line(head, "th")}</thead>'
     body = ''.join(line(o, 'td') for o in rows)
     return f'<table style="font-size:85%">{top}<tbody>{body}</tbody></table>'
 
 def batch_table(batch: Batch) -> str:
     "Return the first rows of a `Batch` as HTML"
-    header = {k: getattr(batch, k) for k in DRAWN}
-    columns: dict[str, Any] = {k: v.tolist() for k, v in header.items() if v is not None}
+    columns: dict[str, Any] = {}
+    for k in DRAWN:
+        v = getattr(batch, k)
+        if v is not None: columns[k] = v.tolist()
     columns |= _columns(batch)
-    numbers = [k for k, v in columns.items() if np.ndim(v)==1 and len(v) > 1]
     same = []
-    for k in numbers:
-        if len({*columns[k]})==1: same.append(f'{k} {_cell(columns.pop(k)[0])}')
+    for k, v in list(columns.items()):
+        if np.ndim(v)!=1: continue
+        n_different = len({*v})
+        if len(v) > 1 and n_different==1:
+            same.append(f'{k} {_cell(v[0])}')
+            del columns[k]
     rows = zip(*(map(_cell, v[:_ROWS]) for v in columns.values()))
-    more = f', of which {_ROWS} are shown' if len(batch) > _ROWS else ''
     steps = html.escape(batch.step_type.__name__)
-    caption = f'<b>Batch</b> of {len(batch):,} {steps}s{more}'
+    caption = f'<b>Batch</b> of {len(batch):,} {steps}s'
+    if len(batch) > _ROWS: caption += f', of which {_ROWS} are shown'
     if same: caption += f'<br>the same in all rows: {html.escape(", ".join(same))}'
     return _table(columns, rows, caption)
 
@@ -546,15 +616,20 @@ def memory_table(memory: Memory) -> str:
     how = html.escape(f'{memory!r}; {memory.sampler!r}')
     caption = f'<b>{html.escape(_title(memory))}</b><br>{how}'
     if memory.layout is None: return _table([], [], f'{caption}; no step seen yet')
-    leaves = memory.layout.leaves
-    rows = [(o.name, o.bits_of or o.dtype, list(o.shape) or '', f'{o.nbytes:,}') for o in leaves]
+    rows = []
+    for leaf in memory.layout.leaves:
+        dtype = leaf.bits_of or leaf.dtype
+        shape = list(leaf.shape) or ''
+        rows.append((leaf.name, dtype, shape, f'{leaf.nbytes:,}'))
     return _table(['field', 'dtype', 'shape', 'bytes'], rows, caption)
 
 def replay_table(replay: Any) -> str:
     "Return a replay pipe as HTML: the pipeline, when it yields, and its memory"
-    every = f'one every {float(replay.steps_per_batch):g} steps from step {replay.min_sz} on'
+    steps = float(replay.steps_per_batch)
+    every = f'one every {steps:g} steps from step {replay.min_sz} on'
     words = f'batches of {replay.bs}, {every}, {replay.n_batches:,} so far'
-    return f'<p><b>{html.escape(repr(replay))}</b><br>{words}</p>' + memory_table(replay.memory)
+    pipeline = html.escape(repr(replay))
+    return f'<p><b>{pipeline}</b><br>{words}</p>' + memory_table(replay.memory)
 
 @patch
 def _repr_html_(self:Batch) -> str: return batch_table(self)
@@ -616,10 +691,25 @@ def _draw_losses(ax: 'Axes', losses: Sequence[float], n_batches: _Pairs) -> None
 
 def _grid(names: list[str]) -> list[list[str]]:
     "The names of small panels in rows of at most 4, as many in each; '.': an empty place"
-    n_rows = -(-len(names) // 4)
-    wide = -(-len(names) // max(1, n_rows))
-    padded = names + ['.']*(n_rows*wide - len(names))
-    return [padded[k*wide:(k + 1)*wide] for k in range(n_rows)]
+    if not names: return []
+    n = len(names)
+    n_rows = -(-n // 4)
+    wide = -(-n // n_rows)
+    n_empty = n_rows*wide - n
+    padded = names + ['.']*n_empty
+    return np.array(padded).reshape(n_rows, wide).tolist()
+
+def _moving(history: Mapping[str, _Pairs]) -> tuple[dict[str, Any], list[str]]:
+    "Of what is known by name: what changed, as curves, and what stayed the same, in words"
+    curves = {}
+    fixed = []
+    for k, name in _NAMES.items():
+        if k not in history: continue
+        curve = np.array(history[k]).T
+        _, values = curve
+        if np.ptp(values) > 0: curves[k] = curve
+        elif values.any(): fixed.append(f'{name} {values[0]:.3g}')
+    return curves, fixed
 
 def plot_training(steps: Sequence[float], returns: Sequence[float], losses: Sequence[float], evaluations: _Pairs = (),
                   smooth: int = 20, history: Mapping[str, _Pairs] | None = None, title: str = '',
@@ -631,34 +721,35 @@ def plot_training(steps: Sequence[float], returns: Sequence[float], losses: Sequ
     marked. `threshold`: the return that counts as solved."""
     import matplotlib.pyplot as plt
     history = history or {}
-    series = {k: np.array(history[k]).T for k in _NAMES if k in history}
-    moving = [k for k, (_, values) in series.items() if np.ptp(values) > 0]
-    fixed = []
-    for k, (_, values) in series.items():
-        if k not in moving and values.any(): fixed.append(f'{_NAMES[k]} {values[0]:.3g}')
-    lower = _grid(moving)
+    curves, fixed = _moving(history)
+    lower = _grid(list(curves))
     upper = []
     if len(returns) or len(evaluations): upper.append('return')
     if len(losses): upper.append('loss')
     wide = len(lower[0]) if lower else 1
-    mosaic: Any = [[k]*wide for k in upper] + lower or [['nothing to show yet']]
-    heights = [2.6 if row[0]=='return' else 1.4 for row in mosaic]
+    mosaic: Any = [[k]*wide for k in upper] + lower
+    if not mosaic: mosaic = [['nothing to show yet']]
+    heights = [1.4]*len(mosaic)
+    if 'return' in upper: heights[0] = 2.6
     with plt.rc_context(STYLE):
         fig = plt.figure(figsize=(9, sum(heights) + .5), layout='constrained')
         axes: Any = fig.subplot_mosaic(mosaic, height_ratios=heights)
         words = filter(None, [title, ', '.join(fixed)])
         fig.suptitle('\n'.join(words), x=.01, ha='left', fontsize=10)
-        for k, ax in axes.items(): ax.set(xlabel='transitions', title='' if k in upper else _NAMES.get(k, k))
+        for k, ax in axes.items():
+            ax.set_xlabel('transitions')
+            if k not in upper: ax.set_title(_NAMES.get(k, k))
         if 'return' in upper: _draw_returns(axes['return'], steps, returns, evaluations, smooth, threshold)
         if 'loss' in upper: _draw_losses(axes['loss'], losses, history.get('n_batches', ()))
-        for k in moving: axes[k].plot(*series[k])
+        for k, curve in curves.items(): axes[k].plot(*curve)
         _align([ax for ax in axes.values() if ax.get_xlabel()=='transitions'])
     return fig
 
 def _align(axes: list['Axes']) -> None:
     "The same range of transitions for all, from zero, with ticks that don't run into each other"
     from matplotlib.ticker import EngFormatter, MaxNLocator
-    right = max((ax.get_xlim()[1] for ax in axes), default=1)
+    if not axes: return
+    right = max(ax.get_xlim()[1] for ax in axes)
     for ax in axes:
         wide = len(ax.figure.axes) < 3 or not ax.get_title()
         ax.set_xlim(0, right)
