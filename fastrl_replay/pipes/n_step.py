@@ -101,9 +101,11 @@ def _summed(powers: Any, rewards: Any, discounts: Any) -> tuple[float, float]:
 class _Rules:
     "What all windows of a pipe share: their length, what a later reward counts, and a watch for mistakes"
     def __init__(self, n: int, gamma: float) -> None:
-        self.n, self.gamma = n, gamma
+        self.n = n
+        self.gamma = gamma
         self.powers = [gamma**k for k in range(n + 1)]
-        self.gaps, self.joins = _Gaps(), _Joins()
+        self.gaps = _Gaps()
+        self.joins = _Joins()
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #d2d34825
 _FEW, _MANY = 200, 10_000      # windows from which on a share says something; so many later, a new count begins
@@ -112,26 +114,31 @@ _GAPS = ('n_step: of the last {:,} windows, {:,} closed on a gap in their stream
          'its own, as GymStepper(…, first_env_id=…) does. Else look upstream for a shuffle, a filter that drops steps, '
          'or two threads that share a pipe')
 
-class _Gaps:
-    "Counts the windows that gaps in their streams have closed; warns once if these are many"
+class Watch:
+    "Warns once if more than a tenth of what is counted is wrong"
+    warned = False
+    def tell(self, words: str, n: int, n_wrong: int, least: int) -> None:
+        "Warn in these `words` if `n_wrong` of `n` are too many; less than `least` say nothing"
+        if self.warned or n < least or 10*n_wrong <= n: return
+        self.warned = True
+        warnings.warn(words.format(n, n_wrong), stacklevel=3)
+
+class _Gaps(Watch):
+    "Counts the windows that gaps in their streams have closed"
     def __init__(self) -> None:
         self.n_rows = 0                           # of all streams, ever; each begins a window
-        self.warned = False
-        self.begin()
-    def begin(self) -> None:
-        "Begin a new count"
-        self.since = self.n_rows
+        self.since = 0                            # the row from which on is counted
         self.n_closed = 0
         self.of_stream: Counter[int] = Counter()
     def note(self, stream: int, n: int) -> None:
         "A gap in `stream` has closed `n` windows. The first two may be new beginnings: of a run, after an error"
-        if self.n_rows - self.since > _MANY: self.begin()
+        if self.n_rows - self.since > _MANY:
+            self.since = self.n_rows
+            self.n_closed = 0
+            self.of_stream.clear()
         self.of_stream[stream] += 1
         if self.of_stream[stream] > 2: self.n_closed += n
-        n_windows = self.n_rows - self.since
-        if self.warned or n_windows < _FEW or 10*self.n_closed <= n_windows: return
-        self.warned = True
-        warnings.warn(_GAPS.format(n_windows, self.n_closed), stacklevel=2)
+        self.tell(_GAPS, self.n_rows - self.since, self.n_closed, _FEW)
 
 _LEAST, _EVERY = 100, 17         # joins from which on a share says something; later, one in so many is compared
 _SOME = 32                       # the most joins of a chunk that are compared
@@ -140,13 +147,13 @@ _TORN = ('n_step: of the last {:,} joins that were compared, {:,} are torn: no e
          'environments? Then their returns are wrong: use a step type with a field env_id, or push Batches that '
          'say whose each row is, Batch.of(steps, streams=…). Where two sources have one env_id, give each its own')
 
-class _Joins:
-    "Counts steps that are joined to those before them, and those that do not follow; warns once if these are many"
+class _Joins(Watch):
+    "Counts steps that are joined to those before them, and those that do not follow"
     def __init__(self) -> None:
-        self.n = self.n_torn = 0                  # of those compared, lately
+        self.n = 0                                # of those compared, lately
+        self.n_torn = 0
         self.n_all = 0                            # compared, ever
         self.wait = 0
-        self.warned = False
     def due(self) -> bool:
         "Is this step to be compared, or are some rows of this chunk?"
         self.wait -= 1
@@ -157,14 +164,12 @@ class _Joins:
         self.n += n
         self.n_all += n
         self.n_torn += n_torn
-        if not self.warned and self.n >= _LEAST and 10*self.n_torn > self.n:
-            self.warned = True
-            warnings.warn(_TORN.format(self.n, self.n_torn), stacklevel=2)
+        self.tell(_TORN, self.n, self.n_torn, _LEAST)
         self.wait = 0 if self.n_all < 2*_LEAST else every*_EVERY
 
 def _alike(a: Any, b: Any) -> bool:
     "Are these the same observation? What can't be told counts as the same"
-    if a is b or type(a) is not type(b): return True
+    if type(a) is not type(b): return True
     if isinstance(a, dict): return all(_alike(v, b[k]) for k, v in a.items() if k in b)
     if isinstance(a, (tuple, list)): return all(map(_alike, a, b))
     if isinstance(a, np.ndarray) and a.tobytes()==b.tobytes(): return True
@@ -229,7 +234,6 @@ class _Steps:
     def drop(self) -> None:
         "Forget all windows"
         self.open.clear()
-
     def add(self, step: tuple, stream: int = 0) -> list[Any]:
         "Return the transitions that a step completes; one that is wrong changes nothing"
         return self.put(step, _numbers(step, stream))
@@ -270,10 +274,12 @@ class _Steps:
         return self.closed()
     def waiting(self) -> tuple[list[Any], np.ndarray, np.ndarray, np.ndarray]:
         "Return the steps that wait, their streams (int64[m]), their rewards and discounts (float64[m])"
-        steps = [step for o in self.open.values() for step in o.steps]
-        streams = np.repeat(np.array([*self.open], np.int64), [len(o.steps) for o in self.open.values()])
-        rewards = np.array([v for o in self.open.values() for v in o.rewards])
-        return steps, streams, rewards, np.array([v for o in self.open.values() for v in o.discounts])
+        windows = self.open.values()
+        steps = [step for o in windows for step in o.steps]
+        streams = np.repeat(np.array([*self.open], np.int64), [len(o.steps) for o in windows])
+        rewards = [v for o in windows for v in o.rewards]
+        discounts = [v for o in windows for v in o.discounts]
+        return steps, streams, np.array(rewards), np.array(discounts)
     def state(self) -> dict[str, Any]:
         "Return the open windows as plain data, rewards and discounts as they are: those of columns are float32"
         steps, streams, rewards, discounts = self.waiting()
@@ -351,75 +357,6 @@ def _find_windows(rows: np.ndarray, begin: int, end: int, table: np.ndarray, shi
         n_found += m
     return n_found, n_closed, n_joined
 
-@kernel
-def _find_tails(rows: np.ndarray, end: int, powers: np.ndarray, found: np.ndarray) -> int:
-    "Note the windows of all rows that wait, as if they ended here; return how many these are"
-    summed = np.empty((2, len(powers) - 1))
-    n = 0
-    for k in range(end):
-        if rows[k].waits:
-            _note_window(found[n], rows, k, True, powers, summed)
-            n += 1
-    return n
-
-class _Rows:
-    "The open windows of streams whose steps come in chunks, as rows of numbers; `_Columns` keeps the rest of the steps"
-    def __init__(self, rules: _Rules) -> None:
-        self.rules = rules
-        self.powers = np.array(rules.powers)
-        self.rows = np.zeros(0, _ROW)
-        self.found = np.empty(0, _WINDOW)         # `make_room` makes these, and the table of streams
-        self.end = 0                              # the place of the next row
-    def drop(self) -> None:
-        "Forget all rows"
-        self.rows['waits'] = False
-        self.end = len(self.rows)                 # the next one finds no room, and those before no place
-    def waiting(self) -> np.ndarray:
-        "Return which rows wait (int64)"
-        return np.flatnonzero(self.rows['waits'][:self.end])
-
-    def make_room(self, m: int) -> None:
-        "Move the rows that wait to the front, and have room for several chunks of `m` rows"
-        kept = self.rows[self.waiting()]
-        room = 4*(len(kept) + m)
-        if room > 2*len(self.rows):
-            self.rows = np.zeros(room, _ROW)
-            self.found = np.empty(room, _WINDOW)
-            self.rows['discount'] = 1
-            self.table: np.ndarray = np.empty(4 << room.bit_length(), np.int64)      # at most half full
-            self.shift = 65 - len(self.table).bit_length()
-        self.rows[:len(kept)] = kept
-        self.rows['waits'][len(kept):] = False
-        self.table.fill(0)
-        self.end = 0
-        self.join(len(kept))                      # as they were joined before: none of their windows is complete
-
-    def join(self, m: int) -> tuple[int, int, int]:
-        "Run `_find_windows` on the next `m` rows"
-        begin = self.end
-        self.end += m
-        return _find_windows(self.rows, begin, self.end, self.table, self.shift, self.powers, self.found)
-    def find(self, m: int) -> tuple[int, int]:
-        "Note in `found` the windows that the next `m` rows complete; return how many, and how many rows were joined"
-        gaps = self.rules.gaps
-        gaps.n_rows += m
-        n, closed, joined = self.join(m)
-        if closed:
-            found = self.found[:n]
-            rows, times = np.unique(found['last'][found['cut']], return_counts=True)      # one row, one gap
-            for stream, k in zip(self.rows['stream'][rows].tolist(), times.tolist()): gaps.note(stream, k)
-        return n, joined
-
-    def joined(self, m: int) -> tuple[np.ndarray, np.ndarray]:
-        "Return some of the last `m` rows, and those to which they were joined"
-        before = self.rows['before'][self.end - m:self.end]
-        new = np.flatnonzero(before >= 0)[:_SOME]
-        return new + (self.end - m), before[new]
-    def tails(self) -> np.ndarray:
-        "Return the windows of all rows that wait, if they ended here, stream by stream; they stay open"
-        found = self.found[:_find_tails(self.rows, self.end, self.powers, self.found)]
-        return found[np.argsort(self.rows['stream'][found['first']], kind='stable')]
-
 # %% ../../nbs/2_learning/03_n_step.ipynb #d3620b30
 def _compared(layout: Layout) -> list[tuple[int, int]]:
     "Return pairs of leaves, of next_state and of state, which are alike where one row follows another"
@@ -430,13 +367,16 @@ def _compared(layout: Layout) -> list[tuple[int, int]]:
 
 _SUMMED = 'reward', 'discount', 'step_n', 'episode_n'         # the fields that a row of numbers has, too
 
-def _number_leaves(layout: Layout) -> dict[str, Any]:
+def _number_leaves(layout: Layout) -> dict[str, int]:
     "Return where the fields are on which windows depend; an error unless each is one number"
-    at = {f: layout.leaf(f) for f in (*_SUMMED, 'terminated', 'truncated', 'env_id') if f in layout.fields}
-    for f, i in at.items():
-        if i is not None and layout.leaves[i].shape==(): continue
-        found = ', '.join(str(o) for o in layout.leaves if o.path[0]==f)
-        refuse(f, 'one number for each step', Words(found))
+    at = dict[str, int]()
+    for f in (*_SUMMED, 'terminated', 'truncated', 'env_id'):
+        if f not in layout.fields: continue
+        k = layout.leaf(f)
+        if k is None or layout.leaves[k].shape:
+            found = [str(o) for o in layout.leaves if o.path[0]==f]
+            refuse(f, 'one number for each step', Words(', '.join(found)))
+        at[f] = k
     return at
 
 class _Columns:
@@ -445,7 +385,7 @@ class _Columns:
         made = _form_of(layout.step_type).made
         self.at = _number_leaves(layout)
         self.rules = rules
-        self.windows = _Rows(rules)
+        self.powers = np.array(rules.powers)
         self.layout = self.out = layout           # of what comes, and of what is made
         self.last = [o.path[0] in last_fields(layout.fields) for o in layout.leaves]
         self.pairs = _compared(layout)
@@ -453,100 +393,125 @@ class _Columns:
         if 'discount' not in self.at:
             leaves = [*layout.leaves, Leaf(('discount',), np.dtype(np.float32), ())]
             self.out = same_layout(made, [*layout.trees, len(layout.leaves)], leaves)
+        self.rows = np.zeros(0, _ROW)             # `make_room` makes longer ones, and the table of streams
         self.arrays = [np.empty((0, *o.shape), o.dtype) for o in layout.leaves]
-    def __len__(self) -> int: return len(self.windows.waiting())
+        self.end = 0                              # the place of the next row
+    def __len__(self) -> int: return len(self.waiting())
+    def waiting(self) -> np.ndarray:
+        "Return which rows wait (int64)"
+        return np.flatnonzero(self.rows['waits'][:self.end])
     def drop(self) -> None:
         "Forget all windows"
-        self.windows.drop()
+        self.rows['waits'] = False
+        self.end = len(self.rows)                 # the next row finds no room, and those before no place
 
     def make_room(self, m: int) -> None:
-        "Move the rows that wait to the front, and have room for more"
-        windows = self.windows
-        held = self.held()
-        windows.make_room(m)
-        room = len(windows.rows)
-        if room!=len(self.arrays[0]):
+        "Move the rows that wait to the front, and have room for several chunks of `m` rows"
+        waiting = self.waiting()
+        n = len(waiting)
+        kept = [a.take(waiting, 0) for a in (self.rows, *self.arrays)]
+        room = 4*(n + m)
+        if room > 2*len(self.rows):
+            self.rows = np.zeros(room, _ROW)
+            self.rows['discount'] = 1
             self.arrays = [np.zeros((room, *o.shape), o.dtype) for o in self.layout.leaves]
-            self.numbers = [(windows.rows[f], self.arrays[self.at[f]]) for f in _SUMMED if f in self.at]
-        for a, rows in zip(self.arrays, held): a[:len(rows)] = rows
-    def held(self) -> list[np.ndarray]:
-        "Return the rows that wait, as columns"
-        waiting = self.windows.waiting()
-        return [a.take(waiting, 0) for a in self.arrays]
+            self.found = np.empty(room, _WINDOW)
+            self.table: np.ndarray = np.empty(4 << room.bit_length(), np.int64)      # at most half full
+            self.shift = 65 - len(self.table).bit_length()
+        for a, rows in zip((self.rows, *self.arrays), kept): a[:n] = rows
+        self.rows['waits'][n:] = False
+        self.table.fill(0)
+        self.end = 0
+        self.join(n)                              # as they were joined before: none of their windows is complete
+    def write(self, columns: list[np.ndarray], streams: np.ndarray) -> slice:
+        "Write rows behind those that wait; return where they are"
+        m = len(streams)
+        if self.end + m > len(self.rows): self.make_room(m)
+        new = slice(self.end, self.end + m)
+        for a, column in zip(self.arrays, columns): a[new] = column
+        rows = self.rows[new]
+        for f, k in self.at.items():
+            if f in _SUMMED: rows[f] = columns[k]
+        rows['stream'] = streams
+        rows['ends'] = columns[self.at['terminated']] | columns[self.at['truncated']]
+        return new
+    def join(self, m: int) -> tuple[int, int, int]:
+        "Run `_find_windows` on the next `m` rows"
+        begin = self.end
+        self.end += m
+        return _find_windows(self.rows, begin, self.end, self.table, self.shift, self.powers, self.found)
 
+    def begin(self, steps: list, streams: np.ndarray, rewards: np.ndarray, discounts: np.ndarray) -> None:
+        "Go on from steps that wait, in the order of time within each stream"
+        new = self.write(Batch.of_steps(steps, self.layout).arrays(), streams)
+        self.rows['reward'][new] = rewards                 # as they were: columns may hold them as float32
+        self.rows['discount'][new] = discounts
+        self.join(len(steps))
     def add(self, batch: Batch) -> Batch | None:
         "Return the transitions that the rows of `batch` complete, as a `Batch`, or None"
         m = len(batch)
         if not m: return None
-        if self.rules.n==1: return self.alone(batch)
         shifted = 'env_id' not in self.at and batch.streams is None and m!=self.chunk_rows
         if shifted and len(self):
             raise ValueError(f'n_step: a chunk of {m} rows after one of {self.chunk_rows}: without env_id '
                              'a row is known by its position alone, and positions have shifted; '
                              'use a step type with a field env_id')
         self.write(batch.arrays(), stream_numbers(batch))
-        n, joined = self.windows.find(m)
-        if joined and self.rules.joins.due(): self.compare(m)
-        return self.gather(self.windows.found[:n]) if n else None
-    def write(self, columns: list[np.ndarray], streams: np.ndarray) -> slice:
-        "Write rows behind those that wait; return where they are"
-        windows = self.windows
-        m = len(streams)
-        if windows.end + m > len(self.arrays[0]): self.make_room(m)
-        new = slice(windows.end, windows.end + m)
-        for a, column in zip(self.arrays, columns): a[new] = column
-        for numbers, a in self.numbers: numbers[new] = a[new]
-        windows.rows['stream'][new] = streams
-        windows.rows['ends'][new] = columns[self.at['terminated']] | columns[self.at['truncated']]
         self.chunk_rows = m
-        return new
-    def begin(self, steps: list, streams: np.ndarray, rewards: np.ndarray, discounts: np.ndarray) -> None:
-        "Go on from steps that wait, in the order of time within each stream"
-        new = self.write(Batch.of_steps(steps, self.layout).arrays(), streams)
-        self.windows.rows['reward'][new] = rewards         # as they were: columns may hold them as float32
-        self.windows.rows['discount'][new] = discounts
-        self.windows.join(len(steps))
-
-    def alone(self, batch: Batch) -> Batch:
-        "Return the transitions of windows of one row each"
-        made = [a.copy() for a in batch.arrays()]
-        own = self.at.get('discount')
-        discounts = np.ones(len(batch)) if own is None else made.pop(own).astype(float)
-        made.insert(len(made) if own is None else own, (discounts*self.rules.gamma).astype(np.float32))
-        return Batch.of_arrays(self.out, made, None if 'env_id' in self.at else stream_numbers(batch))
+        self.rules.gaps.n_rows += m
+        n, closed, joined = self.join(m)
+        found = self.found[:n]
+        if closed: self.note_gaps(found)
+        if joined and self.rules.joins.due(): self.compare(m)
+        return self.gather(found) if n else None
+    def note_gaps(self, found: np.ndarray) -> None:
+        "Count the gaps that have closed some of the windows in `found`"
+        rows, times = np.unique(found['last'][found['cut']], return_counts=True)      # one row, one gap
+        streams = self.rows['stream'][rows]
+        for stream, k in zip(streams.tolist(), times.tolist()): self.rules.gaps.note(stream, k)
     def compare(self, m: int) -> None:
-        "Count joins: where any part of a row's state is not the next_state of the row before it"
-        new, old = self.windows.joined(m)
-        torn = np.zeros(len(new), bool)
-        for after, before in self.pairs:
-            a, b = self.arrays[after].take(old, 0), self.arrays[before].take(new, 0)
-            unlike = a!=b
-            if unlike.any(): torn |= (unlike & ((a==a) | (b==b))).reshape(len(new), -1).any(1)
-        self.rules.joins.note(len(new), int(torn.sum()), every=4)
+        "Count joins of the last `m` rows: where any part of a row's state is not the next_state of the row before it"
+        first = self.end - m
+        before = self.rows['before'][first:self.end]
+        new = np.flatnonzero(before >= 0)[:_SOME]
+        n_torn = 0
+        for k in new:
+            parts = [(self.arrays[i][before[k]], self.arrays[j][first + k]) for i, j in self.pairs]
+            n_torn += not _alike(*zip(*parts)) if parts else 0
+        self.rules.joins.note(len(new), n_torn, every=4)
 
     def gather(self, found: np.ndarray) -> Batch:
         "Return the transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
         first = found['first'].copy()
         last = found['last'].copy()
         made = [a.take(last if is_last else first, 0) for a, is_last in zip(self.arrays, self.last)]
-        discounts = found['discount'].astype(np.float32)
-        if 'discount' in self.at: made[self.at['discount']] = discounts
-        else: made.append(discounts)
         made[self.at['reward']] = found['reward'].astype(np.float32)
         made[self.at['truncated']] |= found['cut']
+        k = self.at.get('discount', len(made))             # behind all others, where steps have none
+        made[k:k + 1] = [found['discount'].astype(np.float32)]
         return Batch.of_arrays(self.out, made, self.streams(first))
     def streams(self, rows: np.ndarray) -> np.ndarray | None:
         "Return the streams of these rows, where no field names them"
-        return None if 'env_id' in self.at else self.windows.rows['stream'][rows]
+        return None if 'env_id' in self.at else self.rows['stream'][rows]
+    def batch(self) -> Batch:
+        "Return what waits, with its streams"
+        waiting = self.waiting()
+        return Batch.of_arrays(self.layout, [a.take(waiting, 0) for a in self.arrays], self.streams(waiting))
+    def as_steps(self) -> _Steps:
+        "Return the same windows as those of steps"
+        made = _Steps(self.rules)
+        numbers = self.rows[self.waiting()].tolist()
+        for step, (stream, step_n, episode_n, reward, discount, *_) in zip(self.batch(), numbers):
+            made.open.setdefault(stream, _Window()).append(step, (episode_n, step_n), reward, discount)
+        return made
     def closed(self) -> Batch:
-        "Return the transitions of all windows, if they ended here, as a `Batch`; they stay open"
-        return self.gather(self.windows.tails())
+        "Return the transitions of all windows, if they ended here, as a `Batch`, stream by stream; they stay open"
+        waiting = self.waiting()
+        ordered = waiting[np.argsort(self.rows['stream'][waiting], kind='stable')]
+        return Batch.of_steps(self.as_steps().closed(), self.out, self.streams(ordered))
     def items(self) -> list[Any]:
         "Return the same as the items that a pipe yields"
         return [self.closed()] if len(self) else []
-    def batch(self) -> Batch:
-        "Return what waits, with its streams"
-        return Batch.of_arrays(self.layout, self.held(), self.streams(self.windows.waiting()))
     def state(self) -> dict[str, Any]:
         "Return the open windows as plain data"
         return _item_state('batch', self.batch()) | dict(chunk_rows=self.chunk_rows)
@@ -601,27 +566,40 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #3f0a51c8
 class _Pickled:
-    "What pickles of earlier versions hold of open windows: plain attributes, which `_old_windows` reads"
-_StepWindows = _RowWindows = _Windows = _Pickled
+    "What pickles of versions 0.1 and 0.2 hold of open windows: plain attributes, which `_old_steps` reads"
+_StepWindows = _RowWindows = _Pickled
 
-def _old_windows(state: dict[str, Any]) -> tuple[list[tuple[int, Any]], Any, Any, Any]:
-    """Take what waits out of a state of an earlier version: pairs of a stream and a step; a dict with
-    the `arrays` of rows (None: no rows wait), which of these wait, and the streams of all"""
-    if '_steps' in state:                         # version 0.1
-        steps = state.pop('_steps')
-        rows = state.pop('_rows')
-        pairs = [(stream, o) for stream, window in steps.open.items() for o in window]
-        return pairs, vars(rows) if len(rows.waiting) else None, rows.waiting, rows.streams
-    windows = state.pop('_windows')               # version 0.2
-    held = vars(state.pop('_open'))
-    streams = windows.rows['stream']
-    waiting = np.flatnonzero(windows.rows['waits'][:windows.end])
-    if 'held' in held: return [(int(streams[k]), o) for k, o in held['held'].items()], None, None, None
-    return [], held if len(waiting) else None, waiting, streams
+def _old_steps(steps: Any, rows: Any) -> list[tuple[int, Any]]:
+    "Return what waits in a pipe of version 0.1 or 0.2: pairs of a stream and a step"
+    pairs = [(stream, o) for stream, window in steps.open.items() for o in window]
+    waiting = rows.waiting
+    if len(waiting):
+        columns = [a.take(waiting, 0) for a in rows.arrays]
+        pairs += zip(rows.streams[waiting].tolist(), Batch.of_arrays(rows.layout, columns))
+    return pairs
+
+class Pushed:
+    "A pipe of steps in which some wait, and that needs no source: its owner may push the steps"
+    source_datapipe: Iterable | None
+    def pulled(self, place: Resumable, pipe: str) -> Iterator[Any]:
+        "Return the items of the source, an iterator"
+        lacking = f'{pipe}: there is no source to iterate; push steps into it, or give it a source'
+        require(self.source_datapipe is not None, lacking, TypeError)
+        return place.over(cast(Iterable, self.source_datapipe))
+    def check_pushed(self) -> None:
+        "Raise a `TypeError` if there is a source"
+        pulled = f'push: this {type(self).__name__} has a source, and is iterated; make one without'
+        require(self.source_datapipe is None, pulled, TypeError)
+    def check_kind(self, state: dict[str, Any], pipe: str) -> bool:
+        "Does a saved `state` hold what is open? A `CheckpointError` unless it comes from a pipe with a source, like this"
+        is_open = 'open' in state
+        if (self.source_datapipe is None)==is_open: return is_open
+        own = 'without' if self.source_datapipe is None else 'with'
+        refuse(pipe, f'the state of one {own} a source', Words(', '.join(state)), error=CheckpointError)
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #2620e1fe
 @datapipe('n_step')
-class NStep(IterDataPipe):
+class NStep(Pushed, IterDataPipe):
     """Steps become n-step transitions: `reward` = Σ γᵏ r over the m ≤ n steps up to the
     episode's end, `discount` = γᵐ; `terminated`, `truncated`, `next_state` and every other field
     `next_x` whose `x` is a field come from the last of them, all else from the first (Sutton &
@@ -662,34 +640,26 @@ class NStep(IterDataPipe):
 
     __getstate__ = pickled_state
     def __setstate__(self, state: dict[str, Any]) -> None:
-        old = _old_windows(state) if '_steps' in state or '_windows' in state else None
         self.__dict__.update(state)
-        if old is None: return
-        steps, rows, waiting, streams = old
+        if '_steps' not in state: return
+        pairs = _old_steps(self.__dict__.pop('_steps'), self.__dict__.pop('_rows'))
         self._open = _Steps(_Rules(self.n, self.gamma))
-        for stream, step in steps: self._open.add(step, stream)
-        if rows is None: return
-        arrays = [a.take(waiting, 0) for a in rows['arrays']]
-        self._completed(Batch.of_arrays(rows['layout'], arrays, streams[waiting]))
-        self._open.chunk_rows = rows['chunk_rows']
+        for stream, step in pairs: self._open.add(step, stream)
     def __iter__(self) -> Iterator[Any]: return self._run()
     def _run(self) -> Iterator[Any]:
-        lacking = 'n_step: there is no source to iterate; push steps into it, or give it a source'
-        require(self.source_datapipe is not None, lacking, TypeError)
         ready = self._ready
         while ready: yield ready.popleft()
-        for item in self._place.over(cast(Iterable, self.source_datapipe)):
+        for item in self.pulled(self._place, 'n_step'):
             made = self._completed(item)
             if not made: continue
-            if isinstance(item, (Batch, list)): yield made
-            else:
-                ready.extend(made)
-                while ready: yield ready.popleft()
+            if isinstance(item, (Batch, list)): ready.append(made)
+            else: ready.extend(made)
+            while ready: yield ready.popleft()
 
     def _completed(self, item: object) -> Any:
         "Return the transitions that an item completes: a `Batch` or None for a `Batch`, else a list"
         if isinstance(item, Batch): return self._columns_for(item).add(item)
-        if self._open.__class__ is _Columns: self._open = self._steps_of(self._open)
+        if self._open.__class__ is _Columns: self._open = self._open.as_steps()
         return self._open.add_all(item) if isinstance(item, list) else self._open.add(item)
     def _columns_for(self, batch: Batch) -> _Columns:
         "Have columns for a batch; a `ValueError` if rows of another layout wait"
@@ -703,21 +673,12 @@ class NStep(IterDataPipe):
             columns.chunk_rows = len(batch)
         self._open = columns
         return columns
-    def _steps_of(self, columns: _Columns) -> _Steps:
-        "Return the open windows of columns as those of steps"
-        steps = _Steps(columns.rules)
-        if not len(columns): return steps
-        numbers = columns.windows.rows[columns.windows.waiting()].tolist()
-        for step, (stream, step_n, episode_n, reward, discount, *_) in zip(columns.batch(), numbers):
-            steps.open.setdefault(stream, _Window()).append(step, (episode_n, step_n), reward, discount)
-        return steps
     def push(self, x: object) -> Any:
         """Return the n-step transitions that `x` completes: a list, perhaps empty, for a step or a
         list of steps, a `Batch` of any length for a `Batch`; what a pipe yields for the same items,
         bit for bit. A `ValueError` or `TypeError` for anything else, such as stacked arrays,
         changes nothing"""
-        iterated = 'push: this NStep has a source, and is iterated; make one without'
-        require(self.source_datapipe is None, iterated, TypeError)
+        self.check_pushed()
         made = self._completed(x)
         return Batch.empty(self._open.out, 0) if made is None else made
 
@@ -744,9 +705,10 @@ class NStep(IterDataPipe):
     def _open_state(self) -> dict[str, Any] | None: return self._open.state() if len(self._open) else None
     def _reopen(self, state: dict[str, Any]) -> None:
         "Have the windows that `_open_state` wrote down"
-        items, again = list(items_from([state])), NStep(None, self.n, self.gamma)
+        items = list(items_from([state]))
+        again = NStep(None, self.n, self.gamma)
         if state['kind']=='batch':
-            again._completed(items[0])
+            again.push(items[0])
             again._open.chunk_rows = whole('n_step: chunk_rows', state['chunk_rows'])
         else:
             for k, (stream, step) in enumerate(zip(state['of_stream'], items)):
@@ -758,16 +720,12 @@ class NStep(IterDataPipe):
         """Continue; open windows are closed as truncated, or, without a source, become those that
         were saved. A `ValueError` if the parameters differ"""
         self._check_saved(state)
-        if (self.source_datapipe is None)!=('open' in state):
-            wanted = 'the state of one ' + ('without a source' if self.source_datapipe is None else 'with a source')
-            refuse('n_step', wanted, Words(', '.join(state)), error=CheckpointError)
-        if 'open' in state:
-            if state['open'] is None: self._open.drop()
-            else: self._reopen(state['open'])
-            return
-        load_upstream(self, state.get('source'))
-        self._place.drop()
-        self.take_waiting([*self._ready, *self._open.items()])
+        if not self.check_kind(state, 'n_step'):
+            load_upstream(self, state.get('source'))
+            self._place.drop()
+            self.take_waiting([*self._ready, *self._open.items()])
+        elif state['open'] is None: self._open.drop()
+        else: self._reopen(state['open'])
 
     def waiting(self) -> dict[str, Any]:
         "Return the items that a restart yields first, as plain data and arrays; open windows are truncated"
