@@ -31,8 +31,8 @@ def _own(v: Any) -> Any:
     "Return a copy, to which no one else writes"
     return v.copy() if type(v) is np.ndarray else tree_map(_copied, v)
 def _rows_of(v: Any, rows: Any) -> Any:
-    "Return rows of an array, or of all arrays in a tree; one row for a number"
-    return v.take(rows, 0) if type(v) is np.ndarray else tree_map(lambda o: o[rows], v)
+    "Return rows of all arrays in a tree; one row for a number"
+    return tree_map(lambda o: o[rows], v)
 
 def _where(mask: Any, a: object, b: object) -> Any:
     "Return the rows of `a` where the mask is True, else those of `b`: arrays or tensors, where `b` lies"

@@ -166,10 +166,11 @@ class GymStepper(IterDataPipe):
         "The `EnvSpec` of the first environment; None before the first step, or if it has none"
         return next((spec_of(o.env) for o in self._world.streams), None)
     def __repr__(self) -> str:
-        source = self.source_datapipe
-        items = [o.env for o in self._world.streams] or (source if isinstance(source, (list, tuple)) else [])
+        items: Sequence[object] = [o.env for o in self._world.streams]
+        if not items and isinstance(self.source_datapipe, (list, tuple)): items = self.source_datapipe
         names = list(dict.fromkeys(map(name_of, items)))
-        return f'{type(self).__name__}({", ".join(names[:3])}{", …"*(len(names) > 3)})'
+        if len(names) > 3: names[3:] = ['…']
+        return f'{type(self).__name__}({", ".join(names)})'
     def close(self) -> None:
         "Close the environments that this pipe made; iterating again makes new ones"
         self._world.close()
