@@ -292,11 +292,10 @@ class _Steps:
 # %% ../../nbs/2_learning/03_n_step.ipynb #3f0a51c2
 # What is known of a row: its numbers, whether its window is open, and the rows before and after it in its stream. Of a
 # stream's newest row also: where its open windows begin, and how many they are
-_ROW = np.dtype([('stream', np.int64), ('step_n', np.int64), ('episode_n', np.int64), ('reward', np.float64),
-                 ('discount', np.float64), ('ends', np.bool_), ('waits', np.bool_), ('before', np.int64),
-                 ('next', np.int64), ('head', np.int64), ('length', np.int64)], align=True)
-_WINDOW = np.dtype([('first', np.int64), ('last', np.int64), ('reward', np.float64), ('discount', np.float64),
-                    ('cut', np.bool_)], align=True)
+def _record(**fields: str) -> np.dtype: return np.dtype(list(fields.items()), align=True)
+_ROW = _record(stream='i8', step_n='i8', episode_n='i8', reward='f8', discount='f8', ends='?', waits='?',
+               before='i8', next='i8', head='i8', length='i8')
+_WINDOW = _record(first='i8', last='i8', reward='f8', discount='f8', cut='?')
 
 @inlined
 def _note_window(window: Any, rows: np.ndarray, first: int, cut: bool, powers: np.ndarray, summed: np.ndarray) -> None:
