@@ -149,7 +149,7 @@ def given(o):
     "What ordinary functions get for a parameter of a name"
     from fastrl_replay.health import newest
     from fastrl_replay.protocol import Memory
-    text, number = 'name what title draws_so why hint path_of dataset dataset_id command field env_id expected got kind_of', 'n k number each value v total low end cpus seconds'
+    text, number = 'name what title draws_so why hint path_of dataset dataset_id command field env_id expected got kind_of words', 'n n_wrong k number each value v total low end cpus seconds'
     known = dict.fromkeys(text.split(), 'x') | dict.fromkeys(number.split(), 3)
     lists = 'choices known names sent infos items states workers args fills masses steps_of returns losses shares columns leaves trees'
     known |= {k: [] for k in lists.split()}
