@@ -584,11 +584,12 @@ class Pushed:
         lacking = f'{pipe}: there is no source to iterate; push steps into it, or give it a source'
         require(self.source_datapipe is not None, lacking, TypeError)
         return place.over(cast(Iterable, self.source_datapipe))
-    def refuse_push(self) -> NoReturn:
+    def refuse_push(self) -> None:
         "Raise a `TypeError`: there is a source"
-        raise TypeError(f'push: this {type(self).__name__} has a source, and is iterated; make one without')
+        pulled = f'push: this {type(self).__name__} has a source, and is iterated; make one without'
+        require(False, pulled, TypeError)
     def check_kind(self, state: dict[str, Any], pipe: str) -> bool:
-        "Does a saved `state` hold what is open? A `CheckpointError` unless it comes from a pipe with a source, like this"
+        "Return whether a saved `state` holds what is open; a `CheckpointError` unless it comes from such a pipe"
         is_open = 'open' in state
         if (self.source_datapipe is None)==is_open: return is_open
         own = 'without' if self.source_datapipe is None else 'with'
