@@ -393,6 +393,7 @@ class VectorEnvironment(Adapter):
     "A vector environment, in any autoreset mode, of arrays or of tensors: a step is a chunk, with a row of each copy"
     counts: Any
     layout: Any = None
+    plain = False                                # are the values of a chunk its leaves already?
     def __init__(self, env: Any, maker: StepMaker | None = None, **options: Any) -> None:
         self.mode = _mode(env)
         n = env.num_envs
@@ -473,6 +474,7 @@ class VectorEnvironment(Adapter):
     def begin_layout(self, step: tuple) -> None:
         "Have the layout of steps like this one. What is counted fits already"
         self.layout = Layout.of(step)
+        self.plain = self.maker.is_simple and self.layout.flat
         self.fitters = [None if o.leaf.path[0] in _KNOWN[3:] else o for o in self.layout.fitters]
     def chunk(self, values: Sequence, others: dict[str, Any], rows: np.ndarray) -> Batch:
         "Return a `Batch` of these rows: `SimpleStep`'s fields, the last ones already filtered, and an agent's"
@@ -481,11 +483,11 @@ class VectorEnvironment(Adapter):
             whole = [_rows_of(v, rows) for v in values[:3]]
             values = *whole, *values[3:]
             others = _rows_of(others, rows)
-        step = self.maker.stacked(values, others, n)
+        step: Any = values if self.plain else self.maker.stacked(values, others, n)
         if self.layout is None: self.begin_layout(first_row(step))
         layout = self.layout
         streams = self.ids[rows] if layout.stream_leaf is None else None
-        leaves = layout.values(step)
+        leaves = step if self.plain else layout.values(step)
         if self.device is None:
             arrays = [v if f is None else np.ascontiguousarray(f.stacked(v, n), f.leaf.dtype)
                       for f, v in zip(self.fitters, leaves)]

@@ -62,7 +62,9 @@ _forms = dict[type, _Form]()
 def _form(step: object) -> _Form:
     "Return the form of a step's type; an error if it is no step"
     if not hasattr(step, '_fields'): refuse_item('n_step', step)
-    return _forms.setdefault(step.__class__, _form_of(step.__class__))
+    step_type = step.__class__
+    if step_type not in _forms: _forms[step_type] = _form_of(step_type)
+    return _forms[step_type]
 def _form_of(step_type: type) -> _Form:
     fields = cast(Any, step_type)._fields
     made = n_step_type(step_type)
@@ -446,6 +448,7 @@ class _Columns:
         "Return the transitions that the rows of `batch` complete, as a `Batch`, or None"
         m = len(batch)
         if not m: return None
+        if self.rules.n==1: return self.alone(batch)
         shifted = 'env_id' not in self.at and batch.streams is None and m!=self.chunk_rows
         if shifted and len(self):
             raise ValueError(f'n_step: a chunk of {m} rows after one of {self.chunk_rows}: without env_id '
@@ -459,6 +462,13 @@ class _Columns:
         if closed: self.note_gaps(found)
         if joined and self.rules.joins.due(): self.compare(m)
         return self.gather(found) if n else None
+    def alone(self, batch: Batch) -> Batch:
+        "Return the transitions of windows of one row each"
+        made = [a.copy() for a in batch.arrays()]
+        discounts = np.full(len(batch), self.rules.gamma)
+        if 'discount' in self.at: discounts *= made[self.at['discount']]
+        streams = None if 'env_id' in self.at else stream_numbers(batch)
+        return self.discounted(made, discounts, streams)
     def note_gaps(self, found: np.ndarray) -> None:
         "Count the gaps that have closed some of the windows in `found`"
         rows, times = np.unique(found['last'][found['cut']], return_counts=True)      # one row, one gap
@@ -470,11 +480,12 @@ class _Columns:
         first = self.end - m
         before = self.rows['before'][first:self.end]
         new = np.flatnonzero(before >= 0)[:_SOME]
-        torn = [not _alike(self.part('next_state', before[k]), self.part('state', first + k)) for k in new]
-        self.rules.joins.note(len(new), sum(torn), every=4)
-    def part(self, field: str, row: int) -> Any:
-        "Return the field of a row, nested as in a step"
-        return tree_map(lambda k: self.arrays[k][row], self.trees[field])
+        def alike(k: Any) -> bool: return _alike(self.part('next_state', before[k]), self.part('state', first + k))
+        torn = [] if alike(new) else [k for k in new if not alike(k)]
+        self.rules.joins.note(len(new), len(torn), every=4)
+    def part(self, field: str, rows: Any) -> Any:
+        "Return the field of one row or several, nested as in a step"
+        return tree_map(lambda k: self.arrays[k][rows], self.trees[field])
 
     def gather(self, found: np.ndarray) -> Batch:
         "Return the transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
@@ -483,9 +494,12 @@ class _Columns:
         made = [a.take(last if is_last else first, 0) for a, is_last in zip(self.arrays, self.last)]
         made[self.at['reward']] = found['reward'].astype(np.float32)
         made[self.at['truncated']] |= found['cut']
-        k = self.at.get('discount', len(made))             # behind all others, where steps have none
-        made[k:k + 1] = [found['discount'].astype(np.float32)]
-        return Batch.of_arrays(self.out, made, self.streams(first))
+        return self.discounted(made, found['discount'], self.streams(first))
+    def discounted(self, made: list[np.ndarray], discounts: np.ndarray, streams: np.ndarray | None) -> Batch:
+        "Return a `Batch` of these columns and discounts, which are the last column where steps have none"
+        k = self.at.get('discount', len(made))
+        made[k:k + 1] = [discounts.astype(np.float32)]
+        return Batch.of_arrays(self.out, made, streams)
     def streams(self, rows: np.ndarray) -> np.ndarray | None:
         "Return the streams of these rows, where no field names them"
         return None if 'env_id' in self.at else self.rows['stream'][rows]

@@ -9,7 +9,7 @@ __all__ = ['streams_of', 'labelled', 'Episodes']
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from operator import itemgetter
 from typing import Any
 import numpy as np
 from ..batch import Batch, chunk_columns, columns_of_steps, stream_numbers
@@ -21,17 +21,11 @@ from ..saving import CheckpointError
 from ..steps import Fitter, Layout, StepFitter, is_step
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #8bca7d8b
-def _rows(layout: Layout, columns: list[np.ndarray]) -> list[tuple]:
-    "Return the rows of columns, each as `struct` packs its values"
-    def values(fitter: Fitter, column: np.ndarray) -> list:
-        if fitter.number or fitter.text: return column.tolist()
-        return [o.tobytes() for o in column]
-    return list(zip(*map(values, layout.fitters, columns)))
 def _column(fitter: Fitter, values: Sequence) -> np.ndarray:
     "Return an array of values as `struct` packs them"
     if fitter.text: return np.array(values, object)
     raw = struct.pack(f'<{len(values)}{fitter.code}', *values) if fitter.number else b''.join(values)
-    return np.frombuffer(raw, fitter.leaf.dtype).reshape(-1, *fitter.shape).copy()
+    return np.frombuffer(raw, fitter.leaf.dtype).reshape(-1, *fitter.shape)
 
 def streams_of(layout: Layout, columns: list[np.ndarray]) -> np.ndarray:
     "Return the streams of steps that came as steps: their `env_id`, or one for all"
@@ -39,10 +33,10 @@ def streams_of(layout: Layout, columns: list[np.ndarray]) -> np.ndarray:
     return np.zeros(len(columns[0]), np.int64) if k is None else columns[k].astype(np.int64)
 
 class _Open:
-    "The steps of episodes that have not ended, by stream: copies, in plain values"
+    "The steps of episodes that have not ended: rows of arrays that grow, and where those of each stream are"
     def __init__(self) -> None:
         self.layout: Any = None
-        self.rows = dict[int, list[Sequence]]()           # stream → its steps, in the order of time
+        self.rows = dict[int, list[int]]()                # stream → its rows, in the order of time
         self.last = dict[int, tuple[int, int]]()          # stream → episode_n and step_n of its newest step
         self.n_cut = 0                                    # episodes that a gap in their numbers has closed
     def __len__(self) -> int: return sum(map(len, self.rows.values()))
@@ -51,14 +45,29 @@ class _Open:
         "Take steps of this layout from now on; a `ValueError` if steps of another one are held"
         if layout is self.layout or layout==self.layout: return
         if len(self): refuse('whole_episodes', f'{self.layout}, as before', Words(layout))
+        n = len(layout.leaves)
         found = {f: layout.leaf(f) for f in ('terminated', 'truncated', 'episode_n', 'step_n')}
-        self.at = {f: k for f, k in found.items() if k is not None and not layout.leaves[k].shape}
-        missing = ', '.join(f for f in ('terminated', 'truncated') if f not in self.at)
+        self.at = {f: n if k is None or layout.leaves[k].shape else k for f, k in found.items()}
+        missing = ', '.join(f for f in ('terminated', 'truncated') if self.at[f]==n)
         if missing: refuse('whole_episodes', f'steps with {missing}', layout)
         self.layout = layout
+        self.known = itemgetter(*self.at.values())        # of the values of all leaves, and a zero behind them
         self.fitter = StepFitter(layout.fitters, list)
         self.numbers = [k for k, f in enumerate(layout.fitters) if f.number]
         self.code = '<' + ''.join(layout.fitters[k].code for k in self.numbers)
+        self.arrays = [np.zeros((0, *o.shape), o.dtype) for o in layout.leaves]
+        self.free = list[int]()                           # rows of the arrays
+        self.single = dict[int, list]()                   # steps that came one by one: row → what is to be written there
+
+    def make_room(self, m: int) -> None:
+        "Have at least `m` free rows"
+        if len(self.free) >= m: return
+        room = len(self.arrays[0])
+        more = max(room, m, 64)
+        grown = [np.zeros((room + more, *a.shape[1:]), a.dtype) for a in self.arrays]
+        for new, old in zip(grown, self.arrays): new[:room] = old
+        self.arrays = grown
+        self.free += range(room, room + more)
     def add_step(self, step: tuple) -> list[Batch]:
         "Hold a step; return the episodes that have ended. A `TypeError` or `ValueError` names what doesn't fit"
         fitted = self.fitter.fit(self.layout.values(step))
@@ -66,49 +75,62 @@ class _Open:
         except (struct.error, OverflowError, TypeError):
             self.fitter.check(fitted)
             raise
+        self.make_room(1)
+        row = self.free.pop()
+        self.single[row] = fitted
         k = self.layout.stream_leaf
-        return self.put(fitted, 0 if k is None else fitted[k])
+        stream = 0 if k is None else fitted[k]
+        return self.put([(row, stream, *self.known([*fitted, 0]))])
     def add(self, columns: list[np.ndarray], streams: np.ndarray) -> list[Batch]:
         "Hold the steps with these columns; return the episodes that have ended"
-        made = map(self.put, _rows(self.layout, columns), streams.tolist())
-        return list(chain.from_iterable(made))
+        m = len(streams)
+        self.make_room(m)
+        rows = [self.free.pop() for _ in range(m)]
+        self.write(rows, columns)
+        known = self.known([*columns, np.zeros(m, int)])
+        return self.put(zip(rows, streams.tolist(), *[o.tolist() for o in known]))
+    def settle(self) -> None:
+        "Write the steps that came one by one to their rows"
+        self.write([*self.single], map(_column, self.layout.fitters, zip(*self.single.values())))
+        self.single.clear()
+    def write(self, rows: list[int], columns: Iterable[np.ndarray]) -> None:
+        "Write one column for each leaf to these rows"
+        places = np.array(rows)
+        for a, column in zip(self.arrays, columns): a[places] = column
 
-    def put(self, step: Sequence, stream: int) -> list[Batch]:
-        "Hold a step of a stream; return the episodes that it ends, or that end before it"
-        at = self.at
-        episode_n = step[at['episode_n']] if 'episode_n' in at else 0
-        step_n = step[at['step_n']] if 'step_n' in at else 0
-        numbers = episode_n, step_n
+    def put(self, each: Iterable[tuple[int, int, bool, bool, int, int]]) -> list[Batch]:
+        """Join rows to their streams; of each, `each` has row, stream, `terminated`, `truncated`,
+        `episode_n` and `step_n`. Return the episodes that they end, or that end before them"""
         made = list[Batch]()
-        held = self.rows.get(stream)
-        if held is not None and not follows(self.last[stream], numbers):
-            self.n_cut += 1
-            made.append(self.take(stream, truncated=True))
-            held = None
-        if held is None: held = self.rows[stream] = []
-        held.append(step)
-        self.last[stream] = numbers
-        if step[at['terminated']] or step[at['truncated']]: made.append(self.take(stream))
+        for row, stream, terminated, truncated, episode_n, step_n in each:
+            numbers = episode_n, step_n
+            if stream in self.rows and not follows(self.last[stream], numbers):
+                self.n_cut += 1
+                made.append(self.take(stream, truncated=True))
+            self.rows.setdefault(stream, []).append(row)
+            self.last[stream] = numbers
+            if terminated or truncated: made.append(self.take(stream))
         return made
     def episode(self, stream: int, truncated: bool = False) -> Batch:
-        "Return a stream's steps; `truncated` marks the last of them"
-        steps = self.rows[stream]
-        columns = [*map(_column, self.layout.fitters, zip(*steps))]
+        "Return a copy of a stream's steps; `truncated` marks the last of them"
+        self.settle()
+        rows = np.array(self.rows[stream])
+        columns = [a.take(rows, 0) for a in self.arrays]
         if truncated: columns[self.at['truncated']][-1] = True
-        streams = None if self.layout.stream_leaf is not None else np.full(len(steps), stream, np.int64)
+        streams = None if self.layout.stream_leaf is not None else np.full(len(rows), stream, np.int64)
         return Batch.of_arrays(self.layout, columns, streams)
     def take(self, stream: int, truncated: bool = False) -> Batch:
-        "Return the same, and hold them no more"
+        "Return the same, and free the rows"
         made = self.episode(stream, truncated)
-        del self.rows[stream], self.last[stream]
+        self.free += self.rows.pop(stream)
+        del self.last[stream]
         return made
     def closed(self) -> list[Batch]:
         "Return all that is open as if it ended here, truncated; it stays open"
         return [self.episode(stream, truncated=True) for stream in sorted(self.rows)]
     def forget(self) -> None:
         "Hold nothing any more"
-        self.rows.clear()
-        self.last.clear()
+        for stream in [*self.rows]: self.take(stream)
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #36ffc951
 def _checked_step(step: object) -> Any:
