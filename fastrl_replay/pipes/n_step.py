@@ -361,7 +361,6 @@ def _find_windows(rows: np.ndarray, begin: int, end: int, table: np.ndarray, shi
         n_found += m
     return n_found, n_closed, n_joined
 
-# %% ../../nbs/2_learning/03_n_step.ipynb #d3620b30
 _SUMMED = 'reward', 'discount', 'step_n', 'episode_n'         # the fields that a row of numbers has, too
 
 def _number_leaves(layout: Layout) -> dict[str, int]:
@@ -376,6 +375,7 @@ def _number_leaves(layout: Layout) -> dict[str, int]:
         at[f] = k
     return at
 
+# %% ../../nbs/2_learning/03_n_step.ipynb #d3620b30
 class _Columns:
     "The open windows of streams whose steps come in chunks of one `layout`: rows of numbers, and the columns"
     def __init__(self, rules: _Rules, layout: Layout) -> None:
@@ -385,7 +385,6 @@ class _Columns:
         self.powers = np.array(rules.powers)
         self.layout = self.out = layout           # of what comes, and of what is made
         self.last = [o.path[0] in last_fields(layout.fields) for o in layout.leaves]
-        self.trees = dict(zip(layout.fields, layout.trees))
         self.chunk_rows = 0
         if 'discount' not in self.at:
             leaves = [*layout.leaves, Leaf(('discount',), np.dtype(np.float32), ())]
@@ -393,6 +392,10 @@ class _Columns:
         self.rows = np.zeros(0, _ROW)             # `make_room` makes longer ones, and the table of streams
         self.arrays = [np.empty((0, *o.shape), o.dtype) for o in layout.leaves]
         self.end = 0                              # the place of the next row
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        "Take a pickle's attributes; an earlier one has those of its rows in an object of their own"
+        if 'windows' in state: state |= vars(state.pop('windows'))
+        self.__dict__.update(state)
     def __len__(self) -> int: return len(self.waiting())
     def waiting(self) -> np.ndarray:
         "Return which rows wait (int64)"
@@ -476,16 +479,15 @@ class _Columns:
         for stream, k in zip(streams.tolist(), times.tolist()): self.rules.gaps.note(stream, k)
     def compare(self, m: int) -> None:
         "Count joins of the last `m` rows: where any part of a row's state is not the next_state of the row before it"
-        if 'state' not in self.trees: return
+        trees = dict(zip(self.layout.fields, self.layout.trees))
+        if 'state' not in trees: return
         first = self.end - m
         before = self.rows['before'][first:self.end]
         new = np.flatnonzero(before >= 0)[:_SOME]
-        def alike(k: Any) -> bool: return _alike(self.part('next_state', before[k]), self.part('state', first + k))
+        def part(field: str, rows: Any) -> Any: return tree_map(lambda k: self.arrays[k][rows], trees[field])
+        def alike(rows: Any) -> bool: return _alike(part('next_state', before[rows]), part('state', first + rows))
         torn = [] if alike(new) else [k for k in new if not alike(k)]
         self.rules.joins.note(len(new), len(torn), every=4)
-    def part(self, field: str, rows: Any) -> Any:
-        "Return the field of one row or several, nested as in a step"
-        return tree_map(lambda k: self.arrays[k][rows], self.trees[field])
 
     def gather(self, found: np.ndarray) -> Batch:
         "Return the transitions of the windows in `found`, as a `Batch`, in the streams of their first rows"
@@ -578,8 +580,8 @@ def items_from(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
 
 # %% ../../nbs/2_learning/03_n_step.ipynb #3f0a51c8
 class _Pickled:
-    "What pickles of versions 0.1 and 0.2 hold of open windows: plain attributes, which `_old_steps` reads"
-_StepWindows = _RowWindows = _Pickled
+    "What pickles of earlier versions hold of open windows: plain attributes"
+_StepWindows = _RowWindows = _Rows = _Pickled
 
 def _old_steps(steps: Any, rows: Any) -> list[tuple[int, Any]]:
     "Return what waits in a pipe of version 0.1 or 0.2: pairs of a stream and a step"
