@@ -57,7 +57,7 @@ class _Open:
         self.code = '<' + ''.join(layout.fitters[k].code for k in self.numbers)
         self.arrays = [np.zeros((0, *o.shape), o.dtype) for o in layout.leaves]
         self.free = list[int]()                           # rows of the arrays
-        self.single = dict[int, list]()                   # steps that came one by one: row → what is to be written there
+        self.single = dict[int, list]()                   # row → what is to be written there, of a single step
 
     def make_room(self, m: int) -> None:
         "Have at least `m` free rows"
