@@ -32,7 +32,7 @@ def _own(v: Any) -> Any:
     return v.copy() if type(v) is np.ndarray else tree_map(_copied, v)
 def _rows_of(v: Any, rows: Any) -> Any:
     "Return rows of all arrays in a tree; one row for a number"
-    return tree_map(lambda o: o[rows], v)
+    return v.take(rows, 0) if type(v) is np.ndarray else tree_map(lambda o: o[rows], v)
 
 def _where(mask: Any, a: object, b: object) -> Any:
     "Return the rows of `a` where the mask is True, else those of `b`: arrays or tensors, where `b` lies"
@@ -482,7 +482,7 @@ class VectorEnvironment(Adapter):
         if n < len(self.ids):
             whole = [_rows_of(v, rows) for v in values[:3]]
             values = *whole, *values[3:]
-            others = _rows_of(others, rows)
+            if others: others = _rows_of(others, rows)
         step: Any = values if self.plain else self.maker.stacked(values, others, n)
         if self.layout is None: self.begin_layout(first_row(step))
         layout = self.layout
