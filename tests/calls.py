@@ -156,7 +156,8 @@ def given(o):
     "What ordinary functions get for a parameter of a name"
     from fastrl_replay.health import newest
     from fastrl_replay.protocol import Memory
-    text, number = 'name what title draws_so why hint path_of dataset dataset_id command field env_id expected got kind_of', 'n k number n_envs each value v total low end cpus seconds'
+    text = 'name what title draws_so why hint path_of dataset dataset_id command field env_id expected got kind_of words'
+    number = 'n n_wrong n_envs k number each v value total low end cpus seconds'
     known = dict.fromkeys(text.split(), 'x') | dict.fromkeys(number.split(), 3)
     lists = 'choices known names sent infos items states workers args fills masses steps_of returns losses shares columns leaves trees'
     known |= {k: [] for k in lists.split()}
@@ -174,7 +175,7 @@ def given(o):
         compute_reward=lambda *k: np.zeros(8), data=b'x', dedup=None, device='cpu', dtype=torch.bfloat16, directory=None, discount=(1., 1.), env_or_step=o.step,
         episode_n=(0, 0), episodes=o.episodes, eps=.1, error=ValueError, exclusive=False, f=lambda k: k, fd=0, fields=('a', 'b'), first=0, flagged=False, flags=0,
         flat=torch.zeros(6), folder=o.folder, function=lambda: 1, gamma=.9, get=lambda k: k, given=None, goals=np.zeros((8, 2), np.float32), high=1.,
-        ids=np.arange(2), infos=[], instead='y', item=3, key=torch.zeros(1, dtype=torch.int64), kind=type(o.batch), kw={}, layout=o.layout, leaf=o.layout.leaves[0],
+        env=gym.make('CartPole-v1'), ids=np.arange(2), infos=[], instead='y', item=3, key=torch.zeros(1, dtype=torch.int64), kind=type(o.batch), kw={}, layout=o.layout, leaf=o.layout.leaves[0],
         legal=np.ones((1, 2), bool), length=4, make=lambda *k, **kw: o.memory, made=[], manifest={}, max_sz=50, memory=o.memory, method=lambda: 1, min_sz=9,
         mine={}, model=o.model, n_actions=2, nbytes=64, next_of={}, observation_space=gym.spaces.Box(-1., 1., (2,)), of_type=type(o.batch), ok=True, pairs=(),
         memo={}, often=lambda slots, n: slots, parts=o.memory._parts, pieces=[], array=np.array,

@@ -127,8 +127,7 @@ def _example(space: gym.Space) -> Any:
     "A value like those of an observation space"
     if isinstance(space, gym.spaces.Dict): return {k: _example(o) for k, o in space.items()}
     if isinstance(space, gym.spaces.Tuple): return tuple(map(_example, space))
-    if isinstance(space, gym.spaces.Box): return np.empty(space.shape, space.dtype)
-    return np.int64(0)
+    return np.empty(space.shape or (), space.dtype or int)
 
 def _first_input(net: nn.Module) -> Any:
     "A state as the first layer takes it, where that is a linear or recurrent one; else None"

@@ -124,8 +124,9 @@ def _check_saved(replay: 'ExperienceReplay', state: dict[str, Any]) -> None:
     disk = state.get('disk')
     memory = as_memory(replay.memory, Lasting, _NOT_KEPT)
     how = 'path: the replay was saved with its memory'
-    if disk is None: require(memory.path is None, f'{how} in the checkpoint; make it without a path', CheckpointError)
-    if disk is None: return
+    if disk is None:
+        require(memory.path is None, f'{how} in the checkpoint; make it without a path', CheckpointError)
+        return
     require(memory.path is not None, f'{how} on disk, in {disk["path"]}; make it with that path', CheckpointError)
     here = memory.n_added
     there = state['pipe']['ids'][1]

@@ -6,46 +6,23 @@
 __all__ = ['streams_of', 'labelled', 'Episodes']
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #5909735b
-import struct, warnings
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from operator import itemgetter
+from typing import Any
 import numpy as np
 from ..batch import Batch, chunk_columns, columns_of_steps, stream_numbers
 from ..checks import Words, of_type, refuse, require
 from .base import (
     IterDataPipe, Resumable, Upstream, datapipe, load_upstream, pickled_state, state_upstream)
-from .n_step import follows, items_from, items_state, one_flag, refuse_item
+from .n_step import Pushed, follows, items_from, items_state, one_flag, refuse_item, too_many
 from ..saving import CheckpointError
-from ..steps import Fitter, Layout, StepFitter, Transition, is_step
+from ..steps import Fitter, Layout, StepFitter, is_step
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #8bca7d8b
-_AT_ONCE = 64                       # so many steps that came one by one are converted together
-
-class _Single:
-    "Steps of one `layout` that came one by one: checked and copied at once, made to columns together"
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.fitter = StepFitter(layout.fitters, list)
-        self.numbers = [k for k, f in enumerate(layout.fitters) if f.number]
-        self.check = struct.Struct('<' + ''.join(layout.fitters[k].code for k in self.numbers)).pack
-        self.steps = list[list[Any]]()
-    def add(self, step: tuple) -> None:
-        "Take a step; a `TypeError` or `ValueError` names what doesn't fit"
-        fitted = self.fitter.fit(self.layout.values(step))
-        try: self.check(*[fitted[k] for k in self.numbers])
-        except (struct.error, OverflowError, TypeError):
-            self.fitter.check(fitted)
-            raise
-        self.steps.append(fitted)
-    def columns(self) -> list[np.ndarray]:
-        "Return one array for each leaf, and forget the steps"
-        found = [_column(*o) for o in zip(self.layout.fitters, zip(*self.steps))]
-        self.steps.clear()
-        return found
-
 def _column(fitter: Fitter, values: Sequence) -> np.ndarray:
-    "An array of values as `fitter.fit` returns them"
+    "Return an array of values as `struct` packs them"
     if fitter.text: return np.array(values, object)
     raw = struct.pack(f'<{len(values)}{fitter.code}', *values) if fitter.number else b''.join(values)
     return np.frombuffer(raw, fitter.leaf.dtype).reshape(-1, *fitter.shape)
@@ -59,77 +36,85 @@ class _Open:
     "The steps of episodes that have not ended: rows of arrays that grow, and where those of each stream are"
     def __init__(self) -> None:
         self.layout: Any = None
-        self.single: Any = None
         self.rows = dict[int, list[int]]()                # stream → its rows, in the order of time
         self.last = dict[int, tuple[int, int]]()          # stream → episode_n and step_n of its newest step
         self.n_cut = 0                                    # episodes that a gap in their numbers has closed
+    def __len__(self) -> int: return sum(map(len, self.rows.values()))
 
     def begin(self, layout: Layout) -> None:
         "Take steps of this layout from now on; a `ValueError` if steps of another one are held"
         if layout is self.layout or layout==self.layout: return
         if len(self): refuse('whole_episodes', f'{self.layout}, as before', Words(layout))
+        n = len(layout.leaves)
         found = {f: layout.leaf(f) for f in ('terminated', 'truncated', 'episode_n', 'step_n')}
-        found = {f: None if k is None or layout.leaves[k].shape else k for f, k in found.items()}
-        missing = ', '.join(f for f in ('terminated', 'truncated') if found[f] is None)
+        self.at = {f: n if k is None or layout.leaves[k].shape else k for f, k in found.items()}
+        missing = ', '.join(f for f in ('terminated', 'truncated') if self.at[f]==n)
         if missing: refuse('whole_episodes', f'steps with {missing}', layout)
-        self.at: dict[str, Any] = found
         self.layout = layout
-        self.single = _Single(layout)
-        self.room = 0
+        self.known = itemgetter(*self.at.values())        # of the values of all leaves, and a zero behind them
+        self.fitter = StepFitter(layout.fitters, list)
+        self.numbers = [k for k, f in enumerate(layout.fitters) if f.number]
+        self.code = '<' + ''.join(layout.fitters[k].code for k in self.numbers)
         self.arrays = [np.zeros((0, *o.shape), o.dtype) for o in layout.leaves]
-        self.free = np.empty(0, np.int64)
+        self.free = list[int]()                           # rows of the arrays
+        self.single = dict[int, list]()                   # row → what is to be written there, of a single step
 
     def make_room(self, m: int) -> None:
         "Have at least `m` free rows"
         if len(self.free) >= m: return
-        room = max(2*self.room, self.room + m, 64)
-        for k, a in enumerate(self.arrays):
-            self.arrays[k] = np.zeros((room, *a.shape[1:]), a.dtype)
-            self.arrays[k][:self.room] = a
-        self.free = np.concatenate([np.arange(self.room, room)[::-1], self.free])
-        self.room = room
-
-    def numbers(self, columns: list[np.ndarray], m: int) -> list[tuple[int, int]]:
-        "Return `episode_n` and `step_n` of `m` new steps; zeros where steps have no such number"
-        found = [self.at[f] for f in ('episode_n', 'step_n')]
-        episode_n, step_n = ([0]*m if k is None else columns[k].tolist() for k in found)
-        return list(zip(episode_n, step_n))
-
-    def add_step(self, step: Transition) -> list[Batch]:
-        "Hold a step, checked; return the episodes that have ended"
-        self.single.add(step)
-        ends = step.terminated or step.truncated
-        return self.settle() if ends or len(self.single.steps)==_AT_ONCE else []
-    def settle(self) -> list[Batch]:
-        "Make rows of the steps that came one by one; return the episodes that have ended"
-        if self.single is None or not self.single.steps: return []
-        columns = self.single.columns()
-        return self.put(columns, streams_of(self.layout, columns))
+        room = len(self.arrays[0])
+        more = max(room, m, 64)
+        grown = [np.zeros((room + more, *a.shape[1:]), a.dtype) for a in self.arrays]
+        for new, old in zip(grown, self.arrays): new[:room] = old
+        self.arrays = grown
+        self.free += range(room, room + more)
+    def add_step(self, step: tuple) -> list[Batch]:
+        "Hold a step; return the episodes that have ended. A `TypeError` or `ValueError` names what doesn't fit"
+        fitted = self.fitter.fit(self.layout.values(step))
+        try: struct.pack(self.code, *[fitted[k] for k in self.numbers])
+        except (struct.error, OverflowError, TypeError):
+            self.fitter.check(fitted)
+            raise
+        self.make_room(1)
+        row = self.free.pop()
+        self.single[row] = fitted
+        k = self.layout.stream_leaf
+        stream = 0 if k is None else fitted[k]
+        return self.put([(row, stream, *self.known([*fitted, 0]))])
     def add(self, columns: list[np.ndarray], streams: np.ndarray) -> list[Batch]:
         "Hold the steps with these columns; return the episodes that have ended"
-        return self.settle() + self.put(columns, streams)
-
-    def put(self, columns: list[np.ndarray], streams: np.ndarray) -> list[Batch]:
-        "Make rows of these columns; return the episodes that they end, or that end before them"
-        made = list[Batch]()
         m = len(streams)
         self.make_room(m)
-        left = len(self.free) - m
-        rows = self.free[left:][::-1]
-        self.free = self.free[:left]
-        for a, column in zip(self.arrays, columns): a[rows] = column
-        ended = columns[self.at['terminated']] | columns[self.at['truncated']]
-        each = zip(rows.tolist(), streams.tolist(), ended.tolist(), self.numbers(columns, m))
-        for row, stream, ends, numbers in each:
-            if stream in self.rows and not follows(self.last[stream], numbers): made.append(self.cut(stream))
+        rows = [self.free.pop() for _ in range(m)]
+        self.write(rows, columns)
+        known = self.known([*columns, np.zeros(m, int)])
+        return self.put(zip(rows, streams.tolist(), *[o.tolist() for o in known]))
+    def settle(self) -> None:
+        "Write the steps that came one by one to their rows"
+        self.write([*self.single], map(_column, self.layout.fitters, zip(*self.single.values())))
+        self.single.clear()
+    def write(self, rows: list[int], columns: Iterable[np.ndarray]) -> None:
+        "Write one column for each leaf to these rows"
+        places = np.array(rows)
+        for a, column in zip(self.arrays, columns): a[places] = column
+
+    def put(self, each: Iterable[tuple[int, int, bool, bool, int, int]]) -> list[Batch]:
+        """Join rows to their streams; of each, `each` has row, stream, `terminated`, `truncated`,
+        `episode_n` and `step_n`. Return the episodes that they end, or that end before them"""
+        made = list[Batch]()
+        for row, stream, terminated, truncated, episode_n, step_n in each:
+            numbers = episode_n, step_n
+            if stream in self.rows and not follows(self.last[stream], numbers):
+                self.n_cut += 1
+                made.append(self.take(stream, truncated=True))
             self.rows.setdefault(stream, []).append(row)
             self.last[stream] = numbers
-            if ends: made.append(self.take(stream))
+            if terminated or truncated: made.append(self.take(stream))
         return made
-
     def episode(self, stream: int, truncated: bool = False) -> Batch:
         "Return a copy of a stream's steps; `truncated` marks the last of them"
-        rows = self.rows[stream]
+        self.settle()
+        rows = np.array(self.rows[stream])
         columns = [a.take(rows, 0) for a in self.arrays]
         if truncated: columns[self.at['truncated']][-1] = True
         streams = None if self.layout.stream_leaf is not None else np.full(len(rows), stream, np.int64)
@@ -137,22 +122,15 @@ class _Open:
     def take(self, stream: int, truncated: bool = False) -> Batch:
         "Return the same, and free the rows"
         made = self.episode(stream, truncated)
-        self.free = np.concatenate([self.free, self.rows.pop(stream)])
+        self.free += self.rows.pop(stream)
         del self.last[stream]
         return made
-    def cut(self, stream: int) -> Batch:
-        "Return the episode of a stream whose next step does not follow"
-        self.n_cut += 1
-        return self.take(stream, truncated=True)
     def closed(self) -> list[Batch]:
         "Return all that is open as if it ended here, truncated; it stays open"
         return [self.episode(stream, truncated=True) for stream in sorted(self.rows)]
     def forget(self) -> None:
         "Hold nothing any more"
-        if self.single is not None: self.single.steps.clear()
         for stream in [*self.rows]: self.take(stream)
-    def __len__(self) -> int:
-        return sum(map(len, self.rows.values())) + (0 if self.single is None else len(self.single.steps))
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #36ffc951
 def _checked_step(step: object) -> Any:
@@ -178,14 +156,14 @@ def labelled(episode: Batch, fn: Callable[[Batch], dict[str, Any]]) -> Batch:
     return made
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #e90467d0
-_NO_END = ('whole_episodes: {} of the last {} episodes have no end: steps of their stream follow whose step_n and '
+_NO_END = ('whole_episodes: {1} of the last {0} episodes have no end: steps of their stream follow whose step_n and '
            'episode_n do not go on from the step before. Do two sources have a stream of the same number? Give each an '
            'env_id of its own, as GymStepper(…, first_env_id=…) does. Else look upstream for a shuffle, or a filter '
            'that drops steps')
 
 # %% ../../nbs/2_learning/09_whole_episodes.ipynb #d5427f69
 @datapipe('whole_episodes')
-class Episodes(IterDataPipe):
+class Episodes(Pushed, IterDataPipe):
     """Holds the steps of each stream until their episode ends, and hands on the whole: a `Batch` of
     its steps, in the order of time, with the columns that `fn` computes from it.
 
@@ -230,10 +208,8 @@ class Episodes(IterDataPipe):
 
     def __iter__(self) -> Iterator[Batch]: return self._run()
     def _run(self) -> Iterator[Batch]:
-        lacking = 'whole_episodes: there is no source to iterate; push steps into it, or give it a source'
-        require(self.source_datapipe is not None, lacking, TypeError)
         while self._ended: yield self._next()
-        for item in self._place.over(cast(Iterable, self.source_datapipe)):
+        for item in self.pulled(self._place, 'whole_episodes'):
             self._hold(item)
             while self._ended: yield self._next()
     def _next(self) -> Batch:
@@ -242,7 +218,6 @@ class Episodes(IterDataPipe):
         self._ended.popleft()
         self.n_episodes += 1
         return made
-
     def _labelled(self, episode: Batch) -> Batch: return episode if self.fn is None else labelled(episode, self.fn)
 
     def _hold(self, item: object) -> None:
@@ -253,7 +228,8 @@ class Episodes(IterDataPipe):
             step = _checked_step(item)
             self._begin(step)
             self._ended.extend(self._open.add_step(step))
-        self._warn()
+        n = self.n_episodes + len(self._ended)
+        self._warned = self._warned or too_many(_NO_END, n, self._open.n_cut, 20)
     def _begin(self, step: tuple) -> Layout:
         "Have a layout for steps like this one, and return it"
         known = self._open.layout
@@ -276,29 +252,18 @@ class Episodes(IterDataPipe):
         self._chunk_rows = len(batch)
         self._ended.extend(self._open.add(batch.arrays(), stream_numbers(batch)))
 
-    def _warn(self) -> None:
-        "Warn once if many episodes have no end"
-        n_cut = self._open.n_cut
-        n = self.n_episodes + len(self._ended)
-        if self._warned or n < 20 or 10*n_cut <= n: return
-        self._warned = True
-        warnings.warn(_NO_END.format(n_cut, n), stacklevel=2)
-
     def push(self, x: object) -> Any:
         """Hold `x`, a step, a list of steps or a `Batch`; return the episodes that it ends, one
         after the other in one `Batch`, which has no rows if there are none. A `ValueError` or
         `TypeError` for anything else, such as stacked arrays, changes nothing"""
-        pulled = 'push: this pipe has a source, and is iterated; make one without'
-        require(self.source_datapipe is None, pulled, TypeError)
+        if self.source_datapipe is not None: self.refuse_push()
         self._hold(x)
         return self._handed()
     def flush(self) -> Any:
         "Return all open episodes, closed here as truncated, in one `Batch`: at the end of a run, say"
-        self._settle()
         self._ended.extend(self._open.closed())
         self._open.forget()
         return self._handed()
-    def _settle(self) -> None: self._ended.extend(self._open.settle())
     def _handed(self) -> Any:
         "All that has ended, in one `Batch`; of no known layout, an empty list"
         made = [self._labelled(o) for o in self._ended]
@@ -315,21 +280,16 @@ class Episodes(IterDataPipe):
         source, the open episodes. `fn` is not saved"""
         if self.source_datapipe is not None: return dict(n_episodes=self.n_episodes, source=state_upstream(self))
         held = self._open
-        self._settle()
         return dict(n_episodes=self.n_episodes, chunk_rows=self._chunk_rows, ended=items_state(self._ended),
                     open=items_state([held.episode(o) for o in sorted(held.rows)]))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue; open episodes are closed as truncated, or, without a source, become those that
         were saved"""
-        if (self.source_datapipe is None)!=('open' in state):
-            wanted = 'the state of one ' + ('without a source' if self.source_datapipe is None else 'with a source')
-            refuse('whole_episodes', wanted, Words(', '.join(state)), error=CheckpointError)
-        if 'open' in state: return self._reopen(state)
+        if self.check_kind(state, 'whole_episodes'): return self._reopen(state)
         load_upstream(self, state.get('source'))
         self.n_episodes = int(state['n_episodes'])
         self._place.drop()
-        self._settle()
         self.take_waiting([*self._ended, *self._open.closed()])
 
     def _reopen(self, state: dict[str, Any]) -> None:
@@ -346,7 +306,6 @@ class Episodes(IterDataPipe):
 
     def waiting(self) -> dict[str, Any]:
         "Return the episodes that a restart hands on first, as they came, as plain data; open ones are truncated"
-        self._settle()
         return dict(episodes=items_state([*self._ended, *self._open.closed()]))
     def read_waiting(self, state: dict[str, Any]) -> list[Batch]:
         "Return the episodes that `waiting` wrote down; a `CheckpointError` for what another pipe wrote"
