@@ -258,9 +258,8 @@ class ReplayBuffer:
 
     def update_priority(self, index: Any, priority: float | Sequence[float] | np.ndarray | torch.Tensor | None = None
                         ) -> int:
-        """Update priorities of the ids `index` from TD errors: one for all, or (n, …), the
-        largest of each; return how many changed. A TensorDict alone: as
-        `update_tensordict_priority`"""
+        """Update priorities of the ids `index` from TD errors: one for all, or (n, …), the largest of
+        each; return how many changed. A TensorDict alone: as `update_tensordict_priority`"""
         if priority is None:
             if isinstance(index, TensorDictBase): return self.update_tensordict_priority(index)
             refuse('priority', 'TD errors, or a TensorDict alone', priority, error=TypeError)

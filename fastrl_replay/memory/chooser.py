@@ -102,8 +102,7 @@ class Chooser:
     """Which rows of a `shelf` are drawn: a sampler, its random numbers, which rows are eligible, how
     often each was drawn, and the priorities of rows that have not entered the sampler.
 
-    Rows are stored at once, and enter the sampler when it is needed: `catch_up`, which also does
-    what an interrupt has left undone"""
+    Rows are stored at once, and enter the sampler when it is needed, after an interrupt, too: `catch_up`"""
     def __init__(self, shelf: Shelf, sampler: Sampler, rng: Rng, limit: DrawLimit) -> None:
         self.shelf = shelf
         self.sampler = sampler

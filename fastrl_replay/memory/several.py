@@ -285,8 +285,7 @@ class Deal:
         request = self.requests.get(*self.how)
         there = draw_rows(self.members, self.plans, self.drawn, rng.words, request.out)
         require(there, 'slots: a sampler chose one beyond the last', IndexError)
-        for part in self.parts:
-            if part.chooser.limit.max_draws is not None: part.chooser.drop_spent(part.slots)
+        for part in self.parts: part.chooser.drop_spent(part.slots)
         return request.batch()
 
 def is_plain(parts: Parts) -> bool:

@@ -268,16 +268,14 @@ class Info(NamedTuple):
 
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #ef488bf9
 class Shard(Leased):
-    """A `ReplayMemory(max_sz, sampler, step=step, path=path, **options)` and a `Ledger`: part
-    `number` of a larger memory. Runs as a Ray actor or, for a memory without Ray, in the caller's
-    process."""
+    """A `ReplayMemory(max_sz, sampler, step=step, path=path, **options)` and a `Ledger`: part `number`
+    of a larger memory. Runs as a Ray actor or, for a memory without Ray, in the caller's process."""
     def __init__(self, number: int, max_sz: int, sampler: Sampler | None = None, step: object = None,
                  seed: int | None = None, path: str | Path | None = None, closed: bool = False, **options: Any) -> None:
         own: Any = None if seed is None else [seed, number]
         folder: Any = None if path is None else Path(path)
         sampler = copy.deepcopy(sampler)
-        if isinstance(sampler, Proportional):
-            sampler.normalize = 'memory'                   # so that it knows its smallest leaf
+        if isinstance(sampler, Proportional): sampler.normalize = 'memory'       # so that it knows its smallest leaf
         self.memory = ReplayMemory(max_sz, sampler, step=step, seed=own, path=folder and folder/'memory', **options)
         self.ledger = Ledger(self.memory.n_added, folder and folder/'chunks')
         self.number = number
@@ -500,7 +498,6 @@ class Sender:
 # %% ../../nbs/4_processes/04_ray_shard.ipynb #8df9d009
 RESTARTS = 5                         # of one shard, at most …
 STEADY = 300.                        # … within so many seconds
-
 CPU = .01                            # of each shard and actor: Ray doesn't spread what needs none
 
 @dataclass
