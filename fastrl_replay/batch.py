@@ -393,8 +393,7 @@ class Batch(Columns):
         step and field that don't fit"""
         layout = Layout.of(steps[0]) if layout is None else layout
         if streams is None and layout.stream_leaf is None: streams = np.zeros(len(steps), np.int64)
-        made = cls.empty(layout, len(steps), streams)
-        return made._filled(columns_of_steps(layout, steps))
+        return cls.empty(layout, len(steps), streams)._filled(columns_of_steps(layout, steps))
 
     @classmethod
     def empty(cls, layout: Layout, n: int, streams: np.ndarray | str | None = None) -> 'Batch':
@@ -475,8 +474,7 @@ class Batch(Columns):
         if not isinstance(k, slice): return self.layout.step([a[k] for a in self._readable()])
         n = len(range(*k.indices(self._n)))
         part = self._each(lambda t: t[k].clone(), n)
-        streams = self.streams
-        if streams is not None: streams = streams[k].copy()
+        streams = None if self.streams is None else self.streams[k].copy()
         part.__dict__.update(_host_ids=None, streams=streams)
         return part._with_strings([a[k].tolist() for a in self._strings()])
 

@@ -544,8 +544,7 @@ class Layout:
     def record(self) -> np.dtype:
         "The numpy record dtype, links included, padded"
         links: Any = _LINKS if self.stream_leaf is not None else _LINKS_AND_STREAM
-        trees = zip(self.fields, self.trees)
-        parts = {f: _nested(t, self.leaves) for f, t in trees}
+        parts = {f: _nested(t, self.leaves) for f, t in zip(self.fields, self.trees)}
         return _linked(links, _struct(parts)[0])
 
     def offsets(self) -> list:
@@ -553,9 +552,7 @@ class Layout:
         return [_offset(self.record, leaf.path) for leaf in self.leaves]
     def leaf(self, field: str) -> int | None:
         "Return the number of a field's leaf; None if there is no such field, or it is nested"
-        for k, o in enumerate(self.leaves):
-            if o.path==(field,): return k
-        return None
+        return next((k for k, o in enumerate(self.leaves) if o.path==(field,)), None)
     @cached_property
     def stream_leaf(self) -> int | None:
         "The number of the leaf with the stream: `env_id`, if it is one whole number; else None"
@@ -565,8 +562,7 @@ class Layout:
     @cached_property
     def example(self) -> Any:
         "A step of this layout"
-        values = [_example_of(*o) for o in self.to_plain()['leaves']]
-        return self.step(values)
+        return self.step([_example_of(*o) for o in self.to_plain()['leaves']])
     @cached_property
     def texts(self) -> tuple:
         "The numbers of the leaves that are strings"
