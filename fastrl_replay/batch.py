@@ -100,7 +100,8 @@ def constant_result(function: F) -> F:
 def as_tensor(a: np.ndarray | torch.Tensor, bits: torch.dtype | None = None) -> torch.Tensor:
     "Return a tensor over the array `a` (or the tensor itself); `bits`: the dtype that its bits stand for"
     t = from_numpy(a) if isinstance(a, ndarray) else a      # a compiled function knows no other test
-    return t if bits is None or t.dtype==bits else t.view(bits)
+    if bits is None or t.dtype==bits: return t
+    return t.view(bits)
 
 class Column(Generic[T]):
     "Column `k` of a batch (None: that of its name in the header) as a tensor, made when it is first read; or None"
@@ -108,7 +109,7 @@ class Column(Generic[T]):
     def __init__(self, k: Any = None) -> None: self.k = k
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
-        self.k = list(HEADER).index(name) if self.k is None else self.k
+        if self.k is None: self.k = list(HEADER).index(name)
     def __get__(self, batch: Any, owner: Any = None) -> T:
         if batch is None: return cast(Any, self)
         known = batch.__dict__
@@ -239,7 +240,8 @@ class Columns:
         columns = self._columns
         found = [known.get(o, columns[k]) if o in self._header else None for k, o in enumerate(HEADER)]
         for name, numbers in self._trees.items():
-            found += tree_leaves(known[name]) if name in known else [columns[k] for k in numbers]
+            if name in known: found += tree_leaves(known[name])
+            else: found += [columns[k] for k in numbers]
         return found
     def _tensors(self) -> list:
         "All columns as tensors"
@@ -255,7 +257,8 @@ class Columns:
 
     def _host(self) -> Any:
         "The ids on the CPU, as they are"
-        return self.__dict__.get('ids', self._columns[0]) if self._host_ids is None else self._host_ids
+        if self._host_ids is not None: return self._host_ids
+        return self.__dict__.get('ids', self._columns[0])
     def _kept(self) -> dict[str, Any]:
         "What a copy keeps: its layout, the way back to its memory, its streams"
         known = {k: self.__dict__[k] for k in _KEPT if k in self.__dict__}
@@ -281,7 +284,8 @@ class Columns:
         if block is None: made = self._each(f)
         else: made = made_over(self._kind, self._plan, f(block), **self._kept())
         if fetch is not None: made.__dict__['_fetch'] = fetch
-        return made if block is None else made._with_strings([a.tolist() for a in self._strings()])
+        if block is None: return made
+        return made._with_strings([a.tolist() for a in self._strings()])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         "Return the batch on `device`, by one copy for all columns; `non_blocking`: as in `torch.Tensor.to`"
@@ -321,11 +325,13 @@ def _unpickled(kind: type, layout: Layout, n: int, shapes: tuple, raw: np.ndarra
                known: dict[str, Any], strings: Sequence = ()) -> Any:
     shapes += NONE[len(shapes):]         # of a version with fewer columns in the header
     if not raw.flags.writeable: raw = raw.copy()
-    return made_over(kind, Plan.of(layout, n, shapes), raw, **known)._with_strings(strings)
+    made = made_over(kind, Plan.of(layout, n, shapes), raw, **known)
+    return made._with_strings(strings)
 
 def _as_stored(leaf: Leaf, v: object) -> np.ndarray:
     if leaf.text: return np.array(v, object)
-    return v if isinstance(v, np.ndarray) else plain_array(leaf.name, v)[0]
+    if isinstance(v, np.ndarray): return v
+    return plain_array(leaf.name, v)[0]
 def _is_on(v: Any, device: torch.device) -> bool:
     if isinstance(v, list): return True                             # strings
     if isinstance(v, np.ndarray): return v.dtype.hasobject or device.type=='cpu'
@@ -343,11 +349,13 @@ _NUMPY: dict = {_torch_dtype(np.dtype(c)): np.dtype(c) for c in '?bhilBHILefdFD'
 
 def _form(t: torch.Tensor) -> Callable[[], Any]: return partial(_zeros, tuple(t.shape[1:]), t.dtype)
 def _zeros(shape: tuple, dtype: torch.dtype) -> Any:
-    return np.zeros(shape, _NUMPY[dtype]) if dtype in _NUMPY else torch.zeros(shape, dtype=dtype)
+    if dtype in _NUMPY: return np.zeros(shape, _NUMPY[dtype])
+    return torch.zeros(shape, dtype=dtype)
 
 @constant_result
 def _with_field(of_type: type[Columns], field: str, forms: object) -> type:
-    return batch_type(of_type, of_type._layout.with_field(field, tree_map(lambda make: make(), forms)))
+    example = tree_map(lambda make: make(), forms)
+    return batch_type(of_type, of_type._layout.with_field(field, example))
 
 @constant_result
 def _unsqueezed(of_type: type[Columns]) -> type:
@@ -374,7 +382,8 @@ class Batch(Columns):
         layout = _layout_of_rows(step)
         values = layout.values(step)
         n = len(values[0])
-        return cls.empty(layout, n, streams)._filled(layout.chunk_fitter.fit(values, n))
+        made = cls.empty(layout, n, streams)
+        return made._filled(layout.chunk_fitter.fit(values, n))
 
     @classmethod
     def of_steps(cls, steps: Sequence, layout: Layout | None = None,
@@ -390,7 +399,8 @@ class Batch(Columns):
     def empty(cls, layout: Layout, n: int, streams: np.ndarray | str | None = None) -> 'Batch':
         "Return a batch of `n` rows of zeros in this `layout`, to be filled through `arrays()`"
         plan = Plan.of(layout, n)
-        return made_over(cls, plan, aligned(plan.nbytes, np.zeros), streams=_checked_streams(streams, n))
+        raw = aligned(plan.nbytes, np.zeros)
+        return made_over(cls, plan, raw, streams=_checked_streams(streams, n))
     def _filled(self, columns: list) -> 'Batch':
         for a, v in zip(self.arrays(), columns): a[...] = v
         return self
@@ -413,7 +423,8 @@ class Batch(Columns):
         columns = [None if header.get(o) is None else _checked_rows(o, header[o], n) for o in HEADER]
         for leaf, t in zip(leaves, tensors):
             columns.append(encode(leaf, t, (n,)) if leaf.text else _checked_rows(leaf.name, t, n))
-        return made_of(batch_type(cls, layout), dict(_n=n, _columns=columns, _max_sz=max_sz, streams=streams))
+        known = dict(_n=n, _columns=columns, _max_sz=max_sz, streams=streams)
+        return made_of(batch_type(cls, layout), known)
 
     @classmethod
     def concat(cls, batches: 'Sequence[Batch]') -> 'Batch':
@@ -432,7 +443,8 @@ class Batch(Columns):
         ids = self.ids
         if ids is None: return None
         slots = ids % self._max_sz
-        return slots if ids.ndim==1 else torch.where(ids < 0, ids, slots)
+        if ids.ndim==1: return slots
+        return torch.where(ids < 0, ids, slots)
     @property
     def is_pad(self) -> dict[str, torch.Tensor] | None:
         """Where windows repeat a row, because no more of the episode is stored: a bool tensor (bs,
@@ -517,7 +529,8 @@ class Batch(Columns):
         header = {k: v for k in _readable_names(self) if (v := getattr(self, k)) is not None}
         def named(v: object) -> Any:
             kids = children(v)
-            return v if kids is None else {str(k): named(o) for k, o in kids}
+            if kids is None: return v
+            return {str(k): named(o) for k, o in kids}
         return TensorDict(header | named(self.astuple()._asdict()), batch_size=[self._n])
 
     def __repr__(self) -> str:
@@ -552,11 +565,13 @@ def packed(batch: Batch) -> tuple[Plan, np.ndarray]:
     "Return the bytes (uint8) on the CPU that hold all columns of a batch, as drawn or copied, and where they lie in it"
     plan = batch._plan
     raw = batch._raw
-    return batch._packed() if plan is None or not isinstance(raw, ndarray) else (plan, raw)
+    if plan is None or not isinstance(raw, ndarray): return batch._packed()
+    return plan, raw
 
 def as_kind(batch: Batch, kind: type, **extra: object) -> Any:
     "Return the same batch as one of another class, derived from `Batch`; `extra`: what that adds"
-    return made_of(batch_type(kind, batch.layout), batch.__dict__ | dict(_extra=batch._extra | extra))
+    known = batch.__dict__ | dict(_extra=batch._extra | extra)
+    return made_of(batch_type(kind, batch.layout), known)
 
 # %% ../nbs/1_memory/04_batch.ipynb #d0000014
 def as_chunk(chunk: object, step_type: type | None = None) -> Any:
@@ -589,7 +604,8 @@ def convert(v: object, kind: type, f: Callable) -> Any:
 def columns_of_steps(layout: Layout, steps: Sequence) -> list:
     "Return one array for each leaf; a `ValueError` or `TypeError` names the step that doesn't fit"
     own = {layout.step_type}.issuperset(map(type, steps))
-    values = steps if own and layout.flat else [layout.values(o) for o in steps]
+    values = steps
+    if not (own and layout.flat): values = [layout.values(o) for o in steps]
     return [fitter.column(v) for fitter, v in zip(layout.fitters, zip(*values))]
 
 def chunk_columns(layout: Layout, chunk: object) -> tuple:
@@ -627,17 +643,20 @@ def first_row(step: tuple) -> Any:
     return step_type(*(tree_map(_first_of, v) for v in step))
 def _first_of(a: Any) -> Any:
     if len(a): return a[0]
-    return a.new_zeros(a.shape[1:]) if isinstance(a, torch.Tensor) else np.zeros(a.shape[1:], a.dtype)
+    if isinstance(a, torch.Tensor): return a.new_zeros(a.shape[1:])
+    return np.zeros(a.shape[1:], a.dtype)
 
 def example_row(chunk: object) -> Any:
     "Return the first row of a list of steps, a `Batch` or a step of stacked arrays, as an example step"
-    return chunk[0] if isinstance(chunk, (list, Batch)) else first_row(cast(tuple, chunk))
+    if isinstance(chunk, (list, Batch)): return chunk[0]
+    return first_row(cast(tuple, chunk))
 
 def stream_numbers(batch: Batch) -> np.ndarray:
     "Return the stream of each row (int64): `env_id`, else `batch.streams`, else the row's number"
     key = batch.layout.stream_leaf
     if key is not None: return batch.arrays()[key].astype(np.int64)
-    return np.arange(len(batch)) if batch.streams is None else batch.streams
+    if batch.streams is not None: return batch.streams
+    return np.arange(len(batch))
 
 def _checked_streams(streams: Any, n: int) -> np.ndarray | None:
     if streams is None: return None

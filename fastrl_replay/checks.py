@@ -28,7 +28,8 @@ class Words(str):
 
 def shown(v: object) -> str:
     "Return the beginning of the repr of `v`, on one line"
-    return v if isinstance(v, Words) else ' '.join(f'{v!r:.100}'.split())[:80]
+    if isinstance(v, Words): return v
+    return ' '.join(f'{v!r:.100}'.split())[:80]
 
 def typed(v: object) -> Words:
     "Return the type of `v`, and `v` as it is shown: `int 3`"
@@ -137,7 +138,8 @@ def plain_array(name: str, v: object) -> tuple[np.ndarray, torch.dtype | None]:
     except ValueError as e:
         refuse(name, 'an array of one shape', Words(f'a ragged {type(v).__name__} ({e})'), 'pad it to a fixed length')
     if a.dtype.kind not in 'biufc' or a.dtype.itemsize > 16 or a.dtype==np.longdouble:
-        got = Words(f'an array of {a.dtype}') if isinstance(v, (np.ndarray, np.generic, list)) else typed(v)
+        got = typed(v)
+        if isinstance(v, (np.ndarray, np.generic, list)): got = Words(f'an array of {a.dtype}')
         hint = 'encode it as numbers or drop the field'
         refuse(name, 'numbers (bool, int, float, complex)', got, hint, TypeError)
     if not a.dtype.isnative: a = a.astype(a.dtype.newbyteorder('='))
@@ -185,7 +187,8 @@ def stored_ids(v: object, first: int, end: int) -> np.ndarray:
     bad = (ids < first) | (ids >= end)
     if not bad.any(): return ids
     id = str(ids[bad][0])
-    held = f'{first} to {end - 1}' if end > first else 'nothing'
+    held = 'nothing'
+    if end > first: held = f'{first} to {end - 1}'
     raise refusal(f'ids: {id} is not in the memory, which holds {held}', ValueError, 'ids', held, id)
 
 def within(name: str, a: np.ndarray, least: float = -np.inf, most: float = np.inf, hint: str = '') -> np.ndarray:

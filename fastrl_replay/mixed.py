@@ -86,8 +86,8 @@ class Shares:
         "Continue with what `get_state` returned; those of your own must be there already"
         if self._single() or not isinstance(state, list):
             own = self.given if callable(self.given) else None
-            several = isinstance(state, list)
-            given = [schedule_from(o) for o in state] if several else schedule_from(state, own)
+            if isinstance(state, list): given = [schedule_from(o) for o in state]
+            else: given = schedule_from(state, own)
         else:
             pairs = zip(state, self.given, strict=True)
             given = [schedule_from(o, mine) for o, mine in pairs]
@@ -199,7 +199,8 @@ class MixedBatch(Batch):
         ids: Any = self.ids
         sizes = torch.tensor(self._max_sz, device=ids.device)[self.source]
         if ids.ndim==2 and 'time_first' not in self._extra: sizes = sizes[:, None]
-        return torch.where(ids < 0, ids, (ids & _LOCAL) % sizes)
+        slots = (ids & _LOCAL) % sizes
+        return torch.where(ids < 0, ids, slots)
 
 class MixedSequenceBatch(MixedBatch, SequenceBatch):
     """A `SequenceBatch` of sequences of several memories; `source` (int64 tensor (bs,)): the memory
@@ -292,13 +293,16 @@ class Blend:
     def draw(self, bs: int, fields: tuple[str, ...] | None, options: dict[str, Any]) -> Batch:
         "Return a batch of `bs` rows; `options` of the memories' `sample`"
         rows, owed = self.mixture.plan(bs)
-        deal = self._deal(rows, fields) if self.here and not options else None
-        batch = None if deal is None else deal.draw(self.rng)
+        batch = None
+        if self.here and not options:
+            deal = self._deal(rows, fields)
+            if deal is not None: batch = deal.draw(self.rng)
         if batch is None:
             self._deals.clear()
             drawn = self._draw_batches(rows, fields, options)
             places = np.empty(bs, np.int64)
-            scatter(self.rng.words, np.array([*accumulate(rows)]), places)
+            ends = np.array([*accumulate(rows)])
+            scatter(self.rng.words, ends, places)
             batch = self.join(drawn, places)
         self.mixture.note(rows, owed)
         return batch
@@ -315,7 +319,8 @@ class Blend:
         layout: Any = self._layouts[like]
         if asked[like] is not None: layout = layout.select(asked[like])
         if len(self._deals) > 31: self._deals.clear()
-        deal = self._deals[rows, fields] = self.joint.deal(layout, rows, parts)
+        deal = self.joint.deal(layout, rows, parts)
+        self._deals[rows, fields] = deal
         return deal
 
     def _draw_batches(self, rows: tuple[int, ...], fields: tuple[str, ...] | None, options: dict[str, Any]
@@ -331,7 +336,9 @@ class Blend:
                 lacks = 'is empty' if empty else 'has nothing that may be drawn yet'
                 raise ValueError(f'memory {k} {lacks}, and its share of a batch is {share:.3g}: store '
                                  'steps in it, or set its share to 0')
-            try: found[k] = self.memories[k].sample(rows[k], self.fields(k, fields), **options)
+            try:
+                asked = self.fields(k, fields)
+                found[k] = self.memories[k].sample(rows[k], asked, **options)
             except ValueError as e: raise placed(e, f'memory {k}') from None
             if k not in self._on_cpu: self._check_device(k, found[k])
         return found
@@ -378,7 +385,8 @@ class Blend:
         layout = same_layout(plan.layout.step_type, plan.layout.trees, leaves)
         there = [k for k, column in zip(HEADER, plan.columns) if column is not None]
         header = (*there, 'source')
-        return self.joint.requests(layout, kind, _extra=batch._extra), (header, length, windows)
+        requests = self.joint.requests(layout, kind, _extra=batch._extra)
+        return requests, (header, length, windows)
 
 # %% ../nbs/3_lasting/30_mixed.ipynb #e1000015
 class Routed(SeveralMemories):
@@ -441,7 +449,8 @@ class Routed(SeveralMemories):
     def _check_first(self, example: Callable[[], object]) -> None:
         "Refuse a first step that has other columns than the other memories"
         if self.layout is not None: return
-        common_fields([Layout.of(example()), *(o.layout for o in self.memories[1:])])
+        first = Layout.of(example())
+        common_fields([first, *(o.layout for o in self.memories[1:])])
     def add(self, step: object, priority: float | None = None) -> int:
         "Store one step in the first memory, as `ReplayMemory.add`; return its id"
         with self.lock:
@@ -477,7 +486,8 @@ class Routed(SeveralMemories):
             if not each: return self.memories[0].fetch(ids, fields)
             ask = (lambda k, o: o) if len(each)==1 else self._blend.fields
             parts = {k: self.memories[k].fetch(own, ask(k, fields)) for k, _, own in each}
-            return self._blend.join(parts, np.concatenate([at for _, at, _ in each]))
+            places = np.concatenate([at for _, at, _ in each])
+            return self._blend.join(parts, places)
     def recent(self, k: int, fields: Iterable[str] | None = None) -> Any:
         """Return the newest `k` transitions of the first memory, oldest first; a `ValueError` if it
         has fewer"""
@@ -508,7 +518,8 @@ class Routed(SeveralMemories):
         wanted = f'td_errors: expected one for each of {len(ids)} rows, got {len(td)}'
         require(len(td)==len(ids), wanted)
         within('td_errors', td)
-        first = ids if ids.ndim==1 else ids.max(1, initial=-1)    # of a sequence, one that is no padding
+        first = ids
+        if ids.ndim > 1: first = ids.max(1, initial=-1)    # of a sequence, one that is no padding
         with self.lock:
             parts = [(self.memories[k], at) for k, at, _ in self._of_each(first)]
             own = np.where(ids < 0, -1, ids & _LOCAL)
@@ -523,12 +534,14 @@ class Routed(SeveralMemories):
         memories"""
         each = [o.usage() for o in self.memories]
         first = self.memories[0]
-        n_new = first.n_added - (0 if first.draws is None else first.draws.begun)
+        n_new = first.n_added
+        if first.draws is not None: n_new -= first.draws.begun
         drawn = sum(self.n_drawn)
         ratio = drawn/n_new if n_new > 0 else math.nan
         known = dict(n_drawn=drawn, n_stale=self.n_stale, samples_per_insert=ratio)
         if all('nbytes' in o for o in each): known['nbytes'] = sum(o['nbytes'] for o in each)
-        return known | {k: each[0][k] for k in ('bytes_each',) if k in each[0]}
+        if 'bytes_each' in each[0]: known['bytes_each'] = each[0]['bytes_each']
+        return known
 
 # %% ../nbs/3_lasting/30_mixed.ipynb #e1000017
 @named_by
@@ -607,11 +620,11 @@ class MixedMemory(Routed):
                 found = saved.state()
                 state = found['mixed']
                 there = found['mixed']['memories']
-            own = [None]*len(there) if samplers is None else samplers
-            n = len(own)
-            wanted = f'samplers: expected {len(there)}, one for each memory, got {len(own)}'
+            if samplers is None: samplers = [None]*len(there)
+            n = len(samplers)
+            wanted = f'samplers: expected {len(there)}, one for each memory, got {n}'
             require(n==len(there), wanted)
-            made = [memory_like(ReplayMemory, o, saved, mine, step) for o, mine in zip(there, own)]
+            made = [memory_like(ReplayMemory, o, saved, mine, step) for o, mine in zip(there, samplers)]
             memory = cls(made, shares)
             with saved.sense('a mixed memory'): memory.restore(state, saved.pieces())
             memory.saved()[1].note(saved.token)

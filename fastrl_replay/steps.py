@@ -103,7 +103,8 @@ def leaf_of(path: tuple, v: object) -> Leaf:
     own = len(path)==1 and path[0] not in (*SimpleStep._fields, *Transition._fields)
     if own and _is_text(v): return Leaf(path, np.dtype(object), np.shape(cast(Any, v)))
     a, bits = plain_array(name, v)
-    dtype = np.dtype(np.float32) if _python_floats(v, a) else a.dtype
+    dtype = a.dtype
+    if _python_floats(v, a): dtype = np.dtype(np.float32)
     if type(v) is int and dtype!=np.int64: refuse(name, 'a whole number within int64', v, 'make it a float')
     leaf = Leaf(path, dtype, a.shape, bits)
     if leaf.nbytes==0: refuse(name, 'at least one number', Words(f'shape {a.shape}'), 'drop the field')
@@ -146,7 +147,8 @@ def _as_flags(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     flags = np.asarray(a!=0)
     wrong = a[a!=flags]
     if not wrong.size: return flags
-    got = Words(f'{a.dtype} {shown(wrong[0].item())}')
+    first = shown(wrong[0].item())
+    got = Words(f'{a.dtype} {first}')
     refuse(leaf.name, 'True, False, 0 or 1', got, 'a flag says yes or no: compare the number yourself')
 
 def _cast(leaf: Leaf, a: np.ndarray, rounds: bool) -> np.ndarray:
@@ -161,7 +163,8 @@ def _cast(leaf: Leaf, a: np.ndarray, rounds: bool) -> np.ndarray:
         b = a.astype(leaf.dtype)
         back = b.real.astype(a.dtype)
     same = np.array_equal(back, a, equal_nan=kind=='f')
-    if not same or not np.array_equal(b.real < 0, a < 0): _refuse_misfit(leaf, a)           # −1 is not 255
+    same_signs = np.array_equal(b.real < 0, a < 0)          # −1 is not 255
+    if not same or not same_signs: _refuse_misfit(leaf, a)
     return b
 
 def _whole_as_float(leaf: Leaf, a: np.ndarray) -> np.ndarray:
@@ -176,7 +179,8 @@ def _refuse_misfit(leaf: Leaf, a: np.ndarray) -> NoReturn:
     refuse(leaf.name, leaf, got, 'cast it yourself, or make the first one of a wider dtype (0. instead of 0)')
 
 def _refuse_overflow(leaf: Leaf, a: np.ndarray) -> NoReturn:
-    refuse(leaf.name, f'a number within {leaf}', Words(f'{shown(a)}, which overflows'), 'scale it')
+    got = Words(f'{shown(a)}, which overflows')
+    refuse(leaf.name, f'a number within {leaf}', got, 'scale it')
 
 def _rounded(leaf: Leaf, a: np.ndarray) -> np.ndarray:
     with np.errstate(over='ignore'): b = a.astype(leaf.dtype)
@@ -191,8 +195,10 @@ def _as_bits(leaf: Leaf, a: np.ndarray, bits: torch.dtype | None, rounds: bool) 
     bits_of: Any = leaf.bits_of
     t = torch.tensor(wide, dtype=bits_of)
     b = t.double().numpy()
-    too_large = np.isfinite(wide) & (np.abs(wide) > torch.finfo(bits_of).max)
-    if too_large.any() or not np.array_equal(np.isnan(wide), np.isnan(b)): _refuse_overflow(leaf, wide)
+    largest = torch.finfo(bits_of).max
+    too_large = np.isfinite(wide) & (np.abs(wide) > largest)
+    same_nans = np.array_equal(np.isnan(wide), np.isnan(b))
+    if too_large.any() or not same_nans: _refuse_overflow(leaf, wide)
     if not rounds and not np.array_equal(b, wide, equal_nan=True): _refuse_loss(leaf, bits or a.dtype)
     return t.view(getattr(torch, leaf.dtype.name)).numpy()
 
@@ -222,7 +228,8 @@ def _exact_types(leaf: Leaf) -> frozenset:
     if leaf.text: return frozenset((str,))
     if leaf.loose: return _NUMBERS
     if leaf.dtype.kind=='b': return frozenset((bool, np.bool_))
-    return frozenset(_FLOATS[leaf.dtype.str[1:]]) if leaf.dtype.kind=='f' else _INTS
+    if leaf.dtype.kind!='f': return _INTS
+    return frozenset(_FLOATS[leaf.dtype.str[1:]])
 
 def _safe_dtypes(leaf: Leaf) -> frozenset:
     "Dtypes of arrays that numpy casts to this leaf's without loss"
@@ -242,7 +249,8 @@ class Fitter:
         self.dtype = None if leaf.bits_of is not None or leaf.text else leaf.dtype
         self.text = leaf.text
         self.number = leaf.shape==() and leaf.dtype.kind not in 'cO'
-        self.code = _CODES[leaf.dtype.str[1:]] if self.number else f'{leaf.nbytes}s'
+        self.code = f'{leaf.nbytes}s'
+        if self.number: self.code = _CODES[leaf.dtype.str[1:]]
         self.take: Any = np.ndarray.item if self.number else np.ndarray.tobytes
         self.flag = self.number and leaf.flag
         self.single = self.number and leaf.loose
@@ -269,7 +277,8 @@ class Fitter:
 
     def array(self, v: object) -> np.ndarray:
         "Return `v` as an array, as it is stored; a `TypeError` or `ValueError` unless it casts without loss"
-        return v if v.__class__ is np.ndarray and self.is_stored(v) else encode(self.leaf, v)
+        if v.__class__ is np.ndarray and self.is_stored(v): return v
+        return encode(self.leaf, v)
 
     def column(self, values: Sequence) -> np.ndarray:
         "Return one array of the values of several steps; a `TypeError` or `ValueError` names the step that doesn't fit"
@@ -278,7 +287,8 @@ class Fitter:
         try:
             if self.text: return encode(self.leaf, list(values), (m,))
             if not self.types.issuperset(map(type, values)): fitted = list(map(self.fit, values))
-            raw = struct.pack(f'<{m}{self.code}', *fitted) if self.number else b''.join(fitted)
+            if self.number: raw = struct.pack(f'<{m}{self.code}', *fitted)
+            else: raw = b''.join(fitted)
             return np.frombuffer(raw, self.leaf.dtype).reshape(m, *self.shape)
         except (TypeError, ValueError, OverflowError, struct.error):
             for k, v in enumerate(values):
@@ -350,7 +360,8 @@ def children(v: object) -> Any:
 def like(v: Any, values: Iterable) -> Any:
     "Return a dict or tuple like `v`, holding `values`"
     if isinstance(v, dict): return dict(zip(v, values))
-    return type(v)(*values) if hasattr(v, '_fields') else tuple(values)
+    if hasattr(v, '_fields'): return type(v)(*values)
+    return tuple(values)
 
 def tree_map(f: Callable, v: object, *others: Any) -> Any:
     "Apply `f` to the leaves of equally nested values; return the results, nested like the first"
@@ -361,7 +372,8 @@ def tree_map(f: Callable, v: object, *others: Any) -> Any:
 def tree_leaves(v: object) -> list:
     "Return the leaves of a nested value, in order"
     kids = children(v)
-    return [v] if kids is None else [leaf for _, o in kids for leaf in tree_leaves(o)]
+    if kids is None: return [v]
+    return [leaf for _, o in kids for leaf in tree_leaves(o)]
 
 def _grow(path: tuple, v: Any, leaves: list) -> Any:
     "The tree of an example value; its leaves are appended to `leaves`"
@@ -371,7 +383,8 @@ def _grow(path: tuple, v: Any, leaves: list) -> Any:
         return len(leaves) - 1
     name = '.'.join(map(str, path))
     if not kids: refuse(name, 'at least one value', Words(f'an empty {type(v).__name__}'))
-    if len({str(k) for k, _ in kids}) < len(kids): refuse(name, 'keys that differ as strings', list(v))
+    names = {str(k) for k, _ in kids}
+    if len(names) < len(kids): refuse(name, 'keys that differ as strings', list(v))
     return like(v, [_grow(path + (k,), o, leaves) for k, o in kids])
 
 def _gather(tree: Any, v: Any, name: str, out: list) -> None:
@@ -407,7 +420,9 @@ def _struct(parts: dict[str, tuple[np.dtype, int]]) -> tuple[np.dtype, int]:
     return _dtype_of(fields, _ceil(at, widest)), widest
 
 def _nested(tree: object, leaves: Sequence[Leaf]) -> tuple[np.dtype, int]:
-    if isinstance(tree, int): return np.dtype((leaves[tree].dtype, leaves[tree].shape)), leaves[tree].word
+    if isinstance(tree, int):
+        leaf = leaves[tree]
+        return np.dtype((leaf.dtype, leaf.shape)), leaf.word
     return _struct({str(k): _nested(o, leaves) for k, o in children(tree)})
 
 def _padded(size: int) -> int:
@@ -434,8 +449,9 @@ def _packing(code: str, parts: list[tuple[int, str]], size: int) -> tuple[struct
     for at, own in sorted(parts):
         code += f'{at - end}x{own}'
         end = at + struct.calcsize('<' + own)
-    pick = itemgetter(*order) if len(order) > 1 else lambda values: (values[0],)
-    return struct.Struct(f'{code}{size - end}x'), pick
+    record = struct.Struct(f'{code}{size - end}x')
+    if len(order) > 1: return record, itemgetter(*order)
+    return record, lambda values: (values[0],)
 
 # %% ../nbs/1_memory/03_steps.ipynb #f8476a35
 class Layout:
@@ -482,7 +498,8 @@ class Layout:
         return same_layout(self.step_type, self.trees, leaves)
 
     def _compare_states(self) -> None:
-        forms = tree_map(lambda k: str(self.leaves[k]), dict(zip(self.fields, self.trees)))
+        trees = dict(zip(self.fields, self.trees))
+        forms = tree_map(lambda k: str(self.leaves[k]), trees)
         state = forms['state']
         after = forms['next_state']
         if state==after: return
@@ -495,8 +512,10 @@ class Layout:
         place of the first step's own dtypes and shapes; a nested dtype is a dict of its fields"""
         fields = getattr(step_type, '_fields', ())
         if {*fields}!={*(dtype.names or ())}:
-            refuse('dtype', f'steps with the fields {dtype.names}', Words(f'{step_type.__name__}{fields}'))
-        return cls.of(step_type(*(_example(dtype[f]) for f in fields)))
+            got = Words(f'{step_type.__name__}{fields}')
+            refuse('dtype', f'steps with the fields {dtype.names}', got)
+        values = (_example(dtype[f]) for f in fields)
+        return cls.of(step_type(*values))
 
     def to_plain(self) -> dict:
         "Return the layout as plain lists, numbers and strings; `Layout.from_plain` restores it"
@@ -511,7 +530,8 @@ class Layout:
         try:
             leaves = [_example_of(*o) for o in plain['leaves']]
             trees = [_nest(o, leaves) for o in plain['trees']]
-            layout = cls.as_is(_known_type(plain['name'], tuple(plain['fields']))(*trees))
+            step_type = _known_type(plain['name'], tuple(plain['fields']))
+            layout = cls.as_is(step_type(*trees))
         except (TypeError, LookupError, RuntimeError, OverflowError) as e:
             raise ValueError(f'layout: not a layout of steps: {e}') from None
         if layout.to_plain()!=plain: raise ValueError('layout: its leaves and fields do not agree')
@@ -563,7 +583,8 @@ class Layout:
         "How a step is packed: a `Struct` of links, stream and leaves; a function that orders leaves"
         links = 'ii' if self.stream_leaf is not None else 'iiq'
         codes = [f.code for f in self.fitters]
-        return _packing('<' + links, list(zip(self.offsets(), codes)), self.record.itemsize)
+        parts = list(zip(self.offsets(), codes))
+        return _packing('<' + links, parts, self.record.itemsize)
 
     def same_type(self, step: tuple) -> bool:
         "Is `step` of this layout's step type (or of one with the same name and fields)?"
@@ -584,23 +605,26 @@ class Layout:
 
     def step(self, values: list) -> Any:
         "Return the step (or step of columns) whose leaves are `values`"
-        return self.step_type(*(values if self.flat else [tree_map(values.__getitem__, t) for t in self.trees]))
+        if self.flat: return self.step_type(*values)
+        return self.step_type(*[tree_map(values.__getitem__, t) for t in self.trees])
 
     def select(self, fields: Sequence[str]) -> 'Layout':
         "Return the layout of some of the fields, in the order given"
         if some_of('fields', fields, self.fields)==self.fields: return self
         trees = dict(zip(self.fields, self.trees))
-        return _renumbered(derived_type(self.step_type.__name__, fields), [trees[f] for f in fields], self.leaves)
+        step_type = derived_type(self.step_type.__name__, fields)
+        return _renumbered(step_type, [trees[f] for f in fields], self.leaves)
 
     def with_field(self, field: str, v: object) -> 'Layout':
         "Return the layout in which `field` is like the example value `v`"
         leaves = list(self.leaves)
         tree = _grow((field,), v, leaves)
-        trees = [tree if f==field else o for f, o in zip(self.fields, self.trees)]
-        return _renumbered(self.step_type, trees, leaves)
+        trees = dict(zip(self.fields, self.trees)) | {field: tree}
+        return _renumbered(self.step_type, trees.values(), leaves)
 
     def __eq__(self, o: object) -> bool:
-        return isinstance(o, Layout) and (self.fields, self.trees, self.leaves)==(o.fields, o.trees, o.leaves)
+        if not isinstance(o, Layout): return False
+        return (self.fields, self.trees, self.leaves)==(o.fields, o.trees, o.leaves)
     def __hash__(self) -> int: return hash((self.fields, self.leaves))
     def __reduce__(self) -> tuple: return same_layout, (self.step_type, self.trees, self.leaves)
     def __repr__(self) -> str:
@@ -620,7 +644,8 @@ def _renumbered(step_type: type, trees: Iterable, leaves: Sequence[Leaf]) -> 'La
     "The layout of these trees, each of which has numbers of `leaves`"
     numbers = [k for o in trees for k in tree_leaves(o)]
     own = {old: k for k, old in enumerate(numbers)}
-    return same_layout(step_type, [tree_map(own.__getitem__, o) for o in trees], [leaves[k] for k in numbers])
+    trees = [tree_map(own.__getitem__, o) for o in trees]
+    return same_layout(step_type, trees, [leaves[k] for k in numbers])
 
 def _known_type(name: str, fields: tuple[str, ...]) -> type:
     for t in SimpleStep, Transition:
@@ -629,12 +654,14 @@ def _known_type(name: str, fields: tuple[str, ...]) -> type:
 
 def _example(dt: np.dtype) -> Any:
     if dt.names: return {k: _example(dt[k]) for k in dt.names}
-    return np.zeros(dt.shape, dt.base) if dt.shape else dt.type(0)
+    if dt.shape: return np.zeros(dt.shape, dt.base)
+    return dt.type(0)
 
 def _plain_tree(tree: Any) -> int | list:
     if isinstance(tree, int): return tree
     kind = 'dict' if isinstance(tree, dict) else 'tuple'
-    return [kind, [[k, _plain_tree(o)] for k, o in children(tree)]]
+    kids = [[k, _plain_tree(o)] for k, o in children(tree)]
+    return [kind, kids]
 
 _BITS_NAMED: dict = {str(o): o for o in BITS}
 def _nest(plain: Any, leaves: list) -> Any:
@@ -669,7 +696,8 @@ def derived_type(name: str, fields: Iterable[str], defaults: Iterable = ()) -> A
 @cache
 def _derive(name: str, fields: tuple[str, ...], defaults: tuple) -> type:
     base = namedtuple(name, fields, defaults=defaults)      # type: ignore[misc]
-    return _Derived(name, (base,), dict(__slots__=(), _derived=(name, fields, defaults), __module__=__name__))
+    own = dict(__slots__=(), _derived=(name, fields, defaults), __module__=__name__)
+    return _Derived(name, (base,), own)
 
 copyreg.pickle(_Derived, lambda t: (derived_type, t._derived))      # type: ignore[attr-defined]
 
@@ -678,7 +706,7 @@ def ending_columns(column: Callable[[str], Any]) -> list[Any]:
     """Return the five columns that say where episodes end: `terminated`, `truncated`, `episode_n`,
     `discount` and `step_n`, as `column(field)` returns them, or None where one is missing or says
     nothing"""
-    *flags, episode, discount = (column(o) for o in (*FLAGS, 'episode_n', 'discount'))
+    *flags, episode, discount = map(column, (*FLAGS, 'episode_n', 'discount'))
     counted = discount is not None and episode is not None
     return [*flags, episode, discount, column('step_n') if counted else None]
 
@@ -697,4 +725,5 @@ def last_fields(fields: tuple[str, ...]) -> tuple[str, ...]:
     `terminated`, `truncated`, `next_state`, and every other `next_x` whose `x` is a field. `reward`
     and `discount` are computed from all steps; all other fields are those of the first"""
     following = {f'next_{f}' for f in fields}
-    return tuple(f for f in fields if f in (*FLAGS, 'next_state', *following))
+    taken = {*FLAGS, 'next_state', *following}
+    return tuple(f for f in fields if f in taken)

@@ -238,8 +238,12 @@ class Part:
     def __init__(self, parts: Parts, drawn: np.ndarray, a: int, b: int) -> None:
         n = len(drawn)//3
         floats = drawn[2*n:].view(np.float32)
-        self.slots, self.probs, self.weights = drawn[a:b], floats[a:b], floats[n + a:n + b]
-        self.shelf, self.chooser, self.around = parts.shelf, parts.chooser, parts.around
+        self.slots = drawn[a:b]
+        self.probs = floats[a:b]
+        self.weights = floats[n + a:n + b]
+        self.shelf = parts.shelf
+        self.chooser = parts.chooser
+        self.around = parts.around
         self.storage: Any = parts.shelf.storage
         self.sampler: Any = parts.chooser.sampler
         self.rng = parts.chooser.rng
@@ -258,7 +262,8 @@ class Part:
         return sampler.eligible.places is None and sampler.size >= len(self.slots)
     def listed(self, members: Any) -> Any:
         "Return the list of `members` with the arrays of this one"
-        marks = self.sampler.marks if self.how==_DISTINCT else np.empty(0, np.uint64)
+        marks = np.empty(0, np.uint64)
+        if self.how==_DISTINCT: marks = self.sampler.marks
         words = self.rng.words if self.how else np.empty(4, np.uint64)
         records = self.storage.rows.reshape(-1)
         return listed(members, words, marks, self.draws.counts, self.storage.counts, records)
@@ -314,7 +319,8 @@ def _moves(plan: Plan, other: Plan, number: int, shift: int) -> np.ndarray:
 def _header_of(columns: Plan) -> list[int]:
     known = dict(zip(HEADER, columns.columns))
     begins = [-1 if known[k] is None else known[k][0]//known[k][2].itemsize for k in (*DRAWN, 'source')]
-    return [*begins, math.prod(known['ids'][3][1:]), 0, 0, 0]
+    width = math.prod(known['ids'][3][1:])
+    return [*begins, width, 0, 0, 0]
 
 class Joint:
     """Batches of rows of several memories, of the class `kind`. Ids are `number << shift | id in the
@@ -323,7 +329,8 @@ class Joint:
         self.shift = shift
         self.kind = kind
         self.known = known
-        self.header = (*DRAWN, *(o for o in ('source',) if o in kind._header))
+        self.header: tuple[str, ...] = DRAWN
+        if 'source' in kind._header: self.header = (*DRAWN, 'source')
         self._requests: dict[tuple, Requests] = {}
 
     def requests(self, layout: Layout, kind: type[Batch] | None = None, **extra: object) -> Requests:

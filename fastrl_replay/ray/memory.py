@@ -19,7 +19,7 @@ import numpy as np
 from ..checks import Words, ids_of, leave_out, named_by, one_of, refuse, require, whole
 from ..batch import (DRAWN, FETCHED, Batch, as_chunk, came_from, chunk_columns, chunk_streams,
                      example_row, stream_numbers)
-from ..steps import Layout
+from ..steps import FLAGS, Layout
 from ..protocol import refuse_name
 from ..samplers.base import Sampler, as_errors, as_priorities, check_answers
 from ..samplers.own import as_sampler, sampler_from
@@ -42,13 +42,15 @@ from .shard import (
 def shares(masses: np.ndarray, fills: np.ndarray) -> np.ndarray:
     "Return each shard's part of a batch on average: that of the mass; without any, of the rows"
     total = masses.sum()
-    return masses/total if total > 0 else fills/fills.sum()
+    if total > 0: return masses/total
+    return fills/fills.sum()
 
 def systematic(q: np.ndarray, bs: int, n: int, rng: np.random.Generator) -> np.ndarray:
     "Return rows of each of `n` batches by shard (int64[n, shards]): bs·q on average, ±1"
     ends = np.append(0., bs*np.cumsum(q))
     ends[-1] = bs
-    return np.diff(np.floor(ends + rng.random((n, 1))), axis=1).astype(np.int64)
+    stops = np.floor(ends + rng.random((n, 1)))
+    return np.diff(stops, axis=1).astype(np.int64)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7978cad2
 def by_place(dealt: np.ndarray) -> dict[int, np.ndarray]:
@@ -82,18 +84,23 @@ class Dealer:
         """Return which rows of a `chunk` go to each of these shards. The only one that there ever was gets
         all, and it is not noted which episodes it has begun"""
         m = len(chunk)
-        if len(among)==1 and self.dealt.keys() <= {*among}:
-            self.dealt[among[0]] = self.dealt.get(among[0], 0) + m
-            return {among[0]: slice(None)}
+        first, *more = among
+        if not more and self.dealt.keys() <= {first}:
+            self.dealt[first] = self.dealt.get(first, 0) + m
+            return {first: slice(None)}
         arrays = chunk.arrays()
-        flags = [arrays[k] for k in map(chunk.layout.leaf, ('terminated', 'truncated')) if k is not None]
+        leaves = map(chunk.layout.leaf, FLAGS)
+        flags = [arrays[k] for k in leaves if k is not None]
         ends = np.any([np.zeros(m, bool), *flags], 0)
         return by_place(self.deal(stream_numbers(chunk), ends, among))
     def get_state(self, places: list[int]) -> dict[str, Any]:
         "Return how far it is, with the shards `places` called 0, 1, …"
-        begun = [[stream, places.index(k), m] for stream, (k, m) in self.begun.items() if k in places]
+        begun = []
+        for stream, (k, m) in self.begun.items():
+            if k in places: begun.append([stream, places.index(k), m])
         least = min(self.dealt.values(), default=0)
-        return dict(dealt=[self.dealt.get(k, least) for k in places], begun=begun)
+        dealt = [self.dealt.get(k, least) for k in places]
+        return dict(dealt=dealt, begun=begun)
     def set_state(self, state: dict[str, Any], places: list[int]) -> None:
         "Continue from what `get_state` gave, with these shards"
         self.dealt = dict(zip(places, state['dealt']))
@@ -135,8 +142,9 @@ class DrawRequest(NamedTuple):
 def _check_sampler(sampler: Any, rank: str | None) -> None:
     "Refuse a sampler that is in use, or whose law needs all transitions at once"
     require(not sampler.max_sz, 'sampler: it serves a memory already')
+    if one_of('rank', rank, (None, 'shard'))=='shard': return
     known = isinstance(sampler, Proportional) or type(sampler) is Uniform or sampler.kind=='OwnSampler'
-    require(one_of('rank', rank, (None, 'shard'))=='shard' or known, f'sampler: {sampler.name} ranks all transitions, '
+    require(known, f'sampler: {sampler.name} ranks all transitions, '
             'by priority or age, and a shard knows only its own: the law would not be that of one memory; take '
             "Proportional, or rank='shard' to rank within each shard")
 
@@ -202,8 +210,9 @@ class Shards(Telling):
         facts = self.tell('places', times=times)
         known = len(self.places)
         begin = time.monotonic()
-        new = [ShardLink(k, handle, _UNKNOWN._replace(number=number))
-               for k, (number, handle, _) in enumerate(facts[known:], known)]
+        new = []
+        for k, (number, handle, _) in enumerate(facts[known:], known):
+            new.append(ShardLink(k, handle, _UNKNOWN._replace(number=number)))
         asked = [(o, o.handle.send('info')) for o in new if o.handle is not None]
         for o, ref in asked:
             self._await_first(o, ref, begin, times)
@@ -215,11 +224,14 @@ class Shards(Telling):
     def _await_first(self, place: ShardLink, ref: Any, begin: float, times: int) -> None:
         "Wait until a new shard answers: beyond `timeout` only while it starts, and has room"
         for k in range(1, times + 1):
+            patience = k*self.timeout
+            left = begin + patience - time.monotonic()
             with suppress(ShardSlow):
-                place.info = place.handle.get(ref, max(.1, begin + k*self.timeout - time.monotonic()))
+                place.info = place.handle.get(ref, max(.1, left))
                 return
             if k==times or not has_room(CPU): break
-        raise ShardLost(not_started(f'{self.name!r}: shard {place.info.number}', CPU, k*self.timeout))
+        what = f'{self.name!r}: shard {place.info.number}'
+        raise ShardLost(not_started(what, CPU, patience))
     def _again(self, place: ShardLink, failed: bool) -> Any:
         "The handle of a place, after a failure the one that is there by then"
         if failed:
@@ -235,7 +247,7 @@ class Shards(Telling):
         place.why = ''
         place.since = time.monotonic()
         self.n_dead += 1
-        self.n_lost += sum(len(ids) for ids, _ in place.updates)
+        for ids, _ in place.updates: self.n_lost += len(ids)
         place.updates.clear()
         if self.on_loss=='raise': raise ShardLost(f'shard {place.info.number} of {self.name!r} does not answer')
     def look_for_lost(self) -> None:
@@ -259,10 +271,10 @@ class Shards(Telling):
     def wait_for(self, enough: Callable, which: Callable = lambda o: True,
                  limit: float | None = None) -> list[ShardLink]:
         "Look for lost shards until `enough` (any, all) of those meant answer; return these"
-        limit = time.monotonic() + self.timeout if limit is None else limit
+        if limit is None: limit = time.monotonic() + self.timeout
         while True:
             self.look_for_lost()
-            there = [o for o in self.places if not o.dropped and which(o)]
+            there = [o for o in self.kept if which(o)]
             if enough(o.live for o in there): return there
             if time.monotonic() > limit:
                 why = [o.why or f'shard {o.info.number} is silent' for o in there if not o.live]
@@ -273,9 +285,11 @@ class Shards(Telling):
         where others answer, none is waited for longer than a moment"""
         begin = time.monotonic()
         found = {}
-        for wait in (self.moment if self.on_loss=='go_on' else self.timeout, self.timeout):
+        first = self.moment if self.on_loss=='go_on' else self.timeout
+        for wait in (first, self.timeout):
             for o, (handle, ref, _) in calls.items():
-                with suppress(ShardLost): found[o] = handle.get(ref, max(.001, begin + wait - time.monotonic()))
+                left = begin + wait - time.monotonic()
+                with suppress(ShardLost): found[o] = handle.get(ref, max(.001, left))
             if found: break
         for o, (handle, _, n) in calls.items():
             if o not in found: self._lose(o, handle, n)
@@ -290,15 +304,17 @@ class Shards(Telling):
             n = sum(len(ids) for ids, _ in o.updates)
             o.updates = []
             rows = () if counts is None else counts[:, o.k].tolist()
-            ref = o.handle.send('serve', updates, rows, largest, self.caps.get(o.info.number), fields, self.n_asked)
+            cap = self.caps.get(o.info.number)
+            ref = o.handle.send('serve', updates, rows, largest, cap, fields, self.n_asked)
             calls[o] = o.handle, ref, n
         return calls
     def served(self, calls: dict[ShardLink, tuple]) -> dict[ShardLink, Any]:
         "Return the rows that came back, by shard; how the shards stand is noted"
         found = self.answers_of(calls)
         for o, (info, _) in found.items(): o.info = info
-        if time.monotonic() >= self._next_report and isinstance(self.directory, RemoteActor):
-            self._next_report = time.monotonic() + 5
+        now = time.monotonic()
+        if now >= self._next_report and isinstance(self.directory, RemoteActor):
+            self._next_report = now + 5
             report(self.name, [o.info for o in self.places if o.live])
         return {o: rows for o, (_, rows) in found.items()}
     def refresh(self) -> None:
@@ -312,7 +328,8 @@ class Shards(Telling):
         return self.wait_for(all)
     def ask_all(self, method: str, each: Iterable) -> list:
         "Return what a method of all shards returns; `each`: the arguments for each"
-        calls = [(o.handle, o.handle.send(method, *own)) for o, own in zip(self.all(), each)]
+        calls = []
+        for o, own in zip(self.all(), each): calls.append((o.handle, o.handle.send(method, *own)))
         return [handle.get(ref, 10*self.timeout) for handle, ref in calls]
 
     @property
@@ -324,12 +341,16 @@ class Shards(Telling):
         "How many transitions the shards have room for that take steps"
         return self.each*sum(o.open for o in self.places)
     @property
+    def kept(self) -> list[ShardLink]:
+        "The places whose shard was not dropped"
+        return [o for o in self.places if not o.dropped]
+    @property
     def held(self) -> int:
         "How many transitions there are, as far as is known"
-        return sum(o.info.fill for o in self.places if not o.dropped)
+        return sum(o.info.fill for o in self.kept)
     def lost(self) -> list[ShardLink]:
         "Return the places whose shard doesn't answer"
-        return [o for o in self.places if not o.live and not o.dropped]
+        return [o for o in self.kept if not o.live]
     def known(self, what: str) -> np.ndarray:
         "Return a number of each shard, as far as known; 0 of those that don't answer"
         return np.array([getattr(o.info, what) if o.live else 0 for o in self.places], float)
@@ -339,7 +360,8 @@ class Shards(Telling):
         return sum(o.gone + o.info.n_added for o in self.places)
     def retire(self, k: int, drop: bool = False) -> None:
         "See `RayMemory.retire_shard`"
-        self.tell('retire', whole('k', k, most=len(self.places) - 1), drop)
+        k = whole('k', k, most=len(self.places) - 1)
+        self.tell('retire', k, drop)
         self.take_in()
         if not drop: self.places[k].due = self.known_added + self.max_sz
 
@@ -363,7 +385,7 @@ def _count(shards: Shards) -> None:
 
 def _known(shards: Shards) -> dict[str, list]:
     "What is known of each shard: see `RayMemory.stats`"
-    there = [o for o in shards.places if not o.dropped]
+    there = shards.kept
     now = time.monotonic()
     found = {k: [getattr(o.info, k) for o in there] for k in (*Info._fields, 'fill')}
     found['pids'] = found.pop('pid')
@@ -376,12 +398,13 @@ def _wrong(shards: Shards, found: dict[str, list], share: list[float]) -> list[s
     "What looks wrong, in words"
     said = [f'shard {o.info.number} has not answered for {time.monotonic() - o.since:.0f} s{o.why and ": "}{o.why}'
             for o in shards.lost()]
-    said += [f'shard {k} has {part:.0%} of the mass, more than twice its part'
-             for k, part in zip(found['number'], share) if part > 2/len(share)]
-    each = zip(found['number'], found['fill'], found['rate'], found['first_id'])
-    ages = sorted((fill/rate, k) for k, fill, rate, first in each if first and rate) or [(0., 0)]
-    short, young = ages[0]
-    long, old = ages[-1]
+    for k, part in zip(found['number'], share):
+        if part > 2/len(share): said.append(f'shard {k} has {part:.0%} of the mass, more than twice its part')
+    ages = []
+    for k, fill, rate, first in zip(found['number'], found['fill'], found['rate'], found['first_id']):
+        if first and rate: ages.append((fill/rate, k))
+    short, young = min(ages, default=(0., 0))
+    long, old = max(ages, default=(0., 0))
     if long > 2*short:
         said.append(f'shard {old} keeps steps for {long:.0f} s, shard {young} for {short:.0f} s: deal evenly')
     capped = sum(found['n_capped'])
@@ -431,8 +454,12 @@ class Drawing:
         "Begin to draw: see `RayMemory.ask`"
         shards = self.shards
         shards.wait_for(all if shards.on_loss=='wait' else any)
-        counts, q = self.plan(n, bs) if n else (np.zeros((0, len(shards.places)), np.int64), np.zeros(0))
-        return DrawRequest(n, bs, fields, shards.serve(counts, fields), counts, q, shards.caps)
+        if n: counts, q = self.plan(n, bs)
+        else:
+            counts = np.zeros((0, len(shards.places)), np.int64)
+            q = np.zeros(0)
+        calls = shards.serve(counts, fields)
+        return DrawRequest(n, bs, fields, calls, counts, q, shards.caps)
     def take(self, asked: DrawRequest) -> list[Batch]:
         "Return the batches that `ask` began, drawn again from the others if a shard was lost"
         shards = self.shards
@@ -472,7 +499,8 @@ class Drawing:
         if isinstance(self.sampler, Proportional) and self.sampler.normalize=='memory':
             masses = self.shards.known('mass')
             there = masses > 0
-            least = (q[there]*self.shards.known('low')[there]/masses[there]).min()
+            low = self.shards.known('low')[there]
+            least = (q[there]*low/masses[there]).min()
         return (least/probs)**beta
 
     def here(self, bs: int, fields: tuple[str, ...] | None) -> Batch | None:
@@ -503,7 +531,8 @@ class Stored(SeveralMemories):
     deferred = False                         # send priorities with the next draw
     def add(self, step: object, priority: float | None = None) -> int:
         "As `ReplayMemory.add`"
-        return int(self.extend([step], None if priority is None else [priority])[0])
+        priorities = None if priority is None else [priority]
+        return int(self.extend([step], priorities)[0])
 
     def extend(self, chunk: Any, priorities: object = None, streams: object = None) -> np.ndarray:
         """As `ReplayMemory.extend`: each row is stored exactly once, whatever dies meanwhile;
@@ -514,8 +543,10 @@ class Stored(SeveralMemories):
             if not len(chunk): return np.empty(0, np.int64)
             given = None if priorities is None else as_priorities('priorities', priorities, len(chunk))
             taking = [o for o in self.shards.places if o.open]
-            there = [o for o in taking if o.live or self.shards.on_loss!='go_on'] or taking
-            return self._store(self.dealer.deal_chunk(chunk, [o.k for o in there]), chunk, given)
+            living = [o for o in taking if o.live]
+            if living and self.shards.on_loss=='go_on': taking = living
+            dealt = self.dealer.deal_chunk(chunk, [o.k for o in taking])
+            return self._store(dealt, chunk, given)
     def _store(self, dealt: dict[int, Any], chunk: Batch, given: np.ndarray | None, largest: float = 0.) -> np.ndarray:
         "Send each row to its shard (`dealt`: by place, which rows); returns the ids"
         places = self.shards.places
@@ -523,12 +554,16 @@ class Stored(SeveralMemories):
         largest = max(largest, self.shards.known('largest').max())
         for k, rows in dealt.items():
             arrays = [a[rows] for a in chunk.arrays()]
-            part = Batch.of_arrays(chunk.layout, arrays, None if chunk.streams is None else chunk.streams[rows])
-            places[k].sender.push(part, None if given is None else given[rows], largest)
+            streams = None if chunk.streams is None else chunk.streams[rows]
+            part = Batch.of_arrays(chunk.layout, arrays, streams)
+            priorities = None if given is None else given[rows]
+            places[k].sender.push(part, priorities, largest)
         for k, rows in dealt.items():
-            first, places[k].info = places[k].sender.flush()
+            place = places[k]
+            first, place.info = place.sender.flush()
             own = first + np.arange(len(ids[rows]))
-            ids[rows] = -1 if first < 0 else own | places[k].info.number << SHIFT
+            if first < 0: ids[rows] = -1
+            else: ids[rows] = own | place.info.number << SHIFT
         return ids
     def _checked(self, chunk: Any, streams: object) -> Any:
         "The chunk as a `Batch` of the memory's layout, with streams: what doesn't fit raises before all else"
@@ -536,7 +571,8 @@ class Stored(SeveralMemories):
         chunk = as_chunk(chunk, None if layout is None else layout.step_type)
         if not len(chunk): return chunk
         if layout is None:
-            layout = chunk.layout.strict if isinstance(chunk, Batch) else Layout.of(example_row(chunk))
+            if isinstance(chunk, Batch): layout = chunk.layout.strict
+            else: layout = Layout.of(example_row(chunk))
             self.drawing.layout = layout
         columns, _ = chunk_columns(layout, chunk)
         arrays = [np.asarray(c, leaf.dtype) for c, leaf in zip(columns, layout.leaves)]
@@ -597,19 +633,22 @@ class Stored(SeveralMemories):
         "As `ReplayMemory.recent`, of a memory of one shard: several have no common order of time"
         with self.lock:
             self.shards.refresh()
-            info, *more = (o.info for o in self.shards.places if not o.dropped)
+            info, *more = (o.info for o in self.shards.kept)
             require(not more, f'recent: the steps of {len(more) + 1} shards have no common order of time; fetch the '
                     'newest ids of each, see stats()', NotImplementedError)
             k = whole('k', k, 1, info.fill, 'that many are stored')
-            return self.fetch(np.arange(info.n_added - k, info.n_added) | info.number << SHIFT, fields)
+            own = np.arange(info.n_added - k, info.n_added)
+            return self.fetch(own | info.number << SHIFT, fields)
     def news(self, seen: dict[int, int], fields: Iterable[str] | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield what was stored since, in parts: how many transitions are stored by now
         (int64[m]), and the rows. `seen`, by shard number, says how far it is known, and is
         brought up to date. What is overwritten or lost meanwhile is left out"""
         with self.lock: self.shards.refresh()
         for info in [o.info for o in self.shards.places if o.live]:
-            for a in range(max(info.first_id, seen.get(info.number, 0)), info.n_added, 4096):
-                ids = np.arange(a, min(a + 4096, info.n_added)) | info.number << SHIFT
+            first = max(info.first_id, seen.get(info.number, 0))
+            for a in range(first, info.n_added, 4096):
+                own = np.arange(a, min(a + 4096, info.n_added))
+                ids = own | info.number << SHIFT
                 with suppress(ShardLost, ValueError):
                     yield np.full(len(ids), self.shards.known_added), self.fetch(ids, fields)
             seen[info.number] = info.n_added
@@ -637,7 +676,8 @@ def _save(memory: 'RayMemory', folder: Path, notes: object) -> int:
                  dealer=memory.dealer.get_state(places), folders=new, notes=notes,
                  here=shards.made['place']=='here')
     try:
-        nbytes = sum(shards.ask_all('save', zip([folder/o for o in new], old)))
+        paths = [folder/o for o in new]
+        nbytes = sum(shards.ask_all('save', zip(paths, old)))
         return nbytes + save_state(folder, state, 'ray memory')
     finally:
         for o in {o.name for o in folder.glob('shard-*')}.difference(_folders_in(folder)):
@@ -706,7 +746,8 @@ def _copy(memory: 'RayMemory', other: 'RayMemory') -> None:
     if not full: return
     held = [answered(o.handle, 10*memory.shards.timeout, 'held') for o in full]
     ids, first, age, p = map(np.concatenate, zip(*held))
-    whose = np.repeat([o.info.number << SHIFT for o in full], [o.info.fill for o in full])
+    first_ids = [o.info.number << SHIFT for o in full]
+    whose = np.repeat(first_ids, [o.info.fill for o in full])
     ids |= whose
     first |= whose
     if len(ids) > memory.max_sz: refuse('max_sz', f'at least {len(ids)}, the steps that were saved', memory.max_sz)
@@ -714,12 +755,15 @@ def _copy(memory: 'RayMemory', other: 'RayMemory') -> None:
     whose = first[order]
     largest = other.shards.known('largest').max()
     places = [o.k for o in memory.shards.places]
-    dealt = memory.dealer.deal(whose, np.diff(whose, append=-1)!=0, places, memory.shards.each)
+    ends = np.diff(whose, append=-1)!=0
+    dealt = memory.dealer.deal(whose, ends, places, memory.shards.each)
     for a in range(0, len(ids), 4096):
-        rows = order[a:a + 4096]
+        part = slice(a, a + 4096)
+        rows = order[part]
         found = other.fetch(ids[rows])
         chunk = Batch.of_arrays(found.layout, found.arrays(), -1 - first[rows])
-        memory._store(by_place(dealt[a:a + 4096]), chunk, p[rows] if len(p) else None, largest)
+        given = p[rows] if len(p) else None
+        memory._store(by_place(dealt[part]), chunk, given, largest)
 
 # %% ../../nbs/4_processes/05_ray_memory.ipynb #7c56b870
 class Whole(Stored):
@@ -740,7 +784,8 @@ class Whole(Stored):
             bs = whole('bs', bs, 1)
             fields = None if fields is None else tuple(fields)
             batch = self.drawing.here(bs, fields)
-            return self.take(self.ask(1, bs, fields))[0] if batch is None else batch
+            if batch is not None: return batch
+            return self.take(self.ask(1, bs, fields))[0]
 
     @property
     def layout(self) -> Layout | None:
@@ -789,7 +834,9 @@ class Whole(Stored):
         shards = self.shards
         found = self.stats()
         live = np.array(found['live'])
-        q = shares(np.array(found['mass'])*live, np.maximum(np.array(found['fill'])*live, 1)).tolist()
+        masses = np.array(found['mass'])*live
+        fills = np.array(found['fill'])*live
+        q = shares(masses, np.maximum(fills, 1)).tolist()
         return found | dict(n=sum(found['fill']), max_sz=shards.max_sz, share=q, warnings=_wrong(shards, found, q),
                             n_lost=shards.n_lost, n_dead=shards.n_dead, n_batches=self.sampler.n_batches,
                             n_redrawn=self.drawing.n_redrawn)
@@ -798,7 +845,8 @@ class Whole(Stored):
         found = self.health()
         bars = {'transitions': found['fill'], 'share of the mass': found['share'], 'steps/s': found['rate']}
         title = source + '\n'.join(found['warnings'] or [repr(self)])
-        return bars_figure('shard', found['number'], bars, title, ['C1' if o else '.8' for o in found['live']])
+        colors = ['C1' if o else '.8' for o in found['live']]
+        return bars_figure('shard', found['number'], bars, title, colors)
     def check_valid(self) -> bool:
         "Return True; an `AssertionError` says what is wrong"
         with self.lock: return all(self.shards.ask_all('ask', repeat(['check_valid'])))
@@ -924,8 +972,10 @@ class RayMemory(Whole):
         n = state['n']
         several = n > 1 or state['shards']
         if several and state.get('here', not state['shards']): options.setdefault('place', 'here')
-        options = dict(shards=n if several else 0, max_sz=n*state['each']) | options
-        memory = cls(sampler=sampler_from(dict(state['sampler']), sampler), step=step, **options)
+        options.setdefault('shards', n if several else 0)
+        options.setdefault('max_sz', n*state['each'])
+        sampler = sampler_from(dict(state['sampler']), sampler)
+        memory = cls(sampler=sampler, step=step, **options)
         try: memory.restore(folder)
         except BaseException:
             memory.close()
@@ -950,5 +1000,6 @@ class RayMemory(Whole):
         before one changes"""
         with self.lock: return _check(self, Path(folder), False)[0]
     def __repr__(self) -> str:
-        where = f'{len(self.shards.places)} shards of {self.shards.name!r}' if self.n_shards else 'in this process'
+        where = 'in this process'
+        if self.n_shards: where = f'{len(self.shards.places)} shards of {self.shards.name!r}'
         return f'RayMemory({self.shards.held:,} of {self.max_sz:,}; {where}; {self.sampler.kind})'

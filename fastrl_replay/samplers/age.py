@@ -32,14 +32,16 @@ def law_of(n: int, horizon: float, floor: float) -> AgeLaw:
     m = min(n, int(np.ceil(horizon*(1 - floor))))
     flat = (n - m)*floor
     ages = m*(m - 1)                   # twice the sum of those on the line
-    total = m - ages/(2*horizon) + flat
-    end = 2*horizon + 1 - 2*m
+    twice = 2*horizon
+    total = m - ages/twice + flat
+    end = twice + 1 - 2*m
     return AgeLaw(n, horizon, floor, m, total, flat, end**2)
 
 @inlined(error_model='numpy', forceinline=True)
 def age_at(law: AgeLaw, v: float) -> float:
     "Return the age at `v`: at the floor below 0, else on the line, counted from its end"
-    root = np.sqrt(law.end + 8*law.horizon*max(v, 0.))
+    on_it = max(v, 0.)
+    root = np.sqrt(law.end + 8*law.horizon*on_it)
     exact = (2*law.horizon + 1 - root)/2
     on_line = min(exact, law.m - 1.)
     each = 1/law.floor if law.floor > 0 else 0.
@@ -204,8 +206,9 @@ class AgeWeighted(Latest):
         mass = np.ones(len(listed))
         if left > 0: mass = np.maximum(self.floor, 1 - ages/self.horizon)
         below = np.cumsum(mass)
-        targets = rng.random(len(slots))*below[-1]
+        total = below[-1]
+        targets = rng.random(len(slots))*total
         k = np.searchsorted(below, targets, 'right').clip(0, len(listed) - 1)
         slots[:] = listed[k]
-        probs[:] = mass[k]/below[-1]
+        probs[:] = mass[k]/total
         weights[:] = 1
