@@ -106,10 +106,10 @@ def test_a_process_killed_in_the_middle_of_a_chunk(tmp_path, monkeypatch, kind, 
     chunk, path, put = make(0, 900), tmp_path/'shard', Records._put
     if not (pid := os.fork()):
         left = [2]
-        def dying(self, columns, m, streams):
+        def dying(self, rows):
             left[0] -= 1
             if left[0] < 0: os._exit(0)
-            put(self, columns[:1] and [c[:100] for c in columns], min(m, 100), None if streams is None else streams[:100])
+            put(self, rows[:100])
             os._exit(0) if left[0] == 0 else None
         try:
             shard = Shard(0, 5000, path=path)

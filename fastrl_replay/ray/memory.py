@@ -126,6 +126,16 @@ class ShardLink:
     told: bool = True                    # was it said that figures may lack rows of a lost one?
     due: Any = None                      # when a retired one goes: `n_added` of the whole
     sender: Any = None
+    def await_first(self, ref: Any, begin: float, times: int, timeout: float, name: str) -> None:
+        "Wait until this new shard answers: beyond `timeout` only while it starts, and has room"
+        for k in range(1, times + 1):
+            patience = k*timeout
+            left = begin + patience - time.monotonic()
+            with suppress(ShardSlow):
+                self.info = self.handle.get(ref, max(.1, left))
+                return
+            if k==times or not has_room(CPU): break
+        raise ShardLost(not_started(f'{name!r}: shard {self.info.number}', CPU, patience))
 
 _UNKNOWN = Info(*[0]*len(Info._fields))
 
@@ -210,28 +220,16 @@ class Shards(Telling):
         facts = self.tell('places', times=times)
         known = len(self.places)
         begin = time.monotonic()
-        new = []
-        for k, (number, handle, _) in enumerate(facts[known:], known):
-            new.append(ShardLink(k, handle, _UNKNOWN._replace(number=number)))
+        new = [ShardLink(k, handle, _UNKNOWN._replace(number=number))
+               for k, (number, handle, _) in enumerate(facts[known:], known)]
         asked = [(o, o.handle.send('info')) for o in new if o.handle is not None]
         for o, ref in asked:
-            self._await_first(o, ref, begin, times)
+            o.await_first(ref, begin, times, self.timeout, self.name)
             o.sender = Sender(functools.partial(self._again, o), timeout=self.timeout)
         self.places += new
         for o, (_, handle, is_open) in zip(self.places, facts):
             o.open = is_open
             if handle is None: o.live, o.dropped = False, True
-    def _await_first(self, place: ShardLink, ref: Any, begin: float, times: int) -> None:
-        "Wait until a new shard answers: beyond `timeout` only while it starts, and has room"
-        for k in range(1, times + 1):
-            patience = k*self.timeout
-            left = begin + patience - time.monotonic()
-            with suppress(ShardSlow):
-                place.info = place.handle.get(ref, max(.1, left))
-                return
-            if k==times or not has_room(CPU): break
-        what = f'{self.name!r}: shard {place.info.number}'
-        raise ShardLost(not_started(what, CPU, patience))
     def _again(self, place: ShardLink, failed: bool) -> Any:
         "The handle of a place, after a failure the one that is there by then"
         if failed:
@@ -328,8 +326,7 @@ class Shards(Telling):
         return self.wait_for(all)
     def ask_all(self, method: str, each: Iterable) -> list:
         "Return what a method of all shards returns; `each`: the arguments for each"
-        calls = []
-        for o, own in zip(self.all(), each): calls.append((o.handle, o.handle.send(method, *own)))
+        calls = [(o.handle, o.handle.send(method, *own)) for o, own in zip(self.all(), each)]
         return [handle.get(ref, 10*self.timeout) for handle, ref in calls]
 
     @property
@@ -360,8 +357,7 @@ class Shards(Telling):
         return sum(o.gone + o.info.n_added for o in self.places)
     def retire(self, k: int, drop: bool = False) -> None:
         "See `RayMemory.retire_shard`"
-        k = whole('k', k, most=len(self.places) - 1)
-        self.tell('retire', k, drop)
+        self.tell('retire', whole('k', k, most=len(self.places) - 1), drop)
         self.take_in()
         if not drop: self.places[k].due = self.known_added + self.max_sz
 
