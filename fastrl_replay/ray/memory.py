@@ -266,8 +266,7 @@ class Shards(Telling):
             place.info = info
             place.live = True
 
-    def wait_for(self, enough: Callable, which: Callable = lambda o: True,
-                 limit: float | None = None) -> list[ShardLink]:
+    def wait_for(self, enough: Callable, which: Callable = bool, limit: float | None = None) -> list[ShardLink]:
         "Look for lost shards until `enough` (any, all) of those meant answer; return these"
         if limit is None: limit = time.monotonic() + self.timeout
         while True:
@@ -302,8 +301,7 @@ class Shards(Telling):
             n = sum(len(ids) for ids, _ in o.updates)
             o.updates = []
             rows = () if counts is None else counts[:, o.k].tolist()
-            cap = self.caps.get(o.info.number)
-            ref = o.handle.send('serve', updates, rows, largest, cap, fields, self.n_asked)
+            ref = o.handle.send('serve', updates, rows, largest, self.caps.get(o.info.number), fields, self.n_asked)
             calls[o] = o.handle, ref, n
         return calls
     def served(self, calls: dict[ShardLink, tuple]) -> dict[ShardLink, Any]:
