@@ -245,8 +245,8 @@ class Columns:
         return found
     def _tensors(self) -> list:
         "All columns as tensors"
-        for name in (*self._header, *self._names.values()): getattr(self, name)         # makes it one
-        return self._values()
+        header = [getattr(self, o) if o in self._header else None for o in HEADER]
+        return header + [t for name in self._names.values() for t in tree_leaves(getattr(self, name))]
 
     def arrays(self) -> list:
         "Return one array for each leaf, of the dtype in which it is stored: bits where numpy lacks one"

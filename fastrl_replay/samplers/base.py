@@ -339,8 +339,7 @@ class Sampler(Stateful):
 class Prioritized(Sampler):
     "Base of the samplers that keep priorities; subclasses define the attributes declared here"
     _alpha = 0.
-    own: Any = None                     # the array in which priorities outlive the process;
-    was_empty = False                   # was there none in it when it was found?
+    own: Any = None                     # the array in which priorities outlive the process
 
     def write(self, ids: np.ndarray, values: np.ndarray, first_id: int, n_added: int, fresh: bool) -> tuple[int, int]:
         "Take `values` for the living `ids`; return how many distinct ids changed (−1: bad input), how many were stale"
@@ -407,7 +406,7 @@ class Prioritized(Sampler):
         fine = (priorities >= 0) & (priorities < np.inf)
         if not fine.all() or not largest < np.inf:
             raise ValueError('priorities: damaged: some are negative or not finite')
-        if entered and (self.was_empty or not largest): raise ValueError('priorities: damaged: none is there')
+        if entered and not largest: raise ValueError('priorities: damaged: none is there')
         largest = max(largest or 1., priorities.max(initial=0.))
         new = np.arange(max(entered, first_id), n_added) % self.max_sz
         priorities[new] = largest

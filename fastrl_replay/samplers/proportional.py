@@ -158,6 +158,7 @@ class Proportional(Prioritized):
     """P(i) = p_i^alpha / Σ p^alpha with p = |TD error| + eps (Schaul et al. 2016, 3.3), stratified,
     with replacement. A `ValueError` names an option that is out of range."""
     arrays: tuple[str, ...] = 'tree', 'flat', 'lows', 'lines', 'values', 'own'
+    was_empty = True                    # was there nothing in the bytes in which priorities outlive the process?
     given: tuple[str, ...] = 'alpha', 'beta', 'eps', 'normalize'
     tree: Any = None                    # of `new_tree`: leaves, priorities, sums
     flat: Any = None                    # the same in one dimension
@@ -183,6 +184,9 @@ class Proportional(Prioritized):
         if was_empty: tree[0, LARGEST] = 1.
         scratch = dict(lines=np.empty(0, np.int64), values=np.empty(0), was_empty=was_empty)
         return dict(tree=tree, own=tree, flat=tree.reshape(-1), lows=lows_for(tree, self.normalize)) | scratch
+    def _recover(self, first_id: int, n_added: int) -> None:
+        if self.was_empty: self.tree[0, LARGEST] = 0.      # as it was found, and stays if it is refused
+        super()._recover(first_id, n_added)
     def set_alpha(self, alpha: float) -> None:
         self._alpha = alpha
         if self.size: write_run(self.tree, self.lows, 0, self.size, alpha, self.priorities)
