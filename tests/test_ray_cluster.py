@@ -391,9 +391,12 @@ def test_exactly_once_over_a_kill(name, tmp_path): assert kills(name, tmp_path, 
 def test_exactly_once_over_many_kills(name, tmp_path, request):
     "Eight kills; with `--kills 100` more, in memories of their own, since a shard is not restarted for ever"
     wanted = request.config.getoption('--kills')
+    drawn = 0
     for k in range(1 if wanted <= 25 else -(-wanted//8)):
         n_dead, draws = kills(f'{name}-{k}', tmp_path/str(k), 2, 3, 8, {3: 0, 5: 1})
-        assert n_dead >= 8 and draws
+        assert n_dead >= 8
+        drawn += draws              # of one memory there may be none: its sources were quicker
+    assert drawn or wanted <= 25
 
 
 @pytest.mark.slow
