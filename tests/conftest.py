@@ -22,7 +22,7 @@ class Group(NamedTuple):
     members: str
 
 
-# Every notebook and test file belongs to a group (test_groups.py), by the last pattern that fits it. `make test` has 4 minutes on
+# Every notebook and test file belongs to a group (test_groups.py), by the last pattern that fits it. `make test` has 3 minutes on
 # two cores and the extra `test`: what is long, or needs more, is in a group of `make test-all`, which runs all of them.
 GROUPS = dict(
     book=Group('make test', 'the notebooks of parts 1 to 3, the first pages, and the quick chapters of part 4',
