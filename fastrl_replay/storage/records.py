@@ -324,11 +324,12 @@ class Writer(Ring):
         if self.tables: self._ensure(m)      # for all pieces, or for none
         if m <= self.piece and first % self.max_sz + m <= self.max_sz: self._put(rows)
         else:
-            while len(rows):
-                part = min(len(rows), self.piece, self.max_sz - self.n_added % self.max_sz)
+            a = 0
+            while a < m:
+                part = min(m - a, self.piece, self.max_sz - self.n_added % self.max_sz)
                 if self.tables: self._ensure(part)
-                self._put(rows[:part])
-                rows = rows[part:]
+                self._put(rows[a:a + part])
+                a += part
         return first
 
     def _put(self, rows: Accepted) -> None:
